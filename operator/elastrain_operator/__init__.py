@@ -1,0 +1,1 @@
+"""The elastrain operator: observe -> plan -> apply, one loop per ElasticTrainingJob."""

@@ -1,0 +1,212 @@
+"""``ElasticTrainingJob``: the resource that users write and read. The CRD is generated from these models (see ``crd.py``).
+
+Every field says who writes it, who reads it and what its absence means. Field names are camelCase on the wire.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
+from elastrain.api import names
+
+
+class ApiModel(BaseModel):
+    """Base: camelCase on the wire, snake_case in code, unknown fields refused, immutable."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+
+PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class CleanPodPolicy(StrEnum):
+    RUNNING = "Running"
+    """Delete the pods that still run; keep ended ones for their logs."""
+    ALL = "All"
+    NONE = "None"
+
+
+class CheckpointSpec(ApiModel):
+    """Durable checkpoints: what a job resumes from when every worker is gone. In-process rescales do not need them."""
+
+    path: Annotated[str, Field(min_length=1, pattern=r"^/|^\.")]
+    """Directory on a volume that every worker mounts at this path (local mode: relative paths start at the manifest)."""
+    every_steps: PositiveInt | None = None
+    """Save after this many committed steps. Absent with ``everySeconds`` absent: only when the job is drained."""
+    every_seconds: PositiveInt | None = None
+    """Save when this many seconds have passed since the last one."""
+    keep: PositiveInt = 2
+    """Complete checkpoints kept; older ones are deleted after a newer one is complete."""
+
+
+class JobSpec(ApiModel):
+    """Written by users (and ``kubectl scale`` or an HPA); the operator only reads it."""
+
+    min_replicas: PositiveInt = 1
+    """Fewest workers that may train; below it the job waits with its state."""
+    max_replicas: PositiveInt
+    """Most workers the job may ever have."""
+    replicas: PositiveInt | None = None
+    """Workers wanted now, between min and max. Absent: as many as ``maxReplicas``."""
+    nproc_per_node: PositiveInt = 1
+    """Training processes (ranks) in each worker."""
+    template: dict[str, Any]
+    """Pod template of a worker. The container named ``trainer``, else the first, runs the training command; elastrain
+    puts its agent before that command and adds what the agent needs to know to the environment."""
+    checkpoint: CheckpointSpec | None = None
+    """Absent: no durable checkpoints; the job then lives as long as one worker does."""
+    suspend: bool = False
+    """True: drain all workers at a step boundary, keep the job."""
+    backoff_limit: NonNegativeInt = 6
+    """Failures of the training script that are retried before the job fails. Lost nodes and preemptions do not count."""
+    active_deadline_seconds: PositiveInt | None = None
+    """The job fails when it has been active (not suspended) for so long. Absent: no deadline."""
+    ttl_seconds_after_finished: NonNegativeInt | None = None
+    """Delete the job so long after it finished. Absent: keep it."""
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+    """Which pods are deleted when the job has finished."""
+
+    @model_validator(mode="after")
+    def _sizes_are_ordered(self) -> Self:
+        # The CRD states the same rules in CEL (crd.py), with the same words.
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"minReplicas ({self.min_replicas}) must not be greater than maxReplicas ({self.max_replicas})")
+        if self.replicas is not None and not self.min_replicas <= self.replicas <= self.max_replicas:
+            raise ValueError(
+                f"replicas ({self.replicas}) must be between minReplicas ({self.min_replicas}) "
+                f"and maxReplicas ({self.max_replicas})"
+            )
+        return self
+
+    @property
+    def desired_replicas(self) -> int:
+        """Workers wanted now, absence resolved; 0 when suspended."""
+        if self.suspend:
+            return 0
+        return self.max_replicas if self.replicas is None else self.replicas
+
+
+class ConditionType(StrEnum):
+    """Types of ``status.conditions``; exactly one of the last three is ever True."""
+
+    PODS_READY = "PodsReady"
+    """As many workers train as are wanted."""
+    RUNNING = "Running"
+    """A generation is in force and trains."""
+    RESCALING = "Rescaling"
+    """The generation in force is not the wanted one."""
+    CHECKPOINT_HEALTHY = "CheckpointHealthy"
+    """The last durable checkpoint succeeded."""
+    COORDINATION_AVAILABLE = "CoordinationAvailable"
+    """The operator reaches etcd."""
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Condition(ApiModel):
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str = ""
+    last_transition_time: str
+    observed_generation: int | None = None
+
+
+class GenerationStatus(ApiModel):
+    """The generation in force."""
+
+    number: int
+    size: int
+    """Workers in it."""
+    reason: str
+
+
+class LastRescale(ApiModel):
+    """The newest completed rescale, as measured by the trainer."""
+
+    from_: Annotated[int, Field(alias="from")]
+    """Ranks before."""
+    to: int
+    reason: str
+    pause_seconds: float
+    lost_steps: int
+    time: str | None = None
+    """When the operator first saw it."""
+
+
+class RestartCounts(ApiModel):
+    """Workers replaced, per cause; only ``user`` counts against ``backoffLimit``."""
+
+    user: int = 0
+    """The training script ended with an error."""
+    infrastructure: int = 0
+    """Node lost, pod evicted or deleted by others, rank killed by a signal."""
+    preemption: int = 0
+    """The scheduler preempted the pod."""
+
+
+class JobStatus(ApiModel):
+    """Written by the operator only. Unknown fields (of a newer operator) are ignored on reading."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True
+    )
+
+    phase: str | None = None
+    """One word for a person: Pending, Running, Rescaling, Suspended, Succeeded, Failed. Programs read conditions."""
+    conditions: list[Condition] = []
+    replicas: int = 0
+    """Worker pods that exist and have not ended."""
+    ready_replicas: int = 0
+    """Workers in the generation in force."""
+    selector: str = ""
+    """Label selector of the worker pods, for the scale subresource and the HPA."""
+    generation: GenerationStatus | None = None
+    step: int | None = None
+    """Committed steps, as last reported."""
+    last_rescale: LastRescale | None = None
+    restarts: RestartCounts = RestartCounts()
+    counted_failures: list[str] = []
+    """UIDs of ended pods that are already in ``restarts`` and still exist, so that each counts once."""
+    next_ordinal: int = 0
+    """Ordinal of the next worker pod; ordinals are never used twice."""
+    start_time: str | None = None
+    completion_time: str | None = None
+    observed_generation: int | None = None
+    """``metadata.generation`` of the spec that this status answers."""
+
+
+class ElasticTrainingJob(ApiModel):
+    """A whole manifest."""
+
+    api_version: Literal["elastrain.dev/v1alpha1"]
+    kind: Literal["ElasticTrainingJob"]
+    metadata: dict[str, Any]
+    spec: JobSpec
+    status: JobStatus | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.metadata["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.metadata.get("namespace", "default"))
+
+
+def trainer_container(template: dict[str, Any]) -> dict[str, Any]:
+    """The container of ``template`` that trains.
+
+    Raises ``ValueError`` naming the field when the template has no container.
+    """
+    containers = template.get("spec", {}).get("containers") or []
+    if not containers:
+        raise ValueError("spec.template.spec.containers: must have at least one container")
+    named = [c for c in containers if c.get("name") == names.TRAINER_CONTAINER]
+    return dict(named[0] if named else containers[0])

@@ -1,0 +1,52 @@
+"""Where the records of one job live in etcd."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROOT = "/elastrain/"
+
+
+@dataclass(frozen=True, slots=True)
+class JobKeys:
+    """Key names of one job; ``uid`` keeps a job apart from an earlier one of the same name."""
+
+    namespace: str
+    job: str
+    uid: str
+
+    @property
+    def prefix(self) -> str:
+        return f"{ROOT}{self.namespace}/{self.job}/{self.uid}/"
+
+    @property
+    def target(self) -> str:
+        """Written by the operator (or the local runner) only."""
+        return self.prefix + "target"
+
+    @property
+    def generation(self) -> str:
+        """Written by the leader, by compare-and-swap on the key's mod_revision."""
+        return self.prefix + "generation"
+
+    @property
+    def progress(self) -> str:
+        """Written by rank 0's agent, at most once a second."""
+        return self.prefix + "progress"
+
+    @property
+    def members(self) -> str:
+        """Prefix of the member keys."""
+        return self.prefix + "members/"
+
+    def member(self, member_id: str) -> str:
+        """Written by that member's agent, bound to its lease."""
+        return self.members + member_id
+
+    @classmethod
+    def of(cls, key: str) -> JobKeys | None:
+        """The job that ``key`` belongs to, or None if it is not a key of a job."""
+        parts = key.removeprefix(ROOT).split("/")
+        if not key.startswith(ROOT) or len(parts) < 4 or not all(parts[:3]):
+            return None
+        return cls(*parts[:3])

@@ -1,0 +1,119 @@
+"""What an agent and its ranks say to each other over a Unix socket: one JSON object a line.
+
+The agent listens on ``$ELASTRAIN_AGENT_SOCKET``; each rank opens one connection and keeps it. A rank whose connection
+ends without :class:`Finished` or :class:`Left` is gone; an agent whose connection ends is gone, and the rank must end.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from elastrain.api.records import CheckpointState, Generation, Progress, Record
+
+
+# ---- rank -> agent -------------------------------------------------------------------------------------------------
+class Hello(Record):
+    """First message of a rank."""
+
+    type: Literal["hello"] = "hello"
+    local_rank: int
+    pid: int
+
+
+class Ready(Record):
+    """The rank has built and warmed its model and can connect to a generation at any time from now on.
+
+    Local rank 0 names the port of the store that it serves."""
+
+    type: Literal["ready"] = "ready"
+    store_port: int = 0
+    step: int = 0
+
+
+class Adopted(Record):
+    """The rank now trains in (or, if it is not a member of it, has stopped for) this generation."""
+
+    type: Literal["adopted"] = "adopted"
+    generation: int
+    step: int
+
+
+class Broken(Record):
+    """A collective of this generation failed or was aborted on this rank; the step was not committed."""
+
+    type: Literal["broken"] = "broken"
+    generation: int
+    step: int
+    error: str
+
+
+class Report(Record):
+    """Progress, from rank 0 at most once a second and at every rescale and checkpoint."""
+
+    type: Literal["report"] = "report"
+    progress: Progress
+
+
+class Left(Record):
+    """The rank is in no generation, was told to exit, and will now end its loop."""
+
+    type: Literal["left"] = "left"
+    step: int
+
+
+class Finished(Record):
+    """The rank's training loop has ended: all steps that it was asked for are committed."""
+
+    type: Literal["finished"] = "finished"
+    step: int
+
+
+RankMessage = Annotated[Hello | Ready | Adopted | Broken | Report | Left | Finished, Field(discriminator="type")]
+RANK_MESSAGE: TypeAdapter[RankMessage] = TypeAdapter(RankMessage)
+
+
+# ---- agent -> rank -------------------------------------------------------------------------------------------------
+class Welcome(Record):
+    """Answer to :class:`Hello`."""
+
+    type: Literal["welcome"] = "welcome"
+    member: str
+    """This member's id; the rank finds its global rank in a generation by it."""
+    address: str
+    """Where other members reach this one: the network interface of the collectives."""
+    lease_ttl: float
+    """Seconds."""
+
+
+class Proposed(Record):
+    """The newest generation. A rank in a healthy generation connects to it in the background and switches when all its
+    peers can; a rank in none, or in a broken one, enters it at once."""
+
+    type: Literal["proposed"] = "proposed"
+    generation: Generation
+
+
+class Abort(Record):
+    """A member of this generation is lost: whatever blocks in its collectives must be broken off now."""
+
+    type: Literal["abort"] = "abort"
+    generation: int
+    reason: str
+
+
+class Exit(Record):
+    """No generation will include this rank any more: end the loop, keep nothing waiting."""
+
+    type: Literal["exit"] = "exit"
+    reason: str
+
+
+AgentMessage = Annotated[Welcome | Proposed | Abort | Exit, Field(discriminator="type")]
+AGENT_MESSAGE: TypeAdapter[AgentMessage] = TypeAdapter(AgentMessage)
+
+__all__ = [
+    "AGENT_MESSAGE", "RANK_MESSAGE", "Abort", "Adopted", "AgentMessage", "Broken", "CheckpointState", "Exit", "Finished",
+    "Hello", "Left", "Proposed", "RankMessage", "Ready", "Report", "Welcome",
+]

@@ -1,0 +1,54 @@
+"""Names shared by operator, agent, ranks and local mode: API group, labels, environment variables, exit codes."""
+
+from __future__ import annotations
+
+GROUP = "elastrain.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "ElasticTrainingJob"
+PLURAL = "elastictrainingjobs"
+SINGULAR = "elastictrainingjob"
+SHORT_NAME = "etj"
+
+TRAINER_CONTAINER = "trainer"
+"""The container of the pod template that trains; where no container has this name, the first one does."""
+
+# Labels on worker pods.
+LABEL_JOB = f"{GROUP}/job"
+LABEL_JOB_UID = f"{GROUP}/job-uid"
+LABEL_ORDINAL = f"{GROUP}/ordinal"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "elastrain"
+
+# Environment of an agent (set on the pod by the operator, on the process by local mode).
+ENV_ETCD_ENDPOINTS = "ELASTRAIN_ETCD_ENDPOINTS"  # host:port[,host:port]
+ENV_ETCD_USERNAME = "ELASTRAIN_ETCD_USERNAME"
+ENV_ETCD_PASSWORD_FILE = "ELASTRAIN_ETCD_PASSWORD_FILE"  # noqa: S105 - a file's path, never the secret
+ENV_ETCD_CA = "ELASTRAIN_ETCD_CA"
+ENV_ETCD_CERT = "ELASTRAIN_ETCD_CERT"
+ENV_ETCD_KEY = "ELASTRAIN_ETCD_KEY"
+ENV_NAMESPACE = "ELASTRAIN_NAMESPACE"
+ENV_JOB = "ELASTRAIN_JOB"
+ENV_JOB_UID = "ELASTRAIN_JOB_UID"
+ENV_WORKER = "ELASTRAIN_WORKER"  # the worker's (pod's) name
+ENV_NODE = "ELASTRAIN_NODE"
+ENV_ADDRESS = "ELASTRAIN_ADDRESS"  # the address other members reach this one at (pod IP)
+ENV_NPROC = "ELASTRAIN_NPROC_PER_NODE"
+ENV_LEASE_TTL = "ELASTRAIN_LEASE_TTL"  # seconds, at least 2
+ENV_CHECKPOINT = "ELASTRAIN_CHECKPOINT"  # spec.checkpoint as JSON
+ENV_AUDIT_DIR = "ELASTRAIN_AUDIT_DIR"  # where ranks write the audit log; absent: none is written
+ENV_TERMINATION_LOG = "ELASTRAIN_TERMINATION_LOG"  # default /dev/termination-log
+
+# Environment of a rank (set by its agent).
+ENV_AGENT_SOCKET = "ELASTRAIN_AGENT_SOCKET"
+ENV_LOCAL_RANK = "LOCAL_RANK"  # torch's own name: scripts choose their device by it
+
+DEFAULT_ETCD_PORT = 2379
+DEFAULT_LEASE_TTL = 5
+DEFAULT_TERMINATION_LOG = "/dev/termination-log"
+
+EXIT_FINISHED = 0
+"""The job's work is done, or this worker was drained; the termination record tells which."""
+EXIT_USAGE = 2
+EXIT_INFRASTRUCTURE = 75
+"""EX_TEMPFAIL: the agent could not go on for a reason that is not the script's (etcd refused it, fenced, ...)."""

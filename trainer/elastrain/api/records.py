@@ -1,0 +1,205 @@
+"""The records in etcd and what they mean. Each docstring says who writes it and who reads it.
+
+Records are small JSON documents. Unknown fields are ignored on reading, so that a newer writer and an older reader
+can share a job during an upgrade.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, camelCase-free, tolerant of unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    def encode(self) -> bytes:
+        return self.model_dump_json(exclude_none=True).encode()
+
+    @classmethod
+    def decode(cls, raw: bytes | str) -> Self:
+        return cls.model_validate_json(raw)
+
+
+class Target(Record):
+    """What the operator wants. Written by the operator or the local runner, read by every agent (the leader acts on it)."""
+
+    min: Annotated[int, Field(ge=1)]
+    """Fewest members a generation may have."""
+    max: Annotated[int, Field(ge=1)]
+    """Most members a generation may ever have."""
+    desired: Annotated[int, Field(ge=0)]
+    """Members wanted now. 0: everybody leaves (suspend)."""
+    leaving: tuple[str, ...] = ()
+    """Names of workers (pods, not member ids) that must not be in the next generation."""
+    reason: str = ""
+    """Why the target is as it is, one CamelCase word; it becomes the generation's reason."""
+
+
+class Phase(StrEnum):
+    WARMING = "warming"
+    """The agent runs; its ranks are not ready for a generation (starting, importing, building the model, restarting)."""
+    READY = "ready"
+    """All its ranks can connect to a next generation now. Members of a running generation that can switch in process
+    stay ready; a stock torchrun member is ready only while it is in the rendezvous."""
+    LEAVING = "leaving"
+    """The agent was told to stop: it trains on until a generation without it is in force."""
+    FINISHED = "finished"
+    """All its ranks have ended the training loop. Nothing is formed any more."""
+
+
+class Member(Record):
+    """One incarnation of a worker's agent. Written by that agent under its lease; read by all agents and the operator.
+
+    A rank that dies takes its member with it: the agent deletes the key and, where it restarts the rank, registers
+    under a new id. So a member that is in ``generation`` but has no key is lost, whatever the reason.
+    """
+
+    id: str
+    """Unique for ever: ``<worker>.<random>``."""
+    worker: str
+    """Name of the pod (or local worker)."""
+    node: str = ""
+    address: str
+    """Host or IP at which others reach this member."""
+    agent_port: int = 0
+    """TCP port on which the agent answers probes; 0: it does not."""
+    store_port: int = 0
+    """TCP port of the store that this member serves for generations in which it comes first; 0 until ready."""
+    slots: Annotated[int, Field(ge=1)] = 1
+    """Ranks of this member."""
+    phase: Phase = Phase.WARMING
+    generation: int = 0
+    """Number of the generation that all its ranks have adopted; 0: none yet."""
+    step: int = 0
+    """Committed steps when the record was written; not a heartbeat."""
+    broken: int = 0
+    """Greatest generation number whose collectives were seen to fail by this member; 0: none."""
+    restarts: int = 0
+    """How often this worker's ranks were restarted in place."""
+
+
+class GenerationMember(Record):
+    """A member's place in a generation."""
+
+    id: str
+    worker: str
+    address: str
+    store_port: int
+    slots: Annotated[int, Field(ge=1)] = 1
+    rank_offset: Annotated[int, Field(ge=0)]
+    """Global rank of its local rank 0."""
+
+
+class Generation(Record):
+    """A numbered, immutable set of members that train together. Written by the leader by compare-and-swap.
+
+    Numbers only grow; gaps do not occur. An empty set is the order to stop at a step boundary: everybody checkpoints,
+    leaving members exit, the others wait with their state for the next generation.
+    """
+
+    number: Annotated[int, Field(ge=1)]
+    members: tuple[GenerationMember, ...] = ()
+    """In rank order. The first one's store is the generation's rendezvous point."""
+    reason: str
+    """Why it was formed, one CamelCase word: Start, Grow, Drain, Lost, Broken, Replace, Suspend, Stop."""
+    leader: str
+    """Id of the member that wrote it."""
+
+    @model_validator(mode="after")
+    def _offsets_follow_slots(self) -> Self:
+        offset = 0
+        for m in self.members:
+            if m.rank_offset != offset:
+                raise ValueError(f"members: {m.id} has rank_offset {m.rank_offset}, expected {offset}")
+            offset += m.slots
+        return self
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return sum(m.slots for m in self.members)
+
+    @property
+    def store(self) -> tuple[str, int] | None:
+        """Host and port of the generation's store; None for an empty generation."""
+        return (self.members[0].address, self.members[0].store_port) if self.members else None
+
+    def member(self, member_id: str) -> GenerationMember | None:
+        return next((m for m in self.members if m.id == member_id), None)
+
+
+class Rescale(Record):
+    """How one change of generation went, as a survivor saw it. Measured by rank 0 of the new generation."""
+
+    generation: int
+    from_size: int
+    """Ranks before; 0 at the start."""
+    to_size: int
+    reason: str
+    step: int
+    """Committed steps at the switch."""
+    pause_seconds: float
+    """Last committed step of the old generation to the first of the new one (design page)."""
+    lost_steps: int = 0
+    """Committed steps that had to be done again."""
+    phases: dict[str, float] = {}
+    """Seconds per phase: connect, sync, first_step."""
+
+
+class CheckpointState(Record):
+    """The newest durable checkpoint and, if the last attempt failed, why."""
+
+    step: int = 0
+    path: str = ""
+    error: str = ""
+    """Empty when the last attempt succeeded; else the operation, the path and the system's words."""
+
+
+class Progress(Record):
+    """Where training stands. Written by rank 0's agent at most once a second; read by the operator and the CLI."""
+
+    generation: int
+    world_size: int
+    members: int
+    step: int
+    total_steps: int | None = None
+    epoch: int = 0
+    samples: int = 0
+    """Samples consumed by committed steps, all epochs."""
+    loss: float | None = None
+    """Mean loss over the last committed global batch."""
+    step_seconds: float | None = None
+    """Smoothed time of an undisturbed step."""
+    rescales: tuple[Rescale, ...] = ()
+    """The newest ten, oldest first."""
+    checkpoint: CheckpointState | None = None
+    finished: bool = False
+    """The training loop has ended on every rank and the script of rank 0's worker exited with 0."""
+
+
+class Outcome(StrEnum):
+    FINISHED = "finished"
+    DRAINED = "drained"
+    FAILED = "failed"
+
+
+class Termination(Record):
+    """Last words of a worker: written by the agent to the container's termination log, read by operator and local runner."""
+
+    outcome: Outcome
+    step: int = 0
+    exit_code: int = 0
+    signal: int = 0
+    rank: int | None = None
+    """Global rank that failed first."""
+    reason: str = ""
+    """One CamelCase word: ScriptFailed, RankKilled, EtcdUnreachable, EtcdDenied, Usage, ..."""
+    message: str = ""
+    """What failed, where, in one line."""
+    log_tail: str = ""
+    """Last lines that the failed rank wrote (bounded: a termination log holds 4096 bytes)."""
