@@ -1,4 +1,4 @@
-"""``ElasticTrainingJob``: the resource that users write and read. The CRD is generated from these models (see ``crd.py``).
+"""``ElasticTrainingJob``: the resource that users write and read. ``crd.py`` generates the CRD from these models.
 
 Every field says who writes it, who reads it and what its absence means. Field names are camelCase on the wire.
 """
@@ -35,7 +35,7 @@ class CheckpointSpec(ApiModel):
     """Durable checkpoints: what a job resumes from when every worker is gone. In-process rescales do not need them."""
 
     path: Annotated[str, Field(min_length=1, pattern=r"^/|^\.")]
-    """Directory on a volume that every worker mounts at this path (local mode: relative paths start at the manifest)."""
+    """Directory on a volume that every worker mounts at this path (local mode: relative to the manifest)."""
     every_steps: PositiveInt | None = None
     """Save after this many committed steps. Absent with ``everySeconds`` absent: only when the job is drained."""
     every_seconds: PositiveInt | None = None
@@ -63,7 +63,7 @@ class JobSpec(ApiModel):
     suspend: bool = False
     """True: drain all workers at a step boundary, keep the job."""
     backoff_limit: NonNegativeInt = 6
-    """Failures of the training script that are retried before the job fails. Lost nodes and preemptions do not count."""
+    """Failures of the training script that are retried before the job fails. Lost nodes and preemption do not count."""
     active_deadline_seconds: PositiveInt | None = None
     """The job fails when it has been active (not suspended) for so long. Absent: no deadline."""
     ttl_seconds_after_finished: NonNegativeInt | None = None
@@ -75,7 +75,9 @@ class JobSpec(ApiModel):
     def _sizes_are_ordered(self) -> Self:
         # The CRD states the same rules in CEL (crd.py), with the same words.
         if self.min_replicas > self.max_replicas:
-            raise ValueError(f"minReplicas ({self.min_replicas}) must not be greater than maxReplicas ({self.max_replicas})")
+            raise ValueError(
+                f"minReplicas ({self.min_replicas}) must not be greater than maxReplicas ({self.max_replicas})"
+            )
         if self.replicas is not None and not self.min_replicas <= self.replicas <= self.max_replicas:
             raise ValueError(
                 f"replicas ({self.replicas}) must be between minReplicas ({self.min_replicas}) "
@@ -154,9 +156,7 @@ class RestartCounts(ApiModel):
 class JobStatus(ApiModel):
     """Written by the operator only. Unknown fields (of a newer operator) are ignored on reading."""
 
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True
-    )
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
 
     phase: str | None = None
     """One word for a person: Pending, Running, Rescaling, Suspended, Succeeded, Failed. Programs read conditions."""

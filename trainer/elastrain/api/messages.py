@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from elastrain.api.records import CheckpointState, Generation, Progress, Record
+from elastrain.api.records import Generation, Progress, Record
 
 
 # ---- rank -> agent -------------------------------------------------------------------------------------------------
@@ -112,8 +112,3 @@ class Exit(Record):
 
 AgentMessage = Annotated[Welcome | Proposed | Abort | Exit, Field(discriminator="type")]
 AGENT_MESSAGE: TypeAdapter[AgentMessage] = TypeAdapter(AgentMessage)
-
-__all__ = [
-    "AGENT_MESSAGE", "RANK_MESSAGE", "Abort", "Adopted", "AgentMessage", "Broken", "CheckpointState", "Exit", "Finished",
-    "Hello", "Left", "Proposed", "RankMessage", "Ready", "Report", "Welcome",
-]

@@ -26,7 +26,7 @@ class Record(BaseModel):
 
 
 class Target(Record):
-    """What the operator wants. Written by the operator or the local runner, read by every agent (the leader acts on it)."""
+    """What the operator wants. Written by the operator or the local runner; read by every agent, the leader acts on it."""
 
     min: Annotated[int, Field(ge=1)]
     """Fewest members a generation may have."""
@@ -42,7 +42,7 @@ class Target(Record):
 
 class Phase(StrEnum):
     WARMING = "warming"
-    """The agent runs; its ranks are not ready for a generation (starting, importing, building the model, restarting)."""
+    """The agent runs; its ranks are not ready for a generation (starting, building the model, restarting)."""
     READY = "ready"
     """All its ranks can connect to a next generation now. Members of a running generation that can switch in process
     stay ready; a stock torchrun member is ready only while it is in the rendezvous."""
@@ -189,7 +189,7 @@ class Outcome(StrEnum):
 
 
 class Termination(Record):
-    """Last words of a worker: written by the agent to the container's termination log, read by operator and local runner."""
+    """Last words of a worker: written by its agent to the termination log, read by the operator or local runner."""
 
     outcome: Outcome
     step: int = 0
