@@ -26,7 +26,7 @@ class Record(BaseModel):
 
 
 class Target(Record):
-    """What the operator wants. Written by the operator or the local runner; read by every agent, the leader acts on it."""
+    """What the operator wants. Written by the operator or the local runner, read by every agent."""
 
     min: Annotated[int, Field(ge=1)]
     """Fewest members a generation may have."""
