@@ -1,0 +1,42 @@
+# Everything below sets up what it needs: a Debian or Ubuntu with python3 (>= 3.11), python3-venv and make is enough
+# (`make e2e` and `make cluster` also need Docker, or root to install it). What is slow to build is kept outside the
+# checkout, in $ELASTRAIN_CACHE (default ~/.cache/elastrain).
+PY := .venv/bin/python
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint e2e cluster bench clean-cluster
+
+help: ## what there is to make (this list)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## an elastic job on this machine: trains on real data, grows, is hit by a kill, shrinks, loses nothing
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) examples/01-digits/demo.py
+
+test: lint ## linters, types, and every test that needs no cluster
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -m "not e2e"
+
+lint: ## ruff, mypy, and the layers of the architecture
+	@scripts/dev-env
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+e2e: ## the tests on a real Kubernetes cluster (kind): set up, install by Helm, train, rescale, break things
+	@scripts/dev-env
+	@e2e/cluster/cluster up
+	@e2e/cluster/images load
+	@$(PY) -m pytest -m e2e e2e
+
+cluster: ## a kind cluster of one control plane and two workers, as the e2e tests use it
+	@e2e/cluster/cluster up
+
+clean-cluster: ## delete that cluster
+	@e2e/cluster/cluster down
+
+bench: ## what a rescale costs, beside stock torchrun: a table and JSON
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/rescale.py
