@@ -1,0 +1,214 @@
+"""The CustomResourceDefinition of ``ElasticTrainingJob``, generated from the models in ``job.py``.
+
+``python -m elastrain.api.crd`` prints it; ``--write`` updates ``crds/`` and the chart's copy under the current
+directory (the repository's root); ``--check`` only compares, and exits with 1 naming what differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from elastrain.api import names, rules
+from elastrain.api.job import ElasticTrainingJob
+from elastrain.api.structural import Schema, structural_schema
+
+CRD_FILE = Path(f"crds/{names.PLURAL}.yaml")
+CHART_FILE = Path("charts/elastrain/templates/crd.yaml")
+
+_HEADER = "# Generated from trainer/elastrain/api/job.py by `python -m elastrain.api.crd --write`. Do not edit.\n"
+
+# (name, type, JSON path, shown only by `-o wide`)
+_COLUMNS = (
+    ("Phase", "string", ".status.phase", False),
+    ("Workers", "integer", ".status.readyReplicas", False),
+    ("Desired", "integer", ".status.desiredReplicas", False),
+    ("Generation", "integer", ".status.generation.number", False),
+    ("Step", "integer", ".status.step", False),
+    ("Min", "integer", ".spec.minReplicas", True),
+    ("Max", "integer", ".spec.maxReplicas", True),
+    ("Pause", "number", ".status.lastRescale.pauseSeconds", True),
+    ("Failures", "integer", ".status.restarts.user", True),
+    ("Lost", "integer", ".status.restarts.infrastructure", True),
+    ("Preempted", "integer", ".status.restarts.preemption", True),
+    ("Age", "date", ".metadata.creationTimestamp", False),
+)
+_COLUMN_HELP = {
+    "Phase": "Pending, Running, Rescaling, Suspended, Succeeded or Failed",
+    "Workers": "Workers in the generation in force",
+    "Desired": "Workers wanted now",
+    "Generation": "Number of the generation in force",
+    "Step": "Committed steps",
+    "Pause": "Seconds that the last rescale took, from one committed step to the next",
+    "Failures": "Failures of the training script, which count against backoffLimit",
+    "Lost": "Workers lost to their node, to eviction or to a signal",
+    "Preempted": "Workers preempted by the scheduler",
+}
+
+
+def crd() -> dict[str, Any]:
+    """The CustomResourceDefinition as plain data. Pure: the same models give the same dictionary."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{names.PLURAL}.{names.GROUP}",
+            "labels": {"app.kubernetes.io/name": "elastrain"},
+        },
+        "spec": {
+            "group": names.GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": names.KIND,
+                "listKind": f"{names.KIND}List",
+                "plural": names.PLURAL,
+                "singular": names.SINGULAR,
+                "shortNames": [names.SHORT_NAME],
+                "categories": ["all", "elastrain"],
+            },
+            "versions": [
+                {
+                    "name": names.VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": _root_schema()},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.replicas",
+                            "statusReplicasPath": ".status.replicas",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
+                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
+                }
+            ],
+        },
+    }
+
+
+def _column(name: str, kind: str, path: str, wide: bool) -> dict[str, Any]:
+    column: dict[str, Any] = {"name": name, "type": kind, "jsonPath": path}
+    if name in _COLUMN_HELP:
+        column["description"] = _COLUMN_HELP[name]
+    return column | ({"priority": 1} if wide else {})
+
+
+def _root_schema() -> Schema:
+    root = structural_schema(ElasticTrainingJob)
+    fields = root["properties"]
+    # The API server owns these three; it refuses most of what a schema could say about them.
+    fields["apiVersion"] = {"type": "string"}
+    fields["kind"] = {"type": "string"}
+    fields["metadata"] = {"type": "object", "properties": {"name": {"type": "string"}}}
+    root["required"] = ["metadata", "spec"]
+    root["x-kubernetes-validations"] = [rules.NAME.as_validation(".metadata.name", "self.metadata.name")]
+    _add_spec_rules(fields["spec"])
+    _relax_status(fields["status"])
+    return root
+
+
+def _add_spec_rules(spec: Schema) -> None:
+    spec["x-kubernetes-validations"] = [
+        *(rule.as_validation(f".{field}", f"string(self.{field})") for field, rule in rules.SIZES.items()),
+        rules.NPROC_IS_FIXED.as_validation(".nprocPerNode", "string(self.nprocPerNode)"),
+        rules.CHECKPOINT_PATH_IS_FIXED.as_validation(
+            ".checkpoint", "(has(self.checkpoint) ? self.checkpoint.path : 'absent')"
+        ),
+    ]
+    containers = spec["properties"]["template"]["properties"]["spec"]["properties"]["containers"]
+    # As in Kubernetes' own pod spec: names differ, and server-side apply merges by name.
+    containers |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+    containers["x-kubernetes-validations"] = [
+        rules.TRAINER_HAS_COMMAND.as_validation("", "(self.exists(c, c.name == 'trainer') ? 'trainer' : self[0].name)")
+    ]
+
+
+def _relax_status(status: Schema) -> None:
+    """A status is written by one program, newer or older than this CRD: it must never be refused or pruned."""
+    status["x-kubernetes-preserve-unknown-fields"] = True
+    conditions = status["properties"]["conditions"]
+    conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    _drop_demands(status)
+    conditions["items"]["required"] = ["type", "status"]
+
+
+def _drop_demands(schema: Schema) -> None:
+    schema.pop("required", None)
+    schema.pop("default", None)
+    for child in [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]:
+        _drop_demands(child)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Literal values in the order given, lists indented as people write them, no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def to_yaml(document: dict[str, Any]) -> str:
+    """The text of ``crds/elastictrainingjobs.yaml``."""
+    return _HEADER + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+
+
+def to_chart_template(document: dict[str, Any]) -> str:
+    """The text of the chart's template: the same CRD, installed if ``crds.install``, left behind by ``helm uninstall`` if
+    ``crds.keep``. (Helm never upgrades what is in a chart's ``crds/`` folder; hence a template.)
+
+    Raises ``ValueError`` if the CRD contains what Helm would take for a template.
+    """
+    text = to_yaml(document).removeprefix(_HEADER)
+    if "{{" in text:
+        raise ValueError("the CRD contains '{{', which Helm would evaluate: change the docstring it comes from")
+    plain = "  labels:\n    app.kubernetes.io/name: elastrain\n"
+    templated = (
+        "  labels:\n"
+        '    {{- include "elastrain.labels" . | nindent 4 }}\n'
+        "  {{- if .Values.crds.keep }}\n"
+        "  annotations:\n"
+        "    helm.sh/resource-policy: keep\n"
+        "  {{- end }}\n"
+    )
+    if text.count(plain) != 1:
+        raise ValueError("the CRD's metadata.labels are not where the chart's template is put together")
+    return f"{_HEADER}{{{{- if .Values.crds.install }}}}\n{text.replace(plain, templated)}{{{{- end }}}}\n"
+
+
+def generated_files() -> dict[Path, str]:
+    """What ``--write`` writes: path under the repository's root -> text."""
+    document = crd()
+    return {CRD_FILE: to_yaml(document), CHART_FILE: to_chart_template(document)}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m elastrain.api.crd", description=__doc__)
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--write", action="store_true", help="update the generated files under the current directory")
+    mode.add_argument("--check", action="store_true", help="exit with 1 if a generated file is not up to date")
+    args = parser.parse_args(argv)
+    if not (args.write or args.check):
+        sys.stdout.write(to_yaml(crd()))
+        return 0
+    stale = [path for path, text in generated_files().items() if not path.is_file() or path.read_text() != text]
+    if args.write:
+        for path in stale:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(generated_files()[path])
+            sys.stderr.write(f"wrote {path}\n")
+        return 0
+    for path in stale:
+        sys.stderr.write(f"{path}: differs from the models; run `python -m elastrain.api.crd --write`\n")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
