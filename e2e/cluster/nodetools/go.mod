@@ -1,0 +1,3 @@
+module elastrain.dev/e2e/nodetools
+
+go 1.25.0
