@@ -120,7 +120,9 @@ def _add_spec_rules(spec: Schema) -> None:
             ".checkpoint", "(has(self.checkpoint) ? self.checkpoint.path : 'absent')"
         ),
     ]
-    containers = spec["properties"]["template"]["properties"]["spec"]["properties"]["containers"]
+    fields = spec["properties"]
+    fields["checkpoint"]["x-kubernetes-validations"] = [rules.CHECKPOINT_PATH.as_validation(".path", "self.path")]
+    containers = fields["template"]["properties"]["spec"]["properties"]["containers"]
     # As in Kubernetes' own pod spec: names differ, and server-side apply merges by name.
     containers |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
     containers["x-kubernetes-validations"] = [
@@ -160,8 +162,8 @@ def to_yaml(document: dict[str, Any]) -> str:
 
 
 def to_chart_template(document: dict[str, Any]) -> str:
-    """The text of the chart's template: the same CRD, installed if ``crds.install``, left behind by ``helm uninstall`` if
-    ``crds.keep``. (Helm never upgrades what is in a chart's ``crds/`` folder; hence a template.)
+    """The text of the chart's template: the same CRD, installed if ``crds.install``, left behind by ``helm uninstall``
+    if ``crds.keep``. (Helm never upgrades what is in a chart's ``crds/`` folder; hence a template.)
 
     Raises ``ValueError`` if the CRD contains what Helm would take for a template.
     """

@@ -37,7 +37,7 @@ class CleanPodPolicy(StrEnum):
 class CheckpointSpec(ApiModel):
     """Durable checkpoints: what a job resumes from when every worker is gone. In-process rescales do not need them."""
 
-    path: Annotated[str, Field(min_length=1, pattern=r"^/|^\.")]
+    path: Annotated[str, Field(min_length=1)]
     """Directory on a volume that every worker mounts at this path (local mode: relative to the manifest). May only
     change while ``suspend`` is true."""
     every_steps: PositiveInt | None = None
@@ -46,6 +46,13 @@ class CheckpointSpec(ApiModel):
     """Save when this many seconds have passed since the last one."""
     keep: PositiveInt = 2
     """Complete checkpoints kept; older ones are deleted after a newer one is complete."""
+
+    @field_validator("path")
+    @classmethod
+    def _path_says_where(cls, path: str) -> str:
+        if not path.startswith(("/", ".")):
+            raise rule_broken(rules.CHECKPOINT_PATH.words, path)
+        return path
 
 
 class JobSpec(ApiModel):

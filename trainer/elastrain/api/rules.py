@@ -39,7 +39,7 @@ class Rule:
         """The rule as an item of ``x-kubernetes-validations``.
 
         ``field_path`` is the path that the API server names (relative to the object; '' for the object itself);
-        ``value`` is the CEL expression of the field's value as a string. The message reads ``<field> (<value>) <words>``.
+        ``value`` is the CEL expression of the field's value, as a string. The message: ``<field> (<value>) <words>``.
         """
         parts = [json.dumps(f"{self.field} ("), value, json.dumps(") ")]
         for i, part in enumerate(_PLACEHOLDER.split(self.words)):
@@ -91,6 +91,12 @@ NAME = Rule(
     cel=f"size(self.metadata.name) <= {MAX_NAME_LENGTH} && self.metadata.name.matches('{_LABEL}')",
 )
 
+CHECKPOINT_PATH = Rule(
+    field="path",
+    words="must begin with '/' (or, in local mode, with '.')",
+    cel="self.path.startsWith('/') || self.path.startsWith('.')",
+)
+
 _ONLY_WHILE_SUSPENDED = "may only change while suspend is true: running workers keep what they were started with"
 
 NPROC_IS_FIXED = Rule(
@@ -110,8 +116,8 @@ CHECKPOINT_PATH_IS_FIXED = Rule(
 
 TRAINER_HAS_COMMAND = Rule(
     field="containers",
-    words="must have a command in the container named trainer, else in the first one: elastrain starts its agent before "
-    "it and cannot see the image's own entrypoint",
+    words="must have a command in the container named trainer, else in the first one: elastrain starts its agent "
+    "before it and cannot see the image's own entrypoint",
     cel="self.exists(c, c.name == 'trainer')"
     " ? self.exists(c, c.name == 'trainer' && has(c.command) && size(c.command) > 0)"
     " : has(self[0].command) && size(self[0].command) > 0",

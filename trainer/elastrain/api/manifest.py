@@ -1,0 +1,182 @@
+"""Manifests as users write them: YAML text to an :class:`ElasticTrainingJob`, or a message that says what is wrong.
+
+Stricter than YAML and pydantic are by themselves, and as strict as ``kubectl apply --validate=strict``: no key twice,
+no string where a number belongs, no unknown field.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from elastrain.api import names
+from elastrain.api.job import ElasticTrainingJob
+
+
+class InvalidManifest(ValueError):
+    """A manifest that is no valid ``ElasticTrainingJob``. ``str()`` lists every problem, one a line.
+
+    A problem reads ``field: value: rule``, as in ``spec.minReplicas: 5: must not be greater than maxReplicas (4)``.
+    """
+
+    def __init__(self, source: str, problems: Iterable[str]) -> None:
+        self.source = source
+        """The file that it came from, or what else to call it."""
+        self.problems = tuple(problems)
+        super().__init__("\n".join([f"{source}: not a valid {names.KIND}", *(f"  {p}" for p in self.problems)]))
+
+
+def load(path: str | Path) -> ElasticTrainingJob:
+    """The job in the file ``path``. Raises :class:`InvalidManifest`, also where the file cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidManifest(str(path), [f"cannot be read: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        raise InvalidManifest(
+            str(path), [f"is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"]
+        ) from error
+    return loads(text, source=str(path))
+
+
+def loads(text: str, source: str = "manifest") -> ElasticTrainingJob:
+    """The job in ``text``. Other documents beside it (a PersistentVolumeClaim, say) are left to ``kubectl``.
+
+    Raises :class:`InvalidManifest`; ``source`` is what its message calls the text.
+    """
+    try:
+        documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+    except yaml.YAMLError as error:
+        raise InvalidManifest(source, [_yaml_problem(error)]) from error
+    job = _only_job(documents, source)
+    try:
+        as_json = json.dumps(job, allow_nan=False)
+    except (TypeError, ValueError) as error:  # an alias inside what it names, .nan, !!binary
+        raise InvalidManifest(source, [f"cannot be sent as JSON, as Kubernetes needs it: {error}"]) from error
+    try:
+        # From JSON, since pydantic is then strict about types but takes strings for enums.
+        return ElasticTrainingJob.model_validate_json(as_json, strict=True)
+    except ValidationError as error:
+        raise InvalidManifest(source, [_problem(e) for e in error.errors(include_url=False)]) from error
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as Kubernetes reads it: a key given twice is an error, and a date is a string."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.MarkedYAMLError(problem=f"key {key!r} is not a string", problem_mark=key_node.start_mark)
+            if key in seen:
+                raise yaml.MarkedYAMLError(problem=f"key {key!r} is given twice", problem_mark=key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """One line: where, and what YAML's reader says."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return f"is not YAML: {' '.join(str(error).split())}"
+    said = ", ".join(part for part in (error.context, error.problem) if part)
+    mark = error.problem_mark
+    return f"line {mark.line + 1}, column {mark.column + 1}: {said}"
+
+
+def _only_job(documents: list[Any], source: str) -> dict[str, Any]:
+    """The one document that is meant to be a job: the only one there is, or the only one of the kind."""
+    if len(documents) > 1:
+        of_kind = [d for d in documents if isinstance(d, dict) and d.get("kind") == names.KIND]
+        if len(of_kind) != 1:
+            raise InvalidManifest(source, [f"has {len(of_kind)} documents of kind {names.KIND}: must have one"])
+        documents = of_kind
+    if not documents:
+        raise InvalidManifest(source, ["is empty"])
+    if not isinstance(documents[0], dict):
+        raise InvalidManifest(
+            source, [f"{_shown(documents[0])}: must be a mapping with apiVersion, kind, metadata and spec"]
+        )
+    return documents[0]
+
+
+def _problem(error: ErrorDetails) -> str:
+    """A validation error as ``field: value: rule``."""
+    path, context = _path(error["loc"]), error.get("ctx", {})
+    match error["type"]:
+        case "missing":
+            return f"{path}: missing: must be given"
+        case "extra_forbidden":
+            return f"{path}: {_shown(error['input'])}: unknown field{_suggestion(error['loc'])}"
+        case "rule":
+            return f"{path}: {_shown(context['value'])}: {context['words']}"
+        case kind:
+            rule = _RULES.get(kind, error["msg"][:1].lower() + error["msg"][1:])
+            return f"{path}: {_shown(error['input'])}: {rule.format(**context)}"
+
+
+_RULES = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "string_type": "must be a string",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "enum": "must be one of {expected}",
+    "literal_error": "must be {expected}",
+    "string_too_short": "must have at least {min_length} character(s)",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have at least {min_length} item(s)",
+    "too_long": "must have at most {max_length} items",
+}
+"""Pydantic's error types as rules in the words of this project; ``{}`` is from the error's context."""
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """``('spec', 'containers', 0, 'name')`` as ``spec.containers[0].name``."""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path.removeprefix(".")
+
+
+def _shown(value: Any) -> str:
+    """A value as it would stand in a manifest, shortened to 60 characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _suggestion(loc: tuple[int | str, ...]) -> str:
+    """The known field that an unknown one comes nearest to, or all there are."""
+    *parents, unknown = loc
+    model: type[BaseModel] = ElasticTrainingJob
+    for part in parents:
+        model = _model_of(model, str(part))
+    known = [info.alias or name for name, info in model.model_fields.items()]
+    near = difflib.get_close_matches(str(unknown), known, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}"
+
+
+def _model_of(parent: type[BaseModel], alias: str) -> type[BaseModel]:
+    """The model of the field ``alias`` of ``parent`` (models that refuse unknown fields nest by plain fields only)."""
+    annotation = next(info.annotation for info in parent.model_fields.values() if info.alias == alias)
+    candidates = (annotation, *get_args(annotation))
+    return next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
