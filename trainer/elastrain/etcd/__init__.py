@@ -1,0 +1,30 @@
+"""etcd v3 for agents and the operator: bounded calls, leases that survive outages, watches that never go deaf.
+
+Thread-safe and without asyncio; an asyncio program runs calls in a thread and hands callbacks to its loop. The errors
+are :class:`EtcdUnavailable` (retry), :class:`EtcdDenied` (do not) and their base :class:`EtcdError`.
+"""
+
+from elastrain.etcd.client import EtcdClient
+from elastrain.etcd.config import EtcdConfig
+from elastrain.etcd.errors import EtcdDenied, EtcdError, EtcdUnavailable, LeaseLost
+from elastrain.etcd.kv import KeyValue
+from elastrain.etcd.lease import Lease, LeaseCallbacks
+from elastrain.etcd.watch import Batch, Delete, Event, Put, Watch, WatchState
+
+__all__ = [
+    "Batch",
+    "Delete",
+    "EtcdClient",
+    "EtcdConfig",
+    "EtcdDenied",
+    "EtcdError",
+    "EtcdUnavailable",
+    "Event",
+    "KeyValue",
+    "Lease",
+    "LeaseCallbacks",
+    "LeaseLost",
+    "Put",
+    "Watch",
+    "WatchState",
+]

@@ -1,0 +1,156 @@
+"""Reads and writes of etcd keys, each bounded by a deadline. No retries in time: callers know how long to wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from elastrain.etcd.config import EtcdConfig
+from elastrain.etcd.errors import LeaseLost
+from elastrain.etcd.kv import KeyValue
+from elastrain.etcd.lease import Lease, LeaseCallbacks
+from elastrain.etcd.watch import Batch, Watch, WatchState
+from elastrain.etcd.wire import Wire, messages, range_end
+
+
+class EtcdClient:
+    """A connection to etcd, shared by threads.
+
+    Every call may raise ``EtcdUnavailable`` (no endpoint answered within the timeout), ``EtcdDenied`` (credentials or
+    permission) or ``EtcdError`` (anything else that etcd said).
+    """
+
+    def __init__(self, config: EtcdConfig, *, timeout: float = 5.0) -> None:
+        """``timeout``: seconds that one call may take, unless the call says otherwise."""
+        self.config = config
+        self.wire = Wire(config)
+        self.timeout = timeout
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str], *, timeout: float = 5.0) -> Self:
+        """See :meth:`EtcdConfig.from_environment`."""
+        return cls(EtcdConfig.from_environment(environ), timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. Close leases and watches first: they end with errors otherwise."""
+        self.wire.close()
+
+    # ---- keys ------------------------------------------------------------------------------------------------------
+    def get(self, key: str) -> KeyValue | None:
+        """The key, or None if it does not exist (linearizable)."""
+        answer = self._kv("Range", messages.RangeRequest(key=key.encode()), f"read {key}")
+        return KeyValue.of(answer.kvs[0]) if answer.kvs else None
+
+    def get_prefix(self, prefix: str) -> tuple[list[KeyValue], int]:
+        """All keys that start with ``prefix``, sorted, and the revision of etcd at which they were read."""
+        request = messages.RangeRequest(key=prefix.encode(), range_end=range_end(prefix))
+        answer = self._kv("Range", request, f"list {prefix}")
+        return [KeyValue.of(kv) for kv in answer.kvs], int(answer.header.revision)
+
+    def put(self, key: str, value: bytes, *, lease: int = 0, timeout: float | None = None) -> int:
+        """Write; returns the new revision. With ``lease``, raises ``LeaseLost`` if that lease is gone."""
+        request = messages.PutRequest(key=key.encode(), value=value, lease=lease)
+        return int(self._kv("Put", request, f"write {key}", timeout).header.revision)
+
+    def delete(self, key: str) -> bool:
+        """Delete; False if it did not exist."""
+        return bool(self._kv("DeleteRange", messages.DeleteRangeRequest(key=key.encode()), f"delete {key}").deleted)
+
+    def delete_prefix(self, prefix: str) -> int:
+        """Delete all keys that start with ``prefix``; returns how many there were."""
+        request = messages.DeleteRangeRequest(key=prefix.encode(), range_end=range_end(prefix))
+        return int(self._kv("DeleteRange", request, f"delete {prefix}*").deleted)
+
+    def create(self, key: str, value: bytes, *, lease: int = 0) -> tuple[bool, KeyValue]:
+        """Write ``key`` if it does not exist. Returns whether it now holds ``value`` by us, and what it holds.
+
+        A lost answer is repeated on another endpoint, so an existing equal value counts as ours.
+        """
+        won, held = self._swap(key, value, expected_mod_revision=0, lease=lease, what=f"create {key}")
+        if held is None:  # deleted between the two halves cannot happen: the transaction read it
+            raise AssertionError(f"transaction on {key} returned nothing")
+        return won, held
+
+    def compare_and_swap(
+        self, key: str, value: bytes, *, expected_mod_revision: int, lease: int = 0
+    ) -> tuple[bool, KeyValue | None]:
+        """Write ``key`` if its mod_revision is the expected one (0: it does not exist).
+
+        Returns whether it now holds ``value``, and what it holds (None: it does not exist).
+        """
+        return self._swap(
+            key, value, expected_mod_revision=expected_mod_revision, lease=lease, what=f"compare and swap {key}"
+        )
+
+    def _swap(
+        self, key: str, value: bytes, *, expected_mod_revision: int, lease: int, what: str
+    ) -> tuple[bool, KeyValue | None]:
+        raw = key.encode()
+        compare = messages.Compare(
+            key=raw,
+            target=messages.Compare.MOD,
+            result=messages.Compare.EQUAL,
+            mod_revision=expected_mod_revision,
+        )
+        put = messages.RequestOp(request_put=messages.PutRequest(key=raw, value=value, lease=lease))
+        read = messages.RequestOp(request_range=messages.RangeRequest(key=raw))
+        answer = self._kv("Txn", messages.TxnRequest(compare=[compare], success=[put, read], failure=[read]), what)
+        kvs = answer.responses[-1].response_range.kvs
+        held = KeyValue.of(kvs[0]) if kvs else None
+        return bool(answer.succeeded) or (held is not None and held.value == value), held
+
+    def _kv(self, method: str, request: Any, what: str, timeout: float | None = None) -> Any:
+        return self.wire.unary("kv", method, request, timeout=timeout or self.timeout, what=what)
+
+    # ---- leases and watches ----------------------------------------------------------------------------------------
+    def lease(self, ttl: int, callbacks: LeaseCallbacks | None = None) -> Lease:
+        """A lease of ``ttl`` seconds (at least 2) that is kept alive by a thread; see :class:`Lease`.
+
+        Blocks until it is granted.
+        """
+        lease = Lease(self, ttl, callbacks or LeaseCallbacks())
+        lease.start()
+        return lease
+
+    def lease_grant(self, ttl: int) -> int:
+        """Id of a new lease that nobody keeps alive."""
+        request = messages.LeaseGrantRequest(TTL=ttl)
+        what = f"get a lease of {ttl} s"
+        return int(self.wire.unary("lease", "LeaseGrant", request, timeout=self.timeout, what=what).ID)
+
+    def lease_revoke(self, lease: int) -> None:
+        """End a lease; its keys are deleted. Raises ``LeaseLost`` if there is no such lease."""
+        request = messages.LeaseRevokeRequest(ID=lease)
+        self.wire.unary("lease", "LeaseRevoke", request, timeout=self.timeout, what="end a lease")
+
+    def lease_keepalive(self, lease: int, *, timeout: float) -> int:
+        """Renew once; returns the seconds left. Raises ``LeaseLost`` if it has expired."""
+        request = messages.LeaseKeepAliveRequest(ID=lease)
+        answer = self.wire.first("lease", "LeaseKeepAlive", request, timeout=timeout, what="renew a lease")
+        if answer.TTL <= 0:
+            raise LeaseLost("renew a lease", f"lease {lease:x} has expired")
+        return int(answer.TTL)
+
+    def watch_prefix(
+        self, prefix: str, on_events: Callable[[Batch], None], on_state: Callable[[WatchState], None] | None = None
+    ) -> Watch:
+        """Report all keys under ``prefix`` and every later change, for ever; see :class:`Watch`. Does not block."""
+        watch = Watch(self, prefix, on_events, on_state or _ignore)
+        watch.start()
+        return watch
+
+    def version(self) -> str:
+        """Version of the etcd member that answers."""
+        request = messages.StatusRequest()
+        answer = self.wire.unary("maintenance", "Status", request, timeout=self.timeout, what="ask for the version")
+        return str(answer.version)
+
+
+def _ignore(_: WatchState) -> None:
+    pass

@@ -1,0 +1,1 @@
+"""Local mode: operator and cluster on one machine."""
