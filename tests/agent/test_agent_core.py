@@ -1,0 +1,398 @@
+"""The agent's decisions, as stories about worker ``a``."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from elastrain.agent.core import STRAGGLER_SECONDS
+from elastrain.agent.events import (
+    Deregister,
+    End,
+    KillRanks,
+    Publish,
+    PublishProgress,
+    RankExited,
+    RankHungUp,
+    RankSaid,
+    Register,
+    Signalled,
+    StartRanks,
+)
+from elastrain.agent.restart import MAX_RESTARTS, WINDOW
+from elastrain.api.messages import Abort, Exit, Hello, Proposed, Ready, Report, Welcome
+from elastrain.api.records import Outcome, Phase, Progress, Target
+
+
+def only(effects, kind):
+    found = [e for e in effects if isinstance(e, kind)]
+    assert len(found) == 1, effects
+    return found[0]
+
+
+def none(effects, *kinds):
+    assert not [e for e in effects if isinstance(e, kinds)], effects
+
+
+# ---- start ---------------------------------------------------------------------------------------------------------
+def test_ranks_start_if_registered_and_etcd_was_read(story):
+    none(story.registered(), StartRanks)
+    assert story.seen() == [StartRanks(1)]
+
+
+def test_outcome_is_finished_if_the_job_had_finished_before_the_start(story):
+    story.registered()
+    ending = only(story.sees(finished=True), End).termination
+    assert (ending.outcome, ending.exit_code) == (Outcome.FINISHED, 0)
+    none(story.log, StartRanks)
+
+
+def test_outcome_is_drained_without_starting_if_the_target_wants_nobody(story):
+    story.registered()
+    ending = only(story.sees(target=Target(min=1, max=4, desired=0)), End).termination
+    assert ending.outcome is Outcome.DRAINED
+    none(story.log, StartRanks)
+
+
+def test_outcome_is_drained_at_once_if_a_signal_comes_before_registration(story):
+    assert only(story.event(Signalled(signal.SIGTERM)), End).termination.outcome is Outcome.DRAINED
+
+
+# ---- ready ---------------------------------------------------------------------------------------------------------
+def test_a_rank_is_welcomed_only_if_the_member_has_its_id(story, sent):
+    story.started()
+    assert sent(story.says(Hello(local_rank=0, pid=7)), Welcome) == [
+        Welcome(member="a.x", address="10.0.0.1", lease_ttl=5.0)
+    ]
+
+
+def test_phase_is_ready_only_if_all_ranks_are(new_story):
+    story = new_story(nproc=2).started()
+    for rank in (0, 1):
+        story.says(Hello(local_rank=rank, pid=rank + 1), rank)
+    none(story.says(Ready(), 1), Publish)
+    published = only(story.says(Ready(store_port=4000), 0), Publish)
+    assert (published.phase, published.store_port) == (Phase.READY, 4000)
+
+
+def test_a_late_rank_is_told_the_generation_in_force(story, sent, make_generation, make_member):
+    story.started()
+    story.sees(make_member("b"), generation=make_generation(4, "b"))
+    effects = story.says(Hello(local_rank=0, pid=7))
+    assert [m.type for m in sent(effects, Welcome | Proposed)] == ["welcome", "proposed"]
+
+
+def test_a_generation_is_passed_on_once(story, sent, make_generation):
+    story.ready()
+    assert sent(story.sees(generation=make_generation(1, "a")), Proposed)
+    assert not sent(story.seen(), Proposed)
+
+
+def test_generation_is_published_only_if_all_ranks_adopted_it(new_story, make_generation):
+    story = new_story(nproc=2).ready()
+    story.sees(generation=make_generation(1, "a", slots=2))
+    none(story.adopts(1, rank=0), Publish)
+    assert only(story.adopts(1, step=3, rank=1), Publish).generation == 1
+
+
+# ---- loss ----------------------------------------------------------------------------------------------------------
+def test_broken_is_published_if_a_rank_says_so(story, make_generation, make_member):
+    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+    published = only(story.breaks(2), Publish)
+    assert (published.broken, published.phase) == (2, Phase.READY)
+
+
+def test_abort_is_sent_once_if_a_member_has_no_key(story, sent, make_generation, make_member):
+    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+    (abort,) = sent(story.sees(), Abort)
+    assert abort == Abort(generation=2, reason="worker b is gone")
+    assert not sent(story.seen(), Abort)
+
+
+def test_abort_is_sent_if_a_member_is_suspect(story, sent, make_generation, make_member):
+    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+    (abort,) = sent(story.sees(make_member("b"), suspects=frozenset({"b.x"})), Abort)
+    assert "does not answer" in abort.reason
+
+
+def test_abort_is_sent_if_a_member_reports_the_generation_broken(story, sent, make_generation, make_member):
+    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+    assert not sent(story.sees(make_member("b", broken=1)), Abort)
+    assert sent(story.sees(make_member("b", broken=2)), Abort)
+
+
+def test_no_abort_if_the_rank_said_broken_itself(story, sent, make_generation, make_member):
+    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+    story.breaks(2)
+    assert not sent(story.sees(), Abort)
+
+
+def test_a_connecting_rank_is_told_to_abort_only_the_proposal_if_only_a_joiner_dies(
+    story, sent, make_generation, make_member
+):
+    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+    story.sees(make_member("b"), make_member("c"), generation=make_generation(3, "a", "b", "c"))
+    assert [m.generation for m in sent(story.sees(make_member("b")), Abort)] == [3]
+
+
+def test_both_generations_are_aborted_if_a_member_of_both_dies(story, sent, make_generation, make_member):
+    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+    story.sees(make_member("b"), make_member("c"), generation=make_generation(3, "a", "b", "c"))
+    assert [m.generation for m in sent(story.sees(make_member("c")), Abort)] == [2, 3]
+
+
+def test_no_abort_if_the_missing_member_had_stopped_for_a_later_generation(story, sent, make_generation, make_member):
+    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+    story.sees(make_member("b", Phase.LEAVING, generation=2), generation=make_generation(3, "a"))
+    story.sees(make_member("b", Phase.LEAVING, generation=3))
+    assert not sent(story.sees(), Abort)
+
+
+def test_no_abort_if_the_missing_member_had_finished(story, sent, make_generation, make_member):
+    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+    story.sees(make_member("b", Phase.FINISHED, generation=2))
+    assert not sent(story.sees(), Abort)
+
+
+def test_a_rank_that_hangs_up_breaks_its_generation(story, make_generation, make_member):
+    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+    published = only(story.event(RankHungUp(1, 0)), Publish)
+    assert (published.broken, published.phase) == (2, Phase.WARMING)
+
+
+# ---- a lease that is not confirmed ---------------------------------------------------------------------------------
+def test_a_member_that_is_alone_stops_if_its_lease_is_unconfirmed_for_its_ttl(story, sent, make_generation):
+    story.training_in(make_generation(1, "a"))
+    story.later(0)
+    assert story.core.deadline() == story.now + 5.0
+    assert not sent(story.later(4.9, lease=False), Abort)
+    (abort,) = sent(story.later(0.2, lease=False), Abort)
+    assert "lease" in abort.reason
+    assert story.core.deadline() is None
+
+
+def test_a_member_that_is_alone_goes_on_if_its_lease_is_confirmed(story, sent, make_generation):
+    story.training_in(make_generation(1, "a"))
+    for _ in range(10):
+        assert not sent(story.later(2.0), Abort)
+
+
+def test_members_of_a_larger_generation_train_on_if_etcd_is_away(story, sent, make_generation, make_member):
+    story.training_in(make_generation(1, "a", "b"), make_member("b"))
+    assert not sent(story.later(100.0, lease=False), Abort)
+
+
+# ---- a rank dies ---------------------------------------------------------------------------------------------------
+def test_the_key_goes_at_once_and_siblings_are_killed_if_a_signal_kills_a_rank(new_story, make_generation):
+    story = new_story(nproc=2).training_in(make_generation(1, "a", slots=2))
+    effects = story.exits(signal=9, rank=1)
+    assert effects == [Deregister(), KillRanks(9, "rank 1 was killed by signal 9")]
+
+
+def test_ranks_restart_under_a_new_id_if_all_are_reaped(new_story, make_generation, sent):
+    story = new_story(nproc=2).training_in(make_generation(1, "a", slots=2))
+    story.exits(signal=9, rank=1)
+    assert story.exits(signal=9, rank=0) == [Register(restarts=1), StartRanks(2)]
+    assert not sent(story.says(Hello(local_rank=0, pid=9)), Welcome), "welcomed under the dead member's id"
+    (welcome,) = sent(story.registered(), Welcome)
+    assert welcome.member == "a.x2"
+
+
+def test_words_of_the_dead_incarnation_are_ignored(story, make_generation):
+    story.training_in(make_generation(1, "a"))
+    story.exits(signal=9)
+    assert story.event(RankSaid(1, 0, Ready())) == []
+    assert story.event(RankExited(1, 0, code=1)) == []
+
+
+def test_the_worker_fails_if_ranks_are_killed_again_and_again(story):
+    story.ready()
+    for _ in range(MAX_RESTARTS):
+        story.exits(signal=9)
+        story.registered()
+    ending = only(story.exits(signal=9), End).termination
+    assert (ending.outcome, ending.reason, ending.exit_code, ending.signal) == (Outcome.FAILED, "RankKilled", 137, 9)
+    assert "SIGKILL" in ending.message
+
+
+def test_restarts_long_ago_do_not_count(story):
+    story.ready()
+    for _ in range(3 * MAX_RESTARTS):
+        story.exits(signal=11)
+        story.registered()
+        story.later(WINDOW / MAX_RESTARTS)
+    none(story.log, End)
+
+
+def test_the_worker_fails_with_the_scripts_code_and_words_if_a_rank_raises(new_story, make_generation):
+    story = new_story(nproc=2).training_in(make_generation(1, "a", slots=2))
+    log = 'Traceback (most recent call last):\n  File "t.py", line 3, in step\n    x\nValueError: bad batch'
+    assert story.exits(code=3, rank=1, log=log)[:2] == [
+        Deregister(),
+        KillRanks(9, "ValueError: bad batch (t.py:3 in step)"),
+    ]
+    ending = only(story.exits(signal=9, rank=0), End).termination
+    assert (ending.outcome, ending.exit_code, ending.rank, ending.reason) == (Outcome.FAILED, 3, 1, "ScriptFailed")
+    assert ending.message == "ValueError: bad batch (t.py:3 in step)"
+    assert ending.log_tail == log
+
+
+# ---- the end -------------------------------------------------------------------------------------------------------
+def report(step: int, generation: int = 1) -> Report:
+    return Report(progress=Progress(generation=generation, world_size=1, members=1, step=step))
+
+
+def test_progress_is_published_only_if_the_rank_is_global_rank_0(story, make_generation, make_member):
+    story.training_in(make_generation(1, "a", "b"), make_member("b"))
+    assert only(story.says(report(12)), PublishProgress).progress.step == 12
+    story.sees(make_member("b"), generation=make_generation(2, "b", "a"))
+    none(story.says(report(13, generation=2)), PublishProgress)
+
+
+def test_phase_is_finished_if_all_ranks_finished(new_story, make_generation):
+    story = new_story(nproc=2).training_in(make_generation(1, "a", slots=2))
+    none(story.finishes(rank=0), Publish)
+    assert only(story.finishes(rank=1), Publish).phase is Phase.FINISHED
+
+
+def test_the_job_is_finished_if_the_worker_of_rank_0_ends_with_0(story, make_generation):
+    story.training_in(make_generation(1, "a"))
+    story.says(report(40))
+    story.finishes(step=50)
+    effects = story.exits()
+    progress = only(effects, PublishProgress).progress
+    assert (progress.finished, progress.step) == (True, 50)
+    assert effects[-1].termination.outcome is Outcome.FINISHED
+    assert effects.index(Deregister()) > effects.index(PublishProgress(progress)), "the key goes after the news"
+
+
+def test_the_job_is_not_finished_if_another_worker_ends(story, make_generation, make_member):
+    story.training_in(make_generation(1, "b", "a"), make_member("b"))
+    story.finishes()
+    effects = story.exits()
+    none(effects, PublishProgress)
+    assert only(effects, End).termination.outcome is Outcome.FINISHED
+
+
+def test_outcome_is_finished_if_the_script_never_joined(story):
+    story.started()
+    effects = story.event(RankExited(1, 0))
+    none(effects, PublishProgress)
+    assert only(effects, End).termination.outcome is Outcome.FINISHED
+
+
+def test_outcome_is_finished_and_says_so_if_the_script_leaves_its_loop_early(story, make_generation):
+    story.training_in(make_generation(1, "a"))
+    ending = only(story.exits(), End).termination
+    assert ending.outcome is Outcome.FINISHED
+    assert "early" in ending.message
+
+
+def test_a_crash_on_the_way_out_is_forgiven_if_another_worker_holds_rank_0(story, make_generation, make_member):
+    story.training_in(make_generation(1, "b", "a"), make_member("b"))
+    story.finishes()
+    assert only(story.exits(signal=11), End).termination.outcome is Outcome.FINISHED
+
+
+def test_the_worker_fails_if_one_rank_leaves_the_loop_and_its_sibling_waits_too_long(new_story, make_generation):
+    story = new_story(nproc=2).training_in(make_generation(1, "a", slots=2))
+    story.exits(rank=1)
+    none(story.later(STRAGGLER_SECONDS - 1), KillRanks)
+    story.later(2)
+    ending = only(story.exits(signal=15, rank=0), End).termination
+    assert (ending.reason, ending.outcome) == ("ScriptFailed", Outcome.FAILED)
+    assert "[0]" in ending.message
+
+
+def test_parked_ranks_are_told_to_exit_if_the_job_finished_without_them(story, sent, make_generation, make_member):
+    story.training_in(make_generation(2, "b", "a"), make_member("b"))
+    story.breaks(2)
+    assert sent(story.sees(finished=True), Exit) == [Exit(reason="the job has finished")]
+    assert only(story.leaves(), End).termination.outcome is Outcome.FINISHED
+
+
+def test_ranks_of_a_healthy_generation_finish_by_themselves_if_the_job_has_finished(
+    story, sent, make_generation, make_member
+):
+    story.training_in(make_generation(2, "b", "a"), make_member("b"))
+    assert not sent(story.sees(make_member("b", Phase.FINISHED), finished=True), Exit)
+
+
+# ---- leaving -------------------------------------------------------------------------------------------------------
+def test_a_drain_keeps_training_until_a_generation_without_us_is_adopted(story, sent, make_generation, make_member):
+    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+    effects = story.event(Signalled(signal.SIGTERM))
+    assert only(effects, Publish).phase is Phase.LEAVING
+    assert not sent(effects, Exit)
+    assert not sent(story.sees(make_member("b"), generation=make_generation(3, "b")), Exit)
+    assert sent(story.adopts(3), Exit) == [Exit(reason="told to stop")]
+    ending = only(story.leaves(step=11), End).termination
+    assert (ending.outcome, ending.step, ending.exit_code) == (Outcome.DRAINED, 11, 0)
+
+
+def test_ranks_exit_at_once_if_they_are_in_no_generation(story, sent):
+    story.ready()
+    assert sent(story.event(Signalled(signal.SIGTERM)), Exit)
+
+
+def test_ranks_are_terminated_if_they_are_not_ready_when_told_to_leave(story):
+    story.started()
+    story.says(Hello(local_rank=0, pid=3))
+    assert only(story.event(Signalled(signal.SIGTERM)), KillRanks).signum == signal.SIGTERM
+    assert only(story.exits(signal=15), End).termination.outcome is Outcome.DRAINED
+
+
+def test_the_empty_generation_parks_ranks_if_nobody_told_them_to_leave(story, sent, make_generation, make_member):
+    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+    story.sees(make_member("b", Phase.LEAVING), generation=make_generation(3))
+    effects = story.adopts(3)
+    assert not sent(effects, Exit)
+    assert only(effects, Publish).phase is Phase.READY
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        Target(min=1, max=4, desired=0, reason="Suspend"),
+        Target(min=1, max=4, desired=1, leaving=("a",), reason="Suspend"),
+    ],
+    ids=["nobody is wanted", "this worker must leave"],
+)
+def test_the_target_drains_like_a_signal(story, sent, make_generation, target):
+    story.training_in(make_generation(2, "a"))
+    assert only(story.sees(target=target), Publish).phase is Phase.LEAVING
+    story.sees(generation=make_generation(3))
+    assert sent(story.adopts(3), Exit) == [Exit(reason="target: Suspend")]
+    assert only(story.leaves(), End).termination.outcome is Outcome.DRAINED
+
+
+def test_the_member_is_ready_again_if_the_target_takes_its_leave_back(story, make_generation):
+    story.training_in(make_generation(2, "a"))
+    story.sees(target=Target(min=1, max=4, desired=1, leaving=("a",)))
+    assert only(story.sees(target=Target(min=1, max=4, desired=1)), Publish).phase is Phase.READY
+
+
+def test_ranks_are_terminated_then_killed_if_the_drain_takes_too_long(story, make_generation, make_member):
+    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+    story.event(Signalled(signal.SIGTERM))
+    assert story.core.deadline() == story.now + 25.0
+    assert only(story.later(25.1), KillRanks).signum == signal.SIGTERM
+    assert only(story.later(2.1), KillRanks).signum == signal.SIGKILL
+    ending = only(story.exits(signal=9), End).termination
+    assert ending.outcome is Outcome.DRAINED
+    assert "in time" in ending.message
+
+
+def test_ranks_are_terminated_at_once_if_a_second_signal_comes(story, make_generation):
+    story.training_in(make_generation(2, "a"))
+    story.event(Signalled(signal.SIGINT))
+    assert only(story.event(Signalled(signal.SIGINT)), KillRanks).signum == signal.SIGTERM
+
+
+def test_a_leaving_worker_does_not_restart_a_killed_rank(story, make_generation):
+    story.training_in(make_generation(2, "a"))
+    story.event(Signalled(signal.SIGTERM))
+    effects = story.exits(signal=9)
+    none(effects, StartRanks)
+    assert only(effects, End).termination.outcome is Outcome.DRAINED

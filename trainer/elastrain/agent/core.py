@@ -1,0 +1,414 @@
+"""What an agent does: events in, effects out. Pure but for its own state; ``main`` feeds it and executes the effects.
+
+The state is small (a mode, what each rank said, what etcd shows) and every reaction is computed from all of it, so that
+the order in which news arrives does not matter and a lost or repeated event does no harm.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from elastrain.agent import endings
+from elastrain.agent.abort import why_abort
+from elastrain.agent.events import (
+    Deregister,
+    Effect,
+    End,
+    Event,
+    KillRanks,
+    LeaseConfirmed,
+    Publish,
+    PublishProgress,
+    RankExited,
+    RankHungUp,
+    RankSaid,
+    Register,
+    Registered,
+    Seen,
+    Send,
+    Signalled,
+    StartRanks,
+    Tick,
+)
+from elastrain.agent.rank import Rank
+from elastrain.agent.restart import may_restart
+from elastrain.api.messages import Abort, AgentMessage, Exit, Hello, Proposed, RankMessage, Report, Welcome
+from elastrain.api.records import Generation, GenerationMember, Member, Phase, Progress, Termination
+
+STRAGGLER_SECONDS = 60.0
+"""How long ranks of one worker may go on after another of them has ended its script without finishing its loop."""
+KILL_SECONDS = 2.0
+"""From SIGTERM to SIGKILL where nothing is left to save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    worker: str
+    address: str
+    nproc: int = 1
+    lease_ttl: float = 5.0
+    drain_timeout: float = 25.0
+    """Seconds that a drain may take, from the signal to the end of the last rank."""
+
+
+class Mode(Enum):
+    STARTING = auto()
+    """Not registered, or etcd has not been read yet: no rank runs."""
+    RUNNING = auto()
+    RESTARTING = auto()
+    """A rank was killed; its siblings are being reaped, then all start again as a new member."""
+    ENDING = auto()
+    """The outcome is known; the ranks are being reaped."""
+    ENDED = auto()
+
+
+class Core:
+    """The agent's state machine. Call :meth:`handle` with each event, execute the effects in order."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.mode = Mode.STARTING
+        self.incarnation = 1
+        self.ranks: list[Rank] = []
+        self.member_id: str | None = None
+        self.seen: Seen | None = None
+        self.last_seen: dict[str, Member] = {}
+        self.generations: dict[int, Generation] = {}
+        self.progress: Progress | None = None
+        self.published = Publish()
+        self.restarts: list[float] = []
+        self.lease_at = 0.0
+        self.drain_deadline: float | None = None
+        """Set by a signal. A leave that the target asks for has no bound here: who asked bounds it, by a signal."""
+        self.exit_deadline: float | None = None
+        """Set when the first rank was told to exit."""
+        self.straggler_deadline: float | None = None
+        self.kill_deadline: float | None = None
+        self.termination: Termination | None = None
+
+    # ---- events ----------------------------------------------------------------------------------------------------
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take note of ``event`` and say what to do about it. ``now`` is monotonic seconds."""
+        effects = list(self._note(event, now))
+        effects += self._react(now)
+        return effects
+
+    def deadline(self) -> float | None:
+        """When :class:`Tick` is due at the latest, if nothing else happens; None: never."""
+        if self.mode is Mode.ENDING:
+            return self.kill_deadline
+        if self.mode is not Mode.RUNNING:
+            return None
+        deadlines = [self.drain_deadline, self.exit_deadline, self.straggler_deadline]
+        if self._alone() is not None:
+            deadlines.append(self.lease_at + self.config.lease_ttl)
+        return min((d for d in deadlines if d is not None), default=None)
+
+    def _note(self, event: Event, now: float) -> Iterator[Effect]:
+        match event:
+            case Registered(member_id=member_id):
+                self.member_id, self.lease_at = member_id, now
+                self.published = Publish()
+            case LeaseConfirmed(at=at):
+                self.lease_at = max(self.lease_at, at)
+            case Seen():
+                self._note_seen(event)
+            case RankSaid(incarnation=self.incarnation, local_rank=local_rank, message=message):
+                if local_rank < len(self.ranks):
+                    yield from self._note_message(self.ranks[local_rank], message)
+            case RankHungUp(incarnation=self.incarnation, local_rank=local_rank):
+                if local_rank < len(self.ranks):
+                    self.ranks[local_rank].hung_up()
+            case RankExited(incarnation=self.incarnation, local_rank=local_rank):
+                self.ranks[local_rank].hung_up()
+                self.ranks[local_rank].exited = event
+            case Signalled():
+                first = self.drain_deadline is None
+                self.drain_deadline = now + self.config.drain_timeout if first else now
+            case RankSaid() | RankHungUp() | RankExited() | Tick():
+                pass  # of an earlier incarnation, or only time
+
+    def _note_seen(self, seen: Seen) -> None:
+        self.seen = seen
+        self.last_seen.update(seen.members)
+        if seen.generation is not None:
+            self.generations[seen.generation.number] = seen.generation
+            needed = {r.adopted for r in self.ranks}
+            oldest = min(needed, default=0)
+            self.generations = {n: g for n, g in self.generations.items() if n >= oldest}
+            places = {m.id for g in self.generations.values() for m in g.members}
+            self.last_seen = {i: m for i, m in self.last_seen.items() if i in places or i in seen.members}
+
+    def _note_message(self, rank: Rank, message: RankMessage) -> Iterator[Effect]:
+        rank.heard(message)
+        if isinstance(message, Hello):
+            rank.welcomed, rank.offered = False, 0
+        elif isinstance(message, Report) and self._place(message.progress.generation, rank.local_rank) == 0:
+            self.progress = message.progress
+            yield PublishProgress(message.progress)
+
+    # ---- reactions -------------------------------------------------------------------------------------------------
+    def _react(self, now: float) -> Iterator[Effect]:
+        match self.mode:
+            case Mode.STARTING:
+                yield from self._start()
+            case Mode.RUNNING:
+                yield from self._run(now)
+            case Mode.RESTARTING:
+                if self._reaped():
+                    yield from self._restart(now)
+            case Mode.ENDING:
+                yield from self._end(now)
+            case Mode.ENDED:
+                pass
+
+    def _start(self) -> Iterator[Effect]:
+        if self.drain_deadline is not None:
+            yield from self._ended(endings.drained(0, "told to leave before its ranks started"))
+        elif self.member_id is None or self.seen is None:
+            return
+        elif self.seen.finished:
+            yield from self._ended(endings.finished(0, "the job had finished before this worker started"))
+        elif self.leaving:
+            yield from self._ended(endings.drained(0, "told to leave before its ranks started"))
+        else:
+            yield from self._start_ranks()
+
+    def _start_ranks(self) -> Iterator[Effect]:
+        self.mode = Mode.RUNNING
+        self.ranks = [Rank(i) for i in range(self.config.nproc)]
+        yield StartRanks(self.incarnation)
+
+    def _restart(self, now: float) -> Iterator[Effect]:
+        if self.leaving:
+            yield from self._ended(endings.drained(self.step, "a rank was killed; not restarted while leaving"))
+            return
+        self.restarts.append(now)
+        self.incarnation += 1
+        self.member_id = None
+        yield Register(len(self.restarts))
+        yield from self._start_ranks()
+
+    def _run(self, now: float) -> Iterator[Effect]:
+        failed = next((r.exited for r in self.ranks if r.exited and (r.exited.code or r.exited.signal)), None)
+        if failed is not None:
+            yield from self._rank_failed(failed, now)
+        elif self._reaped():
+            yield from self._all_ended()
+        elif (late := self._overdue(now)) is not None:
+            yield from self._stop(late, signal.SIGTERM, now + KILL_SECONDS, now)
+        elif self.leaving and any(not r.ready and not r.exited for r in self.ranks):
+            # It never was in a generation: nothing to hand over.
+            grace = self.drain_deadline or now + self.config.drain_timeout
+            ending = endings.drained(self.step, "told to leave before its ranks were ready")
+            yield from self._stop(ending, signal.SIGTERM, grace, now)
+        else:
+            self._watch_stragglers(now)
+            yield from self._talk(now)
+            yield from self._publish()
+
+    def _rank_failed(self, exited: RankExited, now: float) -> Iterator[Effect]:
+        rank = self.ranks[exited.local_rank]
+        if exited.signal == 0:
+            ending = endings.script_failed(self.step, exited, self._place(rank.adopted, rank.local_rank))
+            yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
+        elif rank.ended == "finished" and self._place(rank.adopted, rank.local_rank) != 0:
+            # Its work was done and nothing that is kept is written by it: treat a crash on the way out as the end.
+            rank.exited = RankExited(exited.incarnation, exited.local_rank)
+            yield from self._run(now)
+        elif self.leaving or not may_restart(self.restarts, now):
+            ending = endings.rank_killed(self.step, exited, self._place(rank.adopted, rank.local_rank), self.leaving)
+            yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
+        else:
+            self.mode = Mode.RESTARTING
+            yield Deregister()
+            yield KillRanks(signal.SIGKILL, f"rank {exited.local_rank} was killed by signal {exited.signal}")
+            if self._reaped():
+                yield from self._restart(now)
+
+    def _all_ended(self) -> Iterator[Effect]:
+        finished = self.seen is not None and self.seen.finished
+        if any(r.told_exit and r.ended != "finished" for r in self.ranks) and not finished:
+            yield from self._ended(endings.drained(self.step))
+            return
+        early = any(r.joined and r.ended is None and not r.told_exit for r in self.ranks)
+        if self._holds_rank_zero() and not finished:
+            yield PublishProgress(self._final_progress())
+        yield from self._ended(endings.finished(self.step, "the script left its training loop early" if early else ""))
+
+    def _overdue(self, now: float) -> Termination | None:
+        """The ending if a bound on leaving has passed."""
+        if self.drain_deadline is not None and now >= self.drain_deadline:
+            return endings.drained(
+                self.step, "its ranks did not stop in time (or a second signal came) and were killed"
+            )
+        if self.exit_deadline is not None and now >= self.exit_deadline:
+            ending = endings.finished if self.seen and self.seen.finished else endings.drained
+            return ending(self.step, "its ranks were told to exit, did not end in time and were killed")
+        if self.straggler_deadline is not None and now >= self.straggler_deadline:
+            return endings.straggler(self.step, [r.local_rank for r in self.ranks if not r.exited])
+        return None
+
+    def _watch_stragglers(self, now: float) -> None:
+        deserted = any(r.exited and r.joined and r.ended is None for r in self.ranks)
+        waiting = any(r.listens and not r.told_exit for r in self.ranks)
+        if not (deserted and waiting):
+            self.straggler_deadline = None
+        elif self.straggler_deadline is None:
+            self.straggler_deadline = now + STRAGGLER_SECONDS
+
+    # ---- to the ranks ----------------------------------------------------------------------------------------------
+    def _talk(self, now: float) -> Iterator[Effect]:
+        me, seen = self.member_id, self.seen
+        if me is None or seen is None:
+            return
+        for rank in self.ranks:
+            for message in self._messages(rank, me, seen, now):
+                yield Send(rank.local_rank, message)
+
+    def _messages(self, rank: Rank, me: str, seen: Seen, now: float) -> Iterator[AgentMessage]:
+        if rank.connected and not rank.welcomed:
+            rank.welcomed = True
+            yield Welcome(member=me, address=self.config.address, lease_ttl=self.config.lease_ttl)
+        if not rank.listens or rank.told_exit:
+            return
+        if seen.generation is not None and seen.generation.number > rank.offered:
+            rank.offered = seen.generation.number
+            yield Proposed(generation=seen.generation)
+        for number, why in self._aborts(rank, me, seen, now):
+            rank.aborted.add(number)
+            yield Abort(generation=number, reason=why)
+        why_exit = self._why_exit(rank, me, seen)
+        if why_exit is not None:
+            rank.told_exit = True
+            self.exit_deadline = self.exit_deadline or now + self.config.drain_timeout
+            yield Exit(reason=why_exit)
+
+    def _aborts(self, rank: Rank, me: str, seen: Seen, now: float) -> Iterator[tuple[int, str]]:
+        """Generations that the rank is in, or is connecting to, and should give up."""
+        for number in sorted(self.generations):
+            if not max(rank.adopted, 1) <= number <= rank.offered or rank.broken >= number or number in rank.aborted:
+                continue
+            why = why_abort(self.generations[number], me, seen.members, seen.suspects, self.last_seen)
+            unconfirmed = now - self.lease_at
+            if why is None and number == self._alone() and unconfirmed >= self.config.lease_ttl:
+                why = f"etcd has not confirmed the lease for {unconfirmed:.1f} s and nobody else holds this job's state"
+            if why is not None:
+                yield number, why
+
+    def _why_exit(self, rank: Rank, me: str, seen: Seen) -> str | None:
+        """Why the rank should end its loop, or None."""
+        if not rank.ready:
+            return None
+        adopted = self.generations.get(rank.adopted)
+        inside = adopted is not None and adopted.member(me) is not None
+        if seen.finished and (
+            not inside or rank.broken >= rank.adopted or rank.adopted in rank.aborted
+        ):  # else it finishes by itself
+            return "the job has finished"
+        wanted = seen.generation is not None and seen.generation.member(me) is not None
+        if self.leaving and not inside and not wanted:
+            return "told to stop" if self.drain_deadline is not None else f"target: {self._target_reason()}"
+        return None
+
+    def _target_reason(self) -> str:
+        target = self.seen.target if self.seen else None
+        return (target.reason if target else "") or "leave"
+
+    def _alone(self) -> int | None:
+        """Number of the generation that all our ranks are in and nobody else is, or None."""
+        if not self.ranks or self.member_id is None or self.mode is not Mode.RUNNING:
+            return None
+        number = min(r.adopted for r in self.ranks)
+        generation = self.generations.get(number)
+        if generation is None or [m.id for m in generation.members] != [self.member_id]:
+            return None
+        return None if all(number in r.aborted or r.broken >= number for r in self.ranks) else number
+
+    # ---- to everybody ----------------------------------------------------------------------------------------------
+    @property
+    def step(self) -> int:
+        """Committed steps of the rank that is furthest."""
+        return max((r.step for r in self.ranks), default=0)
+
+    @property
+    def leaving(self) -> bool:
+        """Told to leave: by a signal, or by the target."""
+        if self.drain_deadline is not None:
+            return True
+        target = self.seen.target if self.seen else None
+        return target is not None and (target.desired == 0 or self.config.worker in target.leaving)
+
+    @property
+    def phase(self) -> Phase:
+        if self.ranks and all(r.ended == "finished" for r in self.ranks):
+            return Phase.FINISHED
+        if self.leaving:
+            return Phase.LEAVING
+        if self.ranks and all(r.can_connect for r in self.ranks):
+            return Phase.READY
+        return Phase.WARMING
+
+    def _publish(self) -> Iterator[Effect]:
+        if self.member_id is None:
+            return
+        record = Publish(
+            phase=self.phase,
+            generation=min(r.adopted for r in self.ranks),
+            step=self.step,
+            broken=max(r.broken for r in self.ranks),
+            store_port=self.ranks[0].store_port,
+        )
+        # The step alone is no news: it travels with the next change (and in progress).
+        if replace(record, step=self.published.step) != self.published:
+            self.published = record
+            yield record
+
+    def _my_place(self, number: int) -> GenerationMember | None:
+        generation = self.generations.get(number)
+        return generation.member(self.member_id) if generation and self.member_id else None
+
+    def _place(self, number: int, local_rank: int) -> int | None:
+        """Global rank in generation ``number``; None if the rank is not in it."""
+        place = self._my_place(number)
+        return None if place is None else place.rank_offset + local_rank
+
+    def _holds_rank_zero(self) -> bool:
+        return self._place(min(r.adopted for r in self.ranks), 0) == 0
+
+    def _final_progress(self) -> Progress:
+        number = self.ranks[0].adopted
+        generation = self.generations[number]
+        base = self.progress or Progress(
+            generation=number, world_size=generation.world_size, members=len(generation.members), step=self.step
+        )
+        return base.model_copy(update={"finished": True, "step": self.step})
+
+    # ---- endings ---------------------------------------------------------------------------------------------------
+    def _reaped(self) -> bool:
+        return all(r.exited for r in self.ranks)
+
+    def _stop(self, ending: Termination, signum: int, kill_at: float, now: float) -> Iterator[Effect]:
+        """Stop the ranks that still run, then end with ``ending``."""
+        self.mode, self.termination, self.kill_deadline = Mode.ENDING, ending, kill_at
+        yield Deregister()
+        if not self._reaped():
+            yield KillRanks(signum, ending.message or ending.outcome)
+        yield from self._end(now)
+
+    def _end(self, now: float) -> Iterator[Effect]:
+        assert self.termination is not None
+        if self._reaped():
+            yield from self._ended(self.termination)
+        elif self.kill_deadline is not None and now >= self.kill_deadline:
+            self.kill_deadline = None
+            yield KillRanks(signal.SIGKILL, "they did not end when asked to")
+
+    def _ended(self, ending: Termination) -> Iterator[Effect]:
+        self.mode, self.termination = Mode.ENDED, ending
+        self.drain_deadline = self.exit_deadline = self.straggler_deadline = self.kill_deadline = None
+        yield Deregister()
+        yield End(ending)

@@ -1,0 +1,48 @@
+"""The agent's environment, read once and checked. Names are in ``api/names.py``."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from elastrain.api import names
+
+ENV_DRAIN_TIMEOUT = "ELASTRAIN_DRAIN_TIMEOUT"
+"""Seconds from SIGTERM until ranks that still run are killed. Set it a few seconds below the pod's grace period."""
+
+
+class BadSettings(ValueError):
+    """The environment lacks a variable or holds a value that is not allowed; the message names it and the rule."""
+
+
+class Settings(BaseModel):
+    """What an agent must know besides etcd (see ``EtcdConfig``). Field aliases are the environment variables."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    namespace: str = Field("default", alias=names.ENV_NAMESPACE)
+    job: Annotated[str, Field(alias=names.ENV_JOB, min_length=1)]
+    job_uid: Annotated[str, Field(alias=names.ENV_JOB_UID, min_length=1)]
+    worker: Annotated[str, Field(alias=names.ENV_WORKER, min_length=1)]
+    node: str = Field("", alias=names.ENV_NODE)
+    address: str = Field(default_factory=socket.gethostname, alias=names.ENV_ADDRESS)
+    nproc: Annotated[int, Field(alias=names.ENV_NPROC, ge=1, le=256)] = 1
+    lease_ttl: Annotated[int, Field(alias=names.ENV_LEASE_TTL, ge=2)] = names.DEFAULT_LEASE_TTL
+    termination_log: Path = Field(Path(names.DEFAULT_TERMINATION_LOG), alias=names.ENV_TERMINATION_LOG)
+    drain_timeout: Annotated[float, Field(alias=ENV_DRAIN_TIMEOUT, gt=0)] = 25.0
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Read the settings; empty variables count as absent. Raises :class:`BadSettings`."""
+        try:
+            return cls.model_validate({k: v for k, v in environment.items() if k.startswith("ELASTRAIN_") and v})
+        except ValidationError as error:
+            lines = [
+                f"{e['loc'][0]}: {e['msg']}" + ("" if e["type"] == "missing" else f", got {e['input']!r}")
+                for e in error.errors()
+            ]
+            raise BadSettings("environment of the agent: " + "; ".join(lines)) from None

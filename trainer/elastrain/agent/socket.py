@@ -1,0 +1,131 @@
+"""The Unix socket on which an agent and its ranks talk: JSON lines as in ``api/messages.py``.
+
+Threads only read and put events; everything is decided in the agent's loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+
+from elastrain.agent.events import RankHungUp, RankSaid
+from elastrain.api.messages import RANK_MESSAGE, AgentMessage, Hello
+
+MAX_LINE = 1 << 20
+SEND_SECONDS = 2
+"""A rank that does not read for so long (and has filled its buffer) is cut off; it is stopped or lost."""
+
+log = structlog.get_logger()
+
+
+class RankServer:
+    """Serves the ranks of one incarnation. Its path dies with it, so that no rank of an earlier one can speak."""
+
+    def __init__(self, directory: Path, incarnation: int, put: Callable[[RankSaid | RankHungUp], None]) -> None:
+        """Listen in ``directory``, which only this user may enter. Raises ``OSError`` if that is impossible."""
+        self.path = directory / f"agent-{incarnation}.sock"
+        self._incarnation = incarnation
+        self._put = put
+        self._lock = threading.Lock()
+        self._connections: dict[int, _Connection] = {}
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self.path))
+        self._listener.listen(64)
+        threading.Thread(target=self._accept, name="rank-accept", daemon=True).start()
+
+    def send(self, local_rank: int, message: AgentMessage) -> None:
+        """Send, or hang up on a rank that is gone or does not read; :class:`RankHungUp` follows then."""
+        with self._lock:
+            connection = self._connections.get(local_rank)
+        if connection is not None:
+            connection.send(message)
+
+    def wait_hangup(self, local_rank: int, timeout: float) -> None:
+        """Wait, bounded, until all that a dead rank had said has been put into the queue."""
+        with self._lock:
+            connection = self._connections.get(local_rank)
+        if connection is not None:
+            connection.reader.join(timeout)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # wakes the accepting thread; not connected is the normal answer
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+        with self._lock:
+            connections = list(self._connections.values())
+        for connection in connections:
+            connection.hang_up()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            _Connection(sock, self).reader.start()
+
+    def claim(self, local_rank: int, connection: _Connection) -> None:
+        """A rank has said who it is. A second connection of the same rank replaces the first."""
+        with self._lock:
+            earlier = self._connections.get(local_rank)
+            self._connections[local_rank] = connection
+        if earlier is not None:
+            earlier.replaced = True
+            earlier.hang_up()
+
+    def said(self, event: RankSaid | RankHungUp) -> None:
+        self._put(event)
+
+    @property
+    def incarnation(self) -> int:
+        return self._incarnation
+
+
+class _Connection:
+    """One rank's connection: its reader thread, and sending with a bound."""
+
+    def __init__(self, sock: socket.socket, server: RankServer) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
+        self._sock = sock
+        self._server = server
+        self.replaced = False
+        self.reader = threading.Thread(target=self._read, name="rank-read", daemon=True)
+
+    def send(self, message: AgentMessage) -> None:
+        try:
+            self._sock.sendall(message.encode() + b"\n")
+        except OSError as error:
+            log.warning("rank does not take messages", error=str(error), message=message.type)
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        with contextlib.suppress(OSError):  # the other side may have been first
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _read(self) -> None:
+        local_rank: int | None = None
+        try:
+            with self._sock, self._sock.makefile("rb") as stream:
+                while line := stream.readline(MAX_LINE):
+                    message = RANK_MESSAGE.validate_json(line)
+                    if isinstance(message, Hello):
+                        local_rank = message.local_rank
+                        self._server.claim(local_rank, self)
+                    if local_rank is None:
+                        raise ValueError(f"the first message must be hello, not {message.type}")
+                    self._server.said(RankSaid(self._server.incarnation, local_rank, message))
+        except (ValidationError, ValueError) as error:
+            log.error("rank said what cannot be understood; hanging up", local_rank=local_rank, error=str(error))
+        except OSError as error:
+            log.info("connection of a rank ended", local_rank=local_rank, error=str(error))
+        finally:
+            if local_rank is not None and not self.replaced:
+                self._server.said(RankHungUp(self._server.incarnation, local_rank))
