@@ -104,7 +104,8 @@ def _root_schema() -> Schema:
     # The API server owns these three; it refuses most of what a schema could say about them.
     fields["apiVersion"] = {"type": "string"}
     fields["kind"] = {"type": "string"}
-    fields["metadata"] = {"type": "object", "properties": {"name": {"type": "string"}}}
+    # 253 is Kubernetes' own limit; said here, it bounds the cost of the rule about the name.
+    fields["metadata"] = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}}
     root["required"] = ["metadata", "spec"]
     root["x-kubernetes-validations"] = [rules.NAME.as_validation(".metadata.name", "self.metadata.name")]
     _add_spec_rules(fields["spec"])
@@ -114,10 +115,10 @@ def _root_schema() -> Schema:
 
 def _add_spec_rules(spec: Schema) -> None:
     spec["x-kubernetes-validations"] = [
-        *(rule.as_validation(f".{field}", f"string(self.{field})") for field, rule in rules.SIZES.items()),
-        rules.NPROC_IS_FIXED.as_validation(".nprocPerNode", "string(self.nprocPerNode)"),
+        *(rule.as_validation(f".{field}", f"self.{field}") for field, rule in rules.SIZES.items()),
+        rules.NPROC_IS_FIXED.as_validation(".nprocPerNode", "self.nprocPerNode"),
         rules.CHECKPOINT_PATH_IS_FIXED.as_validation(
-            ".checkpoint", "(has(self.checkpoint) ? self.checkpoint.path : 'absent')"
+            ".checkpoint", "has(self.checkpoint) ? self.checkpoint.path : 'absent'"
         ),
     ]
     fields = spec["properties"]
@@ -126,7 +127,7 @@ def _add_spec_rules(spec: Schema) -> None:
     # As in Kubernetes' own pod spec: names differ, and server-side apply merges by name.
     containers |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
     containers["x-kubernetes-validations"] = [
-        rules.TRAINER_HAS_COMMAND.as_validation("", "(self.exists(c, c.name == 'trainer') ? 'trainer' : self[0].name)")
+        rules.TRAINER_HAS_COMMAND.as_validation("", "self.exists(c, c.name == 'trainer') ? 'trainer' : self[0].name")
     ]
 
 
