@@ -1,0 +1,186 @@
+"""The audit log: what each rank trained on, step by step, and a judge that needs nothing else.
+
+Each rank appends JSON lines to a file of its own in ``$ELASTRAIN_AUDIT_DIR``. The first line of a run of steps names
+the order of the data, so that the judge can compute what should have been consumed; every further line is one step:
+
+``commit``
+    this rank's optimizer applied the step.
+``adopted``
+    this rank computed its part, lost the connection before it could apply the step, and then received the state of a
+    peer that had applied it.
+
+A step is applied only after a collective of *all* ranks of its generation, so one ``commit`` line proves that the parts
+of all of them are in, also those of ranks that died before they could write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from elastrain.data.order import Order, Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One step as one rank saw it."""
+
+    kind: str
+    step: int
+    generation: int
+    rank: int
+    world_size: int
+    worker: str
+    pid: int
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the logs prove. ``ok`` is the promise: every sample of every complete epoch exactly once."""
+
+    steps: int
+    """Distinct committed steps."""
+    epochs: int
+    """Complete epochs."""
+    samples: int
+    """Samples consumed by the committed steps."""
+    lost: int = 0
+    """Samples that a complete epoch should have consumed and did not."""
+    repeated: int = 0
+    """Samples consumed more than once within an epoch."""
+    redone: int = 0
+    """Steps that were committed again by a later generation (after a restart from a checkpoint)."""
+    problems: tuple[str, ...] = ()
+    """Every contradiction found, one line each, at most 20."""
+    pids: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Training processes seen, by worker."""
+
+    @property
+    def ok(self) -> bool:
+        return not (self.lost or self.repeated or self.problems)
+
+
+class AuditLog:
+    """Writer of one rank. Lines are flushed at once: a killed rank loses none that it wrote."""
+
+    def __init__(self, directory: Path, worker: str, local_rank: int, pid: int) -> None:
+        """Raises ``OSError`` naming the path if the directory cannot be written."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._worker, self._pid = worker, pid
+        self._file: TextIO = (directory / f"{worker}.{local_rank}.{pid}.jsonl").open("a", buffering=1)
+        self._order: Order | None = None
+
+    def write(self, kind: str, step: int, part: Slice, order: Order, place: tuple[int, int, int]) -> None:
+        """``place``: generation, rank and world size that the step was computed in."""
+        if order != self._order:
+            self._order = order
+            self._file.write(json.dumps({"kind": "order", **asdict(order)}) + "\n")
+        generation, rank, world = place
+        line = Line(kind, step, generation, rank, world, self._worker, self._pid, part.indices)
+        self._file.write(json.dumps(asdict(line)) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def verify(directory: Path) -> Verdict:
+    """Judge all logs of a directory.
+
+    Raises ``ValueError`` naming file and line for a line that is no audit line (a torn last line of a killed rank is
+    left out), and where the directory holds no log at all.
+    """
+    files = sorted(directory.glob("*.jsonl"))
+    orders: set[Order] = set()
+    lines: list[Line] = []
+    for file in files:
+        for raw in _records(file):
+            if raw["kind"] == "order":
+                orders.add(Order(**{k: v for k, v in raw.items() if k != "kind"}))
+            else:
+                lines.append(Line(**{**raw, "indices": tuple(raw["indices"])}))
+    if not lines:
+        raise ValueError(f"{directory}: no audit lines in {len(files)} *.jsonl files; is $ELASTRAIN_AUDIT_DIR set?")
+    if len(orders) != 1:
+        raise ValueError(
+            f"{directory}: logs of {len(orders)} different data orders; give each job a directory of its own"
+        )
+    return judge(lines, orders.pop())
+
+
+def judge(lines: Iterable[Line], order: Order) -> Verdict:
+    """The verdict on ``lines`` of one job over ``order``. Pure."""
+    by_step: dict[int, list[Line]] = defaultdict(list)
+    pids: dict[str, set[int]] = defaultdict(set)
+    for line in lines:
+        by_step[line.step].append(line)
+        pids[line.worker].add(line.pid)
+    problems: list[str] = []
+    redone = 0
+    consumed: dict[int, Counter[int]] = defaultdict(Counter)
+    for step, of_step in sorted(by_step.items()):
+        committed = {line.generation for line in of_step if line.kind == "commit"}
+        if not committed:
+            problems.append(f"step {step}: adopted from a peer, but no rank committed it")
+            continue
+        redone += len(committed) - 1
+        last = max(committed)
+        samples, found = _step_samples(step, [x for x in of_step if x.generation == last], order)
+        problems += found
+        consumed[step // order.steps_per_epoch].update(samples)
+    first, final = min(by_step), max(by_step)
+    problems += [f"step {s}: committed by nobody" for s in range(first, final) if s not in by_step]
+    complete = [
+        e for e in consumed if first <= e * order.steps_per_epoch and (e + 1) * order.steps_per_epoch <= final + 1
+    ]
+    per_epoch = order.samples_before(order.steps_per_epoch)
+    return Verdict(
+        steps=len(by_step),
+        epochs=len(complete),
+        samples=sum(c.total() for c in consumed.values()),
+        lost=sum(max(0, per_epoch - len(consumed[e])) for e in complete),
+        repeated=sum(n - 1 for c in consumed.values() for n in c.values()),
+        redone=redone,
+        problems=tuple(problems[:20]),
+        pids={worker: tuple(sorted(p)) for worker, p in sorted(pids.items())},
+    )
+
+
+def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int], list[str]]:
+    """Samples that the generation of ``lines`` consumed in ``step``, and what contradicts the order."""
+    problems = []
+    worlds = {line.world_size for line in lines}
+    if len(worlds) != 1:
+        return [], [f"step {step}: one generation with world sizes {sorted(worlds)}"]
+    world = worlds.pop()
+    seen: dict[int, tuple[int, ...]] = {}
+    for line in lines:
+        if line.rank in seen and seen[line.rank] != line.indices:
+            problems.append(f"step {step}: rank {line.rank} logged two different parts")
+        seen[line.rank] = line.indices
+    samples: list[int] = []
+    for rank in range(world):
+        expected = order.slice(step, rank, world).indices
+        if rank in seen and seen[rank] != expected:
+            problems.append(f"step {step}: rank {rank} of {world} trained on {seen[rank]}, not on {expected}")
+        samples += seen.get(rank, expected)
+    return samples, problems
+
+
+def _records(file: Path) -> Iterable[dict[str, Any]]:
+    text = file.read_text().split("\n")
+    for number, raw in enumerate(text, 1):
+        if not raw:
+            continue
+        try:
+            record = json.loads(raw)
+            record["kind"]
+        except (ValueError, KeyError, TypeError) as e:
+            if number == len(text):  # no newline at its end: the rank was killed while it wrote
+                return
+            raise ValueError(f"{file}:{number}: not an audit line: {e}") from e
+        yield record

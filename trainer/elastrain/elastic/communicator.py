@@ -1,0 +1,220 @@
+"""The process group of one generation: connect, abort, close.
+
+A communicator belongs to exactly one generation and is never resized; a rescale replaces it. The interface follows what
+torch >= 2.14 calls ``_reconfigure`` (connect to a set of peers by a unique name, out of the training thread), so that
+it can move there.
+
+gloo's own abort calls do nothing in torch 2.13: a blocked receive waits for its timeout. What works is to shut the
+group's TCP sockets down; the blocked collective then raises within milliseconds. To find exactly this group's sockets
+each one gets a device, and so a listening port, of its own, and ranks tell each other these ports: a connection of the
+group has either our own port at its near end or a peer's port at its far end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elastrain.api.records import Generation
+
+CONNECT_TIMEOUT = timedelta(seconds=30)
+"""Bound of forming a group. A peer that is gone shows sooner, by a newer generation."""
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Bound of one collective, torch's own default. Lost peers do not wait for it: their generation is aborted."""
+
+_device_lock = threading.Lock()
+"""Held while a device is made, so that the new listening socket is the device's."""
+
+
+class GenerationBroken(RuntimeError):
+    """A collective of this generation failed or was aborted; nothing of the step was committed on this rank."""
+
+    def __init__(self, generation: int, cause: str) -> None:
+        super().__init__(f"generation {generation} is broken: {cause}")
+        self.generation = generation
+        self.cause = cause
+
+
+class Communicator:
+    """A gloo process group over the ranks of one generation.
+
+    ``group`` is a ``torch.distributed.ProcessGroup`` that DDP and the functions of ``torch.distributed`` accept; the
+    default group of ``torch.distributed`` stays untouched. Thread safety: collectives are for one thread at a time,
+    :meth:`abort` may be called from any.
+    """
+
+    def __init__(self, *, of: Generation, rank: int, store: dist.Store, address: str) -> None:
+        """Connect to all peers of generation ``of``; returns when every one of them is connected to this rank.
+
+        ``address`` is this host's address on the network of the collectives. Blocks up to ``CONNECT_TIMEOUT``.
+        Raises ``RuntimeError`` (torch's words) if a peer does not come.
+        """
+        self.of, self.rank, self.world_size = of, rank, of.world_size
+        world_size = of.world_size
+        self._lock = threading.Lock()
+        self._broken: str | None = None
+        self._sockets: list[socket.socket] = []
+        options = dist.ProcessGroupGloo._Options()
+        device, port = _make_device(address)
+        options._devices = [device]
+        options._timeout = CONNECT_TIMEOUT
+        store.set(f"listen/{rank}", str(port))
+        backend = dist.ProcessGroupGloo(store, rank, world_size, options)
+        backend._set_default_timeout(COLLECTIVE_TIMEOUT)
+        peers = {int(store.get(f"listen/{r}")) for r in range(world_size) if r != rank}
+        self._sockets = [s for s in _tcp_sockets(listening=False) if _belongs(s, port, peers)]
+        self.group = dist.ProcessGroup(store, rank, world_size)
+        self.group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            self.group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
+
+    @property
+    def generation(self) -> int:
+        """Its number."""
+        return self.of.number
+
+    @property
+    def broken(self) -> str | None:
+        """Why no collective of this group can succeed any more; None while it is healthy."""
+        return self._broken
+
+    def abort(self, cause: str) -> None:
+        """End whatever is blocked in this group's collectives, here and (by the closed connections) at the peers.
+
+        Idempotent, any thread, does not block. The first cause stays.
+        """
+        with self._lock:
+            if self._broken is None:
+                self._broken = cause
+            for s in self._sockets:
+                with contextlib.suppress(OSError):  # already closed by the peer
+                    s.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Release the group. Takes about 10 ms per peer (gloo joins its pairs); call it off the training thread."""
+        with self._lock:
+            self._broken = self._broken or "closed"
+            sockets, self._sockets = self._sockets, []
+        for s in sockets:
+            s.close()
+        self.group = None
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Turn a failed collective inside the block into :class:`GenerationBroken`, and abort the group for the peers."""
+        try:
+            yield
+        except GenerationBroken:
+            raise
+        except RuntimeError as e:  # torch raises plain RuntimeError from gloo
+            self.abort(_first_line(e))
+            raise GenerationBroken(self.generation, self._broken or _first_line(e)) from e
+        if self._broken is not None:
+            raise GenerationBroken(self.generation, self._broken)
+
+    # -- collectives (each raises GenerationBroken) ------------------------------------------------------------------
+    def all_gather_ints(self, values: list[int]) -> list[list[int]]:
+        """``values`` of every rank, in rank order; every rank passes as many."""
+        mine = torch.tensor(values, dtype=torch.int64)
+        out = [torch.empty_like(mine) for _ in range(self.world_size)]
+        with self.guard():
+            self.group.allgather([out], [mine]).wait()
+        return [t.tolist() for t in out]
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Fill ``tensor`` (contiguous, CPU) on all ranks with that of rank ``source``."""
+        with self.guard():
+            self.group.broadcast(tensor, source).wait()
+
+    def barrier(self) -> None:
+        self.all_gather_ints([self.rank])
+
+    def all_reduce_hook(self) -> Any:
+        """A DDP communication hook that sums buckets over this group without dividing.
+
+        A failure marks the group broken and lets backward end with the local sums: the caller asks :attr:`broken`
+        afterwards and discards the step. (An exception inside autograd would leave through user code.)
+        """
+
+        def sum_bucket(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            buffer = bucket.buffer()
+            if self._broken is None:
+                try:
+                    work = self.group.allreduce([buffer])
+                except RuntimeError as e:
+                    self.abort(_first_line(e))
+                else:
+                    return work.get_future().then(lambda f: self._result(f, buffer))
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            done.set_result(buffer)
+            return done
+
+        return sum_bucket
+
+    def _result(self, future: torch.futures.Future[Any], buffer: torch.Tensor) -> torch.Tensor:
+        try:
+            return future.value()[0]
+        except RuntimeError as e:
+            self.abort(_first_line(e))
+            return buffer
+
+
+def _make_device(address: str) -> tuple[Any, int]:
+    """A gloo device bound to ``address`` and the port on which it listens."""
+    with _device_lock:
+        before = _listening_ports()
+        device = dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
+        new = _listening_ports() - before
+    if len(new) != 1:
+        raise RuntimeError(f"expected one listening socket of the new gloo device on {address}, found {len(new)}")
+    return device, new.pop()
+
+
+def _listening_ports() -> set[int]:
+    ports = set()
+    for s in _tcp_sockets(listening=True):
+        ports.add(s.getsockname()[1])
+        s.close()
+    return ports
+
+
+def _tcp_sockets(*, listening: bool) -> Iterator[socket.socket]:
+    """Duplicates of this process's TCP sockets that listen (or are connected); the caller closes them."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - fds vanish while we look, names are all we need
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
+                continue
+            s = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+        if (
+            s.family in (socket.AF_INET, socket.AF_INET6)
+            and s.type == socket.SOCK_STREAM
+            and bool(s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) == listening
+        ):
+            yield s
+        else:
+            s.close()
+
+
+def _belongs(s: socket.socket, port: int, peers: set[int]) -> bool:
+    """Whether this connection is one of the group's; closes the duplicate if not."""
+    try:
+        if s.getsockname()[1] == port or s.getpeername()[1] in peers:
+            return True
+    except OSError:
+        pass
+    s.close()
+    return False
+
+
+def _first_line(e: BaseException) -> str:
+    return str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__

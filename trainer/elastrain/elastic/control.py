@@ -1,0 +1,32 @@
+"""What travels with the gradients: which proposals a rank is connected to, and its share of the loss.
+
+The control vector is summed over the ranks by the step's own gradient collective, so every rank reads the same sums and
+all take the same decision at the same step without a message more. Slot ``number % SLOTS`` counts the ranks that are
+*not* connected to generation ``number``: a zero is exact in every floating-point type, however many ranks there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+SLOTS = 8
+"""Proposals that can be outstanding at once, plus one for the generation in force."""
+LOSS = SLOTS
+"""Index of the loss: each rank adds its mean loss times its share of the global batch."""
+SIZE = SLOTS + 1
+
+
+def encode(connected: Collection[int]) -> list[float]:
+    """This rank's slots: 0 for each proposal (by number) that it has connected to, 1 elsewhere."""
+    ready = {n % SLOTS for n in connected}
+    return [0.0 if slot in ready else 1.0 for slot in range(SLOTS)]
+
+
+def agreed(sums: Sequence[float], current: int, connected: Collection[int]) -> int | None:
+    """The newest proposal that every rank is connected to, or None.
+
+    ``sums``: the summed control vectors of generation ``current``. ``connected`` must be what this rank passed to
+    :func:`encode` for the same step.
+    """
+    candidates = [n for n in connected if current < n < current + SLOTS and sums[n % SLOTS] == 0.0]
+    return max(candidates, default=None)

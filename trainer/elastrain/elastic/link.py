@@ -1,0 +1,72 @@
+"""A rank's end of the socket to its agent."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from elastrain.api import names
+from elastrain.api.messages import AGENT_MESSAGE, AgentMessage, Hello, RankMessage, Welcome
+
+WELCOME_TIMEOUT = 30.0
+"""Seconds a rank waits for its agent's first answer."""
+
+
+class AgentLost(SystemExit):
+    """The agent is gone; without it the rank is no member of anything and must end."""
+
+
+class AgentLink:
+    """One connection, kept for the rank's life. Messages arrive on a thread of its own, in order."""
+
+    def __init__(self, path: str, local_rank: int, on_message: Callable[[AgentMessage | None], None]) -> None:
+        """Connect and introduce this rank; returns after the agent's welcome (:attr:`welcome`).
+
+        ``on_message`` is called from the reader thread with every later message, and with None when the connection
+        ends. Raises ``ConnectionError`` or ``TimeoutError`` naming the socket.
+        """
+        self._on_message = on_message
+        self._send_lock = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(WELCOME_TIMEOUT)
+        try:
+            self._socket.connect(path)
+            self.send(Hello(local_rank=local_rank, pid=os.getpid()))
+            self._lines = self._socket.makefile("rb")
+            first = AGENT_MESSAGE.validate_json(self._lines.readline())
+        except TimeoutError as e:
+            raise TimeoutError(f"no welcome from the agent at {path} within {WELCOME_TIMEOUT:.0f} s") from e
+        except (OSError, ValidationError) as e:
+            raise ConnectionError(f"no agent at {path} (${names.ENV_AGENT_SOCKET}): {e}") from e
+        if not isinstance(first, Welcome):
+            raise ConnectionError(f"the agent at {path} began with {first.type!r}, expected 'welcome'")
+        self.welcome = first
+        self._socket.settimeout(None)
+        self._reader = threading.Thread(target=self._read, name="elastrain-agent-link", daemon=True)
+
+    def start(self) -> None:
+        """Begin to deliver messages."""
+        self._reader.start()
+
+    def send(self, message: RankMessage) -> None:
+        """Raises :class:`AgentLost` if the agent is gone."""
+        with self._send_lock:
+            try:
+                self._socket.sendall(message.encode() + b"\n")
+            except OSError as e:
+                raise AgentLost(f"the agent is gone (sending {message.type!r}: {e})") from e
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self) -> None:
+        try:
+            for line in self._lines:
+                self._on_message(AGENT_MESSAGE.validate_json(line))
+        except OSError:
+            pass  # the same as an end of file
+        self._on_message(None)

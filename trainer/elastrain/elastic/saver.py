@@ -1,0 +1,75 @@
+"""Durable checkpoints beside training: copied at a step boundary, written by a thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from elastrain.api.job import CheckpointSpec
+from elastrain.api.records import CheckpointState
+from elastrain.checkpoint import CheckpointVolume, due
+from elastrain.elastic import state
+
+log = structlog.get_logger(__name__)
+
+
+class Saver:
+    """Writes at most one checkpoint at a time; used by the rank that is rank 0 at the moment.
+
+    A failed save never stops training: it is kept in :attr:`result` for the status, and tried again at the next
+    interval. Memory: one copy of the state while a save runs.
+    """
+
+    def __init__(self, volume: CheckpointVolume, spec: CheckpointSpec) -> None:
+        self._volume, self._spec = volume, spec
+        self._saved_step, self._saved_at = 0, time.monotonic()
+        self._thread: threading.Thread | None = None
+        self.result: CheckpointState | None = None
+
+    def after_step(self, step: int, generation: int, lineage: str, tree: Callable[[], Any]) -> None:
+        """Begin a save if one is due and none runs."""
+        now = time.monotonic()
+        running = self._thread is not None and self._thread.is_alive()
+        if running or not due(self._spec, step=step, saved_step=self._saved_step, now=now, saved_at=self._saved_at):
+            return
+        self._saved_step, self._saved_at = step, now
+        copy = state.to_cpu_copy(tree())
+        self._thread = threading.Thread(
+            target=self._save, args=(copy, step, generation, lineage), name="elastrain-save", daemon=True
+        )
+        self._thread.start()
+
+    def save_now(self, step: int, generation: int, lineage: str, tree: Any) -> None:
+        """Save and return when it is done or has failed; a running save is waited for first."""
+        if self._thread is not None:
+            self._thread.join()
+        self._save(tree, step, generation, lineage)
+
+    def _save(self, tree: Any, step: int, generation: int, lineage: str) -> None:
+        began = time.monotonic()
+        try:
+            saved = self._volume.save(tree, step=step, generation=generation, lineage=lineage)
+        except Exception as e:
+            reason = _cause(e)
+            log.error("checkpoint failed", step=step, path=str(self._volume.path), error=reason)
+            last = self.result or CheckpointState()
+            error = f"saving step {step} to {self._volume.path}: {reason}"
+            self.result = CheckpointState(step=last.step, path=last.path, error=error)
+        else:
+            log.info("checkpoint saved", step=step, path=str(saved.path), seconds=round(time.monotonic() - began, 2))
+            self.result = CheckpointState(step=step, path=str(saved.path))
+
+
+def _cause(e: BaseException) -> str:
+    """The innermost reason: DCP wraps what the file system said in an exception that names ranks, not files."""
+    failures = getattr(e, "failures", None)
+    if failures:
+        return _cause(next(iter(failures.values()))[0])
+    if e.__cause__ is not None:
+        return _cause(e.__cause__)
+    lines = str(e).strip().splitlines()
+    return lines[0][:300] if lines else type(e).__name__

@@ -1,0 +1,203 @@
+"""What the agent has said, and the connections to proposals that follow from it.
+
+Two kinds of threads write here: the link's reader (messages) and one short-lived thread per proposal (connecting). The
+training thread reads between steps and, when it is in no healthy generation, waits here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import structlog
+from torch.distributed import TCPStore
+
+from elastrain.api.messages import Abort, Adopted, AgentMessage, Broken, Exit, Proposed, RankMessage
+from elastrain.api.records import Generation
+from elastrain.elastic import control, store
+from elastrain.elastic.communicator import Communicator
+from elastrain.elastic.link import AgentLink, AgentLost
+
+log = structlog.get_logger(__name__)
+
+_REMIND_SECONDS = 10.0
+"""While a rank waits for a generation it says so this often."""
+
+
+class ExitRequested(Exception):
+    """The agent wants this rank to end; no generation will include it any more."""
+
+
+class Session:
+    """The rank's side of its membership. All public methods are for the training thread."""
+
+    def __init__(self, socket_path: str, local_rank: int) -> None:
+        self._changed = threading.Condition()
+        self._proposed: dict[int, Generation] = {}
+        self._newest: Generation | None = None
+        self._adopted = 0
+        self._connected: dict[int, Communicator] = {}
+        self._failed: dict[int, str] = {}
+        self._aborted: dict[int, str] = {}
+        self._current: Communicator | None = None
+        self._exit: str | None = None
+        self._lost = False
+        self._local_rank = local_rank
+        self._store: TCPStore | None = None
+        self._link = AgentLink(socket_path, local_rank, self._on_message)
+        self.welcome = self._link.welcome
+        self._link.start()
+
+    # -- to the agent ------------------------------------------------------------------------------------------------
+    def send(self, message: RankMessage) -> None:
+        self._link.send(message)
+
+    def adopt(self, number: int, step: int) -> None:
+        """Tell the agent that this rank now trains in, or has stopped for, generation ``number``."""
+        with self._changed:
+            self._adopted = number
+        self._link.send(Adopted(generation=number, step=step))
+
+    def serve_store(self) -> int:
+        """Serve this member's store (local rank 0 only; others return 0) and return its port."""
+        if self._local_rank != 0:
+            return 0
+        self._store = self._store or store.serve(self.welcome.address)
+        return int(self._store.port)
+
+    def close(self) -> None:
+        with self._changed:
+            connected, self._connected = list(self._connected.values()), {}
+        for communicator in connected:
+            communicator.abort("the rank ends")
+        self._link.close()
+
+    # -- between steps -----------------------------------------------------------------------------------------------
+    def connected(self) -> frozenset[int]:
+        """Numbers of the proposals that all their ranks, this one included, could switch to."""
+        with self._changed:
+            return frozenset(n for n, c in self._connected.items() if c.broken is None) | self._without_me()
+
+    def expected_world_size(self) -> int:
+        """Ranks of the newest known generation; 0 before any."""
+        with self._changed:
+            return self._newest.world_size if self._newest else 0
+
+    def take(self, number: int) -> tuple[Generation, Communicator | None]:
+        """The generation that the ranks have agreed to switch to; None as communicator if it has no place for this
+        rank.
+        """
+        with self._changed:
+            self._current = self._connected.pop(number, None)
+            return self._proposed[number], self._current
+
+    def discard_superseded(self) -> None:
+        """Close connections to proposals that a newer one has replaced and that the ranks have not agreed upon."""
+        with self._changed:
+            newest = self._newest.number if self._newest else 0
+            old = [self._connected.pop(n) for n in list(self._connected) if n < newest]
+        for communicator in old:
+            communicator.abort("superseded")
+            close_in_background(communicator)
+
+    def wait_for_generation(self, after: int) -> tuple[Generation, Communicator | None]:
+        """The newest generation numbered above ``after``, connected; None as communicator if it has no place for this
+        rank.
+
+        Waits as long as the agent lives: a job below its minimum has nothing else to do, and says so.
+        Raises :class:`ExitRequested` or :class:`AgentLost`.
+        """
+        self._current = None
+        began = reminded = time.monotonic()
+        while True:
+            failed = None
+            with self._changed:
+                self._raise_if_over()
+                g = self._newest
+                if g is not None and g.number > after:
+                    if self._rank_in(g) is None:
+                        return g, None
+                    if g.number in self._connected:
+                        self._current = self._connected.pop(g.number)
+                        return g, self._current
+                    failed = self._failed.get(g.number)
+                if failed is None:
+                    self._changed.wait(1.0)
+            if failed is not None and g is not None:
+                # Not even connected: ask for another generation, and wait for that one.
+                self.send(Broken(generation=g.number, step=0, error=failed))
+                after = g.number
+            now = time.monotonic()
+            if now - reminded >= _REMIND_SECONDS:
+                reminded = now
+                log.info("waiting for a generation", newer_than=after, seconds=round(now - began))
+
+    # -- threads -----------------------------------------------------------------------------------------------------
+    def _on_message(self, message: AgentMessage | None) -> None:
+        with self._changed:
+            match message:
+                case None:
+                    self._lost = True
+                    self._abort_all("the agent is gone")
+                case Proposed(generation=g):
+                    if self._newest is None or g.number > self._newest.number:
+                        self._newest = g
+                        self._proposed = {n: p for n, p in self._proposed.items() if n > g.number - control.SLOTS}
+                        self._proposed[g.number] = g
+                        if self._rank_in(g) is not None:
+                            name = f"elastrain-connect-{g.number}"
+                            threading.Thread(target=self._connect, args=(g,), name=name, daemon=True).start()
+                case Abort(generation=number, reason=reason):
+                    self._aborted[number] = reason
+                    for c in (self._current, self._connected.get(number)):
+                        if c is not None and c.generation == number:
+                            c.abort(reason)
+                case Exit(reason=reason):
+                    self._exit = reason
+                    # A joiner may already wait in a generation for peers that will not come.
+                    if self._current is None or self._current.generation != self._adopted:
+                        self._abort_all(f"exit: {reason}")
+            self._changed.notify_all()
+
+    def _connect(self, g: Generation) -> None:
+        rank = self._rank_in(g)
+        assert rank is not None
+        try:
+            communicator = Communicator(of=g, rank=rank, store=store.connect(g), address=self.welcome.address)
+        except RuntimeError as e:  # torch's network errors are RuntimeErrors
+            log.warning("could not connect to a proposed generation", generation=g.number, error=str(e)[:200])
+            with self._changed:
+                self._failed[g.number] = str(e)
+                self._changed.notify_all()
+            return
+        with self._changed:
+            self._connected[g.number] = communicator
+            if g.number in self._aborted:
+                communicator.abort(self._aborted[g.number])
+            self._changed.notify_all()
+
+    # -- under the lock ----------------------------------------------------------------------------------------------
+    def _rank_in(self, g: Generation) -> int | None:
+        member = g.member(self.welcome.member)
+        return None if member is None else member.rank_offset + self._local_rank
+
+    def _without_me(self) -> frozenset[int]:
+        """The newest proposal counts as connected where there is nothing to connect to."""
+        g = self._newest
+        return frozenset() if g is None or self._rank_in(g) is not None else frozenset({g.number})
+
+    def _abort_all(self, cause: str) -> None:
+        for c in (self._current, *self._connected.values()):
+            if c is not None:
+                c.abort(cause)
+
+    def _raise_if_over(self) -> None:
+        if self._lost:
+            raise AgentLost("the agent is gone")
+        if self._exit is not None:
+            raise ExitRequested(self._exit)
+
+
+def close_in_background(communicator: Communicator) -> None:
+    """gloo needs about 10 ms per peer to let go; training does not wait for it."""
+    threading.Thread(target=communicator.close, name="elastrain-close", daemon=True).start()

@@ -1,0 +1,252 @@
+"""The generation that a rank trains in, and how it gets into the next one with its state.
+
+Everything here happens at a step boundary, on the training thread. Positions are committed steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from elastrain.api.job import CheckpointSpec
+from elastrain.api.messages import Broken, Ready, Report
+from elastrain.api.records import Generation, Rescale
+from elastrain.checkpoint import CheckpointVolume
+from elastrain.data.order import Order
+from elastrain.elastic import state
+from elastrain.elastic.communicator import Communicator, GenerationBroken
+from elastrain.elastic.module import ElasticModule
+from elastrain.elastic.report import Reporter, Switch
+from elastrain.elastic.saver import Saver
+from elastrain.elastic.session import Session, close_in_background
+from elastrain.elastic.state import Stateful
+
+log = structlog.get_logger(__name__)
+
+
+class World:
+    """One rank's place among the others."""
+
+    def __init__(
+        self,
+        session: Session,
+        tracked: dict[str, Stateful],
+        spec: CheckpointSpec | None,
+        volume: CheckpointVolume | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``tracked`` is shared with the job, which adds to it; ``spec`` and ``volume`` are both there or both None."""
+        self.model: ElasticModule | None = None
+        self.step = 0
+        self.ready = False
+        self.communicator: Communicator | None = None
+        self._session, self._tracked, self._clock = session, tracked, clock
+        self._generation: Generation | None = None
+        self._number = 0  # of the newest generation that was adopted, or given up
+        self._agreed: int | None = None
+        self._has_state = False
+        self._lineage = ""
+        self._volume = volume
+        self._saver = Saver(volume, spec) if volume and spec else None
+        self._reporter = Reporter()
+        self._place = (0, 0, 1)
+        self._since = clock()
+
+    # -- where this rank is ------------------------------------------------------------------------------------------
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Generation number, rank and world size; those of the last generation while in none; (0, 0, 1) before any."""
+        return self._place
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss over the last committed global batch."""
+        return self._reporter.loss
+
+    # -- the loop's side ---------------------------------------------------------------------------------------------
+    def say_ready(self) -> None:
+        """From now on a generation may include this rank."""
+        self._session.send(Ready(store_port=self._session.serve_store(), step=self.step))
+        self.ready = True
+
+    def commit(self, order: Order, total_steps: int | None, loss: float, agreed: int | None) -> None:
+        """The step's optimizer has been applied. ``agreed``: the generation that all ranks switch to now."""
+        assert self._generation is not None
+        self.step += 1
+        self._agreed = agreed
+        now = self._clock()
+        self._reporter.committed(now, loss)
+        rank = self._place[1]
+        if rank != 0:
+            return
+        if self._saver is not None:
+            self._saver.after_step(self.step, self._number, self._lineage, self._tree)
+        if self._reporter.due(now) or self.step == total_steps:
+            progress = self._reporter.progress(
+                self._generation,
+                step=self.step,
+                total_steps=total_steps,
+                epoch=self.step // order.steps_per_epoch,
+                samples=order.samples_before(self.step),
+                checkpoint=self._saver.result if self._saver else None,
+            )
+            self._session.send(Report(progress=progress))
+
+    def settle(self) -> None:
+        """Return in a healthy generation: at once in the steady state, after a switch that was agreed, or after a loss.
+
+        Raises ``ExitRequested`` if this rank is to leave, ``AgentLost`` if it is an orphan.
+        """
+        while True:
+            began = self._clock()
+            if self.communicator is not None and self.communicator.broken is not None:
+                self._give_up(self.communicator, self.communicator.broken)
+            if self.communicator is None:
+                generation, communicator = self._session.wait_for_generation(self._number)
+            elif self._agreed is not None:
+                generation, communicator = self._session.take(self._agreed)
+            else:
+                self._session.discard_superseded()
+                return
+            self._agreed = None
+            if communicator is None:
+                self._stop_for(generation)
+            else:
+                self._enter(generation, communicator, began)
+
+    def finish(self) -> None:
+        """Return when every rank of the generation has committed its last step: until then their state may be needed.
+
+        A rank that never trained returns at once. Raises ``ExitRequested`` if the others have ended already.
+        """
+        while self._number:
+            self.settle()
+            assert self.communicator is not None
+            try:
+                self.communicator.barrier()
+            except GenerationBroken:
+                continue  # settle() forms the next one
+            break
+        if self._saver is not None and self._place[1] == 0 and self._has_state:
+            self._saver.save_now(self.step, self._number, self._lineage, self._tree())
+
+    # -- changes of generation ---------------------------------------------------------------------------------------
+    def _give_up(self, communicator: Communicator, cause: str) -> None:
+        log.warning("generation is broken", generation=communicator.generation, step=self.step, cause=cause)
+        communicator.abort(cause)
+        self._session.send(Broken(generation=communicator.generation, step=self.step, error=cause))
+        self._number = max(self._number, communicator.generation)
+        self._leave()
+
+    def _leave(self) -> None:
+        old, self.communicator = self.communicator, None
+        if self.model is not None:
+            self.model.detach()
+        if old is not None:
+            close_in_background(old)
+
+    def _stop_for(self, generation: Generation) -> None:
+        """Adopt a generation that has no place for this rank: keep the state and wait, or be told to exit."""
+        # Where everybody stops, the state in memory is all there is. In a healthy generation rank 0 speaks for all;
+        # ranks that were stranded by a loss cannot tell who is first, and writing the same step twice is harmless.
+        speaks = self.communicator is None or self._place[1] == 0
+        if not generation.members and speaks and self._has_state and self._saver is not None:
+            self._saver.save_now(self.step, self._number, self._lineage, self._tree())
+        self._number = generation.number
+        self._leave()
+        self._session.adopt(generation.number, self.step)
+
+    def _enter(self, generation: Generation, communicator: Communicator, began: float) -> None:
+        entered, before, previous = self._clock(), self.step, self.communicator
+        had_state = self._has_state
+        try:
+            self._synchronise(communicator)
+        except GenerationBroken as e:
+            if previous is not None:
+                self._leave()
+            self._give_up(communicator, e.cause)
+            close_in_background(communicator)
+            return
+        synchronised = self._clock()
+        self._leave()  # only now: after the exchange above no peer is still receiving the old generation's last step
+        assert self.model is not None
+        self.model.attach(communicator)
+        from_size = self._place[2] if had_state else 0
+        self.communicator, self._generation = communicator, generation
+        self._number = generation.number
+        self._place = (generation.number, communicator.rank, communicator.world_size)
+        self._session.adopt(generation.number, self.step)
+        now = self._clock()
+        last = self._reporter.last_commit
+        self._reporter.entered(
+            Switch(
+                generation=generation,
+                from_size=from_size,
+                step=self.step,
+                lost_steps=max(0, before - self.step),
+                since=last if last is not None else self._since,
+                entered=now,
+                phases={
+                    "wait": round(entered - began, 4),
+                    "sync": round(synchronised - entered, 4),
+                    "attach": round(now - synchronised, 4),
+                },
+            )
+        )
+        log.info(
+            "generation entered", generation=generation.number, reason=generation.reason, rank=communicator.rank,
+            world_size=communicator.world_size, step=self.step, sync_seconds=round(synchronised - entered, 3),
+        )  # fmt: skip
+
+    # -- state -------------------------------------------------------------------------------------------------------
+    def _synchronise(self, communicator: Communicator) -> None:
+        """Make all ranks equal to the furthest one; nothing moves where they are. Raises ``GenerationBroken``."""
+        table = communicator.all_gather_ints([self.step if self._has_state else -1])
+        steps = [row[0] for row in table]
+        furthest = max(steps)
+        if furthest < 0:
+            if communicator.rank == 0:
+                self._cold_start(communicator.generation)
+            source, behind = 0, True
+        else:
+            source, behind = steps.index(furthest), min(steps) < furthest
+        if not behind:
+            return
+        if communicator.rank == source:
+            state.send(self._tree(), communicator)
+        else:
+            tree = state.receive(communicator, source)
+            if steps[communicator.rank] < furthest or furthest < 0:
+                self._load(tree)
+        self._has_state = True
+
+    def _cold_start(self, generation: int) -> None:
+        """No rank holds state: continue from the newest checkpoint that can be read, or begin with this rank's own."""
+        if self._volume is None:
+            return
+        for checkpoint in self._volume.complete():
+            try:
+                tree = self._volume.load(checkpoint)
+            except Exception as e:  # torch raises many kinds for damaged files
+                log.error(
+                    "checkpoint cannot be read, trying an older one", path=str(checkpoint.path), error=str(e)[:300]
+                )
+                continue
+            self._load(tree)
+            log.info("resumed from checkpoint", path=str(checkpoint.path), step=self.step)
+            break
+        self._lineage = self._volume.begin_lineage(generation)
+
+    def _tree(self) -> dict[str, Any]:
+        rescales = [r.model_dump() for r in self._reporter.rescales]
+        position = {"step": self.step, "lineage": self._lineage, "rescales": rescales}
+        return {"tracked": state.capture(self._tracked), "position": position}
+
+    def _load(self, tree: dict[str, Any]) -> None:
+        state.restore(self._tracked, tree["tracked"])
+        position = tree["position"]
+        self.step, self._lineage = position["step"], position["lineage"]
+        self._reporter.rescales = [Rescale.model_validate(r) for r in position["rescales"]]
