@@ -44,7 +44,7 @@ up() {
     etcd=$("$ROOT/scripts/get-etcd")
     mkdir -p "$DIR"
     read -r client peer secure < <(free_ports 3)
-    "$CACHE/bin/kubeadm" init phase certs sa --cert-dir "$DIR/certs" >/dev/null
+    "$CACHE/bin/kubeadm" init phase certs sa --cert-dir "$DIR/certs" >"$DIR/kubeadm.log" 2>&1
     token=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
     (umask 077 && echo "$token,admin,admin,system:masters" >"$DIR/certs/tokens.csv")
     start etcd "$etcd" --data-dir "$DIR/etcd" --unsafe-no-fsync --log-level warn \

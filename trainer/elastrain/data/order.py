@@ -65,7 +65,7 @@ class Order:
         return run
 
     def slice(self, step: int, rank: int, world_size: int) -> Slice:
-        """Part of ``rank`` in a world of ``world_size``: runs whose lengths differ by at most one, longer ones first."""
+        """Part of ``rank`` in a world of ``world_size``: runs whose lengths differ by at most one."""
         batch = self.batch(step)
         base, longer = divmod(len(batch), world_size)
         start = rank * base + min(rank, longer)

@@ -109,7 +109,7 @@ class Communicator:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Turn a failed collective inside the block into :class:`GenerationBroken`, and abort the group for the peers."""
+        """Turn a failed collective inside the block into :class:`GenerationBroken`, and abort for the peers."""
         try:
             yield
         except GenerationBroken:

@@ -1,4 +1,4 @@
-"""Tracked objects: their state moves with the job, and their ``step()`` does nothing in a step that is not committed."""
+"""Tracked objects: their state moves with the job, and their ``step()`` does nothing in a discarded step."""
 
 from __future__ import annotations
 

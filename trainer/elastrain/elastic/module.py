@@ -61,7 +61,7 @@ class ElasticModule(nn.Module):
             p.grad = None
 
     def set_control(self, connected: Collection[int], weighted_loss: torch.Tensor) -> None:
-        """What the next backward contributes (:mod:`elastrain.elastic.control`); on a GPU nothing waits for the loss."""
+        """What the next backward contributes (:mod:`elastrain.elastic.control`); nothing waits for the loss."""
         values: torch.Tensor = self._carrier.values
         values[: control.SLOTS] = torch.tensor(control.encode(connected), dtype=values.dtype)
         values[control.LOSS] = weighted_loss.detach()
