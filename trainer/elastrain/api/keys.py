@@ -35,6 +35,11 @@ class JobKeys:
         return self.prefix + "progress"
 
     @property
+    def closed(self) -> str:
+        """Written once, by the first stock torchrun agent that ends the job."""
+        return self.prefix + "closed"
+
+    @property
     def members(self) -> str:
         """Prefix of the member keys."""
         return self.prefix + "members/"

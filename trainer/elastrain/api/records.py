@@ -182,6 +182,20 @@ class Progress(Record):
     """The training loop has ended on every rank and the script of rank 0's worker exited with 0."""
 
 
+class Closed(Record):
+    """The job is over for stock torchrun: written by the first of its agents that finished, or gave up for good.
+
+    It lives for a while only, so that the same ``--rdzv-id`` can be used again later.
+    """
+
+    member: str
+    """Id of the member that wrote it."""
+    reason: str
+    """``Finished`` or ``Failed``."""
+    message: str = ""
+    """Why it failed, in one line."""
+
+
 class Outcome(StrEnum):
     FINISHED = "finished"
     DRAINED = "drained"

@@ -1,0 +1,4 @@
+"""Who trains together: pure decisions (``decide``), the executor (``membership``), torchrun's handler (``torchrun``).
+
+Only ``torchrun`` imports torch.
+"""

@@ -1,0 +1,71 @@
+"""Is that agent alive? Asked over TCP when a generation broke, so that a dead one is known before its lease ends.
+
+The answer is one line, ``elastrain <member id>``, sent to whoever connects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from enum import Enum
+
+GREETING = "elastrain "
+TIMEOUT = 0.5
+"""Seconds for connection and answer together are at most twice this."""
+
+
+class Evidence(Enum):
+    ALIVE = "alive"
+    DEAD = "dead"
+    """The host says that nobody listens there, or somebody else answers."""
+    NONE = "none"
+    """No answer: a slow host, a lost packet or a cut network look the same. The lease decides."""
+
+
+def probe(address: str, port: int, member_id: str, *, timeout: float = TIMEOUT) -> Evidence:
+    """Ask the agent at ``address:port`` whether it is ``member_id``."""
+    try:
+        with socket.create_connection((address, port), timeout=timeout) as connection:
+            connection.settimeout(timeout)
+            with connection.makefile("r", encoding="utf-8", errors="replace") as answer:
+                line = answer.readline(512)
+    except (ConnectionRefusedError, ConnectionResetError):
+        return Evidence.DEAD
+    except OSError:
+        return Evidence.NONE
+    if not line.startswith(GREETING):
+        return Evidence.NONE
+    return Evidence.ALIVE if line.removeprefix(GREETING).strip() == member_id else Evidence.DEAD
+
+
+class ProbeServer:
+    """Answers probes from one thread, for as long as the process lives."""
+
+    def __init__(self, member_id: Callable[[], str], host: str = "") -> None:
+        """``member_id``: this agent's id at the time of the question. ``host``: interface to listen on; empty: all.
+
+        Raises ``OSError`` if it cannot listen.
+        """
+        self._member_id = member_id
+        self._socket = socket.create_server((host, 0), backlog=128)
+        self.port: int = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, name="probe-server", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return  # closed
+            with connection, contextlib.suppress(OSError):  # the asker has gone: its loss
+                connection.settimeout(TIMEOUT)
+                connection.sendall(f"{GREETING}{self._member_id()}\n".encode())
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        self._socket.close()
+        self._thread.join(timeout=2 * TIMEOUT)
