@@ -133,18 +133,19 @@ def _add_spec_rules(spec: Schema) -> None:
 
 def _relax_status(status: Schema) -> None:
     """A status is written by one program, newer or older than this CRD: it must never be refused or pruned."""
-    status["x-kubernetes-preserve-unknown-fields"] = True
     conditions = status["properties"]["conditions"]
     conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-    _drop_demands(status)
+    _relax(status)
     conditions["items"]["required"] = ["type", "status"]
 
 
-def _drop_demands(schema: Schema) -> None:
+def _relax(schema: Schema) -> None:
     schema.pop("required", None)
     schema.pop("default", None)
+    if schema["type"] == "object":
+        schema["x-kubernetes-preserve-unknown-fields"] = True
     for child in [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]:
-        _drop_demands(child)
+        _relax(child)
 
 
 class _Dumper(yaml.SafeDumper):
