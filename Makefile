@@ -27,15 +27,15 @@ lint: ## ruff, mypy, and the layers of the architecture
 
 e2e: ## the tests on a real Kubernetes cluster (kind): set up, install by Helm, train, rescale, break things
 	@scripts/dev-env
-	@e2e/cluster/cluster up
-	@e2e/cluster/images load
+	@e2e/cluster/cluster.sh up
+	@e2e/cluster/images.sh
 	@$(PY) -m pytest -m e2e e2e
 
 cluster: ## a kind cluster of one control plane and two workers, as the e2e tests use it
-	@e2e/cluster/cluster up
+	@e2e/cluster/cluster.sh up
 
 clean-cluster: ## delete that cluster
-	@e2e/cluster/cluster down
+	@e2e/cluster/cluster.sh down
 
 bench: ## what a rescale costs, beside stock torchrun: a table and JSON
 	@scripts/dev-env

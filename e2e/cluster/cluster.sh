@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# The kind cluster of the e2e tests: one control plane and two workers that share a folder, /shared on each node, as a
+# volume that many nodes can write.
+#   cluster.sh up      make it, or make it whole again; prints how to talk to it       cluster.sh down    delete it
+set -euo pipefail
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$HERE/lib.sh"
+SHARED=$CACHE/$CLUSTER-shared
+NODES=("$CLUSTER-control-plane" "$CLUSTER-worker" "$CLUSTER-worker2")
+
+configuration() {
+    cat <<K
+kind: Cluster
+apiVersion: kind.x-k8s.io/v1alpha4
+nodes:
+- role: control-plane
+- role: worker
+  extraMounts: [{hostPath: $SHARED, containerPath: /shared}]
+- role: worker
+  extraMounts: [{hostPath: $SHARED, containerPath: /shared}]
+kubeadmConfigPatches:
+- |
+  kind: KubeletConfiguration
+  apiVersion: kubelet.config.k8s.io/v1beta1
+  failCgroupV1: false
+K
+}
+
+create() {
+    kind delete cluster --name "$CLUSTER"
+    rm -rf "$SHARED"
+    install -d -m 0777 "$SHARED" # the trainer's user is not root
+    configuration | kind create cluster --name "$CLUSTER" --config - --image "$1" --wait 120s
+}
+
+state() { docker inspect -f '{{.State.Running}} {{.State.Paused}}' "$1" 2>/dev/null || echo absent; }
+made_from() { docker inspect -f '{{.Config.Image}}' "${NODES[0]}" 2>/dev/null; }
+
+# Whether the cluster that is there can be used; brings back workers that a broken-off test has stopped. A stopped
+# control plane would come back under another address, so it is not brought back.
+usable() {
+    local node
+    [ "$(made_from)" = "$1" ] && [ "$(state "${NODES[0]}")" = "true false" ] || return 1
+    for node in "${NODES[@]:1}"; do
+        case $(state "$node") in
+        "true false") ;;
+        "true true") docker unpause "$node" >/dev/null ;;
+        "false false") docker start "$node" >/dev/null ;;
+        *) return 1 ;;
+        esac
+    done
+}
+
+up() {
+    local image
+    "$HERE/engine.sh" up
+    "$HERE/build.sh" kind kubectl
+    image=$("$HERE/node-image.sh")
+    usable "$image" || timed "create the cluster" create "$image"
+    timed "all nodes ready" kubectl wait --for=condition=Ready nodes --all --timeout=120s
+    echo "export KUBECONFIG=$KUBECONFIG PATH=$BIN:\$PATH"
+}
+
+down() { kind delete cluster --name "$CLUSTER"; }
+
+case ${1:-} in
+up | down) "$1" ;;
+*) die "usage: cluster.sh up|down" ;;
+esac

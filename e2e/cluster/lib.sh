@@ -1,0 +1,18 @@
+# Sourced by the scripts of this folder, after they set HERE.
+
+source "$HERE/../../scripts/lib.sh"
+source "$HERE/versions.env"
+
+CLUSTER=${ELASTRAIN_CLUSTER:-elastrain}
+BIN=$CACHE/bin
+export KUBECONFIG=$CACHE/$CLUSTER.kubeconfig
+export PATH=$BIN:$PATH
+export DOCKER_BUILDKIT=0 # the classic builder: it needs neither a plugin nor a registry
+
+DEBIAN=elastrain-e2e/debian:bookworm
+PYTHON_BASE=elastrain-e2e/python:bookworm
+
+have_image() { docker image inspect "$1" >/dev/null 2>&1; }
+
+# registry_has IMAGE: whether the image could be pulled now; asks for the manifest only, for at most ten seconds.
+registry_has() { timeout 10 docker manifest inspect "$1" >/dev/null 2>&1; }
