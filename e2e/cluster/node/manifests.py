@@ -20,9 +20,7 @@ def network(source: Path, image: str) -> str:
     text = constant(source / "const_cni.go", "defaultCNIManifest", {"kindnetdImage": image})
     # Our kindnetd is one of the programs in the Kubernetes image, and asks for the name of its node.
     text = text.replace(f"image: {image}\n", f"image: {image}\n        command: [kindnetd]\n")
-    node_name = (
-        "        - name: NODE_NAME\n          valueFrom:\n            fieldRef:\n              fieldPath: spec.nodeName\n"
-    )
+    node_name = "        - name: NODE_NAME\n          valueFrom: {fieldRef: {fieldPath: spec.nodeName}}\n"
     text = text.replace("        env:\n", "        env:\n" + node_name, 1)
     # Debian's containerd 1.6 has no NRI socket to mount.
     text = text.replace("        - name: nri-plugin\n          mountPath: /var/run/nri\n", "")
