@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Builds the project's images and puts them onto the cluster's nodes: operator and etcd onto the control plane, the
+# trainer onto the workers. Each tag names the image's content, so what has not changed is neither loaded again nor
+# mistaken for something newer. Writes their names to $CACHE/$CLUSTER-images.env, for the tests.
+set -euo pipefail
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$HERE/lib.sh"
+TRAINER_PACKAGES=${TRAINER_PACKAGES:-scikit-learn} # what the examples import beside torch
+WHEELS_PORT=18431 # fixed: it is in the build's arguments, and so in the key of Docker's layer cache
+
+# Serves the folders of PIP_FIND_LINKS and the file PIP_CONSTRAINT on loopback, where `docker build --network=host` sees
+# them, so that no wheel is copied into an image. Sets BUILD_ARGS.
+serve_wheels() {
+    local folder links
+    BUILD_ARGS=()
+    links=$(mktemp -d)
+    trap "rm -rf '$links'" EXIT
+    for folder in ${PIP_FIND_LINKS:-}; do
+        [ -d "$folder" ] && find "$(realpath "$folder")" -maxdepth 1 -name '*.whl' -exec ln -sf -t "$links" {} +
+    done
+    [ -n "$(ls "$links")" ] || [ -f "${PIP_CONSTRAINT:-}" ] || return 0
+    python3 -m http.server --bind 127.0.0.1 --directory "$links" "$WHEELS_PORT" >/dev/null 2>&1 &
+    trap "kill $!; rm -rf '$links'" EXIT
+    BUILD_ARGS+=(--build-arg "PIP_FIND_LINKS=http://127.0.0.1:$WHEELS_PORT/")
+    if [ -f "${PIP_CONSTRAINT:-}" ]; then
+        cp "$PIP_CONSTRAINT" "$links/constraints.txt"
+        BUILD_ARGS+=(--build-arg "PIP_CONSTRAINT=http://127.0.0.1:$WHEELS_PORT/constraints.txt")
+    fi
+}
+
+# The Dockerfile's own base where it can be pulled, else ours.
+choose_base() {
+    local base
+    base=$(sed -n 's/^ARG BASE_IMAGE=//p' "$ROOT/Dockerfile" | head -n 1)
+    have_image "$base" || registry_has "$base" && return
+    "$HERE/base-images.sh" python
+    BUILD_ARGS+=(--build-arg "BASE_IMAGE=$PYTHON_BASE")
+}
+
+# named NAME: gives the image NAME:new a tag made from its id, and prints that name.
+named() {
+    local id
+    id=$(docker image inspect -f '{{.Id}}' "$1:new")
+    docker tag "$1:new" "$1:${id:7:12}"
+    echo "$1:${id:7:12}"
+}
+
+# load IMAGE NODE...: onto those of the nodes that do not have it.
+load() {
+    local image=$1 node missing=()
+    shift
+    for node in "$@"; do
+        docker exec "$node" ctr -n k8s.io images ls -q | grep -qx "docker.io/$image" || missing+=("$node")
+    done
+    [ ${#missing[@]} = 0 ] && return
+    timed "load $(basename "${image%:*}") onto $(IFS=,; echo "${missing[*]#"$CLUSTER"-}")" \
+        kind load docker-image "$image" --name "$CLUSTER" --nodes "$(IFS=,; echo "${missing[*]}")"
+}
+
+etcd_image() {
+    local binary context
+    binary=$("$ROOT/scripts/get-etcd" --built)
+    context=$(mktemp -d)
+    cp "$binary" "$context/etcd"
+    cp "$(dirname "$binary")/etcdctl-${binary##*/etcd-}" "$context/etcdctl"
+    printf 'FROM scratch\nCOPY etcd etcdctl /usr/local/bin/\nENV PATH=/usr/local/bin\n' >"$context/Dockerfile"
+    docker build -t elastrain-e2e/etcd:new "$context"
+    rm -rf "$context"
+}
+
+main() {
+    local target operator trainer etcd
+    serve_wheels
+    choose_base
+    for target in operator trainer; do
+        timed "build the image $target" docker build --network=host --target "$target" -t "elastrain-e2e/$target:new" \
+            "${BUILD_ARGS[@]}" --build-arg "EXTRA_PACKAGES=$TRAINER_PACKAGES" "$ROOT"
+    done
+    timed "build the image etcd" etcd_image
+    operator=$(named elastrain-e2e/operator)
+    trainer=$(named elastrain-e2e/trainer)
+    etcd=$(named elastrain-e2e/etcd)
+    load "$operator" "$CLUSTER-control-plane"
+    load "$etcd" "$CLUSTER-control-plane"
+    load "$trainer" "$CLUSTER-worker" "$CLUSTER-worker2"
+    docker image prune -f >/dev/null
+    printf '%s=%s\n' OPERATOR_IMAGE "$operator" TRAINER_IMAGE "$trainer" ETCD_IMAGE "$etcd" >"$CACHE/$CLUSTER-images.env"
+}
+
+main
