@@ -35,6 +35,7 @@ ENV_NODE = "ELASTRAIN_NODE"
 ENV_ADDRESS = "ELASTRAIN_ADDRESS"  # the address other members reach this one at (pod IP)
 ENV_NPROC = "ELASTRAIN_NPROC_PER_NODE"
 ENV_LEASE_TTL = "ELASTRAIN_LEASE_TTL"  # seconds, at least 2
+ENV_DRAIN_TIMEOUT = "ELASTRAIN_DRAIN_TIMEOUT"  # seconds, shorter than the pod's grace period
 ENV_CHECKPOINT = "ELASTRAIN_CHECKPOINT"  # spec.checkpoint as JSON
 ENV_AUDIT_DIR = "ELASTRAIN_AUDIT_DIR"  # where ranks write the audit log; absent: none is written
 ENV_TERMINATION_LOG = "ELASTRAIN_TERMINATION_LOG"  # default /dev/termination-log

@@ -1,0 +1,167 @@
+"""``python -m elastrain_operator``: starts the operator; ``--help`` says how."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import Annotated
+
+import kopf
+import structlog
+import typer
+from pydantic import ValidationError
+
+from elastrain.api import names
+from elastrain.etcd import EtcdConfig
+from elastrain_operator.app import App
+from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.handlers import register
+
+cli = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+def option(env: str, help_: str) -> typer.models.OptionInfo:
+    return typer.Option(envvar=env, help=help_, show_default=True)  # type: ignore[no-any-return]
+
+
+@cli.command()
+def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
+    etcd_endpoints: Annotated[str, option(names.ENV_ETCD_ENDPOINTS, "host:port[,host:port] of etcd v3.")],
+    etcd_username: Annotated[str, option(names.ENV_ETCD_USERNAME, "User of etcd; needs a password file.")] = "",
+    etcd_password_file: Annotated[str, option(names.ENV_ETCD_PASSWORD_FILE, "File with the password.")] = "",
+    etcd_ca: Annotated[str, option(names.ENV_ETCD_CA, "CA certificate (PEM): switches TLS on.")] = "",
+    etcd_cert: Annotated[str, option(names.ENV_ETCD_CERT, "Client certificate (PEM).")] = "",
+    etcd_key: Annotated[str, option(names.ENV_ETCD_KEY, "Key of the client certificate (PEM).")] = "",
+    worker_etcd_endpoints: Annotated[
+        str, option("ELASTRAIN_WORKER_ETCD_ENDPOINTS", "etcd as workers see it. Default: --etcd-endpoints.")
+    ] = "",
+    worker_etcd_secret: Annotated[
+        str,
+        option(
+            "ELASTRAIN_WORKER_ETCD_SECRET",
+            "Secret in each job's namespace with what workers need for etcd: username and password, ca.crt, "
+            "tls.crt and tls.key, whichever the operator itself uses.",
+        ),
+    ] = "",
+    namespaces: Annotated[
+        str, option("ELASTRAIN_WATCH_NAMESPACES", "Namespaces to serve, separated by commas. Default: all.")
+    ] = "",
+    cluster: Annotated[
+        str, option("ELASTRAIN_CLUSTER", "Name of this Kubernetes cluster; must differ where clusters share an etcd.")
+    ] = "default",
+    lease_ttl: Annotated[
+        int, option(names.ENV_LEASE_TTL, "Seconds after which a silent worker is taken for lost.")
+    ] = names.DEFAULT_LEASE_TTL,
+    drain_extra: Annotated[
+        float,
+        option("ELASTRAIN_DRAIN_EXTRA", "Seconds beyond its pod's grace period that a worker may take to leave."),
+    ] = 30.0,
+    resync: Annotated[
+        float, option("ELASTRAIN_RESYNC", "Seconds after which each job is looked at though nothing has happened.")
+    ] = 300.0,
+    health_port: Annotated[
+        int, option("ELASTRAIN_HEALTH_PORT", "Port of GET /healthz, for the liveness probe.")
+    ] = 8080,
+    log_level: Annotated[str, option("ELASTRAIN_LOG_LEVEL", "debug, info, warning or error.")] = "info",
+) -> None:
+    """Runs elastic training jobs (`kubectl get etj`): creates their worker pods, tells the workers through etcd how
+    many are wanted, replaces lost ones and keeps each job's status true.
+
+    Uses the service account of its pod, else the current kubeconfig. Needs the CRD and one etcd v3 that workers reach,
+    too. It may be stopped at any time: training goes on, and the next start takes over from what it sees.
+
+    Example: `python -m elastrain_operator --etcd-endpoints 127.0.0.1:2379 --namespaces default`
+    """
+    try:
+        etcd = EtcdConfig.of(
+            etcd_endpoints,
+            username=etcd_username,
+            password_file=etcd_password_file,
+            ca=etcd_ca,
+            cert=etcd_cert,
+            key=etcd_key,
+        )
+        config = OperatorConfig(
+            etcd=etcd,
+            worker_etcd=WorkerEtcd(
+                endpoints=worker_etcd_endpoints or ",".join(etcd.endpoints),
+                secret=worker_etcd_secret,
+                user=bool(etcd.username),
+                ca=etcd.ca is not None,
+                certificate=etcd.cert is not None,
+            ),
+            namespaces=tuple(n.strip() for n in namespaces.split(",") if n.strip()),
+            cluster=cluster,
+            lease_ttl=lease_ttl,
+            drain_extra=drain_extra,
+            resync=resync,
+            health_port=health_port,
+        )
+        level = _level(log_level)
+    except ValidationError as error:
+        raise typer.BadParameter("; ".join(_words(e) for e in error.errors(include_url=False))) from error
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    configure_logging(level)
+    asyncio.run(run(config))
+
+
+async def run(config: OperatorConfig, stop: asyncio.Event | None = None) -> None:
+    """Run until SIGTERM or SIGINT, or until ``stop`` is set."""
+    registry = kopf.OperatorRegistry()
+    register(registry, App(config))
+    await kopf.operator(
+        registry=registry,
+        standalone=True,
+        clusterwide=not config.namespaces,
+        namespaces=config.namespaces,
+        liveness_endpoint=f"http://0.0.0.0:{config.health_port}/healthz",
+        stop_flag=stop,
+    )
+
+
+def configure_logging(level: int) -> None:
+    """One JSON object a line on stderr, kopf's own messages included."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(),
+            ],
+            foreign_pre_chain=shared,
+        )
+    )
+    root = logging.getLogger()
+    root.handlers, root.level = [handler], level
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _level(name: str) -> int:
+    levels = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+    if name.lower() not in levels:
+        raise ValueError(f"--log-level {name!r}: must be one of {', '.join(levels)}")
+    return levels[name.lower()]
+
+
+def _words(error: object) -> str:
+    assert isinstance(error, dict)
+    flag = "--" + str(error["loc"][-1]).replace("_", "-") if error["loc"] else ""
+    value = f" {error['input']!r}" if flag else ""
+    return f"{flag}{value}: {error['msg']}" if flag else str(error["msg"]).removeprefix("Value error, ")
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,94 @@
+"""The operator put together: clients, mirror, loops and sweeper, and what an event means for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from elastrain.api import names
+from elastrain.api.keys import JobKeys
+from elastrain.etcd import EtcdClient
+from elastrain_operator.apply import Executor
+from elastrain_operator.config import OperatorConfig
+from elastrain_operator.coordination import Mirror
+from elastrain_operator.kube import Kube
+from elastrain_operator.loops import JobLoop, Loops, PodsOf
+from elastrain_operator.model import JobRef
+from elastrain_operator.sweep import Sweeper
+
+FIRST_LIST_SECONDS = 5.0
+"""How long the start waits for etcd, so that the first plans know it."""
+
+log = structlog.get_logger(__name__)
+
+
+class App:
+    """One operator process. ``start`` and ``stop`` run in the event loop that everything else runs in."""
+
+    def __init__(self, config: OperatorConfig) -> None:
+        self._config = config
+        self._loops = Loops(self._make_loop)
+        self._pods_of: PodsOf = lambda _: ()
+
+    async def start(self) -> None:
+        """Connect. An etcd that does not answer is no reason not to start: jobs say so in their conditions."""
+        config = self._config
+        self._kube = await Kube.connect()
+        self._etcd = EtcdClient(config.etcd)
+        self._mirror = Mirror(self._etcd, config.cluster, self._etcd_changed)
+        self._mirror.start()
+        if not await self._mirror.wait_listed(FIRST_LIST_SECONDS):
+            log.warning("etcd does not answer yet", endpoints=config.etcd.endpoints)
+        self._executor = Executor(self._kube, self._mirror, config)
+        self._sweeper = Sweeper(self._kube, self._mirror, self._is_served)
+        self._sweeping = asyncio.create_task(self._sweeper.run(), name="sweeper")
+        log.info("started", endpoints=config.etcd.endpoints, namespaces=config.namespaces or "all")
+
+    async def stop(self) -> None:
+        """Let go at once: whatever was going on is seen and planned again by the next operator."""
+        self._sweeping.cancel()
+        await self._loops.stop()
+        await self._mirror.close()
+        await asyncio.to_thread(self._etcd.close)
+        await self._kube.close()
+        log.info("stopped")
+
+    def state(self) -> dict[str, Any]:
+        """For the health endpoint. An etcd outage is told but is no reason to restart the operator."""
+        outage = self._mirror.outage
+        return {"jobs": len(self._loops), "etcd": outage.message if outage else "connected"}
+
+    # ---- events ----------------------------------------------------------------------------------------------------
+    async def job_event(self, kind: str | None, body: Mapping[str, Any], pods_of: PodsOf) -> None:
+        """A job was listed (``kind`` None), ADDED, MODIFIED or DELETED."""
+        self._pods_of = pods_of
+        if kind == "DELETED":
+            await self._loops.forget(body["metadata"]["uid"])
+            self._sweeper.nudge()
+        else:
+            self._loops.see(body, pods_of)
+
+    def pod_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
+        """A worker pod was listed (``kind`` None), ADDED, MODIFIED or DELETED."""
+        meta = body["metadata"]
+        job_uid = meta.get("labels", {}).get(names.LABEL_JOB_UID, "")
+        if kind == "DELETED":
+            self._loops.pod_gone(job_uid, meta["uid"])
+            self._sweeper.nudge()
+        self._loops.wake(job_uid)
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+    def _make_loop(self, job: JobRef) -> JobLoop:
+        return JobLoop(job, self._executor, self._kube, self._mirror, self._config)
+
+    def _etcd_changed(self, keys: JobKeys | None) -> None:
+        if keys is None:
+            self._loops.wake_all()
+        else:
+            self._loops.wake(keys.uid)
+
+    def _is_served(self, keys: JobKeys) -> bool:
+        return keys.uid in self._loops or any(True for _ in self._pods_of(keys.uid))

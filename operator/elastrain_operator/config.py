@@ -1,0 +1,58 @@
+"""What an operator is started with. Filled from flags and ``ELASTRAIN_*`` variables by ``__main__``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from elastrain.api import names
+from elastrain.etcd import EtcdConfig
+
+
+class WorkerEtcd(BaseModel):
+    """How workers reach etcd. Secrets are named, never copied into pods."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    endpoints: Annotated[str, Field(min_length=1)]
+    """``host:port[,host:port]`` as seen from a worker."""
+    secret: str = ""
+    """Secret in the job's namespace with the keys used below; empty: etcd asks for no credentials."""
+    user: bool = False
+    """The secret has ``username`` and ``password``."""
+    ca: bool = False
+    """The secret has ``ca.crt``: TLS."""
+    certificate: bool = False
+    """The secret has ``tls.crt`` and ``tls.key``: a client certificate."""
+
+    @model_validator(mode="after")
+    def _credentials_have_a_source(self) -> Self:
+        if (self.user or self.ca or self.certificate) and not self.secret:
+            raise ValueError(
+                "worker etcd secret is empty, but the operator's own etcd connection uses a user, a CA or a "
+                "certificate: workers need theirs from a Secret in the job's namespace; name it with "
+                "--worker-etcd-secret"
+            )
+        return self
+
+
+class OperatorConfig(BaseModel):
+    """Settings of one operator process."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    etcd: EtcdConfig
+    worker_etcd: WorkerEtcd
+    namespaces: tuple[str, ...] = ()
+    """Namespaces whose jobs are served; empty: all."""
+    cluster: Annotated[str, Field(min_length=1)] = "default"
+    """Name of this Kubernetes cluster among those that share the etcd: records of jobs that are gone are swept only if
+    this cluster's operator wrote them."""
+    lease_ttl: Annotated[int, Field(ge=2, le=300)] = names.DEFAULT_LEASE_TTL
+    """Seconds after which a silent worker is no member any more."""
+    drain_extra: Annotated[float, Field(ge=0)] = 30.0
+    """Seconds beyond its pod's grace period that a worker may take to leave before it is deleted."""
+    resync: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds after which a job is looked at though nothing has happened."""
+    health_port: Annotated[int, Field(ge=1, le=65535)] = 8080

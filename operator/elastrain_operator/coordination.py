@@ -1,0 +1,172 @@
+"""The operator's side of etcd: one watch over all jobs keeps a mirror; the only writer of ``target``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+import structlog
+from pydantic import ValidationError
+
+from elastrain.api.keys import ROOT, JobKeys
+from elastrain.api.records import Generation, Member, Progress, Target
+from elastrain.etcd import Batch, EtcdDenied, EtcdError, Put, WatchState
+from elastrain_operator.model import Coordination, Outage
+
+LINGER = 5.0
+"""Seconds for which the mirror still counts after etcd was last heard: a reconnect is no outage."""
+
+log = structlog.get_logger(__name__)
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class Etcd(Protocol):
+    """What the operator uses of :class:`elastrain.etcd.EtcdClient`."""
+
+    def put(self, key: str, value: bytes) -> int: ...
+
+    def delete_prefix(self, prefix: str) -> int: ...
+
+    def watch_prefix(
+        self, prefix: str, on_events: Callable[[Batch], None], on_state: Callable[[WatchState], None] | None = None
+    ) -> Closable: ...
+
+
+class Mirror:
+    """All jobs' records as etcd last reported them. Lives in one event loop; the watch's thread only posts to it."""
+
+    def __init__(self, etcd: Etcd, cluster: str, on_change: Callable[[JobKeys | None], None]) -> None:
+        """``on_change`` is called in the event loop with the job whose records changed, or None: all may have."""
+        self._etcd = etcd
+        self._cluster = cluster
+        self._on_change = on_change
+        self._raw: dict[JobKeys, dict[str, bytes]] = {}
+        self._outage: Outage | None = Outage()
+        self._listed = asyncio.Event()
+        self._lapse: asyncio.TimerHandle | None = None
+        self._watch: Closable | None = None
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Begin to watch; returns at once."""
+        loop = asyncio.get_running_loop()
+
+        def post(call: Callable[..., None], value: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(call, value)
+
+        self._watch = self._etcd.watch_prefix(
+            ROOT, lambda batch: post(self.take, batch), lambda state: post(self.heard, state)
+        )
+
+    async def wait_listed(self, seconds: float) -> bool:
+        """Whether the first full list has come within so many seconds."""
+        try:
+            await asyncio.wait_for(self._listed.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        if self._lapse:
+            self._lapse.cancel()
+        if self._watch:
+            await asyncio.to_thread(self._watch.close)
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+    @property
+    def outage(self) -> Outage | None:
+        """Why the mirror cannot be believed; None: it can."""
+        return None if self._listed.is_set() and self._outage is None else self._outage or Outage()
+
+    def of(self, keys: JobKeys) -> Coordination | None:
+        """The records of a job; None if they are not known, or cannot be read (a newer version's, or damaged)."""
+        if self.outage:
+            return None
+        try:
+            return _decode(keys, self._raw.get(keys, {}))
+        except ValidationError as error:
+            log.error("unreadable record in etcd", prefix=keys.prefix, error=str(error))
+            return None
+
+    def jobs(self) -> list[JobKeys]:
+        """Jobs that have records written by this cluster's operator."""
+        mine = self._cluster.encode()
+        return [keys for keys, raw in self._raw.items() if raw.get(_owner(keys)) == mine]
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+    async def put_target(self, keys: JobKeys, target: Target) -> None:
+        """Publish what the operator wants. Raises ``EtcdError``."""
+        if _owner(keys) not in self._raw.get(keys, {}):
+            await asyncio.to_thread(self._etcd.put, _owner(keys), self._cluster.encode())
+        await asyncio.to_thread(self._etcd.put, keys.target, target.encode())
+
+    async def delete_records(self, keys: JobKeys) -> None:
+        """Delete all records of a job that is gone. Raises ``EtcdError``."""
+        await asyncio.to_thread(self._etcd.delete_prefix, keys.prefix)
+
+    # ---- what the watch says ---------------------------------------------------------------------------------------
+    def take(self, batch: Batch) -> None:
+        """Changes from the watch, in order."""
+        changed: set[JobKeys] = set()
+        for event in batch.events:
+            key, value = (event.kv.key, event.kv.value) if isinstance(event, Put) else (event.key, None)
+            keys = JobKeys.of(key)
+            if keys is None:
+                continue
+            changed.add(keys)
+            if value is None:
+                self._forget(keys, key)
+            else:
+                self._raw.setdefault(keys, {})[key] = value
+        if batch.snapshot and not self._listed.is_set():
+            self._listed.set()
+            self._on_change(None)
+        for keys in changed:
+            self._on_change(keys)
+
+    def heard(self, state: WatchState) -> None:
+        """The watch was connected, or lost etcd."""
+        if state.connected:
+            if self._lapse:
+                self._lapse.cancel()
+                self._lapse = None
+            if self._outage:
+                log.info("etcd connected")
+            self._outage = None
+            self._on_change(None)
+        elif self._lapse is None:
+            log.warning("etcd lost", error=str(state.error))
+            self._lapse = asyncio.get_running_loop().call_later(LINGER, self._lapsed, state.error)
+
+    def _lapsed(self, error: EtcdError | None) -> None:
+        reason = "EtcdDenied" if isinstance(error, EtcdDenied) else "EtcdUnavailable"
+        self._outage = Outage(reason, str(error or "etcd is silent"))
+        self._lapse = None
+        self._on_change(None)
+
+    def _forget(self, keys: JobKeys, key: str) -> None:
+        records = self._raw.get(keys, {})
+        records.pop(key, None)
+        if not records:
+            self._raw.pop(keys, None)
+
+
+def _owner(keys: JobKeys) -> str:
+    """Which cluster's operator wrote the target: only that one may delete the records of a job that is gone."""
+    return keys.prefix + "owner"
+
+
+def _decode(keys: JobKeys, raw: Mapping[str, bytes]) -> Coordination:
+    members: Iterable[bytes] = (raw[key] for key in sorted(raw) if key.startswith(keys.members))
+    target, generation, progress = raw.get(keys.target), raw.get(keys.generation), raw.get(keys.progress)
+    return Coordination(
+        target=Target.decode(target) if target else None,
+        members=tuple(Member.decode(value) for value in members),
+        generation=Generation.decode(generation) if generation else None,
+        progress=Progress.decode(progress) if progress else None,
+    )

@@ -1,0 +1,203 @@
+"""One task per job: observe → plan → apply → wait. Started on first sight, ended on deletion; never a finalizer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any
+
+import structlog
+
+from elastrain.api.keys import JobKeys
+from elastrain.etcd import EtcdError
+from elastrain_operator import observe, plan
+from elastrain_operator.apply import Executor, Memory
+from elastrain_operator.config import OperatorConfig
+from elastrain_operator.coordination import Mirror
+from elastrain_operator.kube import ApiError, Kube
+from elastrain_operator.model import JobRef, Observed, Plan, Pod
+
+COALESCE = 0.05
+"""Seconds between a wake-up and the pass it causes: what happens together is looked at once."""
+RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds before a pass is repeated after failures in a row."""
+UNSEEN = timedelta(seconds=30)
+"""After so long without being seen by the watch, a created pod is asked for."""
+STOP_SECONDS = 5.0
+
+PodsOf = Callable[[str], Iterable[Pod]]
+"""UID of a job → its pods, from the watch."""
+
+log = structlog.get_logger(__name__)
+
+
+class JobLoop:
+    """The loop of one job (one UID)."""
+
+    def __init__(self, job: JobRef, executor: Executor, kube: Kube, mirror: Mirror, config: OperatorConfig) -> None:
+        self.job = job
+        self._executor = executor
+        self._kube = kube
+        self._mirror = mirror
+        self._config = config
+        self._wake = asyncio.Event()
+        self._memory = Memory()
+        self._body: Mapping[str, Any] = {}
+        self._pods_of: PodsOf = lambda _: ()
+        self._task: asyncio.Task[None] | None = None
+
+    def see(self, body: Mapping[str, Any], pods_of: PodsOf) -> None:
+        """A new version of the job's object; starts the loop on first sight."""
+        self._body, self._pods_of = body, pods_of
+        self.wake()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"job {self.job.namespace}/{self.job.name}")
+
+    def wake(self) -> None:
+        """Something about this job may have changed."""
+        self._wake.set()
+
+    def pod_gone(self, uid: str) -> None:
+        """The watch says that this pod does not exist any more."""
+        self._memory.created.pop(uid, None)
+        self.wake()
+
+    async def stop(self) -> None:
+        """End the loop, in the middle of a pass if need be: the next operator sees the same world."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=STOP_SECONDS)
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            await asyncio.sleep(COALESCE)
+            self._wake.clear()
+            try:
+                due = await self._pass()
+                failures = 0
+            except Exception as error:
+                due = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]
+                failures += 1
+                # A fault of ours in one job must not end its loop, nor go unseen: that one is logged with its trace.
+                known = isinstance(error, (ApiError, EtcdError))
+                told = log.warning if known else log.exception
+                told("pass failed", job=self.job.name, namespace=self.job.namespace, error=str(error), retry_s=due)
+            await self._wait(due, hurried=failures == 0)
+
+    async def _wait(self, seconds: float, hurried: bool) -> None:
+        """Until something happens or ``seconds`` pass; a failed pass waits its time out."""
+        if not hurried:
+            await asyncio.sleep(seconds)
+            return
+        try:
+            await asyncio.wait_for(self._wake.wait(), seconds)
+        except TimeoutError:
+            return
+
+    async def _pass(self) -> float:
+        """One round; returns the seconds until the next one is due by the clock."""
+        body, memory = self._body, self._memory
+        if body["metadata"].get("deletionTimestamp"):
+            return self._config.resync  # its pods are the garbage collector's now
+        self.job = observe.job_ref(body)
+        status = memory.status or observe.job_status(body)
+        try:
+            spec = observe.job_spec(body)
+        except observe.SpecInvalid as error:
+            refusal = plan.refuse(status, self.job.generation, str(error), _now())
+            await self._executor.execute(self.job, None, refusal, memory)
+            return self._config.resync
+        decided = plan.plan(spec, status, await self._observe(), _now(), self._config.drain_extra)
+        self._remember_drains(decided)
+        await self._executor.execute(self.job, spec, decided, memory)
+        return min(decided.requeue_after or self._config.resync, self._config.resync)
+
+    async def _observe(self) -> Observed:
+        memory = self._memory
+        keys = JobKeys(self.job.namespace, self.job.name, self.job.uid)
+        coordination = self._mirror.of(keys)
+        return Observed(
+            job=self.job,
+            pods=await self._pods(),
+            coordination=coordination,
+            outage=self._mirror.outage,
+            draining_since=MappingProxyType(dict(memory.draining_since)),
+            unborn=memory.unborn,
+            refusal=memory.refusal,
+            status_written=memory.status_written,
+        )
+
+    async def _pods(self) -> tuple[Pod, ...]:
+        """Pods from the watch, and those we created that it does not show yet."""
+        seen = {p.uid: p for p in self._pods_of(self.job.uid)}
+        created = self._memory.created
+        for uid, (pod, since) in list(created.items()):
+            if uid in seen:
+                del created[uid]
+            elif _now() - since > UNSEEN:
+                await self._ask_for(pod)
+        return observe.pods([*seen.values(), *(pod for pod, _ in created.values())])
+
+    async def _ask_for(self, pod: Pod) -> None:
+        """The watch is late with a pod: does it still exist?"""
+        body = await self._kube.get_pod(self.job.namespace, pod.name)
+        current = observe.pod(body) if body and body["metadata"]["uid"] == pod.uid else None
+        if current:
+            self._memory.created[pod.uid] = (current, _now())
+        else:
+            del self._memory.created[pod.uid]
+
+    def _remember_drains(self, decided: Plan) -> None:
+        since = self._memory.draining_since
+        self._memory.draining_since = {name: since.get(name, _now()) for name in decided.leaving}
+
+
+class Loops:
+    """The loops of all jobs, by UID."""
+
+    def __init__(self, make: Callable[[JobRef], JobLoop]) -> None:
+        self._make = make
+        self._loops: dict[str, JobLoop] = {}
+
+    def __len__(self) -> int:
+        return len(self._loops)
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._loops
+
+    def see(self, body: Mapping[str, Any], pods_of: PodsOf) -> None:
+        """A job was added or changed."""
+        job = observe.job_ref(body)
+        if job.uid not in self._loops:
+            self._loops[job.uid] = self._make(job)
+        self._loops[job.uid].see(body, pods_of)
+
+    async def forget(self, uid: str) -> None:
+        """A job is gone."""
+        loop = self._loops.pop(uid, None)
+        if loop:
+            await loop.stop()
+
+    def wake(self, uid: str) -> None:
+        if uid in self._loops:
+            self._loops[uid].wake()
+
+    def wake_all(self) -> None:
+        for loop in self._loops.values():
+            loop.wake()
+
+    def pod_gone(self, job_uid: str, pod_uid: str) -> None:
+        if job_uid in self._loops:
+            self._loops[job_uid].pod_gone(pod_uid)
+
+    async def stop(self) -> None:
+        """End all loops."""
+        await asyncio.gather(*(loop.stop() for loop in self._loops.values()))
+        self._loops.clear()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

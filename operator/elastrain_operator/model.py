@@ -1,0 +1,199 @@
+"""What the operator sees and what it decides, as plain immutable values. No client, no framework, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from types import MappingProxyType
+
+from elastrain.api.job import JobStatus
+from elastrain.api.records import Generation, Member, Progress, Target, Termination
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """Which job, and which of its spec's generations."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int | None = None
+    """``metadata.generation`` of the spec that is planned for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the trainer container (or, where it never ran, the pod) ended."""
+
+    at: datetime
+    record: Termination | None = None
+    """Last words of the agent; None if it could not speak (killed, evicted, no agent in the image)."""
+    exit_code: int | None = None
+    """None if no exit code is known: the pod ended without its container's status."""
+    reason: str = ""
+    """Kubernetes' word: OOMKilled, StartError, Evicted, NodeLost, ..."""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a pod does not start, as Kubernetes says it."""
+
+    reason: str
+    """Reason of the condition PodsReady: ImagePullFailed, Unschedulable, VolumeFailed, ContainerConfigFailed, ..."""
+    message: str
+    """Names pod, container and image and quotes Kubernetes."""
+    patience: float = 0.0
+    """Seconds after the pod's creation from which on it is worth telling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A worker pod. Built by ``observe.pod`` only."""
+
+    name: str
+    uid: str
+    ordinal: int
+    created: datetime
+    started: bool = False
+    """The trainer container runs or has run."""
+    ready: bool = False
+    went_unready: bool = False
+    """It was Ready once and is not any more: its node does not answer, or a probe of the template fails."""
+    terminating: bool = False
+    grace: float = 30.0
+    """Seconds between SIGTERM and SIGKILL."""
+    ending: Ending | None = None
+    over: bool = False
+    """All its containers have ended: what it used is free."""
+    disruption: str = ""
+    """Reason of a true condition DisruptionTarget: PreemptionByScheduler, EvictionByEvictionAPI, ..."""
+    trouble: Trouble | None = None
+
+
+class Cause(StrEnum):
+    """Field names of ``status.restarts``."""
+
+    USER = "user"
+    INFRASTRUCTURE = "infrastructure"
+    PREEMPTION = "preemption"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A worker that is gone without having been asked to go."""
+
+    pod: Pod
+    cause: Cause
+    reason: str
+    """One CamelCase word."""
+    message: str
+    """What happened, in one line."""
+    log_tail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Coordination:
+    """The job's records in etcd at one revision."""
+
+    target: Target | None = None
+    members: tuple[Member, ...] = ()
+    generation: Generation | None = None
+    progress: Progress | None = None
+
+    def member_of(self, worker: str) -> Member | None:
+        """The live member of a worker (pod name)."""
+        return next((m for m in self.members if m.worker == worker), None)
+
+    def trains(self, worker: str) -> bool:
+        """Whether the newest generation includes a worker (pod name)."""
+        return self.generation is not None and any(m.worker == worker for m in self.generation.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The API server's last refusal to create a pod."""
+
+    reason: str
+    """Reason of the condition PodsReady: TemplateInvalid, QuotaExceeded, NameTaken."""
+    message: str
+    at: datetime
+    attempts: int = 1
+    """Refusals in a row."""
+    generation: int | None = None
+    """``metadata.generation`` of the spec that was refused: a changed spec is tried at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Why etcd is not known."""
+
+    reason: str = "EtcdUnavailable"
+    """EtcdUnavailable or EtcdDenied."""
+    message: str = "not connected yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything a plan is made from, beside spec and status."""
+
+    job: JobRef
+    pods: tuple[Pod, ...] = ()
+    """All pods of the job that the API server has, ended ones included, by ordinal."""
+    coordination: Coordination | None = None
+    """None: not known, since etcd cannot be reached. That is not the same as empty."""
+    outage: Outage | None = None
+    """Why ``coordination`` is None."""
+    draining_since: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
+    """When this operator first saw each leaving worker (pod name) as leaving."""
+    unborn: tuple[int, ...] = ()
+    """Ordinals that were given to pods which the API server then refused; used first."""
+    refusal: Refusal | None = None
+    status_written: datetime | None = None
+    """When this operator last wrote the status; None: not yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    pod: str
+    uid: str
+    """Only the pod with this UID is deleted."""
+    why: str
+    """For the log."""
+
+
+class Severity(StrEnum):
+    """Types of a Kubernetes event."""
+
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """An event to be recorded on the job."""
+
+    reason: str
+    message: str
+    severity: Severity = Severity.NORMAL
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now. ``apply.py`` does it in this order: status, target, create, delete, delete_job, notices."""
+
+    status: JobStatus | None = None
+    """To be written; None: it is as it should be (or the change is too small to be written yet)."""
+    target: Target | None = None
+    """To be written to etcd; None: it is as it should be, or etcd is not known."""
+    create: tuple[int, ...] = ()
+    """Ordinals of the pods to create."""
+    delete: tuple[Deletion, ...] = ()
+    delete_job: bool = False
+    notices: tuple[Notice, ...] = ()
+    leaving: frozenset[str] = frozenset()
+    """Workers (pod names) that are asked to leave, for the clock of their drain."""
+    requeue_after: float | None = None
+    """Seconds until something is due by the clock alone; None: nothing is."""

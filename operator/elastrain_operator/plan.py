@@ -1,0 +1,334 @@
+"""Spec, status and what is observed → what to do. Pure: same input, same plan, and nothing happens here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from elastrain.api import names
+from elastrain.api.job import ConditionType, JobSpec, JobStatus
+from elastrain.api.records import Target
+from elastrain_operator.model import Coordination, Deletion, Loss, Notice, Observed, Outage, Plan, Pod
+from elastrain_operator.policy import clean, conditions, drain, losses, news, progress, restarts, scale, targets
+from elastrain_operator.policy import ttl as ttl_policy
+from elastrain_operator.policy import verdict as verdicts
+from elastrain_operator.policy.conditions import Claim
+from elastrain_operator.policy.verdict import Verdict
+
+DRAIN_EXTRA = 30.0
+"""Seconds beyond a pod's own grace period that a worker may take to leave."""
+STATUS_INTERVAL = 5.0
+"""Seconds between two writes of the status that tell nothing but a new step."""
+REFUSAL_DELAYS = (2.0, 5.0, 15.0, 60.0)
+"""Seconds before a pod that the API server refused is tried again: by number of refusals in a row."""
+
+
+def plan(spec: JobSpec, status: JobStatus, observed: Observed, now: datetime, drain_extra: float = DRAIN_EXTRA) -> Plan:
+    """What the operator should do about one job now. Executed by ``apply.py``; ``now`` is timezone-aware.
+
+    What holds: nothing that needs membership is done while etcd is not known; every ended pod is counted before it is
+    deleted; a worker of the generation in force is deleted only after it was asked to leave and has left, or its drain
+    deadline has passed, or the job has ended.
+    """
+    sight = _Sight(spec, status, observed, now, drain_extra)
+    standing = verdicts.standing(status)
+    if standing:
+        return _after_end(sight, standing)
+    verdict = (
+        verdicts.success(observed.pods, observed.coordination)
+        or verdicts.failure(spec.backoff_limit, sight.count.restarts, sight.losses)
+        or verdicts.overdue(spec, sight.start, now)
+    )
+    return _end(sight, verdict) if verdict else _go_on(sight)
+
+
+def refuse(status: JobStatus, generation: int | None, message: str, now: datetime) -> Plan:
+    """The plan for a job whose spec breaks a rule: say so and touch nothing."""
+    claim = Claim(ConditionType.PODS_READY, "False", "SpecInvalid", message)
+    changed = status.model_copy(
+        update={
+            "conditions": conditions.merge(status.conditions, [claim], generation, now),
+            "observed_generation": generation,
+        }
+    )
+    return Plan(status=_if_changed(status, changed), notices=news.notices(status, changed, None, None, ()))
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """The input of a plan and what follows from it, each computed once."""
+
+    spec: JobSpec
+    status: JobStatus
+    seen: Observed
+    now: datetime
+    drain_extra: float
+
+    @cached_property
+    def etcd(self) -> Coordination | None:
+        """The job's records, None if etcd is not known."""
+        return self.seen.coordination
+
+    @cached_property
+    def members(self) -> Coordination | None:
+        """The same, but None also where records that must be there are not: etcd has lost its data, and the absence
+        of a member proves nothing."""
+        etcd = self.etcd
+        lost_data = etcd is not None and etcd.generation is None and self.status.generation is not None
+        return None if lost_data else etcd
+
+    @cached_property
+    def asked(self) -> frozenset[str]:
+        """Workers already asked to leave that still exist (names). The target keeps them until the pod is gone."""
+        named = set(self.etcd.target.leaving if self.etcd and self.etcd.target else ()) | set(self.seen.draining_since)
+        return frozenset(named & {p.name for p in self.seen.pods})
+
+    @cached_property
+    def losses(self) -> tuple[Loss, ...]:
+        return losses.losses(self.seen.pods, self.members, self.asked)
+
+    @cached_property
+    def count(self) -> restarts.Count:
+        return restarts.count(self.status.restarts, self.status.counted_failures, self.losses, self.seen.pods)
+
+    @cached_property
+    def silent(self) -> frozenset[str]:
+        """Workers whose node and lease are silent (names)."""
+        return frozenset(p.name for p in self.seen.pods if losses.is_silent(p, self.members))
+
+    @cached_property
+    def workers(self) -> tuple[Pod, ...]:
+        return scale.active(self.seen.pods, self.asked, self.silent)
+
+    @cached_property
+    def victims(self) -> tuple[Pod, ...]:
+        """Workers to be asked to leave now; nobody while etcd cannot tell them."""
+        if self.etcd is None:
+            return ()
+        return scale.victims(self.workers, len(self.workers) - self.spec.desired_replicas, self.members)
+
+    @cached_property
+    def leaving(self) -> frozenset[str]:
+        return self.asked | {p.name for p in self.victims}
+
+    @cached_property
+    def start(self) -> datetime | None:
+        """Since when the job has been active, as batch/v1 counts it: from creation or from the end of a suspension."""
+        if self.spec.suspend:
+            return None
+        return datetime.fromisoformat(self.status.start_time) if self.status.start_time else self.now
+
+    def due(self, pod: Pod) -> datetime:
+        """When a leaving worker is deleted whatever it does."""
+        return drain.deadline(pod, self.seen.draining_since.get(pod.name, self.now), self.drain_extra)
+
+
+# ---- a job that goes on --------------------------------------------------------------------------------------------
+def _go_on(sight: _Sight) -> Plan:
+    spec, seen, now = sight.spec, sight.seen, sight.now
+    wait = _creation_wait(sight)
+    create = () if wait or sight.etcd is None else _create(sight)
+    ended = clean.ended(seen.pods, frozenset(sight.count.counted), now)
+    delete = _unique((*_drained(sight), *_silenced(sight), *ended))
+    target = targets.target(spec, sight.etcd.target, sight.leaving, stop=False) if sight.etcd else None
+    status = _status(sight, create, wait)
+    return _finish_plan(
+        sight, status, target, create=create, delete=delete, due=_deadlines(sight, wait), lost=sight.count.fresh
+    )
+
+
+def _create(sight: _Sight) -> tuple[int, ...]:
+    missing = max(sight.spec.desired_replicas - len(sight.workers), 0)
+    if sight.seen.refusal:
+        missing = min(missing, 1)  # one pod tells whether the API server has changed its mind
+    return scale.ordinals(missing, sight.seen.unborn, sight.seen.pods, sight.status.next_ordinal)
+
+
+def _creation_wait(sight: _Sight) -> datetime | None:
+    """Until when no worker is created; None: no need to wait."""
+    waits = [restarts.not_before(sight.count.restarts, sight.seen.pods, sight.now)]
+    refusal = sight.seen.refusal
+    if refusal and refusal.generation == sight.seen.job.generation:
+        delay = REFUSAL_DELAYS[min(refusal.attempts, len(REFUSAL_DELAYS)) - 1]
+        waits.append(refusal.at + timedelta(seconds=delay))
+    latest = max((w for w in waits if w), default=None)
+    return latest if latest and latest > sight.now else None
+
+
+def _drained(sight: _Sight) -> Iterable[Deletion]:
+    """Leaving workers that may go. Those asked just now must first be able to read it, unless they never started."""
+    for pod in sight.seen.pods:
+        if pod.name not in sight.leaving or pod.terminating:
+            continue
+        known = sight.etcd is not None and (pod.name in sight.asked or not pod.started)
+        why = drain.released(pod, sight.members, sight.due(pod), sight.now) if known else None
+        if why:
+            yield Deletion(pod.name, pod.uid, why)
+
+
+def _silenced(sight: _Sight) -> Iterable[Deletion]:
+    """Workers on silent nodes, so that they do not come back beside their replacement. Never forced: nobody knows
+    whether their processes have ended, and their node takes no other pods meanwhile."""
+    for pod in sight.seen.pods:
+        if pod.name in sight.silent and not pod.terminating and pod.name not in sight.asked:
+            yield Deletion(pod.name, pod.uid, "lost with its node")
+
+
+# ---- a job that ends -----------------------------------------------------------------------------------------------
+def _end(sight: _Sight, verdict: Verdict) -> Plan:
+    status = _status(sight, (), None)
+    merged = conditions.merge(status.conditions, conditions.ended(verdict), sight.seen.job.generation, sight.now)
+    status = status.model_copy(
+        update={
+            "conditions": merged,
+            "phase": verdict.condition.value,
+            "completion_time": sight.now.isoformat(),
+        }
+    )
+    return _settle(sight, status, verdict.condition, sight.count.fresh)
+
+
+def _after_end(sight: _Sight, standing: ConditionType) -> Plan:
+    old, seen = sight.status, sight.seen
+    live = sum(not p.ending for p in seen.pods)
+    status = old.model_copy(
+        update={
+            "replicas": live,
+            "ready_replicas": min(old.ready_replicas, live),
+            "counted_failures": [uid for uid in old.counted_failures if uid in {p.uid for p in seen.pods}],
+            "completion_time": old.completion_time or sight.now.isoformat(),
+            "observed_generation": seen.job.generation,
+        }
+    )
+    return _settle(sight, status, standing)
+
+
+def _settle(sight: _Sight, status: JobStatus, verdict: ConditionType, lost: Iterable[Loss] = ()) -> Plan:
+    """Clean up after the end; a failed job's workers are told to save and leave first."""
+    assert status.completion_time is not None
+    completion = datetime.fromisoformat(status.completion_time)
+    delete = clean.finished(sight.seen.pods, sight.spec.clean_pod_policy, verdict, completion, sight.now)
+    target = None
+    if verdict is ConditionType.FAILED and sight.etcd is not None:
+        everybody = {p.name for p in sight.seen.pods if not p.over}
+        target = targets.target(sight.spec, sight.etcd.target, everybody, stop=True)
+    expiry = ttl_policy.expiry(sight.spec.ttl_seconds_after_finished, completion)
+    expired = expiry is not None and sight.now >= expiry
+    waiting = any(not p.over and not p.terminating for p in sight.seen.pods)
+    due = [expiry, clean.finish_deadline(completion) if waiting else None]
+    return _finish_plan(sight, status, target, delete=delete, due=due, delete_job=expired, lost=lost)
+
+
+# ---- common --------------------------------------------------------------------------------------------------------
+def _status(sight: _Sight, create: tuple[int, ...], wait: datetime | None) -> JobStatus:
+    """The status of a job that has not ended, anew from what is seen. What etcd told stays while it is silent."""
+    old, seen, etcd, spec = sight.status, sight.seen, sight.etcd, sight.spec
+    known = sight.members
+    generation, ready = progress.in_force(old.generation, known) if known else (old.generation, old.ready_replicas)
+    report = etcd.progress if etcd else None
+    live = sum(not p.ending for p in seen.pods)
+    picture = conditions.Picture(
+        desired=spec.desired_replicas,
+        ready=ready,
+        workers=tuple(p for p in sight.workers if p not in sight.victims),
+        draining=sum(not p.over for p in seen.pods if p.name in sight.leaving),
+        generation=generation,
+        pending_generation=_pending(etcd, generation.number if generation else None),
+        progress=report,
+        outage=None if etcd else seen.outage or Outage(),
+        has_checkpoints=spec.checkpoint is not None,
+        suspended=spec.suspend,
+        refusal=seen.refusal,
+        waits_until=wait,
+    )
+    merged = conditions.merge(old.conditions, conditions.active(picture, sight.now), seen.job.generation, sight.now)
+    following = max([old.next_ordinal, *(n + 1 for n in create), *(p.ordinal + 1 for p in seen.pods)])
+    return JobStatus(
+        phase=conditions.phase(merged, ready),
+        conditions=merged,
+        replicas=live,
+        ready_replicas=ready,
+        selector=f"{names.LABEL_JOB_UID}={seen.job.uid}",
+        generation=generation,
+        step=report.step if report else old.step,
+        last_rescale=progress.last_rescale(old.last_rescale, etcd, sight.now) if etcd else old.last_rescale,
+        restarts=sight.count.restarts,
+        counted_failures=list(sight.count.counted),
+        next_ordinal=following,
+        start_time=sight.start.isoformat() if sight.start else None,
+        observed_generation=seen.job.generation,
+    )
+
+
+def _pending(etcd: Coordination | None, in_force: int | None) -> int | None:
+    newest = etcd.generation if etcd else None
+    return newest.number if newest and newest.number != in_force else None
+
+
+def _deadlines(sight: _Sight, wait: datetime | None) -> list[datetime | None]:
+    """Moments at which a job that goes on has to be looked at again without anything having happened."""
+    drains = [sight.due(p) for p in sight.seen.pods if p.name in sight.leaving and not p.terminating]
+    sidecars = [clean.sidecar_deadline(p) for p in sight.seen.pods if p.ending and not p.over]
+    patience = [p.created + timedelta(seconds=p.trouble.patience) for p in sight.workers if p.trouble]
+    return [wait, verdicts.deadline(sight.spec, sight.start), *drains, *sidecars, *patience]
+
+
+def _finish_plan(
+    sight: _Sight,
+    status: JobStatus,
+    target: Target | None,
+    *,
+    create: tuple[int, ...] = (),
+    delete: tuple[Deletion, ...] = (),
+    due: Iterable[datetime | None] = (),
+    delete_job: bool = False,
+    lost: Iterable[Loss] = (),
+) -> Plan:
+    before = sight.etcd.target if sight.etcd else None
+    target = None if target == before else target
+    written = _if_changed(sight.status, status)
+    held_until = _hold(sight, written)
+    moments = [t for t in [*due, held_until] if t and t > sight.now]
+    told = news.notices(sight.status, status, before, target, lost) if not held_until else ()
+    drained = [d for d in delete if d.why == "drained" and d.pod in sight.asked]
+    if drained:
+        told = (*told, Notice("Drained", f"left at a step boundary: {', '.join(d.pod for d in drained)}"))
+    return Plan(
+        status=None if held_until else written,
+        target=target,
+        create=create,
+        delete=delete,
+        delete_job=delete_job,
+        notices=told,
+        leaving=sight.leaving,
+        requeue_after=(min(moments) - sight.now).total_seconds() if moments else None,
+    )
+
+
+def _if_changed(old: JobStatus, new: JobStatus) -> JobStatus | None:
+    return None if new == old else new
+
+
+def _hold(sight: _Sight, written: JobStatus | None) -> datetime | None:
+    """Until when a status that tells nothing but a new step is held back; None: write it now, if at all."""
+    last = sight.seen.status_written
+    if written is None or last is None or _essence(written) != _essence(sight.status):
+        return None
+    until = last + timedelta(seconds=STATUS_INTERVAL)
+    return until if until > sight.now else None
+
+
+def _essence(status: JobStatus) -> JobStatus:
+    """A status without what changes with every step: the step itself, and what conditions that hold say about it."""
+    quiet = [c.model_copy(update={"message": ""}) if c.status == "True" else c for c in status.conditions]
+    return status.model_copy(update={"step": None, "conditions": quiet})
+
+
+def _unique(deletions: Iterable[Deletion]) -> tuple[Deletion, ...]:
+    """Each pod once, with the first reason."""
+    by_uid: dict[str, Deletion] = {}
+    for deletion in deletions:
+        by_uid.setdefault(deletion.uid, deletion)
+    return tuple(by_uid.values())

@@ -1,0 +1,88 @@
+"""Why did a worker end? Only the answer ``user`` counts against ``backoffLimit``."""
+
+from __future__ import annotations
+
+from elastrain.api import names
+from elastrain.api.records import Outcome
+from elastrain_operator.model import Cause, Ending, Loss, Pod
+
+_PREEMPTION = frozenset({"PreemptionByScheduler", "Preempted", "Preempting", "PreemptionByKubeScheduler"})
+_DISRUPTED = frozenset(
+    {"Evicted", "NodeLost", "NodeShutdown", "Terminated", "Shutdown", "NodeAffinity", "UnexpectedAdmissionError"}
+    | {"DeadlineExceeded", "TaintToleration", "OutOfcpu", "OutOfmemory", "OutOfpods", "OutOfephemeral-storage"}
+)
+"""Reasons of a pod (not of a container): kubelet or a controller ended it."""
+_NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
+
+
+def judge(pod: Pod) -> Loss | None:
+    """Why an ended pod ended; None if it did what it was for: its work is finished, or it was drained.
+
+    The order matters: an eviction explains whatever the container says afterwards, and the agent's own last words are
+    better than an exit code.
+    """
+    ending = pod.ending
+    if ending is None:
+        return None
+    record = ending.record
+    if record is not None and record.outcome is Outcome.FINISHED:
+        return None
+    if pod.disruption or ending.reason in _DISRUPTED | _PREEMPTION:
+        return disrupted(pod)
+    if record is not None:
+        return None if record.outcome is Outcome.DRAINED else _failed(pod, ending)
+    return _silent(pod, ending)
+
+
+def disrupted(pod: Pod) -> Loss:
+    """A pod that Kubernetes, or a person, takes away."""
+    word = pod.disruption or (pod.ending.reason if pod.ending else "")
+    words = pod.ending.message if pod.ending and not pod.ending.record else ""
+    if word in _PREEMPTION:
+        return Loss(pod, Cause.PREEMPTION, "Preempted", f"worker {pod.name} was preempted{_quote(words)}")
+    if word:
+        return Loss(pod, Cause.INFRASTRUCTURE, "Evicted", f"worker {pod.name} was evicted ({word}){_quote(words)}")
+    return Loss(pod, Cause.INFRASTRUCTURE, "Deleted", f"the pod of worker {pod.name} is being deleted")
+
+
+def unreachable(pod: Pod) -> Loss:
+    """A pod whose node and whose lease are both silent."""
+    return Loss(
+        pod,
+        Cause.INFRASTRUCTURE,
+        "NodeLost",
+        f"worker {pod.name} is lost: its pod is not Ready any more and its lease has expired",
+    )
+
+
+def _failed(pod: Pod, ending: Ending) -> Loss:
+    """The agent reported a failure itself."""
+    record = ending.record
+    assert record is not None
+    rank = "" if record.rank is None else f", rank {record.rank}"
+    message = f"worker {pod.name}{rank}: {record.message or record.reason or 'failed without a message'}"
+    hardware = record.signal != 0 or record.exit_code == names.EXIT_INFRASTRUCTURE
+    cause = Cause.INFRASTRUCTURE if hardware or ending.reason == "OOMKilled" else Cause.USER
+    return Loss(pod, cause, record.reason or "Failed", message, record.log_tail)
+
+
+def _silent(pod: Pod, ending: Ending) -> Loss:
+    """The container ended without last words: judged by its exit code."""
+    code, words = ending.exit_code, ending.message
+    if ending.reason == "OOMKilled":
+        words = "used more memory than its limit (OOMKilled); raise resources.limits.memory of the trainer container"
+        return Loss(pod, Cause.INFRASTRUCTURE, "OOMKilled", f"worker {pod.name} {words}")
+    if ending.reason in _NOT_STARTED:
+        return Loss(pod, Cause.USER, "CommandNotStarted", f"worker {pod.name} could not start{_quote(words)}")
+    if code is None:
+        return Loss(pod, Cause.INFRASTRUCTURE, "PodFailed", f"worker {pod.name} ended ({ending.reason}){_quote(words)}")
+    if code > 128:
+        return Loss(pod, Cause.INFRASTRUCTURE, "Killed", f"worker {pod.name} was killed by signal {code - 128}")
+    if code == names.EXIT_INFRASTRUCTURE:
+        return Loss(pod, Cause.INFRASTRUCTURE, "AgentFailed", f"the agent of worker {pod.name} gave up{_quote(words)}")
+    message = f"worker {pod.name} ended with exit code {code} and left no termination record{_quote(words)}"
+    return Loss(pod, Cause.USER, "NoTerminationRecord", message)
+
+
+def _quote(words: str) -> str:
+    return f": {words.strip()}" if words.strip() else ""

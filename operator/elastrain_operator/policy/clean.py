@@ -1,0 +1,77 @@
+"""Which pods of a job are deleted without being asked to leave: those that ended, and all that a finished job keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from elastrain.api.job import CleanPodPolicy, ConditionType
+from elastrain.api.records import Outcome
+from elastrain_operator.model import Deletion, Pod
+
+KEPT_FAILURES = 3
+"""Failed pods of a running job that stay for ``kubectl logs``: the newest ones."""
+FINISH_GRACE = 60.0
+"""Seconds in which workers of a finished job end by themselves."""
+SIDECAR_GRACE = 30.0
+"""Seconds that other containers of an ended worker may go on; then its resources are taken back."""
+
+
+def ended(pods: Iterable[Pod], counted: frozenset[str], now: datetime) -> tuple[Deletion, ...]:
+    """Ended pods of a job that goes on: drained ones at once, failed ones when they are old or hold resources.
+
+    A failed pod is touched only when it is ``counted``: its loss is in the status for good.
+    """
+    found = sorted((p for p in pods if p.ending and not p.terminating), key=_ended_at, reverse=True)
+    done = [p for p in found if _is_drained(p) and p.uid not in counted]  # a preempted worker may have drained, too
+    failed = [p for p in found if p not in done]
+    drained = [_deletion(p, "drained") for p in done]
+    old = [_deletion(p, "old failure") for p in failed[KEPT_FAILURES:] if p.uid in counted]
+    held = [
+        _deletion(p, "ended but still holds resources")
+        for p in failed[:KEPT_FAILURES]
+        if p.uid in counted and not p.over and now >= sidecar_deadline(p)
+    ]
+    return (*drained, *old, *held)
+
+
+def finished(
+    pods: Iterable[Pod], policy: CleanPodPolicy, verdict: ConditionType, completion: datetime, now: datetime
+) -> tuple[Deletion, ...]:
+    """Pods of a finished job. Workers that never started are cancelled at once under every policy: there is nothing to
+    keep of them. Those that run get time to end by themselves (after a failure: to save a checkpoint)."""
+    late = now >= finish_deadline(completion)
+    deletions = []
+    for pod in pods:
+        if pod.terminating:
+            continue
+        if not pod.ending and not pod.started:
+            deletions.append(_deletion(pod, f"job {verdict}, never started"))
+        elif policy is CleanPodPolicy.ALL and (pod.ending or late):
+            deletions.append(_deletion(pod, f"job {verdict}, cleanPodPolicy All"))
+        elif policy is CleanPodPolicy.RUNNING and not pod.over and late:
+            deletions.append(_deletion(pod, f"job {verdict}, still running"))
+    return tuple(deletions)
+
+
+def finish_deadline(completion: datetime) -> datetime:
+    """When workers of a finished job that still run are deleted."""
+    return completion + timedelta(seconds=FINISH_GRACE)
+
+
+def sidecar_deadline(pod: Pod) -> datetime:
+    """When an ended worker whose other containers still run is deleted."""
+    return _ended_at(pod) + timedelta(seconds=SIDECAR_GRACE)
+
+
+def _is_drained(pod: Pod) -> bool:
+    return bool(pod.ending and pod.ending.record and pod.ending.record.outcome is Outcome.DRAINED)
+
+
+def _ended_at(pod: Pod) -> datetime:
+    assert pod.ending is not None
+    return pod.ending.at
+
+
+def _deletion(pod: Pod, why: str) -> Deletion:
+    return Deletion(pod.name, pod.uid, why)

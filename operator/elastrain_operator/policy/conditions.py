@@ -1,0 +1,178 @@
+"""The conditions of a job: what is true of it now, with a reason for programs and a message for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from elastrain.api.job import Condition, ConditionType, GenerationStatus
+from elastrain.api.records import Progress
+from elastrain_operator.model import Outage, Pod, Refusal, Trouble
+from elastrain_operator.policy.verdict import Verdict
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A condition without its history."""
+
+    type: ConditionType
+    status: Truth
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What the conditions of a job that has not ended are made from."""
+
+    desired: int
+    ready: int
+    workers: Sequence[Pod]
+    """Pods that count as workers."""
+    draining: int
+    """Workers that were asked to leave and still exist."""
+    generation: GenerationStatus | None
+    pending_generation: int | None
+    """Number of the newest generation where it is not in force yet."""
+    progress: Progress | None
+    outage: Outage | None
+    """Set: etcd is not known."""
+    has_checkpoints: bool
+    suspended: bool
+    refusal: Refusal | None
+    waits_until: datetime | None
+    """The next worker is created then, after failures."""
+
+
+def merge(old: Iterable[Condition], claims: Iterable[Claim], generation: int | None, now: datetime) -> list[Condition]:
+    """Conditions with their history: ``lastTransitionTime`` moves only when the status of a condition changes.
+
+    Conditions about which nothing is claimed stay as they are.
+    """
+    merged = {c.type: c for c in old}
+    for claim in claims:
+        before = merged.get(claim.type)
+        same = before is not None and before.status == claim.status
+        merged[claim.type] = Condition(
+            type=claim.type.value,
+            status=claim.status,
+            reason=claim.reason,
+            message=claim.message,
+            last_transition_time=before.last_transition_time if before and same else now.isoformat(),
+            observed_generation=generation,
+        )
+    order = [t.value for t in ConditionType]
+    return sorted(merged.values(), key=lambda c: (order.index(c.type) if c.type in order else len(order), c.type))
+
+
+def active(picture: Picture, now: datetime) -> list[Claim]:
+    """Claims about a job that has not ended."""
+    claims = [_pods_ready(picture, now), coordination(picture.outage), _suspended(picture)]
+    if not picture.outage:
+        claims += [_running(picture), _rescaling(picture)]
+    if picture.has_checkpoints:
+        claims.append(_checkpoint(picture.progress))
+    return claims
+
+
+def ended(verdict: Verdict) -> list[Claim]:
+    """Claims about a job that has just ended."""
+    message = f"the job has ended: {verdict.reason}"
+    over = [
+        Claim(t, "False", verdict.condition.value, message)
+        for t in (ConditionType.PODS_READY, ConditionType.RUNNING, ConditionType.RESCALING, ConditionType.SUSPENDED)
+    ]
+    return [*over, Claim(verdict.condition, "True", verdict.reason, verdict.message)]
+
+
+def coordination(outage: Outage | None) -> Claim:
+    """Whether the operator reaches etcd."""
+    if outage is None:
+        return Claim(ConditionType.COORDINATION_AVAILABLE, "True", "Connected", "the operator is connected to etcd")
+    words = f"{outage.message}; until then running workers train on, and nothing is created, drained or scaled"
+    return Claim(ConditionType.COORDINATION_AVAILABLE, "False", outage.reason, words)
+
+
+def phase(claims: Iterable[Condition], ready: int) -> str:
+    """One word for a person."""
+    true = {c.type for c in claims if c.status == "True"}
+    for kind in (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.SUSPENDED):
+        if kind in true:
+            return kind.value
+    if ConditionType.RESCALING in true and ready:
+        return "Rescaling"
+    return "Running" if ConditionType.RUNNING in true else "Pending"
+
+
+def _pods_ready(p: Picture, now: datetime) -> Claim:
+    kind = ConditionType.PODS_READY
+    if p.suspended:
+        return Claim(kind, "False", "Suspended", "suspend is true: no worker is wanted")
+    if p.outage:
+        return Claim(kind, "Unknown", "EtcdUnavailable", "which workers train is not known without etcd")
+    have = f"{p.ready} of {p.desired} workers train"
+    if p.ready == p.desired and not p.draining:
+        return Claim(kind, "True", "AllTrain", have)
+    reason, words = next(_obstacles(p, now), ("Starting", ""))
+    return Claim(kind, "False", reason, f"{have}; {words}" if words else have)
+
+
+def _obstacles(p: Picture, now: datetime) -> Iterator[tuple[str, str]]:
+    """Why not as many workers train as are wanted, the best explanation first: reason and words."""
+    missing = len(p.workers) < p.desired
+    if p.refusal and missing:
+        yield p.refusal.reason, p.refusal.message
+    troubles = [t for t in (_trouble(w, now) for w in p.workers) if t]
+    if troubles:
+        more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
+        yield troubles[0].reason, troubles[0].message + more
+    if p.draining:
+        yield "Draining", f"{p.draining} on their way out"
+    if p.waits_until and missing:
+        yield "BackingOff", f"after failures the next is created at {p.waits_until.isoformat(timespec='seconds')}"
+
+
+def _trouble(pod: Pod, now: datetime) -> Trouble | None:
+    trouble = pod.trouble
+    return trouble if trouble and (now - pod.created).total_seconds() >= trouble.patience else None
+
+
+def _suspended(p: Picture) -> Claim:
+    kind = ConditionType.SUSPENDED
+    if not p.suspended:
+        return Claim(kind, "False", "Active", "suspend is false")
+    if p.workers or p.draining:
+        return Claim(kind, "False", "Draining", f"{len(p.workers) + p.draining} workers are still to leave")
+    return Claim(kind, "True", "Drained", "no worker is left; set suspend to false to go on")
+
+
+def _running(p: Picture) -> Claim:
+    if p.generation and p.generation.size and p.ready:
+        words = f"generation {p.generation.number}: {p.ready} of {p.generation.size} workers alive"
+        return Claim(ConditionType.RUNNING, "True", "Training", words)
+    return Claim(ConditionType.RUNNING, "False", "NoGeneration", "no generation trains")
+
+
+def _rescaling(p: Picture) -> Claim:
+    kind = ConditionType.RESCALING
+    size = p.generation.size if p.generation else 0
+    if p.pending_generation is not None and size:
+        return Claim(kind, "True", "Switching", f"generation {p.pending_generation} is being entered")
+    if size and size != p.desired:
+        return Claim(kind, "True", "SizeDiffers", f"{size} workers in the generation, {p.desired} wanted")
+    if size and p.ready < size:
+        return Claim(kind, "True", "WorkerLost", f"{size - p.ready} of {size} workers of the generation are gone")
+    return Claim(kind, "False", "Settled" if size else "NoGeneration", f"{size} workers in the generation")
+
+
+def _checkpoint(progress: Progress | None) -> Claim:
+    kind, state = ConditionType.CHECKPOINT_HEALTHY, progress.checkpoint if progress else None
+    if state is None:
+        return Claim(kind, "Unknown", "NoneYet", "no durable checkpoint has been written yet")
+    if state.error:
+        return Claim(kind, "False", "SaveFailed", state.error)
+    return Claim(kind, "True", "Saved", f"step {state.step} in {state.path}")

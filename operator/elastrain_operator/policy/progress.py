@@ -1,0 +1,50 @@
+"""What training looks like from outside: the generation in force, workers that train, steps, the last rescale."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from elastrain.api.job import GenerationStatus, LastRescale
+from elastrain.api.records import Rescale
+from elastrain_operator.model import Coordination
+
+
+def in_force(previous: GenerationStatus | None, seen: Coordination) -> tuple[GenerationStatus | None, int]:
+    """The generation that trains and how many of its workers are alive.
+
+    A proposed generation is in force when all of its members that are alive have adopted it; until then the one before
+    (``previous``, from the status) is.
+    """
+    newest = seen.generation
+    if newest is None:
+        return previous, 0
+    alive = [m for m in seen.members if newest.member(m.id)]
+    if all(m.generation >= newest.number for m in alive) and (alive or not newest.members):
+        return GenerationStatus(number=newest.number, size=len(newest.members), reason=newest.reason), len(alive)
+    if previous is None:
+        return None, 0
+    return previous, sum(m.generation == previous.number for m in seen.members)
+
+
+def last_rescale(previous: LastRescale | None, seen: Coordination, now: datetime) -> LastRescale | None:
+    """The newest rescale that the trainer measured, with the time at which the operator first saw it.
+
+    The start (from 0 ranks) is no rescale.
+    """
+    measured = [r for r in seen.progress.rescales if r.from_size > 0] if seen.progress else []
+    if not measured:
+        return previous
+    newest = _as_status(measured[-1])
+    if previous and newest == previous.model_copy(update={"time": None}):
+        return previous
+    return newest.model_copy(update={"time": now.isoformat()})
+
+
+def _as_status(rescale: Rescale) -> LastRescale:
+    return LastRescale(
+        from_=rescale.from_size,
+        to=rescale.to_size,
+        reason=rescale.reason,
+        pause_seconds=rescale.pause_seconds,
+        lost_steps=rescale.lost_steps,
+    )

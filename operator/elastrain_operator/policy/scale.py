@@ -1,0 +1,37 @@
+"""How many workers to create, and who leaves when there are too many."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from elastrain_operator.model import Coordination, Pod
+
+
+def active(pods: Iterable[Pod], leaving: Collection[str], silent: Collection[str]) -> tuple[Pod, ...]:
+    """Pods that count as workers: neither ended, nor on their way out, nor lost (``silent``: names)."""
+    return tuple(
+        p for p in pods if not p.ending and not p.terminating and p.name not in leaving and p.name not in silent
+    )
+
+
+def victims(workers: Sequence[Pod], surplus: int, members: Coordination | None) -> tuple[Pod, ...]:
+    """The ``surplus`` workers that cost least to lose: not started, then not Ready, then outside the generation in
+    force, then disrupted ones (about to go anyway), then the newest."""
+
+    def worth(pod: Pod) -> tuple[bool, bool, bool, bool, int]:
+        trains = members is not None and members.trains(pod.name)
+        return (pod.started, pod.ready, trains, not pod.disruption, -pod.ordinal)
+
+    return tuple(sorted(workers, key=worth)[: max(surplus, 0)])
+
+
+def ordinals(missing: int, unborn: Sequence[int], pods: Iterable[Pod], next_ordinal: int) -> tuple[int, ...]:
+    """Ordinals for ``missing`` new pods: first those that were given out but refused, then new ones.
+
+    An ordinal that has named a pod is never used again. Where the status was lost, existing pods still tell how far
+    the numbers went.
+    """
+    first = max([next_ordinal, *(p.ordinal + 1 for p in pods)])
+    taken = {p.ordinal for p in pods}
+    again = [n for n in unborn if n not in taken][:missing]
+    return (*again, *range(first, first + missing - len(again)))

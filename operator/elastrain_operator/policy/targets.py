@@ -1,0 +1,37 @@
+"""The target: what the operator tells the members through etcd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from elastrain.api.job import JobSpec
+from elastrain.api.records import Target
+
+
+def target(spec: JobSpec, previous: Target | None, leaving: Iterable[str], stop: bool) -> Target:
+    """The target that ``spec`` asks for; ``stop``: the job has failed, everybody is to save and leave.
+
+    The reason changes only with the size, so that a target which merely forgets a worker that is gone keeps its own.
+    """
+    desired = 0 if stop else spec.desired_replicas
+    return Target(
+        min=spec.min_replicas,
+        max=spec.max_replicas,
+        desired=desired,
+        leaving=tuple(sorted(leaving)),
+        reason=_reason(spec, previous, desired, stop),
+    )
+
+
+def _reason(spec: JobSpec, previous: Target | None, desired: int, stop: bool) -> str:
+    if stop:
+        return "Stop"
+    if spec.suspend:
+        return "Suspend"
+    if previous is None:
+        return "Start"
+    if desired == previous.desired:
+        return previous.reason
+    if previous.desired == 0:
+        return "Start"
+    return "Grow" if desired > previous.desired else "Drain"

@@ -1,0 +1,69 @@
+"""Has the job ended, and how?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from elastrain.api.job import ConditionType, JobSpec, JobStatus, RestartCounts
+from elastrain.api.records import Outcome
+from elastrain_operator.model import Cause, Coordination, Loss, Pod
+from elastrain_operator.policy import restarts as budget
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a job ended."""
+
+    condition: ConditionType
+    """SUCCEEDED or FAILED."""
+    reason: str
+    message: str
+
+
+def standing(status: JobStatus) -> ConditionType | None:
+    """The verdict that the status already carries. It is never taken back."""
+    true = {c.type for c in status.conditions if c.status == "True"}
+    return next((c for c in (ConditionType.SUCCEEDED, ConditionType.FAILED) if c in true), None)
+
+
+def success(pods: Iterable[Pod], members: Coordination | None) -> Verdict | None:
+    """The job has succeeded when the trainer says so: in ``progress``, or in the last words of any worker."""
+    progress = members.progress if members else None
+    if progress and progress.finished:
+        return Verdict(ConditionType.SUCCEEDED, "Finished", f"training finished at step {progress.step}")
+    for pod in pods:
+        record = pod.ending.record if pod.ending else None
+        if record and record.outcome is Outcome.FINISHED:
+            return Verdict(ConditionType.SUCCEEDED, "Finished", f"training finished at step {record.step}")
+    return None
+
+
+def failure(limit: int, restarts: RestartCounts, losses: Iterable[Loss]) -> Verdict | None:
+    """The job has failed when its script failed more often than ``backoffLimit``; the last failure is quoted."""
+    if not budget.exhausted(restarts, limit):
+        return None
+    by_script = [x for x in losses if x.cause is Cause.USER]
+    last = max(by_script, key=lambda x: x.pod.ending.at if x.pod.ending else x.pod.created, default=None)
+    words = f"the training script failed {restarts.user} times, backoffLimit is {limit}"
+    if last:
+        words += f"; last: {last.reason}: {last.message}"
+        words += f"\n{last.log_tail}" if last.log_tail else ""
+    return Verdict(ConditionType.FAILED, "BackoffLimitExceeded", words)
+
+
+def overdue(spec: JobSpec, start: datetime | None, now: datetime) -> Verdict | None:
+    """The job has failed when it has been active for longer than ``activeDeadlineSeconds``."""
+    due = deadline(spec, start)
+    if due is None or now < due:
+        return None
+    words = f"the job has been active for longer than activeDeadlineSeconds ({spec.active_deadline_seconds})"
+    return Verdict(ConditionType.FAILED, "DeadlineExceeded", words)
+
+
+def deadline(spec: JobSpec, start: datetime | None) -> datetime | None:
+    """When the active job fails; None: never (no deadline, suspended, not started)."""
+    if spec.active_deadline_seconds is None or start is None or spec.suspend:
+        return None
+    return start + timedelta(seconds=spec.active_deadline_seconds)

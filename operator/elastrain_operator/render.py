@@ -1,0 +1,153 @@
+"""Spec and ordinal → pod manifest. Pure; golden-tested."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from elastrain.api import names
+from elastrain.api.job import JobSpec, trainer_container
+from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.model import JobRef
+from elastrain_operator.observe import DEFAULT_GRACE
+
+AGENT = ("elastrain", "agent", "--")
+"""What runs as PID 1 of the trainer container, followed by the user's command."""
+SECRET_MOUNT = "/etc/elastrain/etcd"  # noqa: S105 - a directory
+SECRET_VOLUME = "elastrain-etcd"  # noqa: S105 - a volume's name
+_DRAIN_MARGIN = 5.0
+"""Seconds between the agent's own drain limit and the kubelet's SIGKILL, for last words."""
+
+# Satisfies the Pod Security Standard "restricted" for pods that say nothing themselves.
+_POD_SECURITY: dict[str, Any] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+_CONTAINER_SECURITY: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+class TemplateInvalid(ValueError):
+    """The template cannot become a worker; the message names the field."""
+
+
+def pod_name(job: JobRef, ordinal: int) -> str:
+    return f"{job.name}-{ordinal}"
+
+
+def pod(job: JobRef, spec: JobSpec, ordinal: int, config: OperatorConfig) -> dict[str, Any]:
+    """Manifest of worker ``ordinal``.
+
+    What the template says stays, but for what makes a pod a worker: name, owner, our labels, ``restartPolicy``, the
+    agent before the command, the termination log and the ``ELASTRAIN_`` variables. What it does not say about service
+    links, the API token and security gets the safe answer. Raises :class:`TemplateInvalid`.
+    """
+    template = deepcopy(spec.template)
+    body = template.get("spec") or {}
+    try:
+        trainer_name = trainer_container(template)["name"]
+    except (ValueError, KeyError) as error:
+        raise TemplateInvalid(_words(error)) from error
+    body["restartPolicy"] = "Never"
+    body.setdefault("enableServiceLinks", False)
+    body.setdefault("automountServiceAccountToken", False)
+    body.setdefault("securityContext", deepcopy(_POD_SECURITY))
+    for container in [*(body.get("initContainers") or []), *body["containers"]]:
+        container.setdefault("securityContext", deepcopy(_CONTAINER_SECURITY))
+    trainer = next(c for c in body["containers"] if c.get("name") == trainer_name)
+    grace = body.get("terminationGracePeriodSeconds")
+    _make_trainer(trainer, _environment(job, spec, config, DEFAULT_GRACE if grace is None else float(grace)))
+    _mount_credentials(body, trainer, config.worker_etcd)
+    metadata = template.get("metadata") or {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            **{k: v for k, v in metadata.items() if k in ("annotations", "finalizers")},
+            "name": pod_name(job, ordinal),
+            "namespace": job.namespace,
+            "labels": {**(metadata.get("labels") or {}), **labels(job, ordinal)},
+            "ownerReferences": [owner(job)],
+        },
+        "spec": body,
+    }
+
+
+def labels(job: JobRef, ordinal: int) -> dict[str, str]:
+    """Labels of a worker pod."""
+    return {
+        names.LABEL_JOB: job.name,
+        names.LABEL_JOB_UID: job.uid,
+        names.LABEL_ORDINAL: str(ordinal),
+        names.LABEL_MANAGED_BY: names.MANAGED_BY,
+    }
+
+
+def owner(job: JobRef) -> dict[str, Any]:
+    """Makes the garbage collector delete pods after their job; never holds the job back."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def _make_trainer(trainer: dict[str, Any], environment: list[dict[str, Any]]) -> None:
+    command, args = trainer.get("command") or [], trainer.get("args") or []
+    if not command and not args:
+        raise TemplateInvalid(
+            f"spec.template.spec.containers[{trainer['name']}].command: must be set: elastrain starts its agent before "
+            "that command and cannot see the image's own entrypoint"
+        )
+    trainer["command"] = [*AGENT, *command]
+    ours = {e["name"] for e in environment}
+    # Ours come first, so that the template may refer to them as $(NAME).
+    trainer["env"] = [*environment, *(e for e in trainer.get("env") or [] if e.get("name") not in ours)]
+    trainer["terminationMessagePath"] = names.DEFAULT_TERMINATION_LOG
+    trainer["terminationMessagePolicy"] = "File"
+
+
+def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: float) -> list[dict[str, Any]]:
+    etcd = config.worker_etcd
+    values: dict[str, str] = {
+        names.ENV_NAMESPACE: job.namespace,
+        names.ENV_JOB: job.name,
+        names.ENV_JOB_UID: job.uid,
+        names.ENV_NPROC: str(spec.nproc_per_node),
+        names.ENV_LEASE_TTL: str(config.lease_ttl),
+        names.ENV_DRAIN_TIMEOUT: f"{max(grace - _DRAIN_MARGIN, 1.0):g}",
+        names.ENV_ETCD_ENDPOINTS: etcd.endpoints,
+    }
+    if spec.checkpoint:
+        values[names.ENV_CHECKPOINT] = spec.checkpoint.model_dump_json(by_alias=True, exclude_none=True)
+    if etcd.user:
+        values[names.ENV_ETCD_PASSWORD_FILE] = f"{SECRET_MOUNT}/password"
+    if etcd.ca:
+        values[names.ENV_ETCD_CA] = f"{SECRET_MOUNT}/ca.crt"
+    if etcd.certificate:
+        values[names.ENV_ETCD_CERT] = f"{SECRET_MOUNT}/tls.crt"
+        values[names.ENV_ETCD_KEY] = f"{SECRET_MOUNT}/tls.key"
+    downward = {
+        names.ENV_WORKER: "metadata.name",
+        names.ENV_NODE: "spec.nodeName",
+        names.ENV_ADDRESS: "status.podIP",
+    }
+    environment: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in values.items()]
+    environment += [{"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in downward.items()]
+    if etcd.user:
+        source = {"secretKeyRef": {"name": etcd.secret, "key": "username"}}
+        environment.append({"name": names.ENV_ETCD_USERNAME, "valueFrom": source})
+    return environment
+
+
+def _mount_credentials(body: dict[str, Any], trainer: dict[str, Any], etcd: WorkerEtcd) -> None:
+    if not etcd.secret:
+        return
+    # Readable for whatever user the container runs as; the volume is mounted into the trainer container only.
+    volume = {"name": SECRET_VOLUME, "secret": {"secretName": etcd.secret, "defaultMode": 0o444}}
+    body["volumes"] = [*(body.get("volumes") or []), volume]
+    mount = {"name": SECRET_VOLUME, "mountPath": SECRET_MOUNT, "readOnly": True}
+    trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or []), mount]
+
+
+def _words(error: Exception) -> str:
+    return "spec.template.spec.containers: each must have a name" if isinstance(error, KeyError) else str(error)
