@@ -191,7 +191,7 @@ class Closed(Record):
     member: str
     """Id of the member that wrote it."""
     reason: str
-    """``Finished`` or ``Failed``."""
+    """``Finished``, ``Failed``, or ``Closed`` where a program called ``set_closed()``."""
     message: str = ""
     """Why it failed, in one line."""
 

@@ -75,7 +75,7 @@ class Membership:
         *,
         worker: str,
         address: str,
-        events: queue.Queue[MembershipEvent],
+        events: queue.Queue[MembershipEvent] | None = None,
         slots: int = 1,
         node: str = "",
         agent_port: int = 0,
@@ -84,7 +84,7 @@ class Membership:
         clock: Clock = time.monotonic,
     ) -> None:
         self.keys = keys
-        self.events = events
+        self._events = events
         self.lease_ttl = lease_ttl
         self._client = client
         self._timing = timing
@@ -93,6 +93,7 @@ class Membership:
             id=_new_id(worker), worker=worker, node=node, address=address, agent_port=agent_port, slots=slots
         )
         self._lock = threading.Lock()
+        self._viewed = threading.Condition()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lease: Lease | None = None
         self._watch: Watch | None = None
@@ -115,6 +116,7 @@ class Membership:
         self._watching = False
         self._leased = True
         self._reachable = True
+        self._grace_until = 0.0
         self._progress_at = -PROGRESS_INTERVAL
 
     # ---- for the owner ---------------------------------------------------------------------------------------------
@@ -137,6 +139,16 @@ class Membership:
     def action(self) -> Action | None:
         """What was decided last, and why: for logs and error messages."""
         return self._action
+
+    @property
+    def reachable(self) -> bool:
+        """Whether etcd answers; if not, :attr:`view` is from before."""
+        return self._reachable
+
+    def wait_for(self, condition: Callable[[View], bool], timeout: float) -> bool:
+        """Block until a view meets ``condition``; False if none did within ``timeout`` seconds."""
+        with self._viewed:
+            return self._viewed.wait_for(lambda: condition(self._view), timeout)
 
     def start(self, timeout: float = 10.0) -> None:
         """Register, and learn the state of the job. Blocks.
@@ -303,11 +315,13 @@ class Membership:
             deadlines.append(now + self.lease_ttl - self.seconds_since_confirmed())
         if self._retry_at > now:
             deadlines.append(self._retry_at)
+        if self._mirror.missing and self._grace_until > now:
+            deadlines.append(self._grace_until)
         deadlines += self._suspicion.deadlines()
         return max(0.01, min(deadlines) - now)
 
     def _take(self, batch: Batch) -> None:
-        self._mirror.apply(batch)
+        self._mirror.apply(batch, keep_missing=not self._reachable or self._clock() < self._grace_until)
         own = self.keys.member(self.id)
         if self._lease is not None and any(isinstance(e, Delete) and e.key == own for e in batch.events):
             self._lease.rewrite(own)  # not by us: our lease ran out unnoticed, or somebody was wrong about us
@@ -323,17 +337,24 @@ class Membership:
         self._reachable = reachable
         if reachable:
             self._told_fenced = False
-            self.events.put(EtcdBack())
+            # Leases may have run out only because nobody could renew: everybody gets a TTL to come back.
+            self._grace_until = self._clock() + self.lease_ttl
+            self._emit(EtcdBack())
         elif error is not None:
-            self.events.put(EtcdLost(error))
+            self._emit(EtcdLost(error))
 
     def _step(self) -> None:
         now = self._clock()
         record = self._record
+        if self._mirror.missing and self._reachable and now >= self._grace_until:
+            self._mirror.drop_missing()
         seen = self._mirror.view(record.id)
         self._suspicion.look(seen)
         suspects, unsure = self._suspicion.of(seen)
-        old, self._view = self._view, self._mirror.view(record.id, suspects, unsure)
+        old = self._view
+        with self._viewed:
+            self._view = self._mirror.view(record.id, suspects, unsure)
+            self._viewed.notify_all()
         self._tell(old, self._view, record)
         self._fence(record)
         if self._watching and self._reachable:
@@ -376,23 +397,23 @@ class Membership:
         generation = self._generations.get(record.generation)
         if seconds >= self.lease_ttl and generation is not None and len(generation.members) == 1:
             self._told_fenced = True
-            self.events.put(Fenced(seconds))
+            self._emit(Fenced(seconds))
 
     def _tell(self, old: View, view: View, record: Member) -> None:
         if view.target is not None and view.target != old.target:
-            self.events.put(TargetChanged(view.target))
+            self._emit(TargetChanged(view.target))
         newest = view.generation
         if newest is not None and (old.generation is None or newest.number > old.generation.number):
             self._generations[newest.number] = newest
             for number in [n for n in self._generations if n < newest.number - _REMEMBERED_GENERATIONS]:
                 del self._generations[number]
-            self.events.put(NewGeneration(newest))
+            self._emit(NewGeneration(newest))
         for generation in self._generations.values():
             if generation.number >= record.generation and generation.member(record.id) is not None:
                 self._tell_lost(generation, view)
         if view.ended and not self._told_ended:
             self._told_ended = True
-            self.events.put(JobEnded(self._why_ended(view)))
+            self._emit(JobEnded(self._why_ended(view)))
 
     def _tell_lost(self, generation: Generation, view: View) -> None:
         for m in generation.members:
@@ -400,7 +421,11 @@ class Membership:
                 continue
             self._told_lost.add((generation.number, m.id))
             why = "does not answer at its port" if m.id in view.suspects else "has no key in etcd any more"
-            self.events.put(MemberLost(generation.number, m.id, f"{m.worker} {why}"))
+            self._emit(MemberLost(generation.number, m.id, f"{m.worker} {why}"))
+
+    def _emit(self, event: MembershipEvent) -> None:
+        if self._events is not None:
+            self._events.put(event)
 
     def _why_ended(self, view: View) -> str:
         closed = self._mirror.closed

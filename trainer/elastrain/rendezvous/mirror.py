@@ -23,6 +23,8 @@ class Mirror:
     def __init__(self, keys: JobKeys) -> None:
         self._keys = keys
         self.members: dict[str, Seen] = {}
+        self.missing: dict[str, Seen] = {}
+        """Members whose keys vanished around an outage of etcd: they may only have had no chance to renew."""
         self.target: Target | None = None
         self.generation: Generation | None = None
         self.generation_mod_revision = 0
@@ -30,14 +32,24 @@ class Mirror:
         self.closed: Closed | None = None
         self.revision = 0
 
-    def apply(self, batch: Batch) -> None:
-        """Take the batch's changes over. A record that cannot be read counts as absent, and is logged."""
+    def apply(self, batch: Batch, *, keep_missing: bool = False) -> None:
+        """Take the batch's changes over. A record that cannot be read counts as absent, and is logged.
+
+        With ``keep_missing``, members whose keys were deleted stay in the view until :meth:`drop_missing`.
+        """
         for event in batch.events:
             if isinstance(event, Put):
                 self._put(event.kv.key, event.kv)
-            else:
-                self._put(event.key, None)
+                continue
+            member = self.members.get(event.key.removeprefix(self._keys.members))
+            if keep_missing and member is not None:
+                self.missing[member.id] = member
+            self._put(event.key, None)
         self.revision = batch.revision
+
+    def drop_missing(self) -> None:
+        """The missing ones have had their chance."""
+        self.missing.clear()
 
     def _put(self, key: str, kv: KeyValue | None) -> None:
         keys = self._keys
@@ -47,6 +59,7 @@ class Mirror:
                 self.members.pop(key.removeprefix(keys.members), None)
             else:
                 self.members[member.id] = Seen(member, kv.create_revision)
+                self.missing.pop(member.id, None)
         elif key == keys.target:
             self.target = _decode(Target, kv)
         elif key == keys.generation:
@@ -59,14 +72,16 @@ class Mirror:
 
     def view(self, self_id: str, suspects: frozenset[str] = frozenset(), unsure: frozenset[str] = frozenset()) -> View:
         """A snapshot, as ``self_id`` sees it."""
-        steps = [m.record.step for m in self.members.values()]
+        members = (*self.members.values(), *self.missing.values())
+        steps = [m.record.step for m in members]
         return View(
             self_id=self_id,
             target=self.target,
-            members=tuple(self.members.values()),
+            members=members,
             generation=self.generation,
             generation_mod_revision=self.generation_mod_revision,
             finished=self.closed is not None or (self.progress is not None and self.progress.finished),
+            closed=self.closed,
             suspects=suspects,
             unsure=unsure,
             step=max([self.progress.step if self.progress else 0, *steps]),

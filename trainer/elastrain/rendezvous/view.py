@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from elastrain.api.records import Generation, Member, Phase, Target
+from elastrain.api.records import Closed, Generation, Member, Phase, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ class View:
     generation_mod_revision: int = 0
     """Of the key ``generation``; 0: it does not exist."""
     finished: bool = False
-    """``progress.finished``, or the job was closed: nothing is formed any more."""
+    """``progress.finished``, or :attr:`closed`: nothing is formed any more."""
+    closed: Closed | None = None
     suspects: frozenset[str] = frozenset()
     """Ids of members that a probe found dead although their lease still runs."""
     unsure: frozenset[str] = frozenset()
