@@ -1,0 +1,263 @@
+"""The Helm chart as rendered: what it installs, how little it may do, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elastrain.api import names
+from elastrain.api.crd import crd
+from elastrain_operator.kube import PERMISSIONS
+
+ROOT = Path(__file__).parents[2]
+Manifests = list[dict[str, Any]]
+Render = Callable[..., Manifests]
+
+EXTERNAL = ("etcd.endpoints[0]=etcd.example:2379",)
+CREDENTIALS = (
+    *EXTERNAL, "etcd.credentials.secretName=etcd", "etcd.credentials.user=true", "etcd.credentials.clientCertificate=true"
+)  # fmt: skip
+VALUE_SETS = {
+    "defaults": (),
+    "namespaces": ("watchNamespaces={team-a,team-b}",),
+    "external": EXTERNAL,
+    "credentials": CREDENTIALS,
+    "persistent": ("etcd.persistence.enabled=true", "etcd.persistence.storageClassName=fast"),
+    "placed": ("operator.nodeSelector.role=system", "etcd.priorityClassName=high", "imagePullSecrets[0].name=mine"),
+    "bare": ("crds.install=false", "rbac.aggregateToDefaultRoles=false", "etcd.networkPolicy=false"),
+}
+
+
+@pytest.fixture(params=VALUE_SETS.values(), ids=VALUE_SETS.keys())
+def manifests(request: pytest.FixtureRequest, rendered: Render) -> Manifests:
+    return rendered(*request.param)
+
+
+def one(manifests: Manifests, kind: str, name: str = "") -> dict[str, Any]:
+    (found,) = [m for m in manifests if m["kind"] == kind and name in m["metadata"]["name"]]
+    return found
+
+
+def pod_specs(manifests: Manifests) -> Iterator[dict[str, Any]]:
+    for manifest in manifests:
+        if manifest["kind"] in ("Deployment", "StatefulSet"):
+            yield manifest["spec"]["template"]["spec"]
+
+
+def environment(manifests: Manifests) -> dict[str, Any]:
+    (container,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return {e["name"]: e.get("value", e.get("valueFrom")) for e in container["env"]}
+
+
+# ---- every set of values ---------------------------------------------------------------------------------------------
+def test_lint_finds_nothing(helm: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    result = helm("lint", "--strict", "charts/elastrain")
+    assert result.returncode == 0, result.stdout
+
+
+def test_pods_meet_the_restricted_pod_security_standard(manifests: Manifests) -> None:
+    for spec in pod_specs(manifests):
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert all({"emptyDir", "secret"} & volume.keys() for volume in spec.get("volumes", ()))
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_every_container_has_a_pinned_image_a_probe_and_resources(manifests: Manifests) -> None:
+    for spec in pod_specs(manifests):
+        for container in spec["containers"]:
+            assert re.fullmatch(r"\S+:[0-9][^:/]*", container["image"]), container["image"]
+            assert container["livenessProbe"]
+            assert container["resources"]["limits"]["memory"]
+
+
+def test_volumes_are_those_that_are_mounted(manifests: Manifests) -> None:
+    for manifest in manifests:
+        if manifest["kind"] not in ("Deployment", "StatefulSet"):
+            continue
+        spec = manifest["spec"]["template"]["spec"]
+        claims = [c["metadata"]["name"] for c in manifest["spec"].get("volumeClaimTemplates", ())]
+        mounted = [m["name"] for c in spec["containers"] for m in c.get("volumeMounts", ())]
+        assert sorted(mounted) == sorted([*claims, *(v["name"] for v in spec.get("volumes", ()))])
+
+
+def test_namespaced_objects_name_their_namespace(manifests: Manifests) -> None:
+    for manifest in manifests:
+        if not manifest["kind"].startswith(("Cluster", "Custom")):
+            assert manifest["metadata"]["namespace"] in ("training", "team-a", "team-b"), manifest["metadata"]
+
+
+def test_services_and_policies_select_the_pods_they_are_for(manifests: Manifests) -> None:
+    labels = {
+        m["kind"]: m["spec"]["template"]["metadata"]["labels"] for m in manifests if "template" in m.get("spec", {})
+    }
+    for manifest in manifests:
+        if manifest["kind"] == "Service":
+            assert manifest["spec"]["selector"].items() <= labels["StatefulSet"].items()
+        if manifest["kind"] == "NetworkPolicy":
+            assert manifest["spec"]["podSelector"]["matchLabels"].items() <= labels["StatefulSet"].items()
+            operator, workers = manifest["spec"]["ingress"][0]["from"]
+            assert operator["podSelector"]["matchLabels"].items() <= labels["Deployment"].items()
+            assert workers["podSelector"]["matchLabels"] == {names.LABEL_MANAGED_BY: names.MANAGED_BY}
+
+
+# ---- rights ----------------------------------------------------------------------------------------------------------
+def granted(role: dict[str, Any]) -> dict[tuple[str, str], frozenset[str]]:
+    return {
+        (group, resource): frozenset(rule["verbs"])
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+def test_operator_may_do_what_it_uses_and_nothing_else(rendered: Render) -> None:
+    manifests = rendered("rbac.aggregateToDefaultRoles=false")
+    assert granted(one(manifests, "ClusterRole")) == dict(PERMISSIONS)
+    assert one(manifests, "ClusterRoleBinding")["subjects"] == [
+        {"kind": "ServiceAccount", "name": "demo-elastrain", "namespace": "training"}
+    ]
+    assert not [m for m in manifests if m["kind"] == "Role"]
+
+
+def test_operator_has_rights_in_watched_namespaces_only(rendered: Render) -> None:
+    manifests = rendered("watchNamespaces={team-a,team-b}", "rbac.aggregateToDefaultRoles=false")
+    roles = [m for m in manifests if m["kind"] == "Role"]
+    assert [r["metadata"]["namespace"] for r in roles] == ["team-a", "team-b"]
+    assert all(granted(role) == dict(PERMISSIONS) for role in roles)
+    assert not [m for m in manifests if m["kind"].startswith("ClusterRole")]
+    assert environment(manifests)["ELASTRAIN_WATCH_NAMESPACES"] == "team-a,team-b"
+
+
+def test_users_rights_extend_kubernetes_own_roles(rendered: Render) -> None:
+    manifests = rendered()
+    view, edit = one(manifests, "ClusterRole", "-view"), one(manifests, "ClusterRole", "-edit")
+    assert {v for verbs in granted(view).values() for v in verbs} == {"get", "list", "watch"}
+    assert (names.GROUP, f"{names.PLURAL}/status") not in granted(edit)
+
+
+# ---- the CRD ---------------------------------------------------------------------------------------------------------
+def test_crd_is_that_of_the_models_and_stays_at_uninstall(rendered: Render) -> None:
+    installed = one(rendered(), "CustomResourceDefinition")
+    assert installed["spec"] == crd()["spec"]
+    assert installed["metadata"]["name"] == crd()["metadata"]["name"]
+    assert installed["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_crd_goes_at_uninstall_if_keep_is_false(rendered: Render) -> None:
+    assert "annotations" not in one(rendered("crds.keep=false"), "CustomResourceDefinition")["metadata"]
+
+
+def test_crd_is_left_out_if_install_is_false(rendered: Render) -> None:
+    assert not [m for m in rendered("crds.install=false") if m["kind"] == "CustomResourceDefinition"]
+
+
+# ---- etcd ------------------------------------------------------------------------------------------------------------
+def test_operator_and_workers_are_sent_to_the_charts_etcd(rendered: Render) -> None:
+    manifests = rendered()
+    service = one(manifests, "Service")
+    assert service["metadata"]["name"] == one(manifests, "StatefulSet")["spec"]["serviceName"]
+    endpoint = f"{service['metadata']['name']}.training.svc:{service['spec']['ports'][0]['port']}"
+    assert environment(manifests)[names.ENV_ETCD_ENDPOINTS] == endpoint
+
+
+def test_etcd_data_is_on_a_volume_if_persistent(rendered: Render) -> None:
+    (claim,) = one(rendered(*VALUE_SETS["persistent"]), "StatefulSet")["spec"]["volumeClaimTemplates"]
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "fast",
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
+
+
+def test_no_etcd_is_installed_if_endpoints_name_one(rendered: Render) -> None:
+    manifests = rendered(*EXTERNAL, "etcd.endpoints[1]=[fd00::1]:2379")
+    assert not [m for m in manifests if m["kind"] in ("StatefulSet", "Service", "NetworkPolicy")]
+    assert environment(manifests)[names.ENV_ETCD_ENDPOINTS] == "etcd.example:2379,[fd00::1]:2379"
+
+
+def test_credentials_are_mounted_and_named_to_workers(rendered: Render) -> None:
+    manifests = rendered(*CREDENTIALS)
+    env = environment(manifests)
+    (container,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    mount = container["volumeMounts"][0]["mountPath"]
+    assert env["ELASTRAIN_WORKER_ETCD_SECRET"] == "etcd"
+    assert env[names.ENV_ETCD_CA] == f"{mount}/ca.crt"
+    assert (env[names.ENV_ETCD_CERT], env[names.ENV_ETCD_KEY]) == (f"{mount}/tls.crt", f"{mount}/tls.key")
+    assert env[names.ENV_ETCD_PASSWORD_FILE] == f"{mount}/password"
+    assert env[names.ENV_ETCD_USERNAME] == {"secretKeyRef": {"name": "etcd", "key": "username"}}
+
+
+@pytest.mark.parametrize("settings", [(), CREDENTIALS], ids=["defaults", "credentials"])
+def test_operator_knows_every_variable_it_is_given(rendered: Render, settings: tuple[str, ...]) -> None:
+    source = (ROOT / "operator/elastrain_operator/__main__.py").read_text()
+    known = {value for name, value in vars(names).items() if name.startswith("ENV_") and f"names.{name}" in source}
+    known |= set(re.findall(r'"(ELASTRAIN_\w+)"', source))
+    assert set(environment(rendered(*settings))) <= known
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("setting", "place"),
+    [
+        ("operater.leaseTTL=5", "operater"),
+        ("operator.leasTTL=5", "leasTTL"),
+        ("operator.leaseTTL=1", "/operator/leaseTTL"),
+        ("operator.logLevel=loud", "/operator/logLevel"),
+        ("operator.image.repository=a:b", "/operator/image/repository"),
+        ("etcd.image.tag=", "/etcd/image/tag"),
+        ("etcd.endpoints[0]=http://etcd:2379", "/etcd/endpoints/0"),
+        ("etcd.credentials.secretName=etcd", "/etcd/endpoints"),
+        ("etcd.quotaBytes=100", "/etcd/quotaBytes"),
+        ("watchNamespaces[0]=Team_A", "/watchNamespaces/0"),
+        ("crds.keep=perhaps", "/crds/keep"),
+    ],
+)
+def test_wrong_value_is_refused_by_name(
+    helm: Callable[..., subprocess.CompletedProcess[str]], setting: str, place: str
+) -> None:
+    result = helm("template", "demo", "charts/elastrain", "--kube-version=1.31.0", "--set", setting)
+    assert result.returncode != 0
+    assert place in result.stderr
+
+
+def test_every_value_has_a_place_in_the_schema() -> None:
+    schema = yaml.safe_load((ROOT / "charts/elastrain/values.schema.json").read_text())
+
+    def compare(values: dict[str, Any], schema: dict[str, Any], path: str) -> None:
+        for name, value in values.items():
+            assert name in schema["properties"], f"{path}.{name}"
+            if schema["properties"][name].get("additionalProperties") is False:
+                compare(value, schema["properties"][name], f"{path}.{name}")
+
+    compare(yaml.safe_load((ROOT / "charts/elastrain/values.yaml").read_text()), schema, "")
+
+
+def test_chart_has_the_projects_version() -> None:
+    chart = yaml.safe_load((ROOT / "charts/elastrain/Chart.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert chart["appVersion"] == chart["version"] == project["version"]
+
+
+def test_notes_teach_the_next_commands(helm: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    result = helm(
+        "install", "demo", "charts/elastrain", "--dry-run=client", "--kube-version=1.31.0", "--set=crds.keep=false"
+    )
+    notes = result.stdout.partition("NOTES:")[2]
+    assert "kubectl -n default rollout status deploy/demo-elastrain" in notes
+    assert "kubectl scale etj/NAME --replicas=3" in notes
+    assert "deletes every ElasticTrainingJob" in notes
