@@ -11,13 +11,13 @@ from elastrain.agent.core import Config, Core
 from elastrain.agent.events import (
     Effect,
     Event,
-    LeaseConfirmed,
     RankExited,
     RankHungUp,
     RankSaid,
     Registered,
     Seen,
     Send,
+    Tick,
 )
 from elastrain.api.messages import Adopted, AgentMessage, Broken, Finished, Hello, Left, Ready
 from elastrain.api.records import Generation, GenerationMember, Member, Phase, Target
@@ -47,18 +47,15 @@ class Story:
         self.others: dict[str, Member] = {}
         self.generation: Generation | None = None
         self.finished = False
-        self.suspects: frozenset[str] = frozenset()
 
     def event(self, event: Event) -> list[Effect]:
         effects = self.core.handle(event, self.now)
         self.log += effects
         return effects
 
-    def later(self, seconds: float, *, lease: bool = True) -> list[Effect]:
-        from elastrain.agent.events import Tick
-
+    def later(self, seconds: float) -> list[Effect]:
         self.now += seconds
-        return self.event(LeaseConfirmed(self.now)) if lease else self.event(Tick())
+        return self.event(Tick())
 
     def registered(self) -> list[Effect]:
         return self.event(Registered(next(self._ids)))
@@ -67,7 +64,7 @@ class Story:
         members = {m.id: m for m in self.others.values()}
         if self.core.member_id:
             members[self.core.member_id] = member("a").model_copy(update={"id": self.core.member_id})
-        return self.event(Seen(self.target, members, self.generation, self.finished, self.suspects))
+        return self.event(Seen(self.target, members, self.generation, self.finished))
 
     def sees(self, *workers: Member, generation: Generation | None = None, **fields) -> list[Effect]:
         """etcd now shows these other members, and this generation if given."""

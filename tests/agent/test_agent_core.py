@@ -8,15 +8,16 @@ import pytest
 
 from elastrain.agent.core import STRAGGLER_SECONDS
 from elastrain.agent.events import (
-    Deregister,
     End,
+    Fenced,
     KillRanks,
+    Leave,
     Publish,
     PublishProgress,
     RankExited,
     RankHungUp,
     RankSaid,
-    Register,
+    Reincarnate,
     Signalled,
     StartRanks,
 )
@@ -110,12 +111,6 @@ def test_abort_is_sent_once_if_a_member_has_no_key(story, sent, make_generation,
     assert not sent(story.seen(), Abort)
 
 
-def test_abort_is_sent_if_a_member_is_suspect(story, sent, make_generation, make_member):
-    story.training_in(make_generation(2, "a", "b"), make_member("b"))
-    (abort,) = sent(story.sees(make_member("b"), suspects=frozenset({"b.x"})), Abort)
-    assert "does not answer" in abort.reason
-
-
 def test_abort_is_sent_if_a_member_reports_the_generation_broken(story, sent, make_generation, make_member):
     story.training_in(make_generation(2, "a", "b"), make_member("b"))
     assert not sent(story.sees(make_member("b", broken=1)), Abort)
@@ -162,38 +157,36 @@ def test_a_rank_that_hangs_up_breaks_its_generation(story, make_generation, make
 
 
 # ---- a lease that is not confirmed ---------------------------------------------------------------------------------
-def test_a_member_that_is_alone_stops_if_its_lease_is_unconfirmed_for_its_ttl(story, sent, make_generation):
+def test_a_member_that_is_alone_stops_if_it_is_fenced(story, sent, make_generation):
     story.training_in(make_generation(1, "a"))
-    story.later(0)
-    assert story.core.deadline() == story.now + 5.0
-    assert not sent(story.later(4.9, lease=False), Abort)
-    (abort,) = sent(story.later(0.2, lease=False), Abort)
-    assert "lease" in abort.reason
-    assert story.core.deadline() is None
+    (abort,) = sent(story.event(Fenced(5.1)), Abort)
+    assert abort == Abort(generation=1, reason="etcd has not confirmed the lease for 5.1 s")
 
 
-def test_a_member_that_is_alone_goes_on_if_its_lease_is_confirmed(story, sent, make_generation):
+def test_a_fenced_member_goes_on_in_the_next_generation(story, sent, make_generation):
     story.training_in(make_generation(1, "a"))
-    for _ in range(10):
-        assert not sent(story.later(2.0), Abort)
+    story.event(Fenced(5.1))
+    assert only(story.breaks(1), Publish).broken == 1
+    assert not sent(story.sees(generation=make_generation(2, "a")), Abort)
+    assert only(story.adopts(2), Publish).generation == 2
 
 
 def test_members_of_a_larger_generation_train_on_if_etcd_is_away(story, sent, make_generation, make_member):
     story.training_in(make_generation(1, "a", "b"), make_member("b"))
-    assert not sent(story.later(100.0, lease=False), Abort)
+    assert not sent(story.event(Fenced(60.0)), Abort)
 
 
 # ---- a rank dies ---------------------------------------------------------------------------------------------------
 def test_the_key_goes_at_once_and_siblings_are_killed_if_a_signal_kills_a_rank(new_story, make_generation):
     story = new_story(nproc=2).training_in(make_generation(1, "a", slots=2))
     effects = story.exits(signal=9, rank=1)
-    assert effects == [Deregister(), KillRanks(9, "rank 1 was killed by signal 9")]
+    assert effects == [Reincarnate(), KillRanks(9, "rank 1 was killed by signal 9")]
 
 
 def test_ranks_restart_under_a_new_id_if_all_are_reaped(new_story, make_generation, sent):
     story = new_story(nproc=2).training_in(make_generation(1, "a", slots=2))
     story.exits(signal=9, rank=1)
-    assert story.exits(signal=9, rank=0) == [Register(restarts=1), StartRanks(2)]
+    assert story.exits(signal=9, rank=0) == [StartRanks(2)]
     assert not sent(story.says(Hello(local_rank=0, pid=9)), Welcome), "welcomed under the dead member's id"
     (welcome,) = sent(story.registered(), Welcome)
     assert welcome.member == "a.x2"
@@ -229,8 +222,8 @@ def test_the_worker_fails_with_the_scripts_code_and_words_if_a_rank_raises(new_s
     story = new_story(nproc=2).training_in(make_generation(1, "a", slots=2))
     log = 'Traceback (most recent call last):\n  File "t.py", line 3, in step\n    x\nValueError: bad batch'
     assert story.exits(code=3, rank=1, log=log)[:2] == [
-        Deregister(),
         KillRanks(9, "ValueError: bad batch (t.py:3 in step)"),
+        Leave(),
     ]
     ending = only(story.exits(signal=9, rank=0), End).termination
     assert (ending.outcome, ending.exit_code, ending.rank, ending.reason) == (Outcome.FAILED, 3, 1, "ScriptFailed")
@@ -264,7 +257,7 @@ def test_the_job_is_finished_if_the_worker_of_rank_0_ends_with_0(story, make_gen
     progress = only(effects, PublishProgress).progress
     assert (progress.finished, progress.step) == (True, 50)
     assert effects[-1].termination.outcome is Outcome.FINISHED
-    assert effects.index(Deregister()) > effects.index(PublishProgress(progress)), "the key goes after the news"
+    assert effects.index(Leave()) > effects.index(PublishProgress(progress)), "the key goes after the news"
 
 
 def test_the_job_is_not_finished_if_another_worker_ends(story, make_generation, make_member):

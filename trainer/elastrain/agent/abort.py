@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from elastrain.api.records import Generation, Member, Phase
 
@@ -11,15 +11,14 @@ def why_abort(
     generation: Generation,
     me: str,
     members: Mapping[str, Member],
-    suspects: Collection[str],
     last_seen: Mapping[str, Member],
 ) -> str | None:
     """Why nobody should wait in ``generation`` any longer, or None while it can still make progress. Pure.
 
-    ``members`` are the keys that exist now, ``last_seen`` every record ever seen. A member without a key has not been
+    ``members`` are those that live, ``last_seen`` every record ever seen. A member that is not there has not been
     lost if its last record says that it had finished, or had already stopped for a later generation: then it left the
-    way it should, and its part in this one is done. Our own key is not asked about: without it others give us up, and
-    their broken collectives tell our ranks.
+    way it should, and its part in this one is done. We are not asked about: where others give us up, their broken
+    collectives tell our ranks.
     """
     if generation.member(me) is None:
         return None
@@ -32,8 +31,6 @@ def why_abort(
             if last is not None and (last.phase is Phase.FINISHED or last.generation > generation.number):
                 continue
             return f"worker {place.worker} is gone"
-        if place.id in suspects:
-            return f"worker {place.worker} does not answer"
         if member.broken >= generation.number:
             return f"worker {place.worker} reports a broken collective"
     return None

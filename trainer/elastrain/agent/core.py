@@ -14,19 +14,19 @@ from enum import Enum, auto
 from elastrain.agent import endings
 from elastrain.agent.abort import why_abort
 from elastrain.agent.events import (
-    Deregister,
     Effect,
     End,
     Event,
+    Fenced,
     KillRanks,
-    LeaseConfirmed,
+    Leave,
     Publish,
     PublishProgress,
     RankExited,
     RankHungUp,
     RankSaid,
-    Register,
     Registered,
+    Reincarnate,
     Seen,
     Send,
     Signalled,
@@ -77,10 +77,11 @@ class Core:
         self.seen: Seen | None = None
         self.last_seen: dict[str, Member] = {}
         self.generations: dict[int, Generation] = {}
+        self.fenced: dict[int, str] = {}
+        """Generations that must not commit any more, and why."""
         self.progress: Progress | None = None
         self.published = Publish()
         self.restarts: list[float] = []
-        self.lease_at = 0.0
         self.drain_deadline: float | None = None
         """Set by a signal. A leave that the target asks for has no bound here: who asked bounds it, by a signal."""
         self.exit_deadline: float | None = None
@@ -103,17 +104,15 @@ class Core:
         if self.mode is not Mode.RUNNING:
             return None
         deadlines = [self.drain_deadline, self.exit_deadline, self.straggler_deadline]
-        if self._alone() is not None:
-            deadlines.append(self.lease_at + self.config.lease_ttl)
         return min((d for d in deadlines if d is not None), default=None)
 
     def _note(self, event: Event, now: float) -> Iterator[Effect]:
         match event:
             case Registered(member_id=member_id):
-                self.member_id, self.lease_at = member_id, now
+                self.member_id = member_id
                 self.published = Publish()
-            case LeaseConfirmed(at=at):
-                self.lease_at = max(self.lease_at, at)
+            case Fenced(seconds=seconds):
+                self._fence(seconds)
             case Seen():
                 self._note_seen(event)
             case RankSaid(incarnation=self.incarnation, local_rank=local_rank, message=message):
@@ -188,8 +187,6 @@ class Core:
             return
         self.restarts.append(now)
         self.incarnation += 1
-        self.member_id = None
-        yield Register(len(self.restarts))
         yield from self._start_ranks()
 
     def _run(self, now: float) -> Iterator[Effect]:
@@ -223,8 +220,8 @@ class Core:
             ending = endings.rank_killed(self.step, exited, self._place(rank.adopted, rank.local_rank), self.leaving)
             yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
         else:
-            self.mode = Mode.RESTARTING
-            yield Deregister()
+            self.mode, self.member_id = Mode.RESTARTING, None
+            yield Reincarnate()
             yield KillRanks(signal.SIGKILL, f"rank {exited.local_rank} was killed by signal {exited.signal}")
             if self._reaped():
                 yield from self._restart(now)
@@ -278,7 +275,7 @@ class Core:
         if seen.generation is not None and seen.generation.number > rank.offered:
             rank.offered = seen.generation.number
             yield Proposed(generation=seen.generation)
-        for number, why in self._aborts(rank, me, seen, now):
+        for number, why in self._aborts(rank, me, seen):
             rank.aborted.add(number)
             yield Abort(generation=number, reason=why)
         why_exit = self._why_exit(rank, me, seen)
@@ -287,15 +284,13 @@ class Core:
             self.exit_deadline = self.exit_deadline or now + self.config.drain_timeout
             yield Exit(reason=why_exit)
 
-    def _aborts(self, rank: Rank, me: str, seen: Seen, now: float) -> Iterator[tuple[int, str]]:
+    def _aborts(self, rank: Rank, me: str, seen: Seen) -> Iterator[tuple[int, str]]:
         """Generations that the rank is in, or is connecting to, and should give up."""
         for number in sorted(self.generations):
             if not max(rank.adopted, 1) <= number <= rank.offered or rank.broken >= number or number in rank.aborted:
                 continue
-            why = why_abort(self.generations[number], me, seen.members, seen.suspects, self.last_seen)
-            unconfirmed = now - self.lease_at
-            if why is None and number == self._alone() and unconfirmed >= self.config.lease_ttl:
-                why = f"etcd has not confirmed the lease for {unconfirmed:.1f} s and nobody else holds this job's state"
+            why = self.fenced.get(number)
+            why = why or why_abort(self.generations[number], me, seen.members, self.last_seen)
             if why is not None:
                 yield number, why
 
@@ -318,15 +313,12 @@ class Core:
         target = self.seen.target if self.seen else None
         return (target.reason if target else "") or "leave"
 
-    def _alone(self) -> int | None:
-        """Number of the generation that all our ranks are in and nobody else is, or None."""
-        if not self.ranks or self.member_id is None or self.mode is not Mode.RUNNING:
-            return None
-        number = min(r.adopted for r in self.ranks)
-        generation = self.generations.get(number)
-        if generation is None or [m.id for m in generation.members] != [self.member_id]:
-            return None
-        return None if all(number in r.aborted or r.broken >= number for r in self.ranks) else number
+    def _fence(self, seconds: float) -> None:
+        """Nobody else can see us. In a generation with others their part in every step is the proof that no other one
+        was formed; alone there is none, so training stops until etcd is back and a new generation follows this one."""
+        for number, generation in self.generations.items():
+            if [m.id for m in generation.members] == [self.member_id]:
+                self.fenced[number] = f"etcd has not confirmed the lease for {seconds:.1f} s"
 
     # ---- to everybody ----------------------------------------------------------------------------------------------
     @property
@@ -394,9 +386,9 @@ class Core:
     def _stop(self, ending: Termination, signum: int, kill_at: float, now: float) -> Iterator[Effect]:
         """Stop the ranks that still run, then end with ``ending``."""
         self.mode, self.termination, self.kill_deadline = Mode.ENDING, ending, kill_at
-        yield Deregister()
         if not self._reaped():
             yield KillRanks(signum, ending.message or ending.outcome)
+        yield Leave()
         yield from self._end(now)
 
     def _end(self, now: float) -> Iterator[Effect]:
@@ -410,5 +402,5 @@ class Core:
     def _ended(self, ending: Termination) -> Iterator[Effect]:
         self.mode, self.termination = Mode.ENDED, ending
         self.drain_deadline = self.exit_deadline = self.straggler_deadline = self.kill_deadline = None
-        yield Deregister()
+        yield Leave()
         yield End(ending)

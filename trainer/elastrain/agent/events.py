@@ -12,7 +12,7 @@ from elastrain.api.records import Generation, Member, Phase, Progress, Target, T
 # ---- events --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The member key exists under this id (and its lease)."""
+    """This is the member's id from now on."""
 
     member_id: str
 
@@ -23,18 +23,17 @@ class Seen:
 
     target: Target | None = None
     members: Mapping[str, Member] = field(default_factory=dict)
+    """By id: those that live, that is, have a key, answer probes and have no younger incarnation."""
     generation: Generation | None = None
     finished: bool = False
     """``progress.finished``."""
-    suspects: frozenset[str] = frozenset()
-    """Ids of members that a probe found dead while their lease lives on."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseConfirmed:
-    """etcd confirmed the lease at this time (the clock that is passed as ``now``)."""
+class Fenced:
+    """etcd has not confirmed the lease for its TTL, and this member is alone in its generation."""
 
-    at: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +74,19 @@ class Tick:
     """Time has passed."""
 
 
-Event = Registered | Seen | LeaseConfirmed | RankSaid | RankHungUp | RankExited | Signalled | Tick
+Event = Registered | Seen | Fenced | RankSaid | RankHungUp | RankExited | Signalled | Tick
 
 
 # ---- effects -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Register:
-    """Register a member under a new id, answered by :class:`Registered`."""
-
-    restarts: int
+class Reincarnate:
+    """Delete the member key now, so that everybody knows, and register under a new id; answered by
+    :class:`Registered`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Deregister:
-    """Delete the member key now: everybody else must know at once."""
+class Leave:
+    """Delete the member key now and for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,4 +135,4 @@ class End:
         return self.termination.exit_code
 
 
-Effect = Register | Deregister | Publish | PublishProgress | StartRanks | KillRanks | Send | End
+Effect = Reincarnate | Leave | Publish | PublishProgress | StartRanks | KillRanks | Send | End

@@ -1,0 +1,177 @@
+"""The command line. Each command imports what it needs when it runs, so that an agent starts fast and without torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from elastrain import __version__
+
+app = typer.Typer(
+    name="elastrain",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="""Elastic PyTorch training: jobs that grow, shrink and survive losses without a restart.
+
+    [bold]On this machine[/bold], with the manifest that the cluster takes:
+
+        elastrain run job.yaml                      train; Ctrl-C drains
+        elastrain scale digits 4                    in another terminal: four workers from now on
+        elastrain status digits                     how it stands
+        elastrain audit .elastrain/digits/audit/*   was every sample used exactly once?
+
+    [bold]On a cluster[/bold]: kubectl apply -f job.yaml; kubectl scale etj/digits --replicas=4
+    """,
+)
+
+Manifest = Annotated[Path, typer.Argument(help="The job's manifest: YAML of kind ElasticTrainingJob.", metavar="FILE")]
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def agent(
+    command: Annotated[list[str], typer.Argument(help="The training command of one rank.", metavar="CMD...")],
+) -> None:
+    """Be the agent of a worker: register it, run CMD as its ranks, pass generations on. (The operator and local mode
+    call this; settings come from the environment.)
+
+    Example: elastrain agent -- python train.py --epochs 3
+    """
+    from elastrain.agent.main import main as run_agent
+
+    raise typer.Exit(run_agent(command))
+
+
+@app.command()
+def run(
+    manifest: Manifest,
+    *,
+    etcd: Annotated[Path | None, typer.Option(help="The etcd binary. Default: $ELASTRAIN_ETCD, PATH.")] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Logs, audit logs and volumes. Default: .elastrain/JOB beside the manifest.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live picture.")] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change a field: replicas=2, checkpoint.everySteps=50, name=other.", metavar="F=V"),
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", help="Set a variable for the workers.", metavar="NAME=VALUE")
+    ] = None,
+) -> None:
+    """Train a job on this machine: etcd, agents and ranks as processes.
+
+    Ctrl-C drains: all ranks stop at the same step, a durable checkpoint is written where the manifest has one, exit
+    code 130; running it again resumes. A second Ctrl-C kills. Exit codes: 0 finished, 1 failed, 2 cannot be started as
+    asked.
+
+    Examples:
+
+        elastrain run examples/01-digits/job.yaml
+        elastrain run job.yaml --set replicas=2 --set checkpoint.everySteps=100 --env EPOCHS=3
+    """
+    from elastrain.local.command import run_job
+
+    raise typer.Exit(
+        run_job(manifest, etcd=etcd, state_dir=state_dir, plain=plain, overrides=set_ or [], variables=env or [])
+    )
+
+
+@app.command()
+def scale(
+    job: Annotated[str, typer.Argument(help="Name of a job that runs on this machine.")],
+    replicas: Annotated[int, typer.Argument(help="Workers wanted, between minReplicas and maxReplicas.")],
+) -> None:
+    """Change how many workers a running local job has. It goes on training meanwhile.
+
+    Example: elastrain scale digits 4
+    """
+    from elastrain.local.command import scale_job
+    from elastrain.local.control import ControlError
+
+    try:
+        typer.echo(scale_job(job, replicas))
+    except ControlError as error:
+        _refuse(str(error))
+
+
+@app.command()
+def status(
+    job: Annotated[str | None, typer.Argument(help="Name of a local job; absent: all that run.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+) -> None:
+    """Show how local jobs stand.
+
+    Examples: elastrain status, elastrain status digits, elastrain status digits --json
+    """
+    from elastrain.local.command import show_status
+    from elastrain.local.control import ControlError
+
+    try:
+        show_status(job, as_json=json)
+    except ControlError as error:
+        _refuse(str(error))
+
+
+@app.command()
+def validate(manifest: Manifest) -> None:
+    """Check a manifest as the cluster would: each problem names the field, the value and the rule. Exit code 2 if there
+    is one.
+
+    Example: elastrain validate job.yaml
+    """
+    from elastrain.api.manifest import InvalidManifest, load
+
+    try:
+        job = load(manifest)
+    except InvalidManifest as error:
+        _refuse(str(error))
+    spec = job.spec
+    typer.echo(
+        f"{manifest}: valid: job {job.name}, {spec.desired_replicas} workers "
+        f"({spec.min_replicas} to {spec.max_replicas}) of {spec.nproc_per_node} rank(s)"
+    )
+
+
+@app.command()
+def audit(
+    directory: Annotated[Path, typer.Argument(help="Audit logs of one run: STATE_DIR/audit/RUN.", metavar="DIR")],
+) -> None:
+    """Judge the audit logs of a run: was every sample of every epoch used exactly once? Exit code 1 if not.
+
+    Example: elastrain audit .elastrain/digits/audit/3f2a90c1d7be
+    """
+    from elastrain.local.command import audit_directory
+
+    try:
+        ok = audit_directory(directory)
+    except (OSError, ValueError) as error:
+        _refuse(str(error))
+    raise typer.Exit(0 if ok else 1)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"elastrain {__version__}")
+
+
+def _refuse(message: str) -> NoReturn:
+    """Say why on standard error; exit code 2."""
+    typer.echo(message, err=True)
+    raise typer.Exit(2)
+
+
+def main() -> None:
+    """Entry point of the ``elastrain`` script."""
+    # The etcd client's gRPC otherwise prints a line at every fork, although no child of ours uses it.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    app(prog_name="elastrain")
+
+
+if __name__ == "__main__":
+    main()

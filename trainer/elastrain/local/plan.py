@@ -1,0 +1,126 @@
+"""What local mode does next for its job: the operator's decisions, for one machine. Pure.
+
+The operator proper has pods, budgets per cause and other jobs to think of; here a worker is a process that either runs
+or has ended with a termination record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elastrain.api.records import Outcome, Target, Termination
+
+FATAL = ("Usage",)
+"""Reasons that no other try can cure."""
+RETRY_SECONDS = 1.0
+RETRY_SECONDS_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker that was started, as plain facts."""
+
+    name: str
+    ordinal: int
+    ready: bool = False
+    """It is a member of the generation in force, or could be of the next one."""
+    leaving: bool = False
+    """It was told to leave."""
+    ended: Termination | None = None
+    ended_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything a decision may depend on."""
+
+    min: int
+    max: int
+    desired: int
+    """Wanted workers; 0 when suspended."""
+    backoff_limit: int
+    workers: Sequence[Worker] = ()
+    finished: bool = False
+    """``progress.finished``."""
+    stopping: bool = False
+    """The user wants the job to stop (Ctrl-C): drain everything."""
+
+
+class Result(StrEnum):
+    FINISHED = "finished"
+    FAILED = "failed"
+    DRAINED = "drained"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    target: Target
+    start: int = 0
+    """How many workers to start, with new ordinals."""
+    result: Result | None = None
+    """The job is over: nothing runs any more."""
+    failure: Worker | None = None
+    """The worker whose end made the job fail."""
+    again_at: float | None = None
+    """When to decide again even if nothing happens."""
+
+
+def plan(seen: Observed, now: float) -> Plan:
+    """The target, the workers to start and, in the end, the result; ``runner`` executes it. ``now``: monotonic s."""
+    running = [w for w in seen.workers if w.ended is None]
+    failures = [w for w in seen.workers if w.ended is not None and w.ended.outcome is Outcome.FAILED]
+    failure = _fatal(failures, seen.backoff_limit)
+    if seen.finished or any(w.ended.outcome is Outcome.FINISHED for w in seen.workers if w.ended):
+        # Nobody is sent away: ranks end by themselves, and agents that start late end at once.
+        leaving = [w for w in running if w.leaving]
+        return Plan(_target(seen, seen.desired, leaving, ""), result=None if running else Result.FINISHED)
+    if failure is not None:
+        result = None if running else Result.FAILED
+        return Plan(_target(seen, 0, running, "Failed"), result=result, failure=failure)
+    if seen.stopping or seen.desired == 0:
+        reason = "Stop" if seen.stopping else "Suspend"
+        return Plan(_target(seen, 0, running, reason), result=None if running else Result.DRAINED)
+    return _resize(seen, running, failures, now)
+
+
+def _resize(seen: Observed, running: list[Worker], failures: list[Worker], now: float) -> Plan:
+    staying = [w for w in running if not w.leaving]
+    surplus = len(staying) - seen.desired
+    if surplus > 0:
+        leaving = [w for w in running if w.leaving] + victims(staying, surplus)
+        return Plan(_target(seen, seen.desired, leaving, "Drain"))
+    leaving = [w for w in running if w.leaving]
+    target = _target(seen, seen.desired, leaving, "Drain" if leaving else "")
+    if surplus == 0:
+        return Plan(target)
+    again_at = not_before(failures)
+    return Plan(target, again_at=again_at) if now < again_at else Plan(target, start=-surplus)
+
+
+def victims(staying: Sequence[Worker], count: int) -> list[Worker]:
+    """The workers that cost least to lose: those that do not train yet, then the youngest."""
+    return sorted(staying, key=lambda w: (w.ready, -w.ordinal))[:count]
+
+
+def not_before(failures: Sequence[Worker]) -> float:
+    """When a failed worker may be replaced: at once after the first failure, then after a growing, bounded pause."""
+    if len(failures) < 2:
+        return 0.0
+    pause: float = min(RETRY_SECONDS * 2 ** min(len(failures) - 2, 10), RETRY_SECONDS_MAX)
+    return max(w.ended_at for w in failures) + pause
+
+
+def _fatal(failures: Sequence[Worker], backoff_limit: int) -> Worker | None:
+    """The failure that ends the job. Only the script's own count; a lost worker is replaced however often."""
+    for worker in failures:
+        if worker.ended is not None and worker.ended.reason in FATAL:
+            return worker
+    scripts = [w for w in failures if w.ended is not None and w.ended.reason == "ScriptFailed"]
+    return scripts[-1] if len(scripts) > backoff_limit else None
+
+
+def _target(seen: Observed, desired: int, leaving: Sequence[Worker], reason: str) -> Target:
+    names = tuple(w.name for w in leaving) if desired else ()
+    return Target(min=seen.min, max=seen.max, desired=desired, leaving=names, reason=reason)

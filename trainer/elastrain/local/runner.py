@@ -1,0 +1,408 @@
+"""A job on this machine: etcd, workers as processes, and the loop that is their operator. Executes ``plan``.
+
+::
+
+    with LocalJob("job.yaml", replicas=1) as job:
+        job.wait(lambda s: s.progress is not None and s.progress.step >= 100, timeout=60, what="100 steps")
+        job.scale(4)
+        job.kill_worker("digits-0", "rank")
+        job.wait(timeout=300)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal, Self
+
+import structlog
+
+from elastrain.agent.logs import ENV_AGENT_LOG
+from elastrain.api import names
+from elastrain.api.job import ElasticTrainingJob
+from elastrain.api.keys import JobKeys
+from elastrain.api.manifest import load
+from elastrain.api.records import Generation, Member, Outcome, Progress, Target
+from elastrain.etcd import Batch, EtcdClient, EtcdConfig, EtcdError
+from elastrain.local.etcd_server import EtcdServer
+from elastrain.local.plan import Observed, Plan, Result, Worker, plan
+from elastrain.local.spec import LocalSpec, local_spec, worker_environment
+from elastrain.local.status import LocalStatus, WorkerStatus, phase_of
+from elastrain.local.worker import LocalWorker
+from elastrain.rendezvous.mirror import Mirror
+
+log = structlog.get_logger()
+
+ETCD_STARTS = 5
+"""How often etcd is started in one run; the ports and the data stay the same."""
+LOOP_SECONDS = 1.0
+"""Longest time between two looks at things that nobody reports, such as etcd's process."""
+
+
+class LocalJob:
+    """A running job; a context manager. Its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        manifest: str | Path | ElasticTrainingJob,
+        *,
+        directory: Path | None = None,
+        etcd: str | Path | None = None,
+        state_dir: str | Path | None = None,
+        replicas: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        lease_ttl: int = names.DEFAULT_LEASE_TTL,
+        on_line: Callable[[str, str], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        """``manifest``: a file, or a job whose paths are relative to ``directory`` (default: the current one).
+
+        ``etcd``: the binary, if it is not on PATH. ``replicas``: instead of the manifest's. ``environment``: added to
+        that of the workers. ``on_line(worker, line)`` gets what workers print, ``on_progress`` each new progress
+        record; both are called from threads of the job and must not block.
+
+        Raises ``InvalidManifest``, ``EtcdNotFound``, and ``ValueError`` if ``replicas`` is not in the manifest's range.
+        """
+        if isinstance(manifest, ElasticTrainingJob):
+            self.job, origin = manifest, Path.cwd()
+        else:
+            self.job, origin = load(manifest), Path(manifest).resolve().parent
+        state = None if state_dir is None else Path(state_dir).resolve()
+        self.spec: LocalSpec = local_spec(self.job, directory or origin, state)
+        self.keys = JobKeys(self.spec.namespace, self.spec.name, uuid.uuid4().hex[:12])
+        self.result: Result | None = None
+        self.message = ""
+        self._environment = dict(environment or {})
+        self._lease_ttl = lease_ttl
+        self._on_line = on_line or (lambda _worker, _line: None)
+        self._on_progress = on_progress
+        self._desired = self.spec.desired
+        if replicas is not None:
+            self._check_size(replicas)
+            self._desired = replicas
+        self._etcd = EtcdServer(etcd)
+        self._etcd_starts = 0
+        self._client: EtcdClient | None = None
+        self._changed = threading.Condition()
+        self._mirror = Mirror(self.keys)
+        self._workers: list[LocalWorker] = []
+        self._next_ordinal = 0
+        self._target: Target | None = None
+        self._written: Target | None = None
+        self._failed: LocalWorker | None = None
+        self._stopping = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="local-operator", daemon=True)
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+    def __enter__(self) -> Self:
+        for directory in (self.logs_dir, self.audit_dir, self._terminations):
+            directory.mkdir(parents=True, exist_ok=True)
+        self._start_etcd()
+        try:
+            self._client = EtcdClient(EtcdConfig.of(self._etcd.endpoint))
+            self._watch = self._client.watch_prefix(self.keys.prefix, self._on_batch)
+            self._thread.start()
+        except BaseException:
+            self._etcd.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        assert self._client is not None
+        self._watch.close()
+        self._client.close()
+        self._etcd.close()
+
+    @property
+    def logs_dir(self) -> Path:
+        """What each worker printed: ``<worker>.log``, and its agent's own log: ``<worker>.agent.log``."""
+        return self.spec.state_dir / "logs"
+
+    @property
+    def audit_dir(self) -> Path:
+        """The audit log of this run: which rank consumed which samples."""
+        return self.spec.state_dir / "audit" / self.keys.uid
+
+    @property
+    def _terminations(self) -> Path:
+        return self.spec.state_dir / "terminations" / self.keys.uid
+
+    # ---- what to do ------------------------------------------------------------------------------------------------
+    def scale(self, replicas: int) -> None:
+        """Want ``replicas`` workers from now on. Raises ``ValueError`` if that is not between min and max."""
+        self._check_size(replicas)
+        with self._changed:
+            if self.result is not None or self._stopping:
+                raise ValueError(f"replicas: {replicas}: the job is ending and cannot be scaled any more")
+            self._desired = replicas
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Stop at a step boundary, with a durable checkpoint where the manifest asks for checkpoints."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def kill(self) -> None:
+        """``kill -9`` everything."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            workers = list(self._workers)
+        for worker in workers:
+            worker.kill()
+
+    def kill_worker(self, name: str, what: Literal["rank", "agent", "worker"] = "worker") -> None:
+        """``kill -9`` of the worker's first rank, of its agent, or of both at once. Raises ``KeyError``."""
+        self.worker(name).kill(what)
+
+    def stop_worker(self, name: str) -> None:
+        """SIGTERM, as from the deletion of a pod: it drains, and another takes its place. Raises ``KeyError``."""
+        self.worker(name).signal(signal.SIGTERM)
+
+    # ---- how it stands -----------------------------------------------------------------------------------------------
+    def worker(self, name: str) -> LocalWorker:
+        """The worker ``name``, running or not. Raises ``KeyError``."""
+        with self._changed:
+            for worker in self._workers:
+                if worker.name == name:
+                    return worker
+        raise KeyError(f"job {self.spec.name} has no worker {name}")
+
+    def progress(self) -> Progress | None:
+        """The newest progress record; None before the first."""
+        with self._changed:
+            return self._mirror.progress
+
+    def generation(self) -> Generation | None:
+        """The newest generation."""
+        with self._changed:
+            return self._mirror.generation
+
+    def members(self) -> dict[str, Member]:
+        """The members now registered, by worker; an incarnation that is about to expire is hidden by a younger one."""
+        with self._changed:
+            ordered = sorted(self._mirror.members.values(), key=lambda m: m.create_revision)
+            return {m.record.worker: m.record for m in ordered}
+
+    def status(self) -> LocalStatus:
+        with self._changed:
+            return self._status()
+
+    def wait(
+        self, condition: Callable[[LocalStatus], object] | None = None, *, timeout: float, what: str = "the job to end"
+    ) -> LocalStatus:
+        """Wait until ``condition`` holds (absent: until the job is over) and return the status.
+
+        Raises ``TimeoutError``, and ``RuntimeError`` if the job ends before ``condition`` has held; both say ``what``
+        was waited for and how things stand.
+        """
+        end = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                status = self._status()
+                if condition(status) if condition else self.result is not None:
+                    return status
+                if self.result is not None:
+                    raise RuntimeError(f"waited for {what}, but the job ended: {self.result} {self.message}")
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"waited {timeout:g} s for {what}; the job is {status.phase}: {status}")
+                self._changed.wait(left)
+
+    def await_change(self, timeout: float) -> None:
+        """Wait until something has changed, at most ``timeout`` seconds."""
+        with self._changed:
+            self._changed.wait(timeout)
+
+    def failure_tail(self, lines: int) -> str:
+        """The last lines that the worker printed whose failure ended the job; empty if none did."""
+        worker = self._failed
+        if worker is None or worker.ended is None:
+            return ""
+        path = self.logs_dir / f"{worker.name}.log"
+        text = path.read_text(encoding="utf-8") if path.exists() else worker.ended.log_tail
+        return "\n".join(text.splitlines()[-lines:])
+
+    # ---- the operator's loop -----------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        """Observe, plan, apply, wait. Lives as long as the workers, which die with this thread."""
+        while True:
+            with self._changed:
+                decided = plan(self._observe(), time.monotonic())
+                self._target = decided.target
+            self._apply(decided)
+            with self._changed:
+                if self._closing and not any(w.ended is None for w in self._workers):
+                    return
+                if decided == plan(self._observe(), time.monotonic()):
+                    self._changed.wait(self._pause(decided))
+
+    def _pause(self, decided: Plan) -> float:
+        if decided.again_at is None:
+            return LOOP_SECONDS
+        return max(0.01, min(LOOP_SECONDS, decided.again_at - time.monotonic()))
+
+    def _observe(self) -> Observed:
+        generation = self._mirror.generation
+        inside = {m.worker for m in generation.members} if generation else set()
+        return Observed(
+            min=self.spec.min,
+            max=self.spec.max,
+            desired=self._desired,
+            backoff_limit=self.spec.backoff_limit,
+            workers=[
+                Worker(w.name, w.ordinal, w.name in inside, w.leaving, w.ended, w.ended_at) for w in self._workers
+            ],
+            finished=self._mirror.progress is not None and self._mirror.progress.finished,
+            stopping=self._stopping,
+        )
+
+    def _apply(self, decided: Plan) -> None:
+        if self._etcd.pid is None:
+            self._start_etcd()
+        for _ in range(decided.start):
+            self._start_worker()
+        with self._changed:
+            for worker in self._workers:
+                worker.leaving = worker.leaving or worker.name in decided.target.leaving
+            if decided.result is not None and self.result is None:
+                self.result = decided.result
+                failed = decided.failure
+                if failed is not None and failed.ended is not None:
+                    self._failed = next(w for w in self._workers if w.name == failed.name)
+                    self.message = f"{failed.name}: {failed.ended.reason}: {failed.ended.message}"
+            self._changed.notify_all()
+        self._write_target(decided.target)
+
+    def _write_target(self, target: Target) -> None:
+        if target == self._written:
+            return
+        assert self._client is not None
+        try:
+            self._client.put(self.keys.target, target.encode())
+            self._written = target
+        except EtcdError as error:
+            log.warning("target not written, will be tried again", error=str(error))
+
+    def _start_etcd(self) -> None:
+        self._etcd_starts += 1
+        if self._etcd_starts > ETCD_STARTS:
+            raise RuntimeError(f"etcd ended {ETCD_STARTS} times; see {self._etcd.log_path}")
+        if self._etcd_starts > 1:
+            log.warning("etcd has ended; starting it again", log=str(self._etcd.log_path))
+        self._etcd.start()
+
+    def _start_worker(self) -> None:
+        name = f"{self.spec.name}-{self._next_ordinal}"
+        own = {
+            **EtcdConfig.of(self._etcd.endpoint).to_environment(),
+            names.ENV_NAMESPACE: self.spec.namespace,
+            names.ENV_JOB: self.spec.name,
+            names.ENV_JOB_UID: self.keys.uid,
+            names.ENV_WORKER: name,
+            names.ENV_NODE: socket.gethostname(),
+            names.ENV_ADDRESS: "127.0.0.1",
+            names.ENV_NPROC: str(self.spec.nproc),
+            names.ENV_LEASE_TTL: str(self._lease_ttl),
+            names.ENV_CHECKPOINT: self.spec.checkpoint.model_dump_json(by_alias=True) if self.spec.checkpoint else "",
+            names.ENV_AUDIT_DIR: str(self.audit_dir),
+            names.ENV_TERMINATION_LOG: str(self._terminations / f"{name}.json"),
+            ENV_AGENT_LOG: str(self.logs_dir / f"{name}.agent.log"),
+        }
+        worker = LocalWorker(
+            name,
+            self._next_ordinal,
+            self.spec.command,
+            environment=worker_environment(self.spec, {**os.environ, **self._environment}, own),
+            directory=self.spec.directory,
+            termination_log=self._terminations / f"{name}.json",
+            on_line=self._line,
+            on_end=self._on_end,
+        )
+        with self._changed:
+            self._next_ordinal += 1
+            self._workers.append(worker)
+            self._changed.notify_all()
+
+    # ---- news, from other threads ------------------------------------------------------------------------------------
+    def _on_batch(self, batch: Batch) -> None:
+        with self._changed:
+            before = self._mirror.progress
+            self._mirror.apply(batch)
+            progress = self._mirror.progress
+            self._changed.notify_all()
+        if self._on_progress is not None and progress is not None and progress != before:
+            self._on_progress(progress)
+
+    def _on_end(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _line(self, worker: str, line: str) -> None:
+        with (self.logs_dir / f"{worker}.log").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        self._on_line(worker, line)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _check_size(self, replicas: int) -> None:
+        if not self.spec.min <= replicas <= self.spec.max:
+            raise ValueError(
+                f"replicas: {replicas}: must be between minReplicas ({self.spec.min}) and maxReplicas ({self.spec.max})"
+            )
+
+    def _status(self) -> LocalStatus:
+        mirror = self._mirror
+        members = {m.record.worker: m.record for m in mirror.members.values()}
+        return LocalStatus(
+            job=self.spec.name,
+            phase=phase_of(
+                result=self.result,
+                stopping=self._stopping,
+                desired=self._desired,
+                generation=mirror.generation,
+                members={m.id: m for m in members.values()},
+            ),
+            min=self.spec.min,
+            max=self.spec.max,
+            desired=self._desired,
+            workers=tuple(_worker_status(w, members.get(w.name)) for w in self._workers),
+            target=self._target,
+            generation=mirror.generation,
+            progress=mirror.progress,
+            failures=sum(1 for w in self._workers if w.ended and w.ended.outcome is Outcome.FAILED),
+            message=self.message,
+        )
+
+
+def _worker_status(worker: LocalWorker, member: Member | None) -> WorkerStatus:
+    if worker.ended is not None:
+        ended = worker.ended
+        return WorkerStatus(
+            name=worker.name, pid=worker.pid, phase=ended.outcome.value, step=ended.step, message=ended.message
+        )
+    if member is None:
+        return WorkerStatus(name=worker.name, pid=worker.pid, phase="starting", leaving=worker.leaving)
+    return WorkerStatus(
+        name=worker.name,
+        pid=worker.pid,
+        phase=member.phase.value,
+        node=member.node,
+        member=member.id,
+        generation=member.generation,
+        step=member.step,
+        restarts=member.restarts,
+        leaving=worker.leaving,
+    )

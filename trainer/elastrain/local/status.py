@@ -1,0 +1,106 @@
+"""How a local job stands, as one value: what the live view shows and ``elastrain status`` prints. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from elastrain.api.records import Generation, Member, Progress, Target
+
+
+class WorkerStatus(BaseModel):
+    """One worker."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    pid: int
+    """Of its agent."""
+    phase: str
+    """``starting`` before it has registered, a member's phase, or how it ended: finished, drained, failed."""
+    node: str = ""
+    member: str = ""
+    """Member id; empty before it has registered and after it has ended."""
+    generation: int = 0
+    step: int = 0
+    restarts: int = 0
+    leaving: bool = False
+    message: str = ""
+    """Why it ended, where there is something to say."""
+
+
+class LocalStatus(BaseModel):
+    """A local job at one moment."""
+
+    model_config = ConfigDict(frozen=True)
+
+    job: str
+    phase: str
+    """Pending, Running, Rescaling, Draining, Suspended, Succeeded, Stopped or Failed."""
+    min: int
+    max: int
+    desired: int
+    workers: tuple[WorkerStatus, ...] = ()
+    """Those that run, and those that ended with something to say; oldest first."""
+    target: Target | None = None
+    generation: Generation | None = None
+    progress: Progress | None = None
+    failures: int = 0
+    """Failures of the training script so far."""
+    message: str = ""
+
+    @property
+    def running(self) -> tuple[WorkerStatus, ...]:
+        return tuple(w for w in self.workers if w.phase not in ENDED)
+
+    @property
+    def in_force(self) -> int:
+        """Workers that have adopted the newest generation and are in it."""
+        if self.generation is None:
+            return 0
+        inside = {m.id for m in self.generation.members}
+        return sum(1 for w in self.workers if w.member in inside and w.generation == self.generation.number)
+
+
+ENDED = ("finished", "drained", "failed")
+
+
+def phase_of(
+    *,
+    result: str | None,
+    stopping: bool,
+    desired: int,
+    generation: Generation | None,
+    members: Mapping[str, Member],
+) -> str:
+    """One word for a person; the operator's words where it has them."""
+    if result is not None:
+        return {"finished": "Succeeded", "failed": "Failed"}.get(result, "Stopped")
+    if stopping:
+        return "Draining"
+    if desired == 0:
+        return "Suspended"
+    if generation is None or not generation.members:
+        return "Pending"
+    adopted = [m.id in members and members[m.id].generation == generation.number for m in generation.members]
+    return "Running" if len(adopted) == desired and all(adopted) else "Rescaling"
+
+
+def eta_seconds(progress: Progress) -> float | None:
+    """Seconds that the remaining steps take at the present speed; None where it is not known."""
+    if progress.total_steps is None or progress.step_seconds is None:
+        return None
+    return max(0, progress.total_steps - progress.step) * progress.step_seconds
+
+
+def samples_per_second(earlier: tuple[float, Progress] | None, later: tuple[float, Progress]) -> float | None:
+    """From two looks at the progress, each with its time."""
+    if earlier is None or later[0] <= earlier[0]:
+        return None
+    return max(0.0, (later[1].samples - earlier[1].samples) / (later[0] - earlier[0]))
+
+
+def to_json(status: LocalStatus) -> dict[str, Any]:
+    return status.model_dump(mode="json", exclude_none=True)
