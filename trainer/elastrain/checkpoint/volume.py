@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import uuid
 import warnings
@@ -159,11 +160,12 @@ def _take_apart(tree: Any) -> dict[str, Any]:
         return _Entry(name)
 
     structure = _pytree.tree_map_with_path(entry, tree)
-    return {**tensors, _STRUCTURE: structure}
+    return {**tensors, _STRUCTURE: pickle.dumps(structure)}  # bytes: DCP would take a tree apart again
 
 
 def _assemble(entries: dict[str, Any]) -> Any:
-    return _pytree.tree_map(lambda x: entries[x.name] if isinstance(x, _Entry) else x, entries[_STRUCTURE])
+    structure = pickle.loads(entries[_STRUCTURE])  # noqa: S301 - written by this job's own ranks
+    return _pytree.tree_map(lambda x: entries[x.name] if isinstance(x, _Entry) else x, structure)
 
 
 def _replace(path: Path, text: str) -> None:

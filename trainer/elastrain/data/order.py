@@ -91,4 +91,5 @@ class Order:
 def _permutation(length: int, seed: int, epoch: int) -> np.ndarray:
     """The epoch's permutation. Philox is counter-based: (seed, epoch) is its whole state, on every machine."""
     generator = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), epoch]))
-    return np.asarray(generator.permutation(length))
+    permutation: np.ndarray = generator.permutation(length)
+    return permutation

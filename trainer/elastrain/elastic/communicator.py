@@ -157,6 +157,7 @@ class Communicator:
             done.set_result(buffer)
             return done
 
+        sum_bucket.__annotations__.clear()  # DDP refuses postponed annotations, which are strings
         return sum_bucket
 
     def _result(self, future: torch.futures.Future[Any], buffer: torch.Tensor) -> torch.Tensor:

@@ -33,10 +33,22 @@ def track(tracked: dict[str, Stateful], objects: dict[str, Any], open_now: Calla
 
 
 def _gate(obj: Any, open_now: Callable[[], bool]) -> None:
-    original = obj.step
+    """Make ``obj.step`` do nothing while the gate is closed.
+
+    By a subclass rather than an attribute of the object: a scheduler's ``state_dict`` is its ``__dict__``, and a method
+    in there would travel to other ranks with the object it is bound to. Only an optimizer that a scheduler has got
+    hold of carries a ``step`` in its ``__dict__`` already, and then it is that one which is gated.
+    """
+    in_instance = vars(obj).get("step")
+    original = in_instance or type(obj).step
 
     @functools.wraps(original)
-    def step(_self: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if open_now() else None
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not open_now():
+            return None
+        return original(*args, **kwargs) if in_instance else original(self, *args, **kwargs)
 
-    obj.step = types.MethodType(step, obj)  # a bound method: learning-rate schedulers ask it for __func__
+    if in_instance:
+        obj.step = types.MethodType(step, obj)  # a bound method: schedulers ask an optimizer's step for __func__
+    else:
+        obj.__class__ = type(type(obj).__name__, (type(obj),), {"step": step, "__module__": type(obj).__module__})

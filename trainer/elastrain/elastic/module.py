@@ -7,6 +7,7 @@ buckets in the order of their gradients and a joiner has not.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection
 from typing import Any
 
@@ -17,6 +18,10 @@ from torch.utils import _pytree
 
 from elastrain.elastic import control
 from elastrain.elastic.communicator import Communicator
+
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
+"""DDP's option has got a new name in torch 2.13."""
 
 
 class ElasticModule(nn.Module):
@@ -48,7 +53,7 @@ class ElasticModule(nn.Module):
             device_ids=[device] if device.type == "cuda" else None,
             process_group=communicator.group,
             init_sync=False,  # state is made equal on entry of the generation, by the runtime
-            broadcast_buffers=False,  # no collective in forward, where a failure would leave through user code
+            **{_SYNC_BUFFERS: False},  # no collective in forward, where a failure would leave through user code
             **self._options,
         )
         ddp.register_comm_hook(None, communicator.all_reduce_hook())

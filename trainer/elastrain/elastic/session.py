@@ -199,5 +199,8 @@ class Session:
 
 
 def close_in_background(communicator: Communicator) -> None:
-    """gloo needs about 10 ms per peer to let go; training does not wait for it."""
-    threading.Thread(target=communicator.close, name="elastrain-close", daemon=True).start()
+    """gloo needs about 10 ms per peer to let go; training does not wait for it.
+
+    Not a daemon thread: coming back from C++ into an interpreter that shuts down would end the process by abort.
+    """
+    threading.Thread(target=communicator.close, name="elastrain-close").start()

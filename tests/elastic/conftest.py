@@ -1,0 +1,162 @@
+"""A scripted agent: the test itself plays agents and leader, the ranks are real processes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from elastrain.api import messages as m
+from elastrain.api import names
+from elastrain.api.records import Generation, GenerationMember
+
+PATIENCE = 60.0
+"""Seconds that a test waits for a condition before it fails, saying which."""
+
+
+def wait_until(what: str, condition: Callable[[], object], patience: float = PATIENCE) -> None:
+    end = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < end, f"not within {patience:.0f} s: {what}"
+        time.sleep(0.01)
+
+
+class Rank:
+    """One member with one rank: a training process and the agent's end of its socket."""
+
+    def __init__(self, name: str, folder: Path, command: list[str], env: dict[str, str]) -> None:
+        self.name = name
+        self.received: list[m.RankMessage] = []
+        self.log = folder / f"{name}.log"
+        path = folder / f"{name}.sock"
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        server.bind(str(path))
+        server.listen()
+        self.process = subprocess.Popen(
+            command,
+            stdout=self.log.open("wb"),
+            stderr=subprocess.STDOUT,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                names.ENV_WORKER: name,
+                names.ENV_AGENT_SOCKET: str(path),
+                **env,
+            },
+        )
+        self._server = server
+        self._connection: socket.socket | None = None
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        try:
+            self._connection, _ = self._server.accept()
+            for line in self._connection.makefile("rb"):
+                message = m.RANK_MESSAGE.validate_json(line)
+                if message.type == "hello":
+                    self.send(m.Welcome(member=f"{self.name}.0", address="127.0.0.1", lease_ttl=5))
+                self.received.append(message)
+        except OSError:
+            return
+
+    def send(self, message: m.AgentMessage) -> None:
+        assert self._connection is not None
+        self._connection.sendall(message.encode() + b"\n")
+
+    def of_type(self, kind: str) -> list[m.RankMessage]:
+        return [x for x in self.received if x.type == kind]
+
+    def has(self, kind: str, **fields: object) -> bool:
+        return any(all(getattr(x, k) == v for k, v in fields.items()) for x in self.of_type(kind))
+
+    def step(self) -> int:
+        reports = self.of_type("report")
+        return reports[-1].progress.step if reports else 0
+
+    def kill(self, how: int = signal.SIGKILL) -> None:
+        self.process.send_signal(how)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+        for s in (self._connection, self._server):
+            if s is not None:
+                s.close()
+
+
+class World:
+    """The ranks of one test and the leader's part."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        self.audit = folder / "audit"
+        self.number = 0
+        self.ranks: dict[str, Rank] = {}
+
+    def start(self, *ranks: str, epochs: int = 20, delay: float = 0.1, script: Path | None = None, **env: str) -> None:
+        script = script or Path(__file__).parent / "train_float64.py"
+        for name in ranks:
+            command = [sys.executable, str(script), str(self.folder), str(epochs), str(delay)]
+            full = {names.ENV_AUDIT_DIR: str(self.audit), **env}
+            self.ranks[name] = Rank(name, self.folder, command, full)
+
+    def wait(self, what: str, condition: Callable[[], object]) -> None:
+        def check() -> object:
+            for r in self.ranks.values():
+                assert r.process.poll() in (None, 0, -signal.SIGKILL), f"{r.name} failed:\n{r.log.read_text()[-3000:]}"
+            return condition()
+
+        wait_until(what, check)
+
+    def ready(self, *ranks: str) -> None:
+        self.wait(f"{ranks} ready", lambda: all(self.ranks[r].of_type("ready") for r in ranks))
+
+    def propose(self, *ranks: str, reason: str = "Test") -> int:
+        """Propose a generation of these ranks to every rank that lives."""
+        self.number += 1
+        members = []
+        for offset, name in enumerate(ranks):
+            ready = self.ranks[name].of_type("ready")[-1]
+            place = {"id": f"{name}.0", "worker": name, "address": "127.0.0.1", "store_port": ready.store_port}
+            members.append(GenerationMember(**place, rank_offset=offset))
+        generation = Generation(number=self.number, members=tuple(members), reason=reason, leader="test")
+        for r in self.ranks.values():
+            if r.process.poll() is None:
+                r.send(m.Proposed(generation=generation))
+        return self.number
+
+    def adopted(self, *ranks: str) -> None:
+        number = self.number
+        self.wait(
+            f"{ranks} adopt generation {number}",
+            lambda: all(self.ranks[r].has("adopted", generation=number) for r in ranks),
+        )
+
+    def progressed(self, rank: str, steps: int) -> None:
+        """Wait until ``rank`` (which must be rank 0) has reported so many more steps."""
+        goal = self.ranks[rank].step() + steps
+        self.wait(f"{rank} reaches step {goal}", lambda: self.ranks[rank].step() >= goal)
+
+    def finished(self, *ranks: str) -> dict[str, dict]:
+        """Let them run free, and return what each saved at its end."""
+        import torch
+
+        (self.folder / "run-free").touch()
+        self.wait(f"{ranks} finish", lambda: all(self.ranks[r].process.poll() == 0 for r in ranks))
+        return {r: torch.load(self.folder / f"final-{self.ranks[r].process.pid}.pt") for r in ranks}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    w = World(tmp_path)
+    yield w
+    for r in w.ranks.values():
+        r.stop()

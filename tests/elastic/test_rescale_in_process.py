@@ -1,0 +1,122 @@
+"""Ranks under a scripted leader: real processes, real gloo, planned and unplanned changes."""
+
+import signal
+
+import torch
+
+from elastrain.api import messages as m
+from elastrain.data.audit import verify
+
+
+def assert_same_parameters(a: dict, b: dict, tolerance: float = 1e-5) -> None:
+    for name, value in a["model"].items():
+        assert torch.allclose(value, b["model"][name], rtol=0, atol=tolerance), name
+
+
+def test_parameters_equal_the_fixed_size_run_if_the_world_grows_shrinks_and_loses_a_rank(
+    world, tmp_path_factory
+) -> None:
+    fixed = type(world)(tmp_path_factory.mktemp("fixed"))
+    fixed.start("f0")
+    fixed.ready("f0")
+    fixed.propose("f0")
+    expected = fixed.finished("f0")["f0"]
+
+    world.start("a", "b")
+    world.ready("a", "b")
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    world.start("c")
+    world.ready("c")
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    world.start("d")
+    world.ready("d")
+    world.propose("a", "b", "c", "d")
+    world.adopted("a", "b", "c", "d")
+    world.propose("a", "b")
+    world.adopted("a", "b", "c", "d")
+    for leaver in ("c", "d"):
+        world.ranks[leaver].send(m.Exit(reason="drained"))
+    world.wait("leavers have left", lambda: all(world.ranks[r].process.poll() == 0 for r in "cd"))
+    assert all(world.ranks[r].of_type("left") for r in "cd")
+    world.ranks["b"].kill()
+    world.wait("the loss is reported", lambda: world.ranks["a"].has("broken", generation=world.number))
+    world.propose("a")
+    world.adopted("a")
+    final = world.finished("a")["a"]
+
+    assert_same_parameters(final, expected)
+    assert final["lr"] == expected["lr"], "the scheduler saw another number of steps"
+    assert final["commits"] == list(range(1, final["step"] + 1)), "a committed step was lost or redone"
+    verdict = verify(world.audit)
+    assert verdict.ok, verdict.problems
+    assert (verdict.epochs, verdict.redone) == (20, 0)
+    assert verdict.pids["a"] == (world.ranks["a"].process.pid,), "the survivor's process changed"
+
+
+def test_survivors_go_on_at_once_if_a_silent_peer_is_declared_lost(world) -> None:
+    world.start("a", "b", "c")
+    world.ready("a", "b", "c")
+    lost = world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    world.ranks["c"].kill(signal.SIGSTOP)
+    for survivor in "ab":
+        world.ranks[survivor].send(m.Abort(generation=lost, reason="c is lost"))
+    world.wait("both report it", lambda: all(world.ranks[r].has("broken", generation=lost) for r in "ab"))
+    world.propose("a", "b")
+    world.finished("a", "b")
+    verdict = verify(world.audit)
+    assert verdict.ok, verdict.problems
+
+
+def test_survivors_do_not_notice_if_a_joiner_dies_while_it_prepares(world) -> None:
+    world.start("a", "b", "j")
+    world.ready("a", "b", "j")
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    world.ranks["j"].kill(signal.SIGSTOP)
+    world.propose("a", "b", "j")
+    world.ranks["j"].kill()
+    world.progressed("a", 10)
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    world.finished("a", "b")
+    assert not world.ranks["a"].of_type("broken")
+    assert verify(world.audit).ok
+
+
+def test_job_resumes_in_another_world_size_if_every_rank_was_killed(world) -> None:
+    spec = '{"path": "%s", "everySteps": 5}' % (world.folder / "checkpoints")
+    world.start("a", "b", ELASTRAIN_CHECKPOINT=spec)
+    world.ready("a", "b")
+    world.propose("a", "b")
+    world.wait("a checkpoint", lambda: any(r.progress.checkpoint for r in world.ranks["a"].of_type("report")))
+    for r in "ab":
+        world.ranks[r].kill()
+        world.ranks[r].process.wait(10)
+    world.start("x", "y", "z", ELASTRAIN_CHECKPOINT=spec)
+    world.ready("x", "y", "z")
+    world.propose("x", "y", "z")
+    final = world.finished("x", "y", "z")
+    assert final["x"]["commits"][0] > 5, "it began from the start"
+    assert_same_parameters(final["x"], final["y"], tolerance=0)
+    verdict = verify(world.audit)
+    assert verdict.ok, verdict.problems
+
+
+def test_state_is_saved_if_all_ranks_are_drained(world) -> None:
+    spec = '{"path": "%s"}' % (world.folder / "checkpoints")
+    world.start("a", "b", ELASTRAIN_CHECKPOINT=spec)
+    world.ready("a", "b")
+    world.propose("a", "b")
+    world.progressed("a", 3)
+    world.propose(reason="Stop")
+    world.adopted("a", "b")
+    steps = {r: world.ranks[r].of_type("adopted")[-1].step for r in "ab"}
+    assert steps["a"] == steps["b"], "they stopped at different steps"
+    for r in "ab":
+        world.ranks[r].send(m.Exit(reason="drained"))
+    world.wait("both leave", lambda: all(world.ranks[r].process.poll() == 0 for r in "ab"))
+    assert (world.folder / "checkpoints" / f"step-{steps['a']:09d}").is_dir()
+    assert not list(world.folder.glob("final-*")), "code after the loop ran on a drained rank"
