@@ -1,4 +1,4 @@
-"""A real API server for the tests of the CRD: etcd and kube-apiserver on loopback, nothing else of a cluster."""
+"""Helm, and a real API server: etcd and kube-apiserver on loopback, nothing else of a cluster."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import yaml
 
 from elastrain.api.crd import crd
 
+ROOT = Path(__file__).parents[2]
+KUBERNETES = "1.31.0"  # `helm template` asks no cluster, and would take itself for talking to an ancient one
 TOKEN = "of-the-test"
 START_SECONDS = 60
 CACHE = Path(os.environ.get("ELASTRAIN_CACHE", Path.home() / ".cache/elastrain")) / "bin"
@@ -42,29 +44,30 @@ class ApiServer:
         )  # fmt: skip
 
 
-def _missing(reason: str) -> None:
-    """No API server to be had: a failure where the environment promises one, else the test is skipped."""
-    if os.environ.get("ELASTRAIN_REQUIRE_APISERVER") == "1":
-        pytest.fail(f"ELASTRAIN_REQUIRE_APISERVER=1, but {reason}", pytrace=False)
-    pytest.skip(f"{reason} (`e2e/cluster/build.sh kubernetes` builds it)")
+def _missing(reason: str, require: str) -> NoReturn:
+    """Something is not to be had: a failure where the environment promises it, else the test is skipped."""
+    if os.environ.get(require) == "1":
+        pytest.fail(f"{require}=1, but {reason}", pytrace=False)
+    pytest.skip(f"{reason} (e2e/cluster/build.sh builds it)")
 
 
-def _program(name: str, variable: str) -> str:
+def _program(name: str, variable: str, require: str = "ELASTRAIN_REQUIRE_APISERVER") -> str:
     """The program ``name``: named by the environment variable, else from the project's cache, else from PATH."""
     named = os.environ.get(variable)
     candidates = [named] if named else [str(CACHE / name), shutil.which(name)]
     found = next((c for c in candidates if c and os.access(c, os.X_OK)), None)
     if found is None:
-        _missing(f"there is no {name}: neither ${variable}, {CACHE / name} nor PATH names one")
-    return str(found)
+        _missing(f"there is no {name}: neither ${variable}, {CACHE / name} nor PATH names one", require)
+    return found
 
 
 def _etcd_program() -> str:
     built = sorted(CACHE.glob("etcd-[0-9]*"))
     named = os.environ.get("ELASTRAIN_ETCD") or (str(built[-1]) if built else shutil.which("etcd"))
     if not named:
-        _missing(f"there is no etcd: neither $ELASTRAIN_ETCD, {CACHE}/etcd-* nor PATH names one")
-    return str(named)
+        reason = f"there is no etcd: neither $ELASTRAIN_ETCD, {CACHE}/etcd-* nor PATH names one"
+        _missing(reason, "ELASTRAIN_REQUIRE_APISERVER")
+    return named
 
 
 def _free_ports(count: int) -> list[int]:
@@ -161,3 +164,34 @@ def apiserver(bare_apiserver: ApiServer) -> ApiServer:
     )
     assert waited.returncode == 0, waited.stderr
     return bare_apiserver
+
+
+@pytest.fixture(scope="session")
+def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``helm(*args)`` runs Helm at the repository's root; ``cluster`` names the API server that it talks to.
+
+    Skips where there is no Helm (fails if ELASTRAIN_REQUIRE_HELM=1)."""
+    program = _program("helm", "ELASTRAIN_HELM", require="ELASTRAIN_REQUIRE_HELM")
+
+    def run(*args: str, cluster: ApiServer | None = None) -> subprocess.CompletedProcess[str]:
+        where = [f"--kubeconfig={cluster.kubeconfig}"] if cluster else []
+        return subprocess.run(
+            [program, *where, *args], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def rendered(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., list[dict[str, Any]]]:
+    """``rendered(*settings)``: the chart's manifests as release ``demo`` in namespace ``training``."""
+
+    def render(*settings: str) -> list[dict[str, Any]]:
+        values = [option for setting in settings for option in ("--set", setting)]
+        result = helm(
+            "template", "demo", "charts/elastrain", "--namespace=training", f"--kube-version={KUBERNETES}", *values
+        )
+        assert result.returncode == 0, result.stderr
+        return [document for document in yaml.safe_load_all(result.stdout) if document]
+
+    return render

@@ -22,8 +22,11 @@ Render = Callable[..., Manifests]
 
 EXTERNAL = ("etcd.endpoints[0]=etcd.example:2379",)
 CREDENTIALS = (
-    *EXTERNAL, "etcd.credentials.secretName=etcd", "etcd.credentials.user=true", "etcd.credentials.clientCertificate=true"
-)  # fmt: skip
+    *EXTERNAL,
+    "etcd.credentials.secretName=etcd",
+    "etcd.credentials.user=true",
+    "etcd.credentials.clientCertificate=true",
+)
 VALUE_SETS = {
     "defaults": (),
     "namespaces": ("watchNamespaces={team-a,team-b}",),
@@ -251,13 +254,3 @@ def test_chart_has_the_projects_version() -> None:
     chart = yaml.safe_load((ROOT / "charts/elastrain/Chart.yaml").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert chart["appVersion"] == chart["version"] == project["version"]
-
-
-def test_notes_teach_the_next_commands(helm: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    result = helm(
-        "install", "demo", "charts/elastrain", "--dry-run=client", "--kube-version=1.31.0", "--set=crds.keep=false"
-    )
-    notes = result.stdout.partition("NOTES:")[2]
-    assert "kubectl -n default rollout status deploy/demo-elastrain" in notes
-    assert "kubectl scale etj/NAME --replicas=3" in notes
-    assert "deletes every ElasticTrainingJob" in notes
