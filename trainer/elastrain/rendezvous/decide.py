@@ -45,14 +45,14 @@ class Memory:
     base: int = 0
     """Number of the newest generation seen."""
     base_since: float = 0.0
-    base_step: int = 0
-    """Steps committed when it was first seen."""
     change_since: float | None = None
     """Since when its set of members is not the wanted one, or it is not intact."""
     enough_since: float | None = None
     """Since when there are ready outsiders (with no generation or an empty one: enough of them)."""
     counted: int = 0
     """Number of the last generation whose end was counted in ``breaks``."""
+    counted_step: int = 0
+    """Steps committed by then."""
     breaks: int = 0
     """Generations in a row that ended unplanned without a committed step."""
     retry_at: float = 0.0
@@ -89,7 +89,7 @@ def remember(memory: Memory, view: View, now: float, timing: Timing = Timing()) 
     """``memory`` after ``view`` was seen at ``now``."""
     number = view.generation.number if view.generation else 0
     if number != memory.base:
-        memory = replace(memory, base=number, base_since=now, base_step=view.step, change_since=None)
+        memory = replace(memory, base=number, base_since=now, change_since=None)
     changed = bool(not view.intact or view.leavers or view.joiners or view.unready)
     enough = len(view.joiners) >= (1 if view.base_alive else _least(view))
     memory = replace(
@@ -105,10 +105,10 @@ def _count_break(memory: Memory, view: View, now: float, timing: Timing) -> Memo
     replaced = bool(view.leavers or view.joiners) and not view.lost  # stock torchrun breaks one off to admit a member
     if memory.counted == memory.base or replaced:
         return memory
-    good = view.step > memory.base_step or now - memory.base_since >= timing.steady
+    good = view.step > memory.counted_step or now - memory.base_since >= timing.steady
     breaks = 1 if good else memory.breaks + 1
     pause = 0.0 if breaks < 2 else min(timing.backoff_max, timing.backoff * 2.0 ** min(breaks - 2, 16))
-    return replace(memory, counted=memory.base, breaks=breaks, retry_at=now + pause)
+    return replace(memory, counted=memory.base, counted_step=view.step, breaks=breaks, retry_at=now + pause)
 
 
 def decide(view: View, memory: Memory, now: float, timing: Timing = Timing()) -> Action:  # noqa: PLR0911 - one return per rule

@@ -1,0 +1,130 @@
+"""A job in memory, for tests of decisions: what etcd would hold, and how members behave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from elastrain.api.records import Generation, Member, Phase, Target
+from elastrain.rendezvous.decide import Action, Memory, Propose, Timing, decide, remember
+from elastrain.rendezvous.view import Seen, View
+
+
+@dataclass
+class Job:
+    """Members are named by their worker; the leader's memory is followed, as every member's would be the same."""
+
+    target: Target | None = field(default_factory=lambda: Target(min=1, max=8, desired=8))
+    timing: Timing = field(default_factory=Timing)
+    now: float = 1000.0
+    step: int = 0
+    finished: bool = False
+    members: dict[str, Seen] = field(default_factory=dict)
+    suspects: set[str] = field(default_factory=set)
+    unsure: set[str] = field(default_factory=set)
+    generations: list[Generation] = field(default_factory=list)
+    memory: Memory = field(default_factory=Memory)
+    revision: int = 1
+
+    # ---- what happens ----------------------------------------------------------------------------------------------
+    def join(self, *workers: str, ready: bool = True, slots: int = 1, incarnation: int = 0) -> None:
+        for worker in workers:
+            self.revision += 1
+            record = Member(id=f"{worker}.{incarnation or self.revision}", worker=worker, address=worker, slots=slots)
+            self.members[record.id] = Seen(record, self.revision)
+            if ready:
+                self.set(worker, phase=Phase.READY, store_port=1)
+
+    def seen(self, worker: str) -> Seen:
+        return next(m for m in reversed(self.members.values()) if m.record.worker == worker)
+
+    def set(self, worker: str, **changes: object) -> None:
+        seen = self.seen(worker)
+        self.revision += 1
+        self.members[seen.id] = replace(seen, record=Member.model_validate({**seen.record.model_dump(), **changes}))
+
+    def ready(self, *workers: str) -> None:
+        for worker in workers:
+            self.set(worker, phase=Phase.READY, store_port=1)
+
+    def die(self, *workers: str) -> None:
+        """Their keys vanish."""
+        for worker in workers:
+            self.revision += 1
+            del self.members[self.seen(worker).id]
+
+    def fail(self, *workers: str) -> None:
+        """They see the generation that they are in fail."""
+        for worker in workers:
+            self.set(worker, broken=self.seen(worker).record.generation)
+
+    def adopt(self) -> None:
+        """All members of the newest generation switch to it; of an empty one, everybody stops."""
+        newest = self.generations[-1]
+        for seen in list(self.members.values()):
+            stops = not newest.members and seen.record.generation
+            if stops or newest.member(seen.id) is not None:
+                self.set(seen.record.worker, generation=newest.number)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    # ---- what is decided -------------------------------------------------------------------------------------------
+    @property
+    def base(self) -> Generation | None:
+        return self.generations[-1] if self.generations else None
+
+    def view(self, self_id: str = "") -> View:
+        view = View(
+            self_id="",
+            target=self.target,
+            members=tuple(self.members.values()),
+            generation=self.base,
+            generation_mod_revision=len(self.generations),
+            finished=self.finished,
+            suspects=frozenset(self.seen(w).id for w in self.suspects),
+            unsure=frozenset(self.seen(w).id for w in self.unsure),
+            step=self.step,
+        )
+        return replace(view, self_id=self_id or view.leader or "")
+
+    def decide(self) -> Action:
+        """What the leader decides now."""
+        view = self.view()
+        self.memory = remember(self.memory, view, self.now, self.timing)
+        return decide(view, self.memory, self.now, self.timing)
+
+    def run(self) -> Action:
+        """Decide, and write what is proposed."""
+        action = self.decide()
+        if isinstance(action, Propose):
+            assert action.expected_mod_revision == len(self.generations)
+            self.generations.append(action.generation)
+        return action
+
+    def workers(self) -> list[str]:
+        """Workers of the newest generation, in rank order."""
+        return [m.worker for m in self.base.members] if self.base else []
+
+    def train(self, *workers: str) -> None:
+        """Form the first generation of these and adopt it."""
+        self.join(*workers)
+        self.run()
+        self.pass_time(self.timing.settle)
+        self.run()
+        assert self.workers() == list(workers)
+        self.adopt()
+        self.run()
+
+
+@pytest.fixture
+def make_job() -> Callable[..., Job]:
+    return Job
+
+
+@pytest.fixture
+def job() -> Job:
+    """An empty job: 1 to 8 members, 8 wanted."""
+    return Job()

@@ -1,0 +1,335 @@
+"""Each rule of ``decide``, by example. ``job`` is a job in memory (conftest.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrain.api.records import Phase, Target
+from elastrain.rendezvous.decide import MAX_OUTSTANDING, Nothing, Propose, Wait, decide
+
+
+# ---- the first generation ------------------------------------------------------------------------------------------
+def test_nothing_is_formed_if_there_is_no_target(job):
+    job.target = None
+    job.join("a")
+    assert job.run() == Nothing("there is no target yet")
+
+
+def test_nothing_is_formed_if_too_few_are_ready(job):
+    job.target = Target(min=2, max=2, desired=2)
+    job.join("a")
+    job.join("b", ready=False)
+    assert job.run() == Nothing("1 of at least 2 members are ready")
+
+
+def test_first_generation_is_formed_at_once_if_all_wanted_are_ready(job):
+    job.target = Target(min=1, max=2, desired=2)
+    job.join("a", "b", slots=4)
+    action = job.run()
+    assert isinstance(action, Propose)
+    assert (action.generation.number, action.generation.reason) == (1, "Start")
+    assert [(m.worker, m.rank_offset) for m in action.generation.members] == [("a", 0), ("b", 4)]
+
+
+def test_first_generation_waits_for_the_settle_time_if_fewer_than_wanted_are_ready(job):
+    job.join("a")
+    assert isinstance(job.run(), Wait)
+    job.pass_time(job.timing.settle)
+    job.join("b")
+    job.run()
+    assert job.workers() == ["a", "b"]
+
+
+def test_no_more_than_desired_are_taken_if_more_are_ready(job):
+    job.target = Target(min=1, max=4, desired=2)
+    job.join("a", "b", "c")
+    job.run()
+    assert job.workers() == ["a", "b"]
+
+
+def test_a_ready_member_is_not_taken_if_it_serves_no_store(job):
+    job.join("a")
+    job.set("a", store_port=0)
+    assert job.run() == Nothing("0 of at least 1 members are ready")
+
+
+def test_only_the_oldest_acts(job):
+    job.target = Target(min=1, max=2, desired=2)
+    job.join("a", "b")
+    view = job.view(self_id=job.seen("b").id)
+    assert decide(view, job.memory, job.now) == Nothing(f"{job.seen('a').id} leads")
+
+
+# ---- growing -------------------------------------------------------------------------------------------------------
+def test_two_to_eight_is_one_change_if_all_warm_together(job):
+    job.target = Target(min=1, max=8, desired=2)
+    job.train("a", "b")
+    job.target = Target(min=1, max=8, desired=8)
+    newcomers = list("cdefgh")
+    job.join(*newcomers, ready=False)
+    for worker in newcomers:
+        assert not isinstance(job.run(), Propose)
+        job.ready(worker)
+        job.pass_time(0.4)
+    assert isinstance(job.run(), Propose)
+    assert job.workers() == ["a", "b", *newcomers]
+    assert len(job.generations) == 2
+
+
+def test_growth_does_not_wait_longer_than_settle_if_a_member_stays_warming(job):
+    job.train("a")
+    job.join("slow", ready=False)
+    job.join("b")
+    assert isinstance(job.run(), Wait)
+    job.pass_time(job.timing.settle)
+    job.run()
+    assert job.workers() == ["a", "b"]
+
+
+def test_growth_waits_for_adoption_if_the_newest_generation_is_not_adopted(job):
+    job.train("a")
+    job.join("b")
+    job.run()
+    job.join("c")
+    assert isinstance(job.run(), Wait)
+    job.adopt()
+    job.run()
+    assert job.workers() == ["a", "b", "c"]
+
+
+def test_growth_goes_on_if_the_newest_generation_is_not_adopted_for_too_long(job):
+    job.train("a")
+    job.join("hangs")
+    job.run()
+    job.join("c")
+    job.run()
+    job.pass_time(job.timing.adopt)
+    job.run()
+    assert job.workers() == ["a", "hangs", "c"]
+
+
+def test_stock_agents_are_waited_for_if_they_must_stop_training_first(job):
+    job.train("a")
+    job.set("a", phase=Phase.WARMING)  # stock torchrun: ready only inside the rendezvous
+    job.join("b")
+    assert isinstance(job.run(), Nothing)
+    job.fail("a")
+    job.ready("a")
+    job.run()
+    assert job.workers() == ["a", "b"]
+    assert job.base.reason == "Grow"
+
+
+def test_nobody_is_removed_if_desired_shrinks(job):
+    job.train("a", "b")
+    job.target = Target(min=1, max=8, desired=1)
+    assert isinstance(job.run(), Nothing)
+
+
+# ---- leaving -------------------------------------------------------------------------------------------------------
+def test_a_generation_without_it_is_formed_if_a_member_leaves(job):
+    job.train("a", "b", "c")
+    job.set("a", phase=Phase.LEAVING)
+    job.run()
+    assert job.workers() == ["b", "c"]
+    assert job.base.reason == "Drain"
+
+
+def test_the_targets_reason_is_named_if_the_target_says_who_leaves(job):
+    job.train("a", "b")
+    job.target = Target(min=1, max=8, desired=1, leaving=("b",), reason="ScaledDown")
+    job.run()
+    assert job.workers() == ["a"]
+    assert job.base.reason == "ScaledDown"
+
+
+def test_a_leave_does_not_wait_if_a_joiner_is_still_preparing(job):
+    job.train("a", "b")
+    job.join("slow")
+    job.run()
+    job.set("b", phase=Phase.LEAVING)
+    job.run()
+    assert job.workers() == ["a", "slow"]
+
+
+def test_everybody_stops_if_a_leave_makes_them_too_few(job):
+    job.target = Target(min=2, max=2, desired=2)
+    job.train("a", "b")
+    job.set("b", phase=Phase.LEAVING)
+    job.run()
+    assert (job.workers(), job.base.reason) == ([], "Stop")
+    assert isinstance(job.run(), Nothing)
+
+
+def test_everybody_stops_if_nobody_is_wanted(job):
+    job.train("a", "b")
+    job.target = Target(min=1, max=2, desired=0)
+    job.run()
+    assert (job.workers(), job.base.reason) == ([], "Suspend")
+    assert isinstance(job.run(), Nothing)
+
+
+def test_training_starts_again_only_after_all_have_stopped(job):
+    job.train("a", "b")
+    job.target = Target(min=1, max=2, desired=0)
+    job.run()
+    job.target = Target(min=1, max=2, desired=2)
+    assert isinstance(job.run(), Wait)
+    job.adopt()
+    job.run()
+    assert (job.workers(), job.base.number) == (["a", "b"], 3)
+
+
+# ---- losses --------------------------------------------------------------------------------------------------------
+def test_survivors_go_on_at_once_if_a_member_is_lost(job):
+    job.train("a", "b", "c")
+    job.die("a")
+    action = job.run()
+    assert isinstance(action, Propose)
+    assert (job.workers(), job.base.reason) == (["b", "c"], "Lost")
+
+
+def test_survivors_go_on_at_once_if_a_probe_finds_the_leader_dead(job):
+    job.train("a", "b")
+    job.suspects.add("a")
+    job.run()
+    assert job.workers() == ["b"]
+    assert job.base.leader == job.seen("b").id
+
+
+def test_a_member_counts_as_lost_if_its_worker_registers_anew(job):
+    job.train("a", "b")
+    job.join("b", ready=False)
+    job.run()
+    assert job.workers() == ["a"]
+
+
+def test_survivors_wait_if_they_are_too_few(job):
+    job.target = Target(min=2, max=2, desired=2)
+    job.train("a", "b")
+    job.die("b")
+    assert job.run() == Nothing("1 of at least 2 members are left")
+    job.join("c")
+    job.run()
+    assert job.workers() == ["a", "c"]
+
+
+def test_a_smaller_generation_follows_if_a_joiner_dies_while_it_prepares(job):
+    job.train("a", "b")
+    job.join("c")
+    job.run()
+    job.die("c")
+    job.run()
+    assert (job.workers(), job.base.number) == (["a", "b"], 3)
+
+
+def test_silent_members_are_asked_first_if_a_generation_breaks(job):
+    job.train("a", "b", "c")
+    job.fail("a", "b")
+    job.unsure.add("c")
+    assert isinstance(job.run(), Wait)
+    job.unsure.clear()
+    job.suspects.add("c")
+    job.run()
+    assert job.workers() == ["a", "b"]
+
+
+def test_the_same_members_go_on_if_a_generation_breaks_and_all_live(job):
+    job.train("a", "b")
+    job.fail("a")
+    job.run()
+    assert (job.workers(), job.base.reason) == (["a", "b"], "Broken")
+
+
+def test_a_loop_of_broken_generations_backs_off(job):
+    job.train("a", "b")
+    pauses = []
+    for _ in range(8):
+        job.fail("a", "b")
+        action = job.run()
+        pauses.append(action.until - job.now if isinstance(action, Wait) else 0.0)
+        if isinstance(action, Wait):
+            job.now = action.until
+            assert isinstance(job.run(), Propose)
+        job.adopt()
+    assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+def test_the_pause_is_forgotten_if_a_step_was_committed(job):
+    job.train("a", "b")
+    for _ in range(5):
+        job.step += 1
+        job.fail("a", "b")
+        assert isinstance(job.run(), Propose)
+        job.adopt()
+
+
+def test_survivors_do_not_pause_if_a_loss_follows_a_series_of_failures(job):
+    job.train("a", "b")
+    for _ in range(2):
+        job.fail("a", "b")
+        job.run()
+        job.pass_time(job.timing.backoff)
+        job.run()
+        job.adopt()
+    job.die("b")
+    assert isinstance(job.run(), Propose)
+    assert job.workers() == ["a"]
+
+
+def test_stock_agents_are_not_waited_for_for_ever_if_a_generation_broke(job):
+    job.train("a", "b", "c")
+    for worker in "abc":
+        job.set(worker, phase=Phase.WARMING)
+    job.fail("b", "c")
+    job.ready("b", "c")
+    assert isinstance(job.run(), Wait)
+    job.pass_time(job.timing.reenter)
+    job.run()
+    assert job.workers() == ["b", "c"]
+
+
+# ---- the end, and bounds -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("how", ["progress", "member"])
+def test_nothing_is_formed_any_more_if_the_job_has_finished(job, how):
+    job.train("a", "b")
+    if how == "progress":
+        job.finished = True
+    else:
+        job.set("a", phase=Phase.FINISHED)
+    job.die("b")
+    assert job.run() == Nothing("the job has ended")
+
+
+def test_proposals_are_bounded_if_nobody_adopts_them(job):
+    job.train("a", "b")
+    for number in range(20):
+        job.join(f"j{number}")
+        job.run()
+        job.pass_time(job.timing.adopt)
+        job.run()
+        job.die(f"j{number}")
+        job.run()
+        job.pass_time(job.timing.backoff_max)
+    assert job.base.number == 1 + MAX_OUTSTANDING
+    assert job.workers() == ["a", "b"], "the last slot must hold only members that train"
+    job.adopt()
+    job.join("late")
+    job.run()
+    assert job.workers() == ["a", "b", "late"]
+
+
+def test_the_bound_is_lifted_if_the_generation_in_force_breaks(job):
+    job.train("a", "b")
+    while job.base.number < 1 + MAX_OUTSTANDING:
+        job.join("j")
+        job.run()
+        job.pass_time(job.timing.adopt)
+        job.die("j")
+        job.run()
+        job.pass_time(job.timing.backoff_max)
+    job.die("b")
+    assert isinstance(job.run(), Nothing)
+    job.fail("a")
+    job.run()
+    assert job.workers() == ["a"]

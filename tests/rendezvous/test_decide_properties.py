@@ -1,0 +1,173 @@
+"""What must hold whatever happens: a job in memory is driven at random, each proposal is judged.
+
+The message of each assertion is the promise that was broken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from elastrain.api.records import Phase, Target
+from elastrain.rendezvous.decide import MAX_OUTSTANDING, Propose, Wait, decide
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Members that can switch in process: they stay ready while they train."""
+
+    def __init__(self, make_job: Any) -> None:
+        super().__init__()
+        self.make_job = make_job
+        self.job = make_job()
+        self.count = 0
+
+    @initialize(least=st.integers(1, 3), more=st.integers(0, 5))
+    def begin(self, least: int, more: int) -> None:
+        self.job = self.make_job(target=Target(min=least, max=least + more, desired=least + more))
+
+    # ---- what may happen -------------------------------------------------------------------------------------------
+    @rule(ready=st.booleans(), slots=st.integers(1, 3))
+    def join(self, ready: bool, slots: int) -> None:
+        if len(self.job.members) < 9:
+            self.job.join(f"w{self.count}", ready=ready, slots=slots)
+            self.count += 1
+
+    @rule(pick=st.randoms(use_true_random=False))
+    def become_ready(self, pick: Any) -> None:
+        warming = [m for m in self.job.members.values() if m.record.phase is Phase.WARMING]
+        if warming:
+            self.job.ready(pick.choice(warming).record.worker)
+
+    @precondition(lambda self: self.job.members)
+    @rule(pick=st.randoms(use_true_random=False), known_by=st.sampled_from(["key", "probe"]))
+    def die(self, pick: Any, known_by: str) -> None:
+        dead = pick.choice(list(self.job.members.values()))
+        peers = [m for m in self.job.members.values() if m.record.generation == dead.record.generation]
+        if known_by == "key":
+            self.job.suspects.discard(dead.record.worker)
+            self.job.die(dead.record.worker)
+        else:
+            self.job.suspects.add(dead.record.worker)
+        for peer in peers:
+            if peer.id != dead.id and dead.record.generation:
+                self.job.fail(peer.record.worker)
+
+    @precondition(lambda self: self.job.members)
+    @rule(pick=st.randoms(use_true_random=False))
+    def leave(self, pick: Any) -> None:
+        self.job.set(pick.choice(list(self.job.members.values())).record.worker, phase=Phase.LEAVING)
+
+    @precondition(lambda self: self.job.base is not None)
+    @rule()
+    def break_collective(self) -> None:
+        number = max((m.record.generation for m in self.job.members.values()), default=0)
+        for m in list(self.job.members.values()):
+            if number and m.record.generation == number:
+                self.job.fail(m.record.worker)
+
+    @precondition(lambda self: self.job.base is not None)
+    @rule()
+    def adopt(self) -> None:
+        alive = self.job.view().alive
+        if all(m.id in alive for m in self.job.base.members):
+            self.job.adopt()
+            self.job.step += 1
+
+    @rule(size=st.integers(0, 8), pick=st.randoms(use_true_random=False))
+    def retarget(self, size: int, pick: Any) -> None:
+        old = self.job.target
+        workers = [m.record.worker for m in self.job.members.values()]
+        self.job.target = Target(
+            min=old.min,
+            max=old.max,
+            desired=0 if size == 0 else min(old.max, max(old.min, size)),
+            leaving=tuple(pick.sample(workers, pick.randint(0, min(2, len(workers))))),
+        )
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 5.0, 70.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.job.pass_time(seconds)
+
+    @rule()
+    def lead(self) -> None:
+        self.judge()
+
+    # ---- what must hold --------------------------------------------------------------------------------------------
+    def judge(self) -> None:
+        view, base = self.job.view(), self.job.base
+        action = self.job.run()
+        if isinstance(action, Wait):
+            assert action.until > self.job.now, "a wait lies ahead"
+        if not isinstance(action, Propose):
+            return
+        proposed = action.generation
+        ids = [m.id for m in proposed.members]
+        records = {m.id: m.record for m in view.members}
+        offset = 0
+        for m in proposed.members:
+            assert m.rank_offset == offset, "rank offsets are contiguous"
+            offset += records[m.id].slots
+        assert len(set(ids)) == len(ids), "nobody is in a generation twice"
+        assert proposed.number == (base.number + 1 if base else 1), "numbers grow by one"
+        assert not ids or len(ids) >= view.target.min, "no generation is smaller than min"
+        assert not set(ids) & view.suspects, "no suspect is in a proposal"
+        assert all(records[i].phase is Phase.READY for i in ids), "only ready members are in a proposal"
+        leaving = set(view.target.leaving)
+        assert not any(records[i].worker in leaving for i in ids), "who was told to leave is in no proposal"
+        assert not ids or len(ids) <= max(view.target.desired, len(view.stayers)), "nobody joins beyond desired"
+        outstanding = proposed.number - view.in_force if view.in_force is not None else 0
+        assert outstanding <= MAX_OUTSTANDING, "proposals fit into the readiness slots"
+        if ids and outstanding < MAX_OUTSTANDING:
+            assert {m.id for m in view.stayers} <= set(ids), "whoever is ready and in the base stays"
+            kept = [i for i in ids if base and base.member(i) is not None]
+            order = [m.id for m in base.members if m.id in kept] if base else []
+            assert kept == order == ids[: len(kept)], "stayers keep their order and come first"
+        assert not isinstance(self.job.decide(), Propose), "one proposal is enough if nothing changes"
+
+    @invariant()
+    def only_the_leader_acts(self) -> None:
+        leader = self.job.view().leader
+        for m in self.job.members.values():
+            if m.id != leader:
+                action = decide(self.job.view(self_id=m.id), self.job.memory, self.job.now, self.job.timing)
+                assert not isinstance(action, Propose), "only the oldest live member proposes"
+
+    def teardown(self) -> None:
+        """After all that, when nothing more happens, the job comes to rest in the wanted generation."""
+        job = self.job
+        for worker in list(job.suspects):  # their leases run out
+            job.die(worker)
+        job.suspects.clear()
+        for _ in range(12):
+            self.judge()
+            if job.base is not None and not job.view().lost:
+                job.adopt()
+            for m in list(job.members.values()):  # who has been let go goes
+                let_go = job.base is not None and job.base.member(m.id) is None and job.view().is_leaving(m)
+                if let_go and job.base.number <= max(m.record.generation, m.record.broken, 0):
+                    job.die(m.record.worker)
+            job.pass_time(100.0)
+        view = job.view()
+        willing = [m for m in view.alive.values() if m.record.phase is Phase.READY and not view.is_leaving(m)]
+        if view.target.desired and len(willing) >= view.target.min:
+            assert job.base is not None and len(job.base.members) >= view.target.min, "enough willing members train"
+            room = max(view.target.desired, len(view.stayers))
+            assert len(job.base.members) == min(len(willing), room), "as many train as are wanted and willing"
+            assert view.intact and view.adopted, "the generation in force is whole"
+
+
+def test_promises_are_kept_whatever_happens(make_job):
+    run_state_machine_as_test(
+        lambda: AnyHistory(make_job),
+        settings=settings(max_examples=100, stateful_step_count=40, deadline=None),
+    )
