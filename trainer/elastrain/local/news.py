@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elastrain.api.records import Progress, Rescale
-from elastrain.local.status import ENDED, LocalStatus, WorkerStatus, eta_seconds
+from elastrain.local.status import LocalStatus, WorkerStatus, eta_seconds
 
 
 def news(before: LocalStatus | None, after: LocalStatus) -> list[str]:
@@ -31,8 +31,8 @@ def _workers(before: LocalStatus | None, after: LocalStatus) -> Iterator[str]:
         old = known.get(worker.name)
         if old is None:
             yield f"{worker.name} started (pid {worker.pid})"
-        if worker.phase in ENDED:
-            if old is None or old.phase not in ENDED:
+        if worker.ended:
+            if old is None or not old.ended:
                 yield _ended(worker)
             continue
         if worker.leaving and not (old and old.leaving):

@@ -391,7 +391,12 @@ def _worker_status(worker: LocalWorker, member: Member | None) -> WorkerStatus:
     if worker.ended is not None:
         ended = worker.ended
         return WorkerStatus(
-            name=worker.name, pid=worker.pid, phase=ended.outcome.value, step=ended.step, message=ended.message
+            name=worker.name,
+            pid=worker.pid,
+            phase=ended.outcome.value,
+            ended=True,
+            step=ended.step,
+            message=f"{ended.reason}: {ended.message}" if ended.reason else ended.message,
         )
     if member is None:
         return WorkerStatus(name=worker.name, pid=worker.pid, phase="starting", leaving=worker.leaving)

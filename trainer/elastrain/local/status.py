@@ -19,7 +19,9 @@ class WorkerStatus(BaseModel):
     pid: int
     """Of its agent."""
     phase: str
-    """``starting`` before it has registered, a member's phase, or how it ended: finished, drained, failed."""
+    """``starting`` before it has registered, then the member's phase, then its outcome."""
+    ended: bool = False
+    """Its agent has exited; ``phase`` is its outcome."""
     node: str = ""
     member: str = ""
     """Member id; empty before it has registered and after it has ended."""
@@ -53,7 +55,7 @@ class LocalStatus(BaseModel):
 
     @property
     def running(self) -> tuple[WorkerStatus, ...]:
-        return tuple(w for w in self.workers if w.phase not in ENDED)
+        return tuple(w for w in self.workers if not w.ended)
 
     @property
     def in_force(self) -> int:
@@ -62,9 +64,6 @@ class LocalStatus(BaseModel):
             return 0
         inside = {m.id for m in self.generation.members}
         return sum(1 for w in self.workers if w.member in inside and w.generation == self.generation.number)
-
-
-ENDED = ("finished", "drained", "failed")
 
 
 def phase_of(

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from elastrain.api.records import Progress
 from elastrain.local.news import duration, news, progress_line, rescale_line
-from elastrain.local.status import ENDED, LocalStatus, eta_seconds, samples_per_second
+from elastrain.local.status import LocalStatus, eta_seconds, samples_per_second
 
 PROGRESS_SECONDS = 5.0
 """Between two progress lines of the plain view."""
@@ -116,9 +116,9 @@ def _workers(status: LocalStatus) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("worker", "node", "pid", "phase", "generation", "restarts", ""):
         table.add_column(column)
-    shown = [w for w in status.workers if w.phase not in ENDED or w.phase == "failed"][-12:]
+    shown = [w for w in status.workers if not w.ended or w.phase == "failed"][-12:]
     for w in shown:
-        note = "leaving" if w.leaving and w.phase not in ENDED else w.message
+        note = "leaving" if w.leaving and not w.ended else w.message
         style = "red" if w.phase == "failed" else "green" if w.phase == "ready" else "yellow"
         table.add_row(
             w.name, w.node, str(w.pid), Text(w.phase, style=style), str(w.generation or ""), str(w.restarts or ""), note
