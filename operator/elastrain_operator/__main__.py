@@ -141,6 +141,7 @@ def configure_logging(level: int) -> None:
     )
     root = logging.getLogger()
     root.handlers, root.level = [handler], level
+    logging.getLogger("kopf.objects").setLevel(max(level, logging.WARNING))  # a line per event says nothing
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

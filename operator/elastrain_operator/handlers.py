@@ -24,6 +24,11 @@ def register(registry: kopf.OperatorRegistry, app: App) -> None:
         configure(settings)
         await app.start()
 
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> Any:
+        # The second knows every kind of kubeconfig, and is not imported in a cluster: the client library is large.
+        return kopf.login_with_service_account(**kwargs) or kopf.login_via_client(**kwargs)
+
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:
         await app.stop()

@@ -1,0 +1,315 @@
+"""Fixtures of the operator's tests: builders of plain values, and a real API server with a played kubelet and agents."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elastrain.api import names
+from elastrain.api.job import JobSpec
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Progress, Target, Termination
+from elastrain.etcd import EtcdClient
+from elastrain.local.etcd_server import EtcdServer
+
+NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
+TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}]}}
+
+# The API server's fixtures live with the tests of the API; conftest files are not importable by name.
+_spec = importlib.util.spec_from_file_location("api_conftest", Path(__file__).parents[1] / "api/conftest.py")
+assert _spec and _spec.loader
+_api_conftest = importlib.util.module_from_spec(_spec)
+sys.modules["api_conftest"] = _api_conftest
+_spec.loader.exec_module(_api_conftest)
+bare_apiserver = _api_conftest.bare_apiserver
+apiserver = _api_conftest.apiserver
+
+
+@pytest.fixture
+def now() -> datetime:
+    return NOW
+
+
+@pytest.fixture
+def make_spec() -> Callable[..., JobSpec]:
+    """``make_spec(maxReplicas=4, ...)``: a valid spec, fields in wire names."""
+    return lambda **fields: JobSpec.model_validate({"maxReplicas": 4, "template": TEMPLATE, **fields})
+
+
+@pytest.fixture
+def pod_body() -> Callable[..., dict[str, Any]]:
+    """``pod_body(ordinal, state={...}, ...)``: a worker pod as the API server shows it."""
+
+    def build(
+        ordinal: int = 0,
+        *,
+        phase: str = "Pending",
+        state: dict[str, Any] | None = None,
+        conditions: list[dict[str, Any]] | None = None,
+        status: dict[str, Any] | None = None,
+        **meta: Any,
+    ) -> dict[str, Any]:
+        containers = [{"name": "trainer", "image": "trainer:1", "state": state}] if state else []
+        return {
+            "metadata": {
+                "name": f"job-{ordinal}",
+                "namespace": "default",
+                "uid": f"uid-{ordinal}",
+                "creationTimestamp": wire_time(NOW),
+                "labels": {names.LABEL_ORDINAL: str(ordinal), names.LABEL_JOB_UID: "job-uid"},
+                **meta,
+            },
+            "spec": {"containers": [{"name": "trainer", "image": "trainer:1"}], "terminationGracePeriodSeconds": 30},
+            "status": {
+                "phase": phase,
+                "containerStatuses": containers,
+                "conditions": conditions or [],
+                **(status or {}),
+            },
+        }
+
+    return build
+
+
+@pytest.fixture
+def terminated() -> Callable[..., dict[str, Any]]:
+    """``terminated(exit_code, record=..., reason=...)``: state of a container that has ended a second ago."""
+
+    def build(exit_code: int, record: Termination | None = None, **fields: Any) -> dict[str, Any]:
+        message = {"message": record.encode().decode()} if record else {}
+        times = {"startedAt": wire_time(NOW), "finishedAt": wire_time(NOW + timedelta(seconds=90))}
+        return {"terminated": {"exitCode": exit_code, **times, **message, **fields}}
+
+    return build
+
+
+def wire_time(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+# ---- a real API server, with kubelet and agents played by the test ---------------------------------------------------
+class Cluster:
+    """Raw calls of the API server in one namespace of its own."""
+
+    def __init__(self, kubeconfig: Path, namespace: str) -> None:
+        config = yaml.safe_load(kubeconfig.read_text())
+        self.kubeconfig = kubeconfig
+        self.namespace = namespace
+        self._server = config["clusters"][0]["cluster"]["server"]
+        self._token = config["users"][0]["user"]["token"]
+        self._tls = ssl.create_default_context()
+        self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
+
+    def call(self, method: str, path: str, body: object = None, content: str = "application/json") -> dict[str, Any]:
+        """Raises ``urllib.error.HTTPError``."""
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._server + path, data, headers, method=method)
+        with urllib.request.urlopen(request, context=self._tls, timeout=10) as answer:
+            return dict(json.load(answer))
+
+    def merge(self, path: str, body: object) -> dict[str, Any]:
+        return self.call("PATCH", path, body, "application/merge-patch+json")
+
+    @property
+    def pods_path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+    def job_path(self, name: str = "") -> str:
+        path = f"/apis/{names.API_VERSION}/namespaces/{self.namespace}/{names.PLURAL}"
+        return f"{path}/{name}" if name else path
+
+    def pods(self) -> dict[str, dict[str, Any]]:
+        """Pods by name."""
+        return {p["metadata"]["name"]: p for p in self.call("GET", self.pods_path)["items"]}
+
+    def job(self, name: str) -> dict[str, Any]:
+        return self.call("GET", self.job_path(name))
+
+    def status(self, name: str) -> dict[str, Any]:
+        return dict(self.job(name).get("status") or {})
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        return next((c for c in self.status(name).get("conditions", []) if c["type"] == kind), {})
+
+    def events(self, name: str) -> list[tuple[str, str]]:
+        """(reason, message) of the events on a job."""
+        items = self.call("GET", f"/api/v1/namespaces/{self.namespace}/events")["items"]
+        return [(e["reason"], e["message"]) for e in items if e["involvedObject"]["name"] == name]
+
+    def create_job(self, name: str, **spec: Any) -> JobKeys:
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {"name": name},
+            "spec": {"template": TEMPLATE, **spec},
+        }
+        created = self.call("POST", self.job_path(), body)
+        return JobKeys(self.namespace, name, created["metadata"]["uid"])
+
+    def patch_job(self, name: str, **spec: Any) -> None:
+        self.merge(self.job_path(name), {"spec": spec})
+
+    def set_trainer(self, pod: str, phase: str, state: dict[str, Any], ready: bool = False) -> None:
+        """What a kubelet would report of a pod."""
+        container = {
+            "name": "trainer", "image": "trainer:1", "imageID": "", "ready": ready, "restartCount": 0, "state": state,
+        }  # fmt: skip
+        condition = {
+            "type": "Ready",
+            "status": "True" if ready else "False",
+            "lastTransitionTime": wire_time(datetime.now(UTC)),
+        }
+        status = {"phase": phase, "containerStatuses": [container], "conditions": [condition]}
+        self.merge(f"{self.pods_path}/{pod}/status", {"status": status})
+
+    def end_trainer(self, pod: str, record: Termination) -> None:
+        """The trainer container of a pod ends with this record."""
+        stamp = wire_time(datetime.now(UTC).replace(microsecond=0))
+        ended = {"exitCode": record.exit_code, "message": record.encode().decode(), "finishedAt": stamp}
+        phase = "Failed" if record.outcome is Outcome.FAILED else "Succeeded"
+        self.set_trainer(pod, phase, {"terminated": {**ended, "startedAt": stamp}})
+
+
+class Played:
+    """Plays kubelet and agents of one job: pods run at once, members form generations as the target says.
+
+    ``held``: pods that do not start. ``crash`` and ``finish`` end pods as an agent would.
+    """
+
+    def __init__(self, cluster: Cluster, client: EtcdClient, keys: JobKeys) -> None:
+        self.cluster, self.client, self.keys = cluster, client, keys
+        self.held: set[str] = set()
+        self.number, self.in_generation = 0, ()
+        self._running: set[str] = set()
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+    def crash(self, pod: str, record: Termination) -> None:
+        with self._lock:
+            self._running.discard(pod)
+            self.client.delete(self.keys.member(pod))
+            self.cluster.end_trainer(pod, record)
+
+    def finish(self, step: int) -> None:
+        """Training ends: progress first, then the agents."""
+        with self._lock:
+            progress = Progress(generation=self.number, world_size=1, members=1, step=step, finished=True)
+            self.client.put(self.keys.progress, progress.encode())
+            for pod in sorted(self._running):
+                self.cluster.end_trainer(pod, Termination(outcome=Outcome.FINISHED, step=step))
+            self._running.clear()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.1):
+            # Whatever is deleted under our hands is seen so in the next step.
+            with self._lock, contextlib.suppress(urllib.error.HTTPError):
+                self._step()
+
+    def _step(self) -> None:
+        raw = self.client.get(self.keys.target)
+        if raw is None:
+            return
+        target, pods = Target.decode(raw.value), self.cluster.pods()
+        self._running &= pods.keys()
+        for name, pod in pods.items():
+            ours = pod["metadata"]["labels"].get(names.LABEL_JOB_UID) == self.keys.uid
+            if ours and pod["status"]["phase"] == "Pending" and name not in self.held:
+                started = wire_time(datetime.now(UTC).replace(microsecond=0))
+                self.cluster.set_trainer(name, "Running", {"running": {"startedAt": started}}, ready=True)
+                self._running.add(name)
+        leaving = set(target.leaving) if target.desired else set(self._running)
+        wanted = tuple(sorted(self._running - leaving))
+        if wanted != self.in_generation:
+            self._form(wanted)
+        for name in sorted(self._running & leaving):
+            self.client.delete(self.keys.member(name))
+            self.cluster.end_trainer(name, Termination(outcome=Outcome.DRAINED))
+            self._running.discard(name)
+
+    def _form(self, wanted: tuple[str, ...]) -> None:
+        self.number, self.in_generation = self.number + 1, wanted
+        members = tuple(
+            GenerationMember(id=name, worker=name, address="127.0.0.1", store_port=1, rank_offset=i)
+            for i, name in enumerate(wanted)
+        )
+        generation = Generation(number=self.number, members=members, reason="Test", leader=next(iter(wanted), "none"))
+        self.client.put(self.keys.generation, generation.encode())
+        for name in wanted:
+            member = Member(id=name, worker=name, address="127.0.0.1", phase=Phase.READY, generation=self.number)
+            self.client.put(self.keys.member(name), member.encode())
+
+
+@pytest.fixture(scope="session")
+def operator_process(
+    apiserver: Any, etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """``operator_process()``: the running operator; starts it where none runs. Ends it by SIGTERM, and checks that."""
+    log = tmp_path_factory.mktemp("operator") / "operator.log"
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        if running and running[-1].poll() is None:
+            return running[-1]
+        environ = {**os.environ, "KUBECONFIG": str(apiserver.kubeconfig), names.ENV_ETCD_ENDPOINTS: etcd.endpoint}
+        port = _api_conftest._free_ports(1)[0]
+        argv = [sys.executable, "-m", "elastrain_operator", f"--health-port={port}", "--drain-extra=1"]
+        with log.open("ab") as out:
+            running.append(subprocess.Popen(argv, env=environ, stdout=out, stderr=subprocess.STDOUT))
+        return running[-1]
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(15) == 0, log.read_text()[-3000:]
+    faults = [line for line in log.read_text().splitlines() if "Traceback" in line]
+    assert not faults, faults
+
+
+@pytest.fixture
+def cluster(apiserver: Any) -> Cluster:
+    """A namespace of its own on the API server."""
+    found = Cluster(apiserver.kubeconfig, f"test-{time.monotonic_ns()}")
+    found.call("POST", "/api/v1/namespaces", {"metadata": {"name": found.namespace}})
+    # A controller creates this one in a whole cluster.
+    account = f"/api/v1/namespaces/{found.namespace}/serviceaccounts"
+    found.call("POST", account, {"metadata": {"name": "default"}})
+    return found
+
+
+@pytest.fixture
+def play(cluster: Cluster, client: EtcdClient) -> Iterator[Callable[[JobKeys], Played]]:
+    """``play(keys)``: kubelet and agents for one job."""
+    players: list[Played] = []
+
+    def start(keys: JobKeys) -> Played:
+        players.append(Played(cluster, client, keys))
+        return players[-1]
+
+    yield start
+    for player in players:
+        player.close()
