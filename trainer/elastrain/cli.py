@@ -140,6 +140,8 @@ def validate(manifest: Manifest) -> None:
 @app.command()
 def audit(
     directory: Annotated[Path, typer.Argument(help="Audit logs of one run: STATE_DIR/audit/RUN.", metavar="DIR")],
+    *,
+    json: Annotated[bool, typer.Option("--json", help="The verdict as JSON.")] = False,
 ) -> None:
     """Judge the audit logs of a run: was every sample of every epoch used exactly once? Exit code 1 if not.
 
@@ -148,7 +150,7 @@ def audit(
     from elastrain.local.command import audit_directory
 
     try:
-        ok = audit_directory(directory)
+        ok = audit_directory(directory, as_json=json)
     except (OSError, ValueError) as error:
         _refuse(str(error))
     raise typer.Exit(0 if ok else 1)

@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -198,15 +199,18 @@ def show_status(job: str | None, *, as_json: bool) -> None:
         console.print("no local job is running")
 
 
-def audit_directory(directory: Path) -> bool:
+def audit_directory(directory: Path, *, as_json: bool) -> bool:
     """``elastrain audit``: print the verdict; True if nothing was lost or repeated. Raises ``ValueError``."""
     verdict = audit.verify(directory)
+    console = Console()
+    if as_json:
+        console.print_json(json.dumps({**asdict(verdict), "ok": verdict.ok}))
+        return verdict.ok
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name in ("steps", "epochs", "samples", "lost", "repeated", "redone"):
         table.add_row(name, str(getattr(verdict, name)))
     for worker, pids in verdict.pids.items():
         table.add_row(f"pids of {worker}", ", ".join(map(str, pids)))
-    console = Console()
     console.print(table)
     for problem in verdict.problems:
         console.print(problem, style="red", highlight=False)
