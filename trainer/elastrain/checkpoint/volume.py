@@ -15,6 +15,7 @@ the job was restarted elsewhere cannot overwrite what the restarted job has save
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -27,6 +28,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.utils import _pytree
@@ -97,8 +99,8 @@ class CheckpointVolume:
         """Write ``state`` durably and delete what is older than the ``keep`` newest.
 
         A step that this lineage has saved already is not written again: replicas are equal. Raises
-        :class:`StaleLineage` without writing. On any failure the partial directory is removed and all complete
-        checkpoints stay.
+        :class:`StaleLineage` without writing, and ``OSError`` with the file system's own reason. On any failure the
+        partial directory is removed and all complete checkpoints stay.
         """
         self._refuse_stale(lineage)
         final = self.path / f"{_PREFIX}{step:09d}"
@@ -114,8 +116,10 @@ class CheckpointVolume:
             if final.exists():  # the same step, saved before a restart of the job: the new one replaces it
                 shutil.rmtree(final)
             partial.rename(final)
-        except BaseException:
+        except BaseException as e:
             shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(e, CheckpointException):
+                raise _os_error(e, partial) from e
             raise
         self._prune()
         return checkpoint
@@ -133,6 +137,20 @@ class CheckpointVolume:
     def _prune(self) -> None:
         for old in self.complete()[self._keep :]:
             shutil.rmtree(old.path, ignore_errors=True)
+
+
+def _os_error(e: CheckpointException, path: Path) -> OSError:
+    """What the file system said.
+
+    DCP wraps it in an exception of ranks, and torch's zip writer covers it by one of its own ("unexpected pos"), raised
+    while the first one was on its way.
+    """
+    causes: list[BaseException] = [failure[0] for failure in e.failures.values()]
+    for cause in causes:
+        if isinstance(cause, OSError):
+            return OSError(cause.errno, cause.strerror, str(path))
+        causes += [c for c in (cause.__cause__, cause.__context__) if c is not None]
+    return OSError(errno.EIO, str(causes[0]).strip().split("\n", maxsplit=1)[0], str(path))
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,22 +54,10 @@ class Saver:
         try:
             saved = self._volume.save(tree, step=step, generation=generation, lineage=lineage)
         except Exception as e:
-            reason = _cause(e)
-            log.error("checkpoint failed", step=step, path=str(self._volume.path), error=reason)
+            log.error("checkpoint failed", step=step, path=str(self._volume.path), error=str(e))
             last = self.result or CheckpointState()
-            error = f"saving step {step} to {self._volume.path}: {reason}"
+            error = f"saving step {step} to {self._volume.path}: {e}"
             self.result = CheckpointState(step=last.step, path=last.path, error=error)
         else:
             log.info("checkpoint saved", step=step, path=str(saved.path), seconds=round(time.monotonic() - began, 2))
             self.result = CheckpointState(step=step, path=str(saved.path))
-
-
-def _cause(e: BaseException) -> str:
-    """The innermost reason: DCP wraps what the file system said in an exception that names ranks, not files."""
-    failures = getattr(e, "failures", None)
-    if failures:
-        return _cause(next(iter(failures.values()))[0])
-    if e.__cause__ is not None:
-        return _cause(e.__cause__)
-    lines = str(e).strip().splitlines()
-    return lines[0][:300] if lines else type(e).__name__

@@ -1,0 +1,87 @@
+"""The judge of audit logs must find every way of breaking the promise."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrain.data.audit import AuditLog, Line, judge, verify
+from elastrain.data.order import Order
+
+ORDER = Order(length=23, global_batch_size=5, seed=4)
+STEPS = 2 * ORDER.steps_per_epoch
+
+
+def line(step: int, rank: int, world: int, generation: int = 1, kind: str = "commit") -> Line:
+    part = ORDER.slice(step, rank, world)
+    return Line(kind, step, generation, rank, world, f"w{rank}", 100 + rank, part.indices)
+
+
+@pytest.fixture
+def lines() -> list[Line]:
+    return [line(s, r, 1 + s % 3, generation=s) for s in range(STEPS) for r in range(1 + s % 3)]
+
+
+def test_verdict_is_good_if_every_step_is_committed_once(lines) -> None:
+    verdict = judge(lines, ORDER)
+    assert verdict.ok
+    assert (verdict.steps, verdict.epochs, verdict.samples) == (STEPS, 2, 46)
+    assert verdict.pids["w0"] == (100,)
+
+
+@given(st.data())
+def test_verdict_is_good_if_ranks_died_before_they_could_write(data) -> None:
+    lines = []
+    for step in range(STEPS):
+        world = data.draw(st.integers(1, 4))
+        survivors = data.draw(st.sets(st.integers(0, world - 1), min_size=1))
+        committed = data.draw(st.sampled_from(sorted(survivors)))
+        kinds = {r: "commit" if r == committed or data.draw(st.booleans()) else "adopted" for r in survivors}
+        lines += [line(step, r, world, generation=step, kind=kinds[r]) for r in survivors]
+    assert judge(lines, ORDER).ok
+
+
+def test_redone_steps_are_counted_if_a_later_generation_commits_them_again(lines) -> None:
+    verdict = judge([*lines, line(3, 0, 1, generation=99)], ORDER)
+    assert verdict.ok
+    assert verdict.redone == 1
+
+
+@pytest.mark.parametrize(
+    ("break_it", "problem"),
+    [
+        (lambda x: [y for y in x if y.step != 4], "step 4: committed by nobody"),
+        (lambda x: [replace(y, kind="adopted") if y.step == 4 else y for y in x], "no rank committed it"),
+        (lambda x: [replace(y, indices=(1, 2, 3, 4, 5)) if y.step == 3 else y for y in x], "trained on"),
+        (lambda x: [*x, replace(x[5], world_size=7)], "world sizes"),
+        (lambda x: [*x, replace(x[1], indices=())], "two different parts"),
+    ],
+)
+def test_verdict_is_bad_and_says_why_if_the_logs_break_the_promise(lines, break_it, problem) -> None:
+    verdict = judge(break_it(lines), ORDER)
+    assert not verdict.ok
+    assert any(problem in p for p in verdict.problems), verdict.problems
+
+
+def test_logs_are_judged_from_files_if_one_ends_in_a_torn_line(lines, tmp_path) -> None:
+    logs = {r: AuditLog(tmp_path, f"w{r}", 0, 100 + r) for r in range(3)}
+    for x in lines:
+        part = ORDER.slice(x.step, x.rank, x.world_size)
+        logs[x.rank].write(x.kind, x.step, part, ORDER, (x.generation, x.rank, x.world_size))
+    for log in logs.values():
+        log.close()
+    with next(tmp_path.glob("w2*")).open("a") as f:
+        f.write('{"kind": "com')
+    assert verify(tmp_path).ok
+
+
+def test_error_names_file_and_line_if_a_log_is_damaged(tmp_path) -> None:
+    (tmp_path / "x.jsonl").write_text("nonsense\n{}\n")
+    with pytest.raises(ValueError, match=r"x\.jsonl:1"):
+        verify(tmp_path)
+
+
+def test_error_names_the_directory_if_it_has_no_log(tmp_path) -> None:
+    with pytest.raises(ValueError, match="no audit lines"):
+        verify(tmp_path)

@@ -1,0 +1,68 @@
+"""Properties of the data order: the design page's promises 2 and 3."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrain.data.order import Order
+
+orders = st.builds(
+    Order,
+    length=st.integers(1, 400),
+    global_batch_size=st.integers(1, 64),
+    seed=st.integers(-5, 2**70),
+    shuffle=st.booleans(),
+)
+
+
+@given(orders, st.data())
+def test_every_sample_of_an_epoch_is_consumed_exactly_once_if_the_world_changes_at_every_step(order, data) -> None:
+    epoch = data.draw(st.integers(0, 3))
+    seen = []
+    for k in range(order.steps_per_epoch):
+        world = data.draw(st.integers(1, 9))
+        for rank in range(world):
+            seen += order.slice(epoch * order.steps_per_epoch + k, rank, world).indices
+    assert sorted(seen) == list(range(order.length))
+
+
+@given(orders, st.integers(0, 500), st.integers(1, 100))
+def test_global_batch_is_exact_if_it_does_not_divide_by_the_world(order, step, world) -> None:
+    parts = [order.slice(step, rank, world) for rank in range(world)]
+    assert [i for p in parts for i in p.indices] == list(order.batch(step))
+    assert sum(p.weight for p in parts) == pytest.approx(1)
+    sizes = [len(p.indices) for p in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(p.fetch for p in parts), "a rank without samples has nothing to run forward with"
+    assert all(p.weight == 0 for p in parts if not p.indices)
+
+
+@given(orders, st.integers(0, 500))
+def test_samples_before_counts_what_the_batches_hold(order, step) -> None:
+    assert order.samples_before(step + 1) - order.samples_before(step) == len(order.batch(step))
+
+
+@given(st.integers(1, 200), st.integers(1, 20), st.integers(0, 10))
+def test_every_batch_is_full_if_drop_last(length, size, step) -> None:
+    if length < size:
+        with pytest.raises(ValueError, match="global_batch_size"):
+            Order(length, size, drop_last=True)
+        return
+    order = Order(length, size, drop_last=True)
+    assert len(order.batch(step)) == size
+    assert order.samples_before(order.steps_per_epoch) == length - length % size
+
+
+def test_epochs_differ_and_repeat_by_seed_if_shuffled() -> None:
+    order = Order(50, 50, seed=1)
+    assert order.batch(0) != order.batch(1)
+    assert order.batch(1) == Order(50, 50, seed=1).batch(1)
+    assert order.batch(0) != Order(50, 50, seed=2).batch(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"), [({"length": 0}, "dataset"), ({"global_batch_size": 0}, "global_batch_size")]
+)
+def test_error_names_the_argument_if_it_is_out_of_range(options, field) -> None:
+    with pytest.raises(ValueError, match=field):
+        Order(**{"length": 10, "global_batch_size": 2, **options})
