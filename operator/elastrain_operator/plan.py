@@ -249,6 +249,7 @@ def _status(sight: _Sight, create: tuple[int, ...], wait: datetime | None) -> Jo
         phase=conditions.phase(merged, ready),
         conditions=merged,
         replicas=live,
+        desired_replicas=spec.desired_replicas,
         ready_replicas=ready,
         selector=f"{names.LABEL_JOB_UID}={seen.job.uid}",
         generation=generation,
