@@ -63,9 +63,9 @@ class LocalJob:
     ) -> None:
         """``manifest``: a file, or a job whose paths are relative to ``directory`` (default: the current one).
 
-        ``etcd``: the binary, if it is not on PATH. ``replicas``: instead of the manifest's. ``environment``: added to
-        that of the workers. ``on_line(worker, line)`` gets what workers print, ``on_progress`` each new progress
-        record; both are called from threads of the job and must not block.
+        ``etcd``: the binary, if it is not on PATH. ``replicas``: instead of the manifest's. ``environment``: for the
+        workers, over what the manifest sets. ``on_line(worker, line)`` gets what workers print, ``on_progress`` each
+        new progress record; both are called from threads of the job and must not block.
 
         Raises ``InvalidManifest``, ``EtcdNotFound``, and ``ValueError`` if ``replicas`` is not in the manifest's range.
         """
@@ -74,11 +74,10 @@ class LocalJob:
         else:
             self.job, origin = load(manifest), Path(manifest).resolve().parent
         state = None if state_dir is None else Path(state_dir).resolve()
-        self.spec: LocalSpec = local_spec(self.job, directory or origin, state)
+        self.spec: LocalSpec = local_spec(self.job, directory or origin, state, environment)
         self.keys = JobKeys(self.spec.namespace, self.spec.name, uuid.uuid4().hex[:12])
         self.result: Result | None = None
         self.message = ""
-        self._environment = dict(environment or {})
         self._lease_ttl = lease_ttl
         self._on_line = on_line or (lambda _worker, _line: None)
         self._on_progress = on_progress
@@ -86,6 +85,8 @@ class LocalJob:
         if replicas is not None:
             self._check_size(replicas)
             self._desired = replicas
+        # gRPC otherwise prints a line at every fork, although no child of ours uses it.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         self._etcd = EtcdServer(etcd)
         self._etcd_starts = 0
         self._client: EtcdClient | None = None
@@ -326,7 +327,7 @@ class LocalJob:
             name,
             self._next_ordinal,
             self.spec.command,
-            environment=worker_environment(self.spec, {**os.environ, **self._environment}, own),
+            environment=worker_environment(self.spec, os.environ, own),
             directory=self.spec.directory,
             termination_log=self._terminations / f"{name}.json",
             on_line=self._line,

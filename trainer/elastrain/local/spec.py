@@ -40,8 +40,15 @@ class LocalSpec:
     """What differs from the cluster, for the user to know."""
 
 
-def local_spec(job: ElasticTrainingJob, manifest_dir: Path, state_dir: Path | None = None) -> LocalSpec:
+def local_spec(
+    job: ElasticTrainingJob,
+    manifest_dir: Path,
+    state_dir: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> LocalSpec:
     """Read ``job`` as it stands in a manifest in ``manifest_dir`` (absolute).
+
+    ``variables`` replace or add to the container's environment, before anything refers to it.
 
     Images, volumes, resources and everything else that only a cluster has are ignored. Raises
     :class:`~elastrain.api.manifest.InvalidManifest` where local mode cannot do without something.
@@ -49,7 +56,7 @@ def local_spec(job: ElasticTrainingJob, manifest_dir: Path, state_dir: Path | No
     state = state_dir or manifest_dir / ".elastrain" / job.name
     container = trainer_container(job.spec.template)
     where = f"spec.template.spec.containers[{container.get('name', 0)}]"
-    environment, notes = _environment(container.get("env") or [], where)
+    environment, notes = _environment(container.get("env") or [], where, variables or {})
     command = container.get("command")
     if not command:
         raise InvalidManifest(
@@ -79,11 +86,15 @@ def expand(text: str, environment: Mapping[str, str]) -> str:
     return _REFERENCE.sub(lambda m: "$" if m[0] == "$$" else environment.get(m[1], m[0]), text)
 
 
-def _environment(entries: list[dict[str, Any]], where: str) -> tuple[dict[str, str], list[str]]:
-    environment: dict[str, str] = {}
+def _environment(
+    entries: list[dict[str, Any]], where: str, variables: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    environment: dict[str, str] = dict(variables)
     notes = []
     for entry in entries:
         name = str(entry.get("name", ""))
+        if name in variables:
+            continue
         if "valueFrom" in entry:
             notes.append(f"{where}.env[{name}]: valueFrom needs a cluster; not set here")
         else:

@@ -1,0 +1,183 @@
+"""The whole idea in about a minute: a job on this machine that grows, loses a rank to ``kill -9``, shrinks, and
+finishes.
+
+Everything it prints at the end is computed from what happened: the pauses from the job's own reports, the pids from the
+process table, the verdict on the samples from the audit log, the accuracy from the script's last line.
+Run it by ``make demo``, or ``python examples/01-digits/demo.py`` with etcd on PATH. Exit code 1 if a promise was
+broken.
+"""
+
+import re
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from elastrain.api.records import Progress, Rescale
+from elastrain.data import audit
+from elastrain.local.news import news, rescale_line
+from elastrain.local.runner import LocalJob
+from elastrain.local.status import LocalStatus
+
+HERE = Path(__file__).parent
+EPOCHS = 80  # of 23 steps
+STEP_SECONDS = 0.03
+PATIENCE = 120  # seconds that one act may take, on a slow machine
+BARS = "▁▂▃▄▅▆▇█"
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+@dataclass
+class Recorder:
+    """What the job reports, with the time."""
+
+    start: float = field(default_factory=time.monotonic)
+    points: list[tuple[float, Progress]] = field(default_factory=list)
+    rescales: dict[int, Rescale] = field(default_factory=dict)
+    """By generation, as first reported: by its own rank 0, who was there before if anybody was."""
+    accuracy: float | None = None
+
+    def progress(self, progress: Progress) -> None:
+        self.points.append((time.monotonic() - self.start, progress))
+        for rescale in progress.rescales:
+            self.rescales.setdefault(rescale.generation, rescale)
+
+    def line(self, worker: str, text: str) -> None:
+        if found := re.search(r"accuracy on .*: ([0-9.]+)", text):
+            self.accuracy = float(found[1])
+        elif "Error" in text or "Traceback" in text:
+            console.print(f"{worker} │ {text}", style="red")
+
+    def now(self) -> str:
+        return f"{time.monotonic() - self.start:5.1f} s"
+
+
+def narrate(job: LocalJob, recorder: Recorder, over: threading.Event) -> None:
+    """Print what happens as it happens."""
+    before: LocalStatus | None = None
+    while not over.is_set():
+        job.await_change(0.5)
+        status = job.status()
+        for sentence in news(before, status):
+            if "checkpoint" not in sentence:
+                console.print(f"[dim]{recorder.now()}  {sentence}[/dim]")
+        before = status
+
+
+def act(job: LocalJob, recorder: Recorder) -> dict[str, tuple[list[int], list[int]]]:
+    """Grow, kill, shrink, finish. Returns the rank pids of the workers that nothing was done to: at first and at
+    last."""
+
+    def say(text: str) -> None:
+        console.print(f"[bold]{recorder.now()}  {text}[/bold]")
+
+    def trained(workers: int, steps: int) -> int:
+        """Wait until ``workers`` train together and have done ``steps`` more steps; returns the step."""
+        together = job.wait(
+            lambda s: s.in_force == workers and s.generation and len(s.generation.members) == workers,
+            timeout=PATIENCE,
+            what=f"{workers} workers to train together",
+        )
+        goal = (together.progress.step if together.progress else 0) + steps
+        status = job.wait(lambda s: s.progress and s.progress.step >= goal, timeout=PATIENCE, what=f"step {goal}")
+        return status.progress.step if status.progress else 0
+
+    trained(1, 60)
+    first = job.worker("digits-0").rank_pids()
+    say("▶ scale to 4 workers; digits-0 trains on while three others start")
+    job.scale(4)
+    trained(4, 120)
+    pids = {w.name: job.worker(w.name).rank_pids() for w in job.status().running}
+    grown = {"digits-0 (1 → 4)": (first, pids["digits-0"])}
+    say(f"▶ kill -9 {pids['digits-0'][0]}: the process of rank 0, in digits-0")
+    job.kill_worker("digits-0", "rank")
+    job.wait(lambda s: any(w.restarts for w in s.workers), timeout=PATIENCE, what="the killed rank to start again")
+    trained(4, 120)
+    after = {name: job.worker(name).rank_pids() for name in pids}
+    survived = {f"{n} (kill of digits-0)": (pids[n], after[n]) for n in pids if n != "digits-0"}
+    say("▶ scale to 2 workers; the two others leave at a step boundary")
+    job.scale(2)
+    trained(2, 60)
+    staying = [w.name for w in job.status().running if not w.leaving]
+    shrunk = {f"{n} (4 → 2)": (after[n], job.worker(n).rank_pids()) for n in staying}
+    job.wait(timeout=PATIENCE, what="the job to finish")
+    return {**grown, **survived, **shrunk}
+
+
+def chart(points: list[tuple[float, Progress]], width: int = 56) -> Table:
+    """Loss and world size over time, one column per slice of time."""
+    end = points[-1][0]
+    columns = [next((p for t, p in reversed(points) if t <= (i + 1) * end / width), None) for i in range(width)]
+    losses = [p.loss for p in columns if p and p.loss is not None]
+    low, high = min(losses), max(losses)
+
+    def bar(loss: float | None) -> str:
+        return " " if loss is None else BARS[round((loss - low) / (high - low or 1) * (len(BARS) - 1))]
+
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+    table.add_row("loss", "".join(bar(p.loss) if p else " " for p in columns), f"{high:.2f} to {losses[-1]:.4f}")
+    table.add_row("ranks", "".join(str(p.world_size) if p else " " for p in columns), f"over {end:.0f} s")
+    return table
+
+
+def report(recorder: Recorder, pids: dict[str, tuple[list[int], list[int]]], verdict: audit.Verdict) -> bool:
+    """Print what happened; True if every promise was kept."""
+    last = recorder.points[-1][1]
+    console.print()
+    console.print(chart(recorder.points))
+    console.print()
+    for rescale in recorder.rescales.values():
+        console.print(f"  {rescale_line(rescale)}")
+    console.print()
+    for name, (before, after) in pids.items():
+        same = "the same process" if before == after else "[red]another process[/red]"
+        console.print(f"  {name}: pid {before} then {after}: {same}")
+    accuracy = "none was printed" if recorder.accuracy is None else f"{recorder.accuracy:.4f}"
+    console.print(f"\n  accuracy on held-out digits: {accuracy}")
+    console.print(
+        f"  audit of {verdict.samples} samples in {verdict.steps} steps, {verdict.epochs} epochs: "
+        f"{verdict.lost} lost, {verdict.repeated} repeated, {verdict.redone} steps done again"
+    )
+    for problem in verdict.problems:
+        console.print(f"  [red]{problem}[/red]")
+    kept = verdict.ok and all(before == after for before, after in pids.values()) and last.finished
+    kept = kept and verdict.epochs == EPOCHS and (recorder.accuracy or 0) > 0.95
+    console.print(
+        "[bold green]no sample lost or repeated[/bold green]" if verdict.ok else "[red]samples lost or repeated[/red]"
+    )
+    if not kept:
+        console.print("[bold red]not every promise was kept: see above[/bold red]")
+    return kept
+
+
+def main() -> int:
+    recorder = Recorder()
+    with tempfile.TemporaryDirectory(prefix="elastrain-demo-") as state:
+        with LocalJob(
+            HERE / "job.yaml",
+            state_dir=state,
+            replicas=1,
+            environment={"EPOCHS": str(EPOCHS), "STEP_SECONDS": str(STEP_SECONDS)},
+            on_line=recorder.line,
+            on_progress=recorder.progress,
+        ) as job:
+            over = threading.Event()
+            narrator = threading.Thread(target=narrate, args=(job, recorder, over))
+            narrator.start()
+            try:
+                pids = act(job, recorder)
+            finally:
+                over.set()
+                narrator.join()
+        verdict = audit.verify(job.audit_dir)
+    return 0 if report(recorder, pids, verdict) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
