@@ -63,9 +63,6 @@ log = structlog.get_logger()
 
 def main(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Run ``command`` as the ranks of a member; returns the exit code. Call it from the process's main thread."""
-    environ = dict(environ)
-    # gRPC otherwise prints a line at every fork, although no rank uses the agent's. Not passed on to the ranks.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     termination_log = Path(environ.get(names.ENV_TERMINATION_LOG) or names.DEFAULT_TERMINATION_LOG)
     try:
         logs.configure(environ)

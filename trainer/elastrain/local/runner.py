@@ -85,8 +85,6 @@ class LocalJob:
         if replicas is not None:
             self._check_size(replicas)
             self._desired = replicas
-        # gRPC otherwise prints a line at every fork, although no child of ours uses it.
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         self._etcd = EtcdServer(etcd)
         self._etcd_starts = 0
         self._client: EtcdClient | None = None
