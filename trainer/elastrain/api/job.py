@@ -208,7 +208,7 @@ class JobStatus(ApiModel):
     next_ordinal: int = 0
     """Ordinal of the next worker pod; ordinals are never used twice."""
     start_time: str | None = None
-    """When the job was first acted on; with ``suspend``, when it was last resumed."""
+    """When the job became active, for ``activeDeadlineSeconds``. Absent while it is suspended."""
     completion_time: str | None = None
     """When the job succeeded or failed."""
     observed_generation: int | None = None
