@@ -115,8 +115,8 @@ class Communicator:
         except GenerationBroken:
             raise
         except RuntimeError as e:  # torch raises plain RuntimeError from gloo
-            self.abort(_first_line(e))
-            raise GenerationBroken(self.generation, self._broken or _first_line(e)) from e
+            self.abort(first_line(e))
+            raise GenerationBroken(self.generation, self._broken or first_line(e)) from e
         if self._broken is not None:
             raise GenerationBroken(self.generation, self._broken)
 
@@ -150,7 +150,7 @@ class Communicator:
                 try:
                     work = self.group.allreduce([buffer])
                 except RuntimeError as e:
-                    self.abort(_first_line(e))
+                    self.abort(first_line(e))
                 else:
                     return work.get_future().then(lambda f: self._result(f, buffer))
             done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -164,7 +164,7 @@ class Communicator:
         try:
             return future.value()[0]
         except RuntimeError as e:
-            self.abort(_first_line(e))
+            self.abort(first_line(e))
             return buffer
 
 
@@ -217,5 +217,5 @@ def _belongs(s: socket.socket, port: int, peers: set[int]) -> bool:
     return False
 
 
-def _first_line(e: BaseException) -> str:
+def first_line(e: BaseException) -> str:
     return str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__

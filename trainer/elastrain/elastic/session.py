@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 from elastrain.api.messages import Abort, Adopted, AgentMessage, Broken, Exit, Proposed, RankMessage
 from elastrain.api.records import Generation
 from elastrain.elastic import control, store
-from elastrain.elastic.communicator import Communicator
+from elastrain.elastic.communicator import Communicator, first_line
 from elastrain.elastic.link import AgentLink, AgentLost
 
 log = structlog.get_logger(__name__)
@@ -165,10 +165,13 @@ class Session:
         try:
             communicator = Communicator(of=g, rank=rank, store=store.connect(g), address=self.welcome.address)
         except RuntimeError as e:  # torch's network errors are RuntimeErrors
-            log.warning("could not connect to a proposed generation", generation=g.number, error=str(e)[:200])
+            error = first_line(e)
             with self._changed:
-                self._failed[g.number] = str(e)
+                superseded = self._newest is not None and self._newest.number > g.number
+                self._failed[g.number] = error
                 self._changed.notify_all()
+            if not superseded:  # a newer one came because a member of this one was lost: nothing to tell anybody
+                log.warning("could not connect to a proposed generation", generation=g.number, error=error)
             return
         with self._changed:
             self._connected[g.number] = communicator
