@@ -144,6 +144,8 @@ class Lease:
                 self._forget()
                 next_beat = time.monotonic()
             except EtcdError as error:
+                if self._client.wire.closed:
+                    return
                 self._report(error)
                 pause = self.ttl / 3 if isinstance(error, EtcdDenied) else _RETRY_SECONDS
                 with self._changed:

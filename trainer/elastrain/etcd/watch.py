@@ -63,7 +63,7 @@ class WatchState:
 class Watch:
     """Calls ``on_events`` with a snapshot of the prefix, then with every change, in order, from one thread.
 
-    A broken stream is resumed from the last revision seen, so nothing is missed or repeated. When that history was
+    A broken stream is resumed at the last revision seen, so nothing is missed or repeated. When that history was
     compacted, the prefix is listed again and the difference is reported, deletions included. ``on_state`` hears the
     first failure of an outage and the recovery from it. A callback that raises is logged with its trace and the watch
     goes on.
@@ -116,7 +116,7 @@ class Watch:
                 self._revision = 0
                 continue
             except EtcdError as error:
-                if self._closed.is_set():
+                if self._closed.is_set() or self._client.wire.closed:
                     return
                 self._report(WatchState(connected=False, error=error))
                 self._closed.wait(_DENIED_RETRY_SECONDS if isinstance(error, EtcdDenied) else _RETRY_SECONDS)
@@ -159,10 +159,11 @@ class Watch:
                 raise EtcdDenied(self._client.config.username, f"watch {self._prefix}", reason)
             raise EtcdUnavailable(self._client.wire.endpoint, f"watch {self._prefix}", reason)
         self._report(WatchState(connected=True))
-        if answer.events:
+        events = [event for event in answer.events if event.kv.mod_revision > self._revision]
+        if events:
             # Not the header's revision: while a watch catches up, that one is ahead of the events sent so far.
-            self._revision = max(event.kv.mod_revision for event in answer.events)
-            self._deliver(Batch(tuple(self._event(event) for event in answer.events), self._revision))
+            self._revision = max(event.kv.mod_revision for event in events)
+            self._deliver(Batch(tuple(self._event(event) for event in events), self._revision))
 
     def _event(self, event: Any) -> Event:
         if event.type == event.DELETE:
@@ -179,7 +180,9 @@ class Watch:
             create_request=messages.WatchCreateRequest(
                 key=self._prefix.encode(),
                 range_end=range_end(self._prefix),
-                start_revision=self._revision + 1,
+                # Not one later, and what was seen is skipped below: etcd stays silent about the progress of a watch
+                # that begins in the future, and then a quiet watch looks like a dead one.
+                start_revision=self._revision,
                 progress_notify=True,
             )
         )

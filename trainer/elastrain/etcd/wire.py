@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import etcd3.etcdrpc as rpc
@@ -72,6 +73,7 @@ class Wire:
         self._lock = threading.Lock()
         self._current = 0
         self._token = ""
+        self.closed = False
         self._channels = [self._channel(endpoint) for endpoint in config.endpoints]
         self._stubs: list[dict[str, Any]] = [
             {name: stub(channel) for name, stub in _STUBS.items()} for channel in self._channels
@@ -121,7 +123,8 @@ class Wire:
         token = self._authenticate(timeout=5.0, what=what)
         with self._lock:
             index, stub = self._current, self._stubs[self._current][service]
-        call = getattr(stub, method)(requests, metadata=[*_metadata(token), _REQUIRE_LEADER])
+        with self._open(what):
+            call = getattr(stub, method)(requests, metadata=[*_metadata(token), _REQUIRE_LEADER])
 
         def explain(error: grpc.RpcError) -> EtcdError:
             explained = self._explain(error, index, what)
@@ -135,6 +138,7 @@ class Wire:
         return Stream(call, explain)
 
     def close(self) -> None:
+        self.closed = True
         for channel in self._channels:
             channel.close()
 
@@ -152,7 +156,8 @@ class Wire:
             with self._lock:
                 index, stub = self._current, self._stubs[self._current][service]
             try:
-                return attempt(stub, _metadata(token), left)
+                with self._open(what):
+                    return attempt(stub, _metadata(token), left)
             except grpc.RpcError as error:
                 failure = self._explain(error, index, what)
                 if _is_stale_token(error):
@@ -174,7 +179,8 @@ class Wire:
             index, stub = self._current, self._stubs[self._current]["auth"]
         request = rpc.AuthenticateRequest(name=config.username, password=config.password_file.read_text().rstrip("\n"))
         try:
-            token = str(stub.Authenticate(request, timeout=timeout).token)
+            with self._open(what):
+                token = str(stub.Authenticate(request, timeout=timeout).token)
         except grpc.RpcError as error:
             if "authentication is not enabled" in str(error.details()):
                 return ""
@@ -185,6 +191,16 @@ class Wire:
         with self._lock:
             self._token = token
         return token
+
+    @contextmanager
+    def _open(self, what: str) -> Iterator[None]:
+        """gRPC says ``ValueError`` when its channel was closed."""
+        try:
+            yield
+        except ValueError as error:
+            if self.closed:
+                raise EtcdUnavailable(self.endpoint, what, "this client was closed") from error
+            raise
 
     def _forget_token(self, token: str) -> None:
         with self._lock:

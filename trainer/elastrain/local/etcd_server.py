@@ -156,9 +156,10 @@ class EtcdServer:
             self._process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nobody answers."""
+        """SIGSTOP: connections stay open and nobody answers. Returns when it has stopped."""
         if self.pid is not None:
             os.kill(self.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def resume(self) -> None:
         if self.pid is not None:

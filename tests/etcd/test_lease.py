@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+
+from elastrain.etcd import EtcdClient, EtcdConfig, LeaseCallbacks
+
+
+@pytest.fixture
+def server(etcd_factory):
+    return etcd_factory()
+
+
+@pytest.fixture
+def own_client(server):
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as client:
+        yield client
+
+
+def test_keys_vanish_at_once_if_the_lease_is_closed(client, job_keys):
+    lease = client.lease(60)
+    lease.set(job_keys.target, b"1")
+    assert lease.flush(5.0)
+    lease.close()
+    assert client.get(job_keys.target) is None
+
+
+def test_only_the_last_value_matters_if_a_key_is_set_often(client, job_keys):
+    lease = client.lease(60)
+    for i in range(100):
+        lease.set(job_keys.target, str(i).encode())
+    assert lease.flush(5.0)
+    assert client.get(job_keys.target).value == b"99"
+    lease.unset(job_keys.target)
+    assert lease.flush(5.0)
+    assert client.get(job_keys.target) is None
+    lease.close()
+
+
+def test_a_lease_is_kept_if_etcd_restarts(server, own_client, eventually):
+    heard: list[str] = []
+    callbacks = LeaseCallbacks(
+        on_lost=lambda: heard.append("lost"),
+        on_state=lambda error: heard.append("failing" if error else "fine"),
+    )
+    lease = own_client.lease(3, callbacks)
+    lease.set("/x", b"1")
+    assert lease.flush(5.0)
+    created = own_client.get("/x").create_revision
+    server.kill()
+    eventually(lambda: heard == ["failing"], within=5.0, what="the outage to be reported")
+    lease.set("/x", b"2")
+    server.start()
+    eventually(lambda: heard == ["failing", "fine"], within=5.0, what="the recovery to be reported")
+    assert lease.flush(5.0)
+    kv = own_client.get("/x")
+    assert (kv.value, kv.create_revision) == (b"2", created), "the key must have lived through the restart"
+    lease.close()
+
+
+def test_a_new_lease_takes_the_keys_if_the_old_one_ran_out(server, own_client, eventually):
+    heard: list[str] = []
+    callbacks = LeaseCallbacks(on_lost=lambda: heard.append("lost"), on_regained=lambda: heard.append("regained"))
+    lease = own_client.lease(2, callbacks)
+    lease.set("/x", b"1")
+    assert lease.flush(5.0)
+    first = own_client.get("/x").create_revision
+    server.pause()
+    eventually(lambda: lease.seconds_since_confirmed() > 3.0, within=6.0)
+    server.resume()
+    eventually(lambda: heard == ["lost", "regained"], within=5.0, what="the lease to be replaced")
+    assert own_client.get("/x").create_revision > first
+    lease.close()
+
+
+def test_a_key_is_written_again_if_somebody_deleted_it(client, job_keys):
+    lease = client.lease(60)
+    lease.set(job_keys.target, b"1")
+    assert lease.flush(5.0)
+    client.delete(job_keys.target)
+    lease.rewrite(job_keys.target)
+    assert lease.flush(5.0)
+    assert client.get(job_keys.target).value == b"1"
+    lease.close()
+
+
+def test_too_short_a_lease_is_refused(client):
+    with pytest.raises(ValueError, match=r"lease TTL .1 s. must be at least 2 s"):
+        client.lease(1)

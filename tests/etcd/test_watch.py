@@ -1,0 +1,161 @@
+"""Each promise of a watch, against a real etcd: complete, in order, without repetition, never silently dead."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from elastrain.etcd import Batch, Delete, EtcdClient, EtcdConfig, Put, WatchState
+from elastrain.etcd.watch import Watch
+from elastrain.etcd.wire import messages
+
+
+class Recorder:
+    """What a watch said, and the keys as somebody who believed it would have them."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.states: list[bool] = []
+        self.keys: dict[str, bytes] = {}
+        self.revisions: list[int] = []
+
+    def on_events(self, batch: Batch) -> None:
+        for event in batch.events:
+            if isinstance(event, Put):
+                self.keys[event.kv.key] = event.kv.value
+                if not batch.snapshot:
+                    self.revisions.append(event.kv.mod_revision)
+            else:
+                assert isinstance(event, Delete)
+                del self.keys[event.key]
+                if not batch.snapshot:
+                    self.revisions.append(event.revision)
+        self.batches.append(batch)
+
+    def on_state(self, state: WatchState) -> None:
+        self.states.append(state.connected)
+
+
+@pytest.fixture
+def heard():
+    return Recorder()
+
+
+def test_existing_keys_come_first_then_every_change_in_order(client, job_keys, heard, eventually):
+    client.put(job_keys.member("a"), b"0")
+    watch = client.watch_prefix(job_keys.prefix, heard.on_events, heard.on_state)
+    eventually(lambda: heard.batches, what="the snapshot")
+    assert heard.batches[0].snapshot
+    for i in range(50):
+        client.put(job_keys.member("a"), str(i).encode())
+    client.delete(job_keys.member("a"))
+    eventually(lambda: len(heard.revisions) == 51, what="51 changes")
+    assert heard.revisions == sorted(set(heard.revisions)), "changes come once, in order"
+    assert heard.keys == {}
+    watch.close()
+
+
+def test_nothing_is_missed_or_repeated_if_etcd_restarts(etcd_factory, heard, eventually):
+    server = etcd_factory()
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as client:
+        watch = client.watch_prefix("/x/", heard.on_events, heard.on_state)
+        client.put("/x/a", b"1")
+        eventually(lambda: heard.keys == {"/x/a": b"1"})
+        server.kill()
+        eventually(lambda: heard.states == [True, False], what="the outage to be reported")
+        server.start()
+        with EtcdClient(EtcdConfig.of(server.endpoint)) as other:
+            other.put("/x/b", b"2")
+            other.delete("/x/a")
+        eventually(lambda: heard.keys == {"/x/b": b"2"}, within=5.0, what="the changes after the restart")
+        assert heard.states == [True, False, True]
+        assert heard.revisions == sorted(set(heard.revisions)), "changes come once, in order"
+        watch.close()
+
+
+def test_deletions_are_reported_if_their_history_was_compacted(etcd_factory, heard, eventually):
+    server = etcd_factory()
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as client:
+        client.put("/x/gone", b"1")
+        client.put("/x/same", b"1")
+        client.put("/x/new", b"1")
+        blocked, go_on = threading.Event(), threading.Event()
+
+        def slow(batch: Batch) -> None:
+            heard.on_events(batch)
+            blocked.set()
+            assert go_on.wait(20)
+
+        watch = client.watch_prefix("/x/", slow, heard.on_state)
+        assert blocked.wait(5)  # between its snapshot and its first look at changes
+        client.delete("/x/gone")
+        revision = client.put("/x/new", b"2")
+        compaction = messages.CompactionRequest(revision=revision, physical=True)
+        client.wire.unary("kv", "Compact", compaction, timeout=5, what="compact")
+        go_on.set()
+        eventually(lambda: len(heard.batches) == 2, what="a second snapshot")
+        again = heard.batches[1]
+        assert again.snapshot
+        assert sorted(e.key if isinstance(e, Delete) else e.kv.key for e in again.events) == ["/x/gone", "/x/new"]
+        client.put("/x/same", b"3")
+        eventually(lambda: heard.keys == {"/x/same": b"3", "/x/new": b"2"}, what="changes after the compaction")
+        watch.close()
+
+
+def test_a_watch_is_renewed_if_etcd_falls_silent(etcd_factory, heard, eventually):
+    server = etcd_factory()
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as client:
+        watch = Watch(client, "/x/", heard.on_events, heard.on_state, progress_seconds=0.2, silence_seconds=1.0)
+        watch.start()
+        eventually(lambda: heard.states == [True])
+        server.pause()
+        eventually(lambda: heard.states == [True, False], within=5.0, what="the silence to be noticed")
+        server.resume()
+        client.put("/x/a", b"1")
+        eventually(lambda: heard.keys == {"/x/a": b"1"}, within=5.0, what="changes after the silence")
+        watch.close()
+
+
+def test_a_quiet_watch_stays_if_etcd_lives(etcd, client, job_keys, heard, eventually):
+    watch = Watch(client, job_keys.prefix, heard.on_events, heard.on_state, progress_seconds=0.1, silence_seconds=0.6)
+    watch.start()
+    eventually(lambda: heard.states == [True])
+    done = threading.Event()
+    done.wait(1.5)  # more than twice the silence that is tolerated
+    assert heard.states == [True], "etcd's signs of life must count"
+    watch.close()
+
+
+def test_a_watch_goes_on_if_a_callback_raises(client, job_keys, heard, eventually):
+    def fails_once(batch: Batch) -> None:
+        heard.on_events(batch)
+        if len(heard.batches) == 1:
+            raise RuntimeError("on purpose")
+
+    watch = client.watch_prefix(job_keys.prefix, fails_once)
+    eventually(lambda: heard.batches)
+    client.put(job_keys.target, b"1")
+    eventually(lambda: heard.keys == {job_keys.target: b"1"})
+    watch.close()
+
+
+def test_a_watch_begins_if_etcd_comes_later(etcd_factory, heard, eventually):
+    server = etcd_factory()
+    server.kill()
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as client:
+        watch = client.watch_prefix("/x/", heard.on_events, heard.on_state)
+        eventually(lambda: heard.states == [False])
+        server.start()
+        eventually(lambda: heard.states == [False, True] and heard.batches, within=5.0)
+        watch.close()
+
+
+def test_close_returns_if_etcd_is_away(etcd_factory, heard, eventually):
+    server = etcd_factory()
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as client:
+        watch = client.watch_prefix("/x/", heard.on_events, heard.on_state)
+        eventually(lambda: heard.states == [True])
+        server.pause()
+        watch.close()
+        assert not any(t.name == "etcd-watch" and t.is_alive() for t in threading.enumerate())
