@@ -1,0 +1,247 @@
+"""Members against a real etcd; ranks are played by the test."""
+
+from __future__ import annotations
+
+import queue
+import time
+
+import pytest
+
+from elastrain.api.records import Closed, Generation, Phase, Progress, Target
+from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUnavailable
+from elastrain.rendezvous.decide import Timing
+from elastrain.rendezvous.events import (
+    EtcdBack,
+    EtcdLost,
+    Fenced,
+    JobEnded,
+    MemberLost,
+    NewGeneration,
+    TargetChanged,
+)
+from elastrain.rendezvous.membership import Membership
+from elastrain.rendezvous.probe import Evidence, ProbeServer, probe
+
+TTL = 2
+
+
+class Player:
+    """A member whose ranks do what they are told at once."""
+
+    def __init__(self, client, keys, worker: str) -> None:
+        self.events = queue.Queue()
+        self.member = Membership(
+            client,
+            keys,
+            worker=worker,
+            address="127.0.0.1",
+            events=self.events,
+            lease_ttl=TTL,
+            timing=Timing(settle=0.3),
+        )
+        self.probes = ProbeServer(lambda: self.member.id, "127.0.0.1")
+        self.member.update(agent_port=self.probes.port)
+        self.member.start()
+
+    def ready(self) -> None:
+        self.member.update(phase=Phase.READY, store_port=1)
+
+    def hear(self, kind: type, within: float = 8.0):
+        """The next event of this kind; earlier ones of other kinds are dropped."""
+        deadline = time.monotonic() + within
+        while True:
+            event = self.events.get(timeout=max(0.01, deadline - time.monotonic()))
+            if isinstance(event, kind):
+                return event
+
+    def enter(self, within: float = 8.0) -> Generation:
+        generation = self.hear(NewGeneration, within).generation
+        self.member.update(generation=generation.number)
+        return generation
+
+    def die(self) -> None:
+        """As by kill -9: nothing is said, the port is closed, the lease runs out."""
+        self.probes.close()
+        self.member.close()
+
+
+def workers(generation: Generation) -> list[str]:
+    return [m.worker for m in generation.members]
+
+
+@pytest.fixture
+def play(client, job_keys):
+    """``play("a", "b", ...)`` starts members that form the first generation; wanted are as many."""
+    players: list[Player] = []
+
+    def start(*names: str, desired: int | None = None, with_client: EtcdClient = client) -> list[Player]:
+        if not players:
+            target = Target(min=1, max=8, desired=desired or len(names))
+            with_client.put(job_keys.target, target.encode())
+        new = [Player(with_client, job_keys, name) for name in names]
+        players.extend(new)
+        for player in new:
+            player.ready()
+        return new
+
+    yield start
+    for player in players:
+        player.member.leave()
+        player.probes.close()
+
+
+def test_members_form_a_generation_in_order_of_registration(play):
+    a, b, c = play("a", "b", "c")
+    assert [workers(p.enter()) for p in (a, b, c)] == [["a", "b", "c"]] * 3
+    assert c.member.view.leader == a.member.id
+
+
+def test_survivors_form_the_next_one_if_a_member_leaves(play):
+    a, b, c = play("a", "b", "c")
+    for p in (a, b, c):
+        p.enter()
+    began = time.monotonic()
+    a.member.leave()
+    assert workers(b.enter()) == ["b", "c"]
+    assert time.monotonic() - began < TTL / 2, "a leave is known at once, not at the TTL"
+    lost = c.hear(MemberLost)
+    assert (lost.generation, lost.member) == (1, a.member.id)
+
+
+def test_survivors_do_not_wait_for_the_lease_if_a_generation_breaks(play):
+    a, b, c = play("a", "b", "c")
+    for p in (a, b, c):
+        p.enter()
+    began = time.monotonic()
+    a.die()  # the leader
+    for p in (b, c):
+        p.member.update(broken=1)
+    assert workers(b.enter()) == ["b", "c"]
+    assert time.monotonic() - began < TTL, "a closed port is evidence enough"
+
+
+def test_a_silent_member_is_lost_if_its_lease_runs_out(play):
+    a, b = play("a", "b")
+    a.enter(), b.enter()
+    b.die()
+    assert a.hear(MemberLost, within=3 * TTL).member == b.member.id
+    assert workers(a.enter()) == ["a"]
+
+
+def test_a_new_incarnation_joins_under_a_new_id(play):
+    a, b = play("a", "b")
+    a.enter(), b.enter()
+    old = b.member.id
+    b.member.reincarnate()
+    assert b.member.id != old
+    assert workers(a.enter()) == ["a"]
+    b.ready()
+    grown = a.enter()
+    assert workers(grown) == ["a", "b"]
+    assert grown.members[1].id == b.member.id
+    assert b.member.record.restarts == 1
+
+
+def test_nothing_happens_if_etcd_restarts(play, etcd_factory, job_keys, eventually):
+    server = etcd_factory()
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as own:
+        a, b = play("a", "b", with_client=own)
+        a.enter(), b.enter()
+        server.kill()
+        a.hear(EtcdLost)
+        server.start()
+        a.hear(EtcdBack), b.hear(EtcdBack)
+        b.member.update(step=7)
+        eventually(lambda: a.member.view.step == 7, what="records to flow again")
+        assert own.get(job_keys.generation).mod_revision == a.member.view.generation_mod_revision
+        assert a.member.view.generation.number == 1
+        assert a.member.view.intact
+        a.member.leave(), b.member.leave()
+
+
+def test_nobody_is_lost_if_etcd_was_silent_for_longer_than_the_leases(play, etcd_factory, eventually):
+    """All leases run out together when it wakes: that says nothing about the members."""
+    server = etcd_factory()
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as own:
+        a, b = play("a", "b", with_client=own)
+        a.enter(), b.enter()
+        ids = {a.member.id, b.member.id}
+        server.pause()
+        a.hear(EtcdLost), b.hear(EtcdLost)
+        eventually(lambda: min(p.member.seconds_since_confirmed() for p in (a, b)) > TTL + 0.5)
+        server.resume()
+        a.hear(EtcdBack), b.hear(EtcdBack)
+        b.member.update(step=9)
+        eventually(lambda: a.member.view.step == 9)
+        eventually(lambda: set(a.member.view.alive) == ids == {kv.key.rpartition("/")[2] for kv in listed(own, a)})
+        assert a.member.view.generation.number == 1
+        assert not any(isinstance(e, MemberLost) for e in a.events.queue)
+        a.member.leave(), b.member.leave()
+
+
+def listed(client: EtcdClient, player: Player):
+    return client.get_prefix(player.member.keys.members)[0]
+
+
+def test_a_member_that_is_alone_is_fenced_at_its_ttl(play, etcd_factory):
+    server = etcd_factory()
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as own:
+        (a,) = play("a", with_client=own)
+        a.enter()
+        server.pause()
+        fenced = a.hear(Fenced, within=3 * TTL)
+        assert TTL <= fenced.seconds < TTL + 1.5
+        server.resume()
+        a.hear(EtcdBack)
+        a.member.leave()
+
+
+def test_a_key_is_restored_if_somebody_deleted_it(play, client, job_keys, eventually):
+    (a,) = play("a")
+    a.enter()
+    client.delete(job_keys.member(a.member.id))
+    eventually(lambda: client.get(job_keys.member(a.member.id)) is not None, what="the key to be written again")
+
+
+def test_the_owner_hears_of_target_and_end(play, client, job_keys):
+    (a,) = play("a")
+    a.enter()
+    target = Target(min=1, max=8, desired=3, reason="Scaled")
+    client.put(job_keys.target, target.encode())
+    assert a.hear(TargetChanged).target == target
+    client.put(job_keys.closed, Closed(member="x", reason="Failed", message="boom").encode())
+    assert a.hear(JobEnded).reason == "closed by x: Failed boom"
+
+
+def test_a_record_is_ignored_if_it_cannot_be_read(play, client, job_keys):
+    client.put(job_keys.member("odd"), b"not json")
+    _, b = play("a", "b")
+    assert workers(b.enter()) == ["a", "b"]
+
+
+def test_progress_is_written_at_most_once_a_second_and_the_newest_wins(play, client, job_keys, eventually):
+    (a,) = play("a")
+    for step in range(1, 50):
+        a.member.publish(Progress(generation=1, world_size=1, members=1, step=step))
+    eventually(lambda: (kv := client.get(job_keys.progress)) and Progress.decode(kv.value).step == 49, within=3.0)
+    first = client.get(job_keys.progress)
+    assert first.mod_revision - first.create_revision < 10
+    a.member.publish(Progress(generation=1, world_size=1, members=1, step=50, finished=True))
+    assert a.member.flush(5.0)
+    assert Progress.decode(client.get(job_keys.progress).value).finished
+
+
+def test_start_names_etcd_if_it_is_unreachable(job_keys):
+    with EtcdClient(EtcdConfig.of("127.0.0.1:1"), timeout=1.0) as client:
+        member = Membership(client, job_keys, worker="a", address="127.0.0.1")
+        with pytest.raises(EtcdUnavailable, match=r"127\.0\.0\.1:1 is unavailable"):
+            member.start()
+
+
+def test_a_probe_tells_the_living_from_the_dead():
+    server = ProbeServer(lambda: "a.1", "127.0.0.1")
+    assert probe("127.0.0.1", server.port, "a.1") is Evidence.ALIVE
+    assert probe("127.0.0.1", server.port, "a.0") is Evidence.DEAD, "another incarnation answers"
+    server.close()
+    assert probe("127.0.0.1", server.port, "a.1") is Evidence.DEAD
+    assert probe("nowhere.invalid", 1, "a.1") is Evidence.NONE
