@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -184,8 +185,9 @@ def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def rendered(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., list[dict[str, Any]]]:
-    """``rendered(*settings)``: the chart's manifests as release ``demo`` in namespace ``training``."""
+    """``rendered(*settings)``: the chart's manifests as release ``demo`` in namespace ``training``, to be read only."""
 
+    @functools.cache
     def render(*settings: str) -> list[dict[str, Any]]:
         values = [option for setting in settings for option in ("--set", setting)]
         result = helm(
