@@ -83,6 +83,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._target = Target(
             min=params.min_nodes, max=params.max_nodes, desired=params.max_nodes, reason=TARGET_REASON
         )
+        self._worker = os.environ.get(names.ENV_WORKER) or f"{socket.gethostname()}-{os.getpid()}"
         self._address = params.local_addr or _own_address(config.endpoints[0])
         self._keys = JobKeys(options.namespace, params.run_id, options.uid)
         self._client: EtcdClient | None = None
@@ -186,12 +187,11 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         try:
             self._publish_target(client)
             probes = ProbeServer(lambda: self._member.id if self._member else "")
-            host = socket.gethostname()
             member = Membership(
                 client,
                 self._keys,
-                worker=os.environ.get(names.ENV_WORKER) or f"{host}-{os.getpid()}",
-                node=os.environ.get(names.ENV_NODE) or host,
+                worker=self._worker,
+                node=os.environ.get(names.ENV_NODE) or socket.gethostname(),
                 address=self._address,
                 agent_port=probes.port,
                 lease_ttl=self._options.lease_ttl,

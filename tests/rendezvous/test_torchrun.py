@@ -1,0 +1,153 @@
+"""Real torchrun processes with a stock DDP script (train_ddp.py) over a real etcd."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("torch")
+SCRIPT = Path(__file__).with_name("train_ddp.py")
+PATIENCE = 60.0
+"""Seconds for a change of size: mostly the import of torch on a machine that is busy with other tests."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One step as rank 0 logged it."""
+
+    step: int
+    world: int
+    master: str
+    agent: int
+    """Pid of rank 0's torchrun agent."""
+
+
+class Cluster:
+    def __init__(self, endpoint: str, directory: Path) -> None:
+        self.endpoint = endpoint
+        self.directory = directory
+        self.agents: list[subprocess.Popen[bytes]] = []
+
+    def start(self, steps: int = 100_000, nnodes: str = "1:4", conf: str = "") -> subprocess.Popen[bytes]:
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=etcd-v3"),
+            *(f"--rdzv-endpoint={self.endpoint}", f"--rdzv-id={self.directory.name}", f"--nnodes={nnodes}"),
+            *(f"--rdzv-conf=lease_ttl=2,settle=0.5{conf}", "--max-restarts=9", "--nproc-per-node=1"),
+            *(str(SCRIPT), str(self.directory), str(steps)),
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with (self.directory / f"agent-{len(self.agents)}").open("wb") as output:
+            agent = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+        self.agents.append(agent)
+        return agent
+
+    def lines(self) -> list[Line]:
+        path = self.directory / "log"
+        if not path.exists():
+            return []
+        fields = [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [Line(int(f[1]), int(f[2]), f[3], int(f[4])) for f in fields]
+
+    def await_steps(self, world: int, after: int = 0) -> Line:
+        """Wait until three steps in a row were made in a world of this size, later than line ``after``."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            newest = self.lines()[after:][-3:]
+            if len(newest) == 3 and all(line.world == world for line in newest):
+                return newest[-1]
+            time.sleep(0.05)
+        outputs = "\n".join(f"--- {p.name}\n{p.read_text()[-3000:]}" for p in self.directory.glob("agent-*"))
+        pytest.fail(f"no steps in a world of {world} within {PATIENCE:g} s; last {self.lines()[-3:]}\n{outputs}")
+
+    def rank0(self, line: Line) -> subprocess.Popen[bytes]:
+        return next(a for a in self.agents if a.pid == line.agent)
+
+    def kill(self, agent: subprocess.Popen[bytes]) -> None:
+        """As a machine that is switched off: the agent and its ranks, without a word."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(agent.pid)
+            process.suspend()  # so that it does not replace a rank in between
+            for rank in process.children(recursive=True):
+                rank.kill()
+            process.kill()
+        agent.wait()
+
+    def close(self) -> None:
+        for agent in self.agents:
+            self.kill(agent)
+        for process in psutil.process_iter(["cmdline"]):  # ranks of an agent that was killed alone
+            if str(self.directory) in (process.info["cmdline"] or ()):
+                process.kill()
+
+
+@pytest.fixture
+def cluster(etcd, tmp_path):
+    one = Cluster(etcd.endpoint, tmp_path)
+    yield one
+    one.close()
+
+
+def test_the_job_grows_and_survives_the_loss_of_rank_0(cluster):
+    cluster.start()
+    alone = cluster.await_steps(world=1)
+    cluster.start()
+    both = cluster.await_steps(world=2)
+    assert both.step > alone.step
+    assert both.agent == alone.agent, "a surviving rank 0 stays rank 0 ..."
+    assert both.master != alone.master, "... with a fresh store"
+    cluster.kill(cluster.rank0(both))
+    survivor = cluster.await_steps(world=1, after=len(cluster.lines()))
+    assert survivor.agent not in (0, both.agent)
+    assert survivor.master != both.master, "the master address belongs to the generation"
+
+
+@pytest.mark.slow
+def test_the_job_goes_on_through_three_sizes_and_ends(cluster):
+    for world in (1, 2, 3):
+        cluster.start()
+        line = cluster.await_steps(world=world)
+    leaver = cluster.rank0(line)
+    leaver.terminate()
+    shrunk = cluster.await_steps(world=2, after=len(cluster.lines()))
+    leaver.wait(PATIENCE)
+    assert shrunk.agent != line.agent
+    other = next(a for a in cluster.agents if a.poll() is None and a.pid != shrunk.agent)
+    os.kill(other.pid, signal.SIGKILL)  # the agent alone: its rank goes on for a while, and must not disturb
+    last = cluster.await_steps(world=1, after=len(cluster.lines()))
+    assert last.agent == shrunk.agent
+
+
+@pytest.mark.slow
+def test_the_job_ends_if_the_script_ends(cluster):
+    agents = [cluster.start(steps=40, nnodes="2:2") for _ in range(2)]
+    assert [agent.wait(PATIENCE) for agent in agents] == [0, 0]
+    late = cluster.start(steps=40, nnodes="2:2")
+    assert late.wait(PATIENCE) != 0
+    assert "is over (Finished)" in (cluster.directory / "agent-2").read_text()
+
+
+@pytest.mark.slow
+def test_etcd_may_restart_under_a_running_job(etcd_factory, tmp_path):
+    server = etcd_factory()
+    cluster = Cluster(server.endpoint, tmp_path)
+    try:
+        agents = [cluster.start(nnodes="2:2") for _ in range(2)]
+        before = cluster.await_steps(world=2)
+        server.kill()
+        server.start()
+        after = cluster.await_steps(world=2, after=len(cluster.lines()) + 60)
+        assert after.master == before.master, "nobody restarts because etcd did"
+        assert [agent.poll() for agent in agents] == [None, None]
+    finally:
+        cluster.close()
