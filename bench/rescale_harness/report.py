@@ -1,0 +1,187 @@
+"""The figures for people: on a terminal, and as Markdown for the documentation. Pure but for printing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from rescale_harness.results import EventResult, EventSummary, Report, Spread, SystemResult
+
+FEWEST_RUNS = 3
+WORKLOAD = (
+    "Workload: a perceptron of 9.2 million parameters with Adam (110 MB of state), one rank a node, one thread a rank, "
+    "gloo on loopback. 16 samples a rank at 2 ranks; at 3 ranks elastrain still takes 32 samples a step, since its "
+    "global batch is constant, and torchrun 48"
+)
+MARKERS = ("<!-- figures: begin -->", "<!-- figures: end -->")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Text in rows. The first ``left`` columns are words, the others figures."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: int = 1
+
+
+def events_table(report: Report) -> Table:
+    """What each event cost, system by system."""
+    header = (
+        "event", "system", "recovered", "stall s", "× elastrain", "pause s", "× elastrain",
+        "redone", "discarded", "pids changed",
+    )  # fmt: skip
+    order = list(dict.fromkeys(e.label for s in report.systems.values() for e in s.events))
+    rows = [
+        _event_row(label, name, event)
+        for label in order
+        for name, system in report.systems.items()
+        for event in system.events
+        if event.label == label
+    ]
+    return Table(header, tuple(rows), left=2)
+
+
+def _event_row(label: str, system: str, event: EventSummary) -> tuple[str, ...]:
+    lost = event.recovered < event.runs
+    return (
+        f"{label} {event.from_size}→{event.to_size}",
+        system,
+        f"{event.recovered} of {event.runs}",
+        (">" if lost else "") + seconds(event.stall),
+        ratio(event.stall_ratio),
+        seconds(event.pause),
+        ratio(event.pause_ratio),
+        count(event.redone),
+        count(event.discarded),
+        f"{event.pids_changed} of {event.runs}",
+    )
+
+
+def systems_table(report: Report) -> Table:
+    """What each system is like without an event, and what became of the samples over all runs."""
+    header = ("system", "runs", "start s", "step ms", "samples committed", "lost", "repeated", "rolled back")
+    return Table(header, tuple(_system_row(name, system) for name, system in report.systems.items()))
+
+
+def _system_row(name: str, system: SystemResult) -> tuple[str, ...]:
+    step = system.step
+    return (
+        name,
+        str(len(system.runs)),
+        seconds(system.start),
+        "–" if step is None else f"{step.min * 1000:.0f} / {step.median * 1000:.0f} / {step.max * 1000:.0f}",
+        f"{system.samples_committed:,}",
+        str(system.samples_lost),
+        str(system.samples_repeated),
+        "–" if system.rolled_back is None else f"{system.rolled_back.median:.0%}",
+    )
+
+
+def notes(report: Report) -> list[str]:
+    """What a reader must know to judge the figures."""
+    m = report.machine
+    few = min((len(s.runs) for s in report.systems.values()), default=0) < FEWEST_RUNS
+    quiet = m.load <= 0.25 * m.cores
+    return [
+        *([f"Fewer than {FEWEST_RUNS} runs of a system: not for publication."] if few else []),
+        *([f"The load average was {m.load} when it began: the machine was not quiet."] if not quiet else []),
+        f"{m.processor}, {m.cores} cores, {m.memory_gib} GiB, {m.system}; Python {m.python}, torch {m.torch}, "
+        f"etcd {m.etcd}, elastrain {m.elastrain} ({m.revision or 'not from a checkout'}); load {m.load} before; "
+        f"{report.began}, {report.seconds / 60:.0f} minutes.",
+        "Three figures are min / median / max over the runs; ratios are of medians.",
+        *(f"{name}: {system.about}." for name, system in report.systems.items()),
+        f"{WORKLOAD}; a durable checkpoint every {report.checkpoint_every} steps. An event has {report.limit:g} s to "
+        "be recovered from.",
+        *(f"{name}: {problem}" for name, system in report.systems.items() for problem in system.problems),
+    ]
+
+
+# ---- figures -------------------------------------------------------------------------------------------------------
+def seconds(spread: Spread | None) -> str:
+    """``0.21 / 0.24 / 0.31``; fewer digits for long times."""
+    if spread is None:
+        return "–"
+    digits = 1 if spread.min >= 10 else 2
+    return " / ".join(f"{v:.{digits}f}" for v in (spread.min, spread.median, spread.max))
+
+
+def count(spread: Spread) -> str:
+    """``0`` where all runs agree, else ``10 / 11 / 13``."""
+    values = [f"{v:g}" for v in (spread.min, spread.median, spread.max)]
+    return values[0] if spread.min == spread.max else " / ".join(values)
+
+
+def ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+
+# ---- shown ---------------------------------------------------------------------------------------------------------
+def show(report: Report, console: Console) -> None:
+    """Tables and notes on a terminal."""
+    for table in (events_table(report), systems_table(report)):
+        rich = RichTable(header_style="bold", box=None, padding=(0, 2, 0, 0))
+        for i, name in enumerate(table.header):
+            rich.add_column(name, justify="left" if i < table.left else "right", overflow="fold")
+        for i, row in enumerate(table.rows):
+            last_of_group = i + 1 == len(table.rows) or table.rows[i + 1][0] != row[0]
+            rich.add_row(*row, end_section=last_of_group)
+        console.print(rich)
+        console.print()
+    for note in notes(report):
+        console.print(f"• {note}", style="dim", highlight=False)
+
+
+def markdown(report: Report) -> str:
+    """The same, for the documentation."""
+    tables = [_markdown_table(t) for t in (events_table(report), systems_table(report))]
+    return "\n\n".join([*tables, "\n".join(f"- {note}" for note in notes(report))]) + "\n"
+
+
+def _markdown_table(table: Table) -> str:
+    rule = ["---" if i < table.left else "---:" for i in range(len(table.header))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (table.header, rule, *table.rows))
+
+
+def between_markers(page: str, figures: str) -> str:
+    """``page`` with what lies between its :data:`MARKERS` replaced. Raises ``ValueError`` if it has none."""
+    begin, end = MARKERS
+    if not re.search(f"{re.escape(begin)}.*{re.escape(end)}", page, re.DOTALL):
+        raise ValueError(f"no place for the figures: the page must have the lines {begin!r} and {end!r}")
+    head, _, rest = page.partition(begin)
+    return f"{head}{begin}\n\n{figures}\n{end}{rest.partition(end)[2]}"
+
+
+class Terminal:
+    """How the benchmark goes, while it goes. A context manager, and a ``scenario.Watcher``."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._run = ""
+        self._status = console.status("starting")
+
+    def __enter__(self) -> Self:
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def begins(self, run: str) -> None:
+        """``run``: which one, in words."""
+        self._run = run
+        self._console.print(run, style="bold", highlight=False)
+
+    def waiting(self, what: str) -> None:
+        self._status.update(f"{self._run}: waiting for {what}")
+
+    def over(self, event: EventResult) -> None:
+        size = f"{event.label} {event.from_size}→{event.to_size}"
+        how = "" if event.pause is None else f", pause {event.pause:.2f} s"
+        end = f"stall {event.stall:.2f} s{how}, {event.redone} redone, {event.discarded} discarded"
+        failed = "" if event.recovered else "NOT RECOVERED; "
+        self._console.print(f"  {size:16} {failed}{end}", highlight=False)
