@@ -113,11 +113,22 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> 
 
 
 @pytest.fixture(scope="session")
-def bare_apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+def etcd_program() -> str:
+    """Path of an etcd. Skips where there is none (fails if ELASTRAIN_REQUIRE_APISERVER=1)."""
+    return _etcd_program()
+
+
+@pytest.fixture
+def free_ports() -> Callable[[int], list[int]]:
+    """``free_ports(n)``: TCP ports of 127.0.0.1 that nobody listens on now."""
+    return _free_ports
+
+
+@pytest.fixture(scope="session")
+def bare_apiserver(tmp_path_factory: pytest.TempPathFactory, etcd_program: str) -> Iterator[ApiServer]:
     """etcd and kube-apiserver, without the CRD. Skips where there are none (fails if ELASTRAIN_REQUIRE_APISERVER=1)."""
     apiserver = _program("kube-apiserver", "ELASTRAIN_KUBE_APISERVER")
     kubectl = _program("kubectl", "ELASTRAIN_KUBECTL")
-    etcd = _etcd_program()
     home = tmp_path_factory.mktemp("apiserver")
     client, peer, secure = _free_ports(3)
     key = home / "service-account.key"
@@ -135,7 +146,7 @@ def bare_apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServ
     }
     kubeconfig.write_text(yaml.safe_dump(access))
     etcd_argv = [
-        etcd, "--data-dir", str(home / "etcd"), "--unsafe-no-fsync",
+        etcd_program, "--data-dir", str(home / "etcd"), "--unsafe-no-fsync",
         "--listen-client-urls", f"http://127.0.0.1:{client}", "--advertise-client-urls", f"http://127.0.0.1:{client}",
         "--listen-peer-urls", f"http://127.0.0.1:{peer}", "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
         "--initial-cluster", f"default=http://127.0.0.1:{peer}",

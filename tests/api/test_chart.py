@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,37 @@ def test_etcd_data_is_on_a_volume_if_persistent(rendered: Render) -> None:
         "storageClassName": "fast",
         "resources": {"requests": {"storage": "1Gi"}},
     }
+
+
+def test_etcd_starts_with_the_charts_flags_and_answers_its_probes(
+    rendered: Render,
+    etcd_program: str,
+    free_ports: Callable[[int], list[int]],
+    tmp_path: Path,
+    eventually: Callable[..., None],
+) -> None:
+    (container,) = one(rendered(), "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    client, peer, metrics = free_ports(3)
+    command = " ".join(container["command"][1:]).replace("/var/lib/etcd", str(tmp_path)).replace("0.0.0.0", "127.0.0.1")
+    for port, free in ((2379, client), (2380, peer), (2381, metrics)):
+        command = command.replace(f":{port}", f":{free}")
+    with (tmp_path / "etcd.log").open("wb") as log:
+        process = subprocess.Popen([etcd_program, *command.split()], cwd=tmp_path, stderr=log)
+
+    def answers(path: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{metrics}{path}", timeout=2) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    try:
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            path = container[probe]["httpGet"]["path"]
+            eventually(lambda path=path: answers(path), within=30, what=f"etcd answers {path} with 200")
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_no_etcd_is_installed_if_endpoints_name_one(rendered: Render) -> None:
