@@ -93,7 +93,7 @@ class Executor:
         taken = {n for n, r in results.items() if isinstance(r, Pod) or (isinstance(r, _Refused) and r.taken)}
         before = memory.refusal.attempts if memory.refusal and not created else 0
         memory.created.update({pod.uid: (pod, _now()) for pod in created})
-        memory.unborn = tuple(n for n in ordinals if n not in taken)
+        memory.unborn = tuple(sorted({*memory.unborn, *ordinals} - taken))
         memory.refusal = refused[0].as_refusal(job, before + 1) if refused else None
         if created:
             await self._tell(job, Notice("WorkersCreated", f"created {', '.join(p.name for p in created)}"))

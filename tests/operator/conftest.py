@@ -1,4 +1,4 @@
-"""Fixtures of the operator's tests: builders of plain values, and a real API server with a played kubelet and agents."""
+"""Fixtures of the operator's tests: builders of plain values; a real API server with a played kubelet and agents."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Progress, Target, Termination
 from elastrain.etcd import EtcdClient
 from elastrain.local.etcd_server import EtcdServer
+from elastrain_operator.kube import PERMISSIONS
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}]}}
@@ -146,6 +147,11 @@ class Cluster:
     def status(self, name: str) -> dict[str, Any]:
         return dict(self.job(name).get("status") or {})
 
+    def exists(self, name: str) -> bool:
+        with contextlib.suppress(urllib.error.HTTPError):
+            return bool(self.job(name))
+        return False
+
     def condition(self, name: str, kind: str) -> dict[str, Any]:
         return next((c for c in self.status(name).get("conditions", []) if c["type"] == kind), {})
 
@@ -214,6 +220,15 @@ class Played:
             self.client.delete(self.keys.member(pod))
             self.cluster.end_trainer(pod, record)
 
+    def lose_node(self, pod: str) -> None:
+        """The node stops: the lease expires, and the node lifecycle controller marks the pod."""
+        with self._lock:
+            self._running.discard(pod)
+            self.client.delete(self.keys.member(pod))
+            started = self.cluster.pods()[pod]["status"]["containerStatuses"][0]["state"]
+            time.sleep(1.1)  # Kubernetes' times are whole seconds, and this transition comes after the start
+            self.cluster.set_trainer(pod, "Running", started, ready=False)
+
     def finish(self, step: int) -> None:
         """Training ends: progress first, then the agents."""
         with self._lock:
@@ -222,6 +237,18 @@ class Played:
             for pod in sorted(self._running):
                 self.cluster.end_trainer(pod, Termination(outcome=Outcome.FINISHED, step=step))
             self._running.clear()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing moves meanwhile."""
+        with self._lock:
+            yield
+
+    def target(self) -> Target:
+        """What the operator wants, as published."""
+        raw = self.client.get(self.keys.target)
+        assert raw is not None
+        return Target.decode(raw.value)
 
     def _run(self) -> None:
         while not self._stop.wait(0.1):
@@ -264,30 +291,87 @@ class Played:
 
 
 @pytest.fixture(scope="session")
-def operator_process(
-    apiserver: Any, etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """``operator_process()``: the running operator; starts it where none runs. Ends it by SIGTERM, and checks that."""
-    log = tmp_path_factory.mktemp("operator") / "operator.log"
-    running: list[subprocess.Popen[bytes]] = []
+def operator_kubeconfig(apiserver: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kubeconfig that may do what ``kube.PERMISSIONS`` says, and nothing else."""
+    admin = Cluster(apiserver.kubeconfig, "default")
+    name = {"metadata": {"name": "elastrain-operator"}}
+    rules = [{"apiGroups": [g], "resources": [r], "verbs": sorted(verbs)} for (g, r), verbs in PERMISSIONS.items()]
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    admin.call("POST", f"{rbac}/clusterroles", {**name, "rules": rules})
+    subject = {"kind": "ServiceAccount", "name": "elastrain-operator", "namespace": "default"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "elastrain-operator"}
+    admin.call("POST", f"{rbac}/clusterrolebindings", {**name, "roleRef": role, "subjects": [subject]})
+    accounts = "/api/v1/namespaces/default/serviceaccounts"
+    admin.call("POST", accounts, name)
+    answer = admin.call("POST", f"{accounts}/elastrain-operator/token", {"spec": {"expirationSeconds": 7200}})
+    config = yaml.safe_load(apiserver.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": answer["status"]["token"]}
+    path = tmp_path_factory.mktemp("operator") / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return path
 
-    def start() -> subprocess.Popen[bytes]:
-        if running and running[-1].poll() is None:
-            return running[-1]
-        environ = {**os.environ, "KUBECONFIG": str(apiserver.kubeconfig), names.ENV_ETCD_ENDPOINTS: etcd.endpoint}
-        port = _api_conftest._free_ports(1)[0]
-        argv = [sys.executable, "-m", "elastrain_operator", f"--health-port={port}", "--drain-extra=1"]
+
+class OperatorProcess:
+    """``python -m elastrain_operator`` against the API server, allowed no more than it says that it needs."""
+
+    def __init__(self, kubeconfig: Path, log: Path, *flags: str) -> None:
+        self.log = log
+        environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        argv = [sys.executable, "-m", "elastrain_operator", "--drain-extra=1", *flags]
+        argv += [f"--health-port={_api_conftest._free_ports(1)[0]}"]
         with log.open("ab") as out:
-            running.append(subprocess.Popen(argv, env=environ, stdout=out, stderr=subprocess.STDOUT))
-        return running[-1]
+            self.process = subprocess.Popen(argv, env=environ, stdout=out, stderr=subprocess.STDOUT)
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def stop(self) -> None:
+        """SIGTERM ends it quickly and in order."""
+        if self.is_running:
+            self.process.send_signal(signal.SIGTERM)
+            assert self.process.wait(15) == 0, self.log.read_text()[-3000:]
+        faults = [x for x in self.log.read_text().splitlines() if "Traceback" in x or "forbidden" in x]
+        assert not faults, faults
+
+
+@pytest.fixture(scope="session")
+def operator_process(
+    operator_kubeconfig: Path, etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], OperatorProcess]]:
+    """``operator_process()``: the running operator that most tests share; starts it where none runs."""
+    log = tmp_path_factory.mktemp("operator") / "operator.log"
+    started: list[OperatorProcess] = []
+
+    def start() -> OperatorProcess:
+        if not (started and started[-1].is_running):
+            started.append(OperatorProcess(operator_kubeconfig, log, f"--etcd-endpoints={etcd.endpoint}"))
+        return started[-1]
 
     yield start
-    for process in running:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(15) == 0, log.read_text()[-3000:]
-    faults = [line for line in log.read_text().splitlines() if "Traceback" in line]
-    assert not faults, faults
+    for operator in started:
+        operator.stop()
+
+
+@pytest.fixture
+def operator_factory(
+    operator_kubeconfig: Path, tmp_path: Path
+) -> Iterator[Callable[[EtcdServer, str], OperatorProcess]]:
+    """``operator_factory(etcd, namespace)``: an operator of one's own."""
+    started: list[OperatorProcess] = []
+
+    def start(etcd: EtcdServer, namespace: str) -> OperatorProcess:
+        flags = (f"--etcd-endpoints={etcd.endpoint}", f"--namespaces={namespace}")
+        started.append(OperatorProcess(operator_kubeconfig, tmp_path / "operator.log", *flags))
+        return started[-1]
+
+    yield start
+    for operator in started:
+        operator.stop()
 
 
 @pytest.fixture

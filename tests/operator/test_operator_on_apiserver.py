@@ -6,40 +6,192 @@ import pytest
 
 from elastrain.api.records import Outcome, Target, Termination
 
+FAILED = Termination(
+    outcome=Outcome.FAILED, exit_code=1, rank=0, reason="ScriptFailed", message="ValueError: no data", log_tail="line 7"
+)
+
 pytestmark = pytest.mark.apiserver
 
 
 @pytest.fixture(autouse=True)
-def _operator(operator_process):
-    operator_process()
+def _operator(operator_process, request):
+    if "operator_factory" not in request.fixturenames:
+        operator_process()
 
 
 def test_job_runs_scales_survives_a_loss_and_succeeds(cluster, play, client, eventually):
     keys = cluster.create_job("whole", minReplicas=1, maxReplicas=4, replicas=2)
     player = play(keys)
 
-    eventually(lambda: cluster.condition("whole", "PodsReady").get("status") == "True", 20, "two workers train")
+    eventually(lambda: cluster.condition("whole", "PodsReady").get("status") == "True", 60, "two workers train")
     assert set(cluster.pods()) == {"whole-0", "whole-1"}
 
     cluster.patch_job("whole", replicas=4)
-    eventually(lambda: cluster.status("whole").get("readyReplicas") == 4, 10, "four workers train")
+    eventually(lambda: cluster.status("whole").get("readyReplicas") == 4, 30, "four workers train")
 
     player.crash("whole-1", Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="boom"))
-    eventually(lambda: cluster.status("whole").get("readyReplicas") == 4, 10, "the lost worker is replaced")
-    eventually(lambda: cluster.status("whole")["restarts"]["user"] == 1, 10, "the failure is counted")
+    eventually(lambda: cluster.status("whole").get("readyReplicas") == 4, 30, "the lost worker is replaced")
+    eventually(lambda: cluster.status("whole")["restarts"]["user"] == 1, 30, "the failure is counted")
     assert "whole-4" in cluster.pods()
 
     uids = {n: p["metadata"]["uid"] for n, p in cluster.pods().items()}
     cluster.patch_job("whole", replicas=2)
-    eventually(lambda: set(cluster.pods()) == {"whole-0", "whole-1", "whole-2"}, 10, "the newest two are drained")
+    eventually(lambda: set(cluster.pods()) == {"whole-0", "whole-1", "whole-2"}, 30, "the newest two are drained")
     assert {n: p["metadata"]["uid"] for n, p in cluster.pods().items()}.items() <= uids.items()
-    eventually(lambda: Target.decode(client.get(keys.target).value).leaving == (), 10, "nobody is leaving any more")
+    eventually(lambda: Target.decode(client.get(keys.target).value).leaving == (), 30, "nobody is leaving any more")
 
     player.finish(step=100)
-    eventually(lambda: cluster.status("whole").get("phase") == "Succeeded", 10, "the job has succeeded")
+    eventually(lambda: cluster.status("whole").get("phase") == "Succeeded", 30, "the job has succeeded")
     reasons = [reason for reason, _ in cluster.events("whole")]
     for once in ("TargetSet", "WorkerLost", "Succeeded"):
         assert reasons.count(once) == 1, cluster.events("whole")
     metadata = cluster.job("whole")["metadata"]
     assert "finalizers" not in metadata
     assert "annotations" not in metadata
+
+
+def test_suspended_job_drains_and_resumes(cluster, play, eventually):
+    player = play(cluster.create_job("pause", maxReplicas=2))
+    eventually(lambda: cluster.status("pause").get("readyReplicas") == 2, 60, "two workers train")
+
+    cluster.patch_job("pause", suspend=True)
+    eventually(lambda: cluster.condition("pause", "Suspended").get("status") == "True", 30, "the job is suspended")
+    eventually(lambda: not cluster.pods(), 30, "its pods are gone")
+    assert "startTime" not in cluster.status("pause")
+
+    cluster.patch_job("pause", suspend=False)
+    eventually(lambda: cluster.status("pause").get("readyReplicas") == 2, 30, "new workers train")
+    assert set(cluster.pods()) == {"pause-2", "pause-3"}
+    assert player.number > 1
+
+
+def test_job_fails_with_the_script_s_words_if_the_script_fails_too_often(cluster, play, eventually):
+    player = play(cluster.create_job("bad", maxReplicas=1, backoffLimit=1))
+    for ordinal in (0, 1):
+        eventually(lambda n=ordinal: f"bad-{n}" in player.in_generation, 30, f"worker {ordinal} trains")
+        player.crash(f"bad-{ordinal}", FAILED)
+
+    eventually(lambda: cluster.condition("bad", "Failed").get("status") == "True", 30, "the job has failed")
+    failed = cluster.condition("bad", "Failed")
+    assert failed["reason"] == "BackoffLimitExceeded"
+    assert "failed 2 times, backoffLimit is 1" in failed["message"]
+    assert "worker bad-1, rank 0: ValueError: no data" in failed["message"]
+    assert "line 7" in failed["message"]
+    assert cluster.status("bad")["restarts"]["user"] == 2
+
+
+def test_template_is_named_and_a_fix_heals_if_the_api_server_refuses_it(cluster, play, eventually):
+    container = {"name": "trainer", "image": "trainer:1", "command": ["train"], "imagePullPolcy": "Always"}
+    play(cluster.create_job("typo", maxReplicas=2, template={"spec": {"containers": [container]}}))
+
+    eventually(lambda: cluster.condition("typo", "PodsReady").get("reason") == "TemplateInvalid", 60, "it is refused")
+    assert "imagePullPolcy" in cluster.condition("typo", "PodsReady")["message"]
+    eventually(lambda: [r for r, _ in cluster.events("typo")].count("TemplateInvalid") == 1, 30, "an event tells")
+
+    del container["imagePullPolcy"]
+    cluster.patch_job("typo", template={"spec": {"containers": [container]}})
+    eventually(lambda: cluster.status("typo").get("readyReplicas") == 2, 30, "the fixed job trains")
+    assert set(cluster.pods()) == {"typo-0", "typo-1"}
+
+
+def test_image_that_cannot_be_pulled_is_named(cluster, client, eventually):
+    cluster.create_job("noimage", maxReplicas=1)
+    eventually(lambda: "noimage-0" in cluster.pods(), 60, "a pod")
+    words = "Back-off pulling image"
+    cluster.set_trainer("noimage-0", "Pending", {"waiting": {"reason": "ImagePullBackOff", "message": words}})
+
+    eventually(lambda: cluster.condition("noimage", "PodsReady").get("reason") == "ImagePullFailed", 30, "it is said")
+    message = cluster.condition("noimage", "PodsReady")["message"]
+    assert "pod noimage-0, container trainer: image trainer:1" in message
+    assert words in message
+
+
+def test_deleted_pod_is_replaced_and_counted_once(cluster, play, eventually):
+    play(cluster.create_job("gone", maxReplicas=2))
+    eventually(lambda: cluster.status("gone").get("readyReplicas") == 2, 60, "two workers train")
+    survivor = cluster.pods()["gone-0"]["metadata"]["uid"]
+
+    cluster.call("DELETE", f"{cluster.pods_path}/gone-1")
+
+    eventually(lambda: set(cluster.pods()) == {"gone-0", "gone-2"}, 30, "it is replaced")
+    eventually(lambda: cluster.status("gone").get("readyReplicas") == 2, 30, "two workers train again")
+    assert cluster.pods()["gone-0"]["metadata"]["uid"] == survivor
+
+
+def test_next_operator_takes_over_if_one_is_killed_during_a_rescale(cluster, play, operator_process, eventually):
+    player = play(cluster.create_job("taken", maxReplicas=4, replicas=4))
+    eventually(lambda: cluster.status("taken").get("readyReplicas") == 4, 60, "four workers train")
+    survivors = {n: cluster.pods()[n]["metadata"]["uid"] for n in ("taken-0", "taken-1")}
+    with player.paused():
+        cluster.patch_job("taken", replicas=2)
+        eventually(lambda: player.target().desired == 2, 30, "the target is written")
+        operator_process().kill()
+    eventually(lambda: len(player.in_generation) == 2, 30, "the workers shrink without an operator")
+
+    operator_process()
+
+    eventually(lambda: set(cluster.pods()) == set(survivors), 60, "the drained pods are deleted")
+    assert {n: p["metadata"]["uid"] for n, p in cluster.pods().items()} == survivors
+    assert cluster.status("taken")["restarts"] == {"user": 0, "infrastructure": 0, "preemption": 0}
+
+
+def test_records_are_deleted_if_the_job_is(cluster, play, client, eventually):
+    keys = cluster.create_job("brief", maxReplicas=1)
+    player = play(keys)
+    eventually(lambda: cluster.status("brief").get("readyReplicas") == 1, 60, "a worker trains")
+    player.close()
+
+    cluster.call("DELETE", cluster.job_path("brief"))
+    # What the garbage collector does in a whole cluster.
+    cluster.call("DELETE", f"{cluster.pods_path}/brief-0")
+
+    eventually(lambda: not client.get_prefix(keys.prefix)[0], 30, "the records are gone")
+
+
+def test_finished_job_is_deleted_after_its_ttl(cluster, play, eventually):
+    player = play(cluster.create_job("short", maxReplicas=1, ttlSecondsAfterFinished=2))
+    eventually(lambda: cluster.status("short").get("readyReplicas") == 1, 60, "a worker trains")
+    player.finish(step=1)
+    eventually(lambda: not cluster.exists("short"), 30, "the job is deleted")
+
+
+def test_job_fails_at_its_deadline_and_its_workers_are_told_to_save_and_leave(cluster, play, eventually):
+    player = play(cluster.create_job("late", maxReplicas=1, activeDeadlineSeconds=2))
+    eventually(lambda: cluster.condition("late", "Failed").get("reason") == "DeadlineExceeded", 60, "it is too late")
+    eventually(lambda: player.target().desired == 0 and player.target().reason == "Stop", 30, "the workers are told")
+    eventually(lambda: cluster.status("late").get("replicas") == 0, 30, "none is left")
+
+
+def test_silent_worker_is_replaced_if_its_node_is_not_ready_and_its_lease_has_expired(
+    cluster, play, client, eventually
+):
+    keys = cluster.create_job("node", maxReplicas=2)
+    player = play(keys)
+    eventually(lambda: cluster.status("node").get("readyReplicas") == 2, 60, "two workers train")
+
+    player.lose_node("node-1")
+
+    eventually(lambda: "node-2" in cluster.pods(), 30, "a replacement is made")
+    eventually(lambda: cluster.status("node").get("readyReplicas") == 2, 30, "two workers train again")
+    assert cluster.status("node")["restarts"]["infrastructure"] == 1
+    assert ("WorkerLost" in dict(cluster.events("node"))) and ("NodeLost" in dict(cluster.events("node"))["WorkerLost"])
+
+
+def test_healthy_job_is_left_alone_if_etcd_is_out(cluster, apiserver, etcd_factory, operator_factory, eventually):
+    etcd = etcd_factory()
+    operator_factory(etcd, cluster.namespace)
+    cluster.create_job("out", maxReplicas=2)
+    available = lambda: cluster.condition("out", "CoordinationAvailable").get("status")  # noqa: E731
+    eventually(lambda: len(cluster.pods()) == 2, 60, "two pods")
+    before = {n: p["metadata"]["uid"] for n, p in cluster.pods().items()}
+
+    etcd.stop()
+    eventually(lambda: available() == "False", 30, "the outage is told")
+    cluster.patch_job("out", replicas=1)
+    cluster.end_trainer("out-1", FAILED)
+    eventually(lambda: cluster.status("out")["restarts"]["user"] == 1, 30, "what is certain is counted")
+    assert {n: p["metadata"]["uid"] for n, p in cluster.pods().items()} == before
+    assert "127.0.0.1" in cluster.condition("out", "CoordinationAvailable")["message"]
+
+    etcd.start()
+    eventually(lambda: available() == "True", 60, "etcd is back")

@@ -40,7 +40,9 @@ class World:
         self.written: datetime | None = None
         self.ordinals: set[int] = set()
         self.script_failures = 0
-        self.ever_lost_data = False
+        self.other_losses = 0
+        self.stubborn: set[str] = set()
+        """Workers that do not leave when they are asked to."""
 
     # ---- the operator ----------------------------------------------------------------------------------------------
     def observed(self) -> Observed:
@@ -63,7 +65,11 @@ class World:
             self.ordinals.add(ordinal)
             self.pods[f"job-{ordinal}"] = Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, self.now)
         for deletion in made.delete:
-            self._vanish(deletion.pod)
+            pod = self.pods[deletion.pod]
+            if pod.ending or not pod.started:
+                self._vanish(pod.name)
+            else:
+                self.pods[pod.name] = dataclasses.replace(pod, terminating=True)
         return made
 
     def _check(self, seen: Observed, made: Plan) -> None:
@@ -93,6 +99,7 @@ class World:
         assert len(finals) <= 1, "at most one of Suspended, Succeeded, Failed is True"
         assert JobStatus.model_validate(status.model_dump(mode="json", by_alias=True)) == status, "status round-trips"
         assert status.restarts.user <= self.script_failures, "a failure is counted once"
+        assert status.restarts.infrastructure <= self.other_losses, "a worker that was asked to leave is not lost"
         assert len(set(status.counted_failures)) == len(status.counted_failures), "a failure is counted once"
 
     def _check_deletion(self, seen: Observed, pod: Pod, ended: bool, silent: set[str], made: Plan) -> None:
@@ -133,19 +140,25 @@ class World:
         members = tuple(_member(p.name, number) for p in staying)
         self.records = dataclasses.replace(self.records, members=members)
         for pod in self.running():
-            if pod.name in target.leaving or not target.desired:
+            if (pod.name in target.leaving or not target.desired) and pod.name not in self.stubborn:
                 self._end(pod.name, Termination(outcome=Outcome.DRAINED))
 
     def lose(self, pod: Pod, how: str) -> None:
         self.script_failures += how == "script"
+        self.other_losses += how == "killed"
         self._end(pod.name, ENDINGS[how])
 
     def delete(self, pod: Pod) -> None:
+        self.other_losses += 1
         self.pods[pod.name] = dataclasses.replace(pod, terminating=True)
 
     def lose_node(self, pod: Pod) -> None:
+        self.other_losses += 1
         self.pods[pod.name] = dataclasses.replace(pod, ready=False, went_unready=True)
         self._unregister(pod.name)
+
+    def turn_stubborn(self, pod: Pod) -> None:
+        self.stubborn.add(pod.name)
 
     def wipe_etcd(self) -> None:
         self.records = Coordination()
@@ -193,10 +206,12 @@ def _generation(number: int, pods: list[Pod]) -> Generation:
 
 
 HAPPENINGS = st.one_of(
-    st.sampled_from(["operate", "operate", "kubelet", "agents", "agents", "restart_operator", "outage", "return", "wait"]),
+    st.sampled_from(
+        ["operate", "operate", "kubelet", "agents", "agents", "restart_operator", "outage", "return", "wait"]
+    ),
     st.tuples(st.just("scale"), st.integers(1, MAX)),
     st.tuples(st.just("suspend"), st.booleans()),
-    st.tuples(st.sampled_from(["script", "killed", "delete", "lose_node"]), st.integers(0, MAX)),
+    st.tuples(st.sampled_from(["script", "killed", "delete", "lose_node", "turn_stubborn"]), st.integers(0, MAX)),
 )
 HISTORIES = st.lists(HAPPENINGS, max_size=40)
 
@@ -221,7 +236,7 @@ def happen(world: World, what: object) -> None:
             world.spec = world.spec.model_copy(update={"replicas": size})
         case ("suspend", bool(on)):
             world.spec = world.spec.model_copy(update={"suspend": on})
-        case (("script" | "killed" | "delete" | "lose_node") as fault, int(which)):
+        case (("script" | "killed" | "delete" | "lose_node" | "turn_stubborn") as fault, int(which)):
             running = sorted(world.running(), key=lambda p: p.ordinal)
             if not running:
                 return
@@ -277,6 +292,33 @@ def test_a_finished_job_stays_finished(history):
         made = world.operate()
         assert not made.create, "a finished job creates nothing"
         assert verdict.standing(world.status) == (already or "Succeeded"), "a verdict is never taken back"
+
+
+def test_a_worker_that_does_not_leave_is_deleted_at_its_deadline():
+    world = World()
+    world.settle()
+    world.turn_stubborn(world.pods["job-3"])
+    world.spec = world.spec.model_copy(update={"replicas": 3})
+    world.operate()
+    world.spec = world.spec.model_copy(update={"replicas": 4})
+    made = world.operate()
+    assert made.leaving == {"job-3"}, "who was asked to leave stays asked, though it is wanted again"
+    assert not made.create or made.create == (4,)
+    made = world.operate()
+    assert not made.delete
+    world.now += timedelta(seconds=60)
+    assert [d.why for d in world.operate().delete] == ["drain deadline passed"]
+    world.operate()
+    assert not world.status.restarts.infrastructure, "a worker that we deleted is not lost"
+
+
+def test_an_ordinal_is_not_used_again_if_the_job_was_suspended_meanwhile():
+    world = World()
+    world.settle()
+    for suspend in (True, False):
+        world.spec = world.spec.model_copy(update={"suspend": suspend})
+        world.settle()
+    assert {p.ordinal for p in world.live()} == {4, 5, 6, 7}
 
 
 def test_no_worker_is_touched_if_etcd_has_lost_its_data():

@@ -45,12 +45,18 @@ def failure(limit: int, restarts: RestartCounts, losses: Iterable[Loss]) -> Verd
     if not budget.exhausted(restarts, limit):
         return None
     by_script = [x for x in losses if x.cause is Cause.USER]
-    last = max(by_script, key=lambda x: x.pod.ending.at if x.pod.ending else x.pod.created, default=None)
+    last = max(by_script, key=_ended_at, default=None)
     words = f"the training script failed {restarts.user} times, backoffLimit is {limit}"
     if last:
         words += f"; last: {last.reason}: {last.message}"
         words += f"\n{last.log_tail}" if last.log_tail else ""
     return Verdict(ConditionType.FAILED, "BackoffLimitExceeded", words)
+
+
+def _ended_at(loss: Loss) -> tuple[datetime, int]:
+    """Kubernetes' times are whole seconds: of two in the same one, the younger worker's failure is the later."""
+    ending = loss.pod.ending
+    return (ending.at if ending else loss.pod.created, loss.pod.ordinal)
 
 
 def overdue(spec: JobSpec, start: datetime | None, now: datetime) -> Verdict | None:
