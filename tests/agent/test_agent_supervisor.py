@@ -95,9 +95,14 @@ def test_ranks_die_if_their_agent_is_killed():
         agent.stdout.close()
 
 
-def test_a_command_that_does_not_exist_is_an_error_of_the_system():
-    with pytest.raises(FileNotFoundError):
-        Supervisor(["/no/such/command"], os.environ, 1).start(Path("/nowhere"))
+def test_a_command_that_cannot_be_executed_ends_with_127_and_says_so():
+    supervisor = Supervisor(["/no/such/command"], os.environ, 1)
+    supervisor.start(Path("/nowhere"))
+    (ended,) = collect(supervisor, 1)
+    assert (ended.code, ended.log_tail) == (
+        127,
+        "command: '/no/such/command' cannot be executed: No such file or directory",
+    )
 
 
 def test_a_rank_sees_no_fixed_world():

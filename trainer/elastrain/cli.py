@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -170,8 +169,6 @@ def _refuse(message: str) -> NoReturn:
 
 def main() -> None:
     """Entry point of the ``elastrain`` script."""
-    # Read when gRPC is first imported; otherwise it prints a line at every fork, although no child of ours uses it.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     app(prog_name="elastrain")
 
 

@@ -38,6 +38,7 @@ from elastrain.agent.events import (
 from elastrain.agent.settings import BadSettings, Settings
 from elastrain.agent.socket import RankServer
 from elastrain.agent.supervisor import Supervisor, become_reaper
+from elastrain.agent.tether import EXIT_NO_COMMAND
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Termination
@@ -55,8 +56,6 @@ LOOK_SECONDS = 0.2
 FLUSH_SECONDS = 30.0
 """How long the last worker tries to tell etcd that the job has finished."""
 HANGUP_SECONDS = 1.0
-EXIT_NO_COMMAND = 127
-"""As a shell says it."""
 
 log = structlog.get_logger()
 
@@ -274,11 +273,7 @@ class Agent:
         if self._server is not None:
             self._server.close()
         self._server = RankServer(self._directory, incarnation, self._inbox.put)
-        try:
-            self._supervisor.start(self._server.path)
-        except OSError as error:
-            self._ended = endings.usage(f"command: cannot be executed: {error}", EXIT_NO_COMMAND)
-            return
+        self._supervisor.start(self._server.path)
         log.info("ranks started", incarnation=incarnation, pids=self._supervisor.pids)
 
     def _register(self, agent_port: int) -> Termination | None:

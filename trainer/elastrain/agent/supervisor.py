@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastrain.agent.tether import tethered
 from elastrain.api import names
 
 TAIL_LINES = 50
 PIPE_SECONDS = 0.5
 """How long a dead rank's output is waited for; a grandchild that left its process group may hold the pipe open."""
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 _DEADLY = {signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
@@ -30,12 +30,6 @@ def become_reaper() -> None:
     """Have orphaned descendants handed to this process, as they are to PID 1. Linux only, like the pods."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-
-
-def die_with_parent(signum: int, parent: int) -> None:
-    """Have the kernel send ``signum`` to this process when ``parent`` (a pid) dies. For ``preexec_fn``."""
-    if _libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0 or os.getppid() != parent:
-        os._exit(names.EXIT_INFRASTRUCTURE)
 
 
 def rank_environment(base: Mapping[str, str], local_rank: int, nproc: int, socket_path: Path) -> dict[str, str]:
@@ -84,27 +78,21 @@ class Supervisor:
         self._children: dict[int, _Child] = {}
 
     def start(self, socket_path: Path) -> None:
-        """Start all ranks. Raises ``OSError`` if the command cannot be executed; those started before are killed."""
-        try:
-            for local_rank in range(self._nproc):
-                child = _Child(local_rank, self._spawn(local_rank, socket_path))
-                child.pump = threading.Thread(target=_pump, args=(child,), name=f"output-{local_rank}", daemon=True)
-                child.pump.start()
-                self._children[child.process.pid] = child
-        except OSError:
-            self.kill(signal.SIGKILL)
-            raise
+        """Start all ranks. A command that cannot be executed ends with 127 and says so."""
+        for local_rank in range(self._nproc):
+            child = _Child(local_rank, self._spawn(local_rank, socket_path))
+            child.pump = threading.Thread(target=_pump, args=(child,), name=f"output-{local_rank}", daemon=True)
+            child.pump.start()
+            self._children[child.process.pid] = child
 
     def _spawn(self, local_rank: int, socket_path: Path) -> subprocess.Popen[bytes]:
-        parent = os.getpid()
         return subprocess.Popen(
-            self._command,
+            tethered(self._command, signal.SIGKILL),
             env=rank_environment(self._environment, local_rank, self._nproc, socket_path),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(signal.SIGKILL, parent),  # noqa: PLW1509 - two system calls, no locks
         )
 
     @property

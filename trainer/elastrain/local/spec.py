@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.api.job import CheckpointSpec, ElasticTrainingJob, trainer_container
-from elastrain.api.manifest import InvalidManifest
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
@@ -50,19 +49,13 @@ def local_spec(
 
     ``variables`` replace or add to the container's environment, before anything refers to it.
 
-    Images, volumes, resources and everything else that only a cluster has are ignored. Raises
-    :class:`~elastrain.api.manifest.InvalidManifest` where local mode cannot do without something.
+    Images, volumes, resources and everything else that only a cluster has are ignored.
     """
     state = state_dir or manifest_dir / ".elastrain" / job.name
     container = trainer_container(job.spec.template)
     where = f"spec.template.spec.containers[{container.get('name', 0)}]"
     environment, notes = _environment(container.get("env") or [], where, variables or {})
-    command = container.get("command")
-    if not command:
-        raise InvalidManifest(
-            job.name, [f"{where}.command: missing: must be given in local mode, where the image's own is not known"]
-        )
-    words = [expand(str(word), environment) for word in [*command, *(container.get("args") or [])]]
+    words = [expand(str(word), environment) for word in [*container["command"], *(container.get("args") or [])]]
     directory, note = _directory(container.get("workingDir"), manifest_dir, where)
     return LocalSpec(
         name=job.name,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from elastrain.agent.supervisor import die_with_parent
+from elastrain.agent.tether import tethered
 from elastrain.api.records import Outcome, Termination
 
 STREAM_SECONDS = 1.0
@@ -46,16 +46,15 @@ class LocalWorker:
         self._termination_log = termination_log
         self._on_line = on_line
         self._on_end = on_end
-        parent = os.getpid()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "elastrain.cli", "agent", "--", *command],
+            # SIGTERM: if elastrain itself is killed, the job drains.
+            tethered([sys.executable, "-m", "elastrain.cli", "agent", "--", *command], signal.SIGTERM),
             env=dict(environment),
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(signal.SIGTERM, parent),  # noqa: PLW1509 - two system calls, no locks
         )
         self._reader = threading.Thread(target=self._read, name=f"output-{name}", daemon=True)
         self._reader.start()
