@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.manifest import InvalidManifest, load, loads
 
+BUSY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 VALID = """\
 apiVersion: elastrain.dev/v1alpha1
 kind: ElasticTrainingJob
@@ -182,6 +185,21 @@ def test_a_long_value_is_shortened() -> None:
 def test_text_that_is_no_manifest_is_refused_with_the_place(text: str, problem: str) -> None:
     (found,) = problems(text)
     assert problem.startswith(found)  # newer Pythons also name the value that is not JSON
+
+
+@BUSY_MACHINE
+@given(st.text(max_size=40) | st.tuples(st.integers(0, len(VALID)), st.integers(0, 30), st.text(max_size=8)))
+def test_whatever_is_wrong_is_said_in_one_way(damage: str | tuple[int, int, str]) -> None:
+    if isinstance(damage, str):
+        text = damage
+    else:
+        start, length, instead = damage
+        text = VALID[:start] + instead + VALID[start + length :]
+    try:
+        loads(text)
+    except InvalidManifest as error:
+        assert error.problems
+        assert all(problem and "\n" not in problem for problem in error.problems)
 
 
 def test_control_characters_are_refused() -> None:

@@ -125,9 +125,10 @@ def _problem(error: ErrorDetails) -> str:
             return f"{path}: {_shown(error['input'])}: unknown field{_suggestion(error['loc'])}"
         case "rule":
             return f"{path}: {_shown(context['value'])}: {context['words']}"
-        case kind:
-            rule = _RULES.get(kind, error["msg"][:1].lower() + error["msg"][1:])
-            return f"{path}: {_shown(error['input'])}: {rule.format(**context)}"
+        case kind if kind in _RULES:
+            return f"{path}: {_shown(error['input'])}: {_RULES[kind].format(**context)}"
+        case _:
+            return f"{path}: {_shown(error['input'])}: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
 _RULES = {
