@@ -177,7 +177,10 @@ def test_silent_worker_is_replaced_if_its_node_is_not_ready_and_its_lease_has_ex
     assert ("WorkerLost" in dict(cluster.events("node"))) and ("NodeLost" in dict(cluster.events("node"))["WorkerLost"])
 
 
-def test_healthy_job_is_left_alone_if_etcd_is_out(cluster, apiserver, etcd_factory, operator_factory, eventually):
+def test_healthy_job_is_left_alone_if_etcd_is_out(
+    cluster, etcd_factory, operator_process, operator_factory, eventually
+):
+    operator_process().stop()  # it serves all namespaces, by another etcd
     etcd = etcd_factory()
     operator_factory(etcd, cluster.namespace)
     cluster.create_job("out", maxReplicas=2)

@@ -1,0 +1,156 @@
+"""Executing plans: the order of writes, and what a refusal leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from elastrain.api.job import JobStatus
+from elastrain.api.records import Target
+from elastrain.etcd import EtcdConfig, EtcdUnavailable
+from elastrain_operator.apply import Executor, Memory, status_patch
+from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.kube import ApiError
+from elastrain_operator.model import Deletion, JobRef, Notice, Plan
+
+JOB = JobRef("ns", "job", "uid", 1)
+CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
+TARGET = Target(min=1, max=4, desired=2)
+EVERYTHING = Plan(
+    status=JobStatus(phase="Running"),
+    target=TARGET,
+    create=(0, 1),
+    delete=(Deletion("job-9", "uid-9", "drained"),),
+    delete_job=True,
+    notices=(Notice("Scaling", "from 1 to 2"),),
+)
+
+
+class World:
+    """API server and etcd that note what is written; ``errors`` are raised once by the call of that name."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.errors: dict[str, Exception] = {}
+        self.pods: dict[str, dict] = {}
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        if call in self.errors:
+            raise self.errors.pop(call)
+
+    async def patch_status(self, namespace, name, status):
+        self._note("status")
+
+    async def put_target(self, keys, target):
+        self._note("target")
+
+    async def create_event(self, namespace, event):
+        self._note(f"event {event['reason']}")
+
+    async def create_pod(self, namespace, manifest):
+        name = manifest["metadata"]["name"]
+        self._note(f"create {name}")
+        if name in self.pods:
+            raise ApiError("create", 409, "AlreadyExists", f'pods "{name}" already exists')
+        stamp = datetime.now(UTC).isoformat()
+        meta = {**manifest["metadata"], "uid": f"uid-{name}", "creationTimestamp": stamp}
+        self.pods[name] = {**manifest, "metadata": meta}
+        return self.pods[name]
+
+    async def get_pod(self, namespace, name):
+        return self.pods.get(name)
+
+    async def delete_pod(self, namespace, name, uid):
+        self._note(f"delete {name}")
+
+    async def delete_job(self, namespace, name, uid):
+        self._note("delete job")
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def execute(world, make_spec):
+    def run(plan: Plan, memory: Memory | None = None) -> Memory:
+        memory = memory or Memory()
+        asyncio.run(Executor(world, world, CONFIG).execute(JOB, make_spec(), plan, memory))
+        return memory
+
+    return run
+
+
+def test_record_comes_first_deeds_after_it(world, execute):
+    memory = execute(EVERYTHING)
+    assert world.calls == [
+        "status", "target", "event Scaling", "create job-0", "create job-1", "event WorkersCreated", "delete job-9",
+        "delete job",
+    ]  # fmt: skip
+    assert memory.status == EVERYTHING.status
+    assert {pod.name for pod, _ in memory.created.values()} == {"job-0", "job-1"}
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [("status", ApiError("write", 0, "", "down")), ("target", EtcdUnavailable("etcd:2379", "write", "down"))],
+)
+def test_nothing_is_done_if_the_record_could_not_be_written(world, execute, call, error):
+    world.errors[call] = error
+    with pytest.raises(type(error)):
+        execute(EVERYTHING)
+    assert world.calls[-1] == call
+
+
+def test_event_that_cannot_be_recorded_holds_nothing_up(world, execute):
+    world.errors["event Scaling"] = ApiError("record", 403, "Forbidden", "no")
+    execute(EVERYTHING)
+    assert world.calls[-1] == "delete job"
+
+
+def test_api_server_is_asked_once_if_it_refuses_the_template(world, execute):
+    world.errors["create job-0"] = ApiError("create", 422, "Invalid", "spec.containers[0].image: Required value")
+    memory = execute(Plan(create=(0, 1, 2)))
+    assert world.calls == ["create job-0"]
+    assert (memory.refusal.reason, memory.refusal.attempts, memory.unborn) == ("TemplateInvalid", 1, (0, 1, 2))
+    assert "image: Required value" in memory.refusal.message
+
+    world.errors["create job-0"] = ApiError("create", 403, "Forbidden", "exceeded quota: gpus")
+    execute(Plan(create=(0,)), memory)
+    assert (memory.refusal.reason, memory.refusal.attempts, memory.unborn) == ("QuotaExceeded", 2, (0, 1, 2))
+
+    execute(Plan(create=(0,)), memory)
+    assert (memory.refusal, memory.unborn) == (None, (1, 2))
+
+
+def test_pod_of_an_earlier_creation_that_was_not_heard_of_is_taken_as_created(world, execute):
+    execute(Plan(create=(0,)))
+    memory = execute(Plan(create=(0,)))
+    assert (memory.refusal, memory.unborn) == (None, ())
+    assert len(memory.created) == 1
+
+
+def test_ordinal_is_spent_if_its_name_belongs_to_something_else(world, execute):
+    world.pods["job-0"] = {"metadata": {"name": "job-0", "uid": "x"}}
+    memory = execute(Plan(create=(0,)))
+    assert (memory.refusal.reason, memory.unborn) == ("NameTaken", ())
+
+
+def test_transient_error_is_raised_after_the_rest_was_done(world, execute):
+    world.errors["create job-1"] = ApiError("create", 503, "", "busy")
+    memory = Memory()
+    with pytest.raises(ApiError, match="busy"):
+        execute(Plan(create=(0, 1, 2)), memory)
+    assert {pod.name for pod, _ in memory.created.values()} == {"job-0", "job-2"}
+    assert memory.unborn == (1,)
+
+
+def test_status_patch_removes_what_is_absent_now():
+    patch = status_patch(JobStatus(phase="Pending"))
+    assert patch["phase"] == "Pending"
+    assert patch["startTime"] is None
+    assert patch["conditions"] == []
