@@ -39,6 +39,7 @@ assert _spec and _spec.loader
 _api_conftest = importlib.util.module_from_spec(_spec)
 sys.modules["api_conftest"] = _api_conftest
 _spec.loader.exec_module(_api_conftest)
+etcd_program = _api_conftest.etcd_program
 bare_apiserver = _api_conftest.bare_apiserver
 apiserver = _api_conftest.apiserver
 
