@@ -319,6 +319,24 @@ def test_proposals_are_bounded_if_nobody_adopts_them(job):
     assert job.workers() == ["a", "b", "late"]
 
 
+def test_the_last_slot_holds_no_joiner_if_another_one_dies(job):
+    """It might die as well, and then nobody could ever adopt that proposal nor make another."""
+    job.train("a", "b")
+    while job.base.number < MAX_OUTSTANDING:
+        job.join("j", "k")
+        job.run()
+        job.pass_time(job.timing.adopt)
+        job.run()
+        if job.base.number < MAX_OUTSTANDING:
+            job.die("j", "k")
+            job.run()
+            job.pass_time(job.timing.backoff_max)
+    assert job.workers() == ["a", "b", "j", "k"]
+    job.die("j")
+    job.run()
+    assert (job.base.number, job.workers()) == (1 + MAX_OUTSTANDING, ["a", "b"])
+
+
 def test_the_bound_is_lifted_if_the_generation_in_force_breaks(job):
     job.train("a", "b")
     while job.base.number < 1 + MAX_OUTSTANDING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -170,6 +171,7 @@ class AnyHistory(RuleBasedStateMachine):
             assert view.intact and view.adopted, "the generation in force is whole"
 
 
+@pytest.mark.timeout(600)  # a failure takes minutes to be made small; it must not be cut off before it is shown
 def test_promises_are_kept_whatever_happens(make_job):
     run_state_machine_as_test(
         lambda: AnyHistory(make_job),
