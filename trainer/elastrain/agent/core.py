@@ -144,7 +144,8 @@ class Core:
     def _note_message(self, rank: Rank, message: RankMessage) -> Iterator[Effect]:
         rank.heard(message)
         if isinstance(message, Hello):
-            rank.welcomed, rank.offered = False, 0
+            rank.welcomed = False
+            rank.proposed.clear()
         elif isinstance(message, Report) and self._place(message.progress.generation, rank.local_rank) == 0:
             self.progress = message.progress
             yield PublishProgress(message.progress)
@@ -272,8 +273,8 @@ class Core:
             yield Welcome(member=me, address=self.config.address, lease_ttl=self.config.lease_ttl)
         if not rank.listens or rank.told_exit:
             return
-        if seen.generation is not None and seen.generation.number > rank.offered:
-            rank.offered = seen.generation.number
+        if seen.generation is not None and seen.generation.number > max(rank.proposed, default=0):
+            rank.proposed.add(seen.generation.number)
             yield Proposed(generation=seen.generation)
         for number, why in self._aborts(rank, me, seen):
             rank.aborted.add(number)
@@ -286,8 +287,8 @@ class Core:
 
     def _aborts(self, rank: Rank, me: str, seen: Seen) -> Iterator[tuple[int, str]]:
         """Generations that the rank is in, or is connecting to, and should give up."""
-        for number in sorted(self.generations):
-            if not max(rank.adopted, 1) <= number <= rank.offered or rank.broken >= number or number in rank.aborted:
+        for number in sorted(rank.proposed & self.generations.keys() - rank.aborted):
+            if number < rank.adopted or number <= rank.broken:
                 continue
             why = self.fenced.get(number)
             why = why or why_abort(self.generations[number], me, seen.members, self.last_seen)

@@ -205,7 +205,7 @@ class Agent:
         if self._membership is None or self._ended is not None:
             return
         view = self._membership.view
-        if view is not self._view:
+        if view is not self._view and view.revision:  # revision 0: nothing has been read yet
             self._view = view
             self._handle(seen(view))
 

@@ -22,8 +22,8 @@ class Rank:
     welcomed: bool = False
     store_port: int = 0
     step: int = 0
-    offered: int = 0
-    """Newest generation that was sent to it."""
+    proposed: set[int] = field(default_factory=set)
+    """Generations that were sent to it."""
     adopted: int = 0
     broken: int = 0
     aborted: set[int] = field(default_factory=set)

@@ -61,7 +61,7 @@ def run_job(
         return names.EXIT_USAGE
     try:
         return _Run(job, view).run()
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         print(f"job {job.spec.name}: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
     finally:
@@ -124,9 +124,14 @@ class _Run:
                 self._view.say(f"job {status.job} failed {where}: {status.message}", style="bold red")
                 self._view.say(self._job.failure_tail(TAIL_LINES), style="")
                 return EXIT_FAILED
+            case _ if not self._signals:
+                self._view.say(
+                    f"job {status.job}: spec.suspend: true: nothing runs until it is false", style="bold yellow"
+                )
+                return 0
             case _:
                 self._view.say(f"job {status.job} stopped {where}; {self._resume(status)}", style="bold yellow")
-                return 128 + self._signals[0] if self._signals else 0
+                return 128 + self._signals[0]
 
     def _resume(self, status: LocalStatus) -> str:
         if self._job.spec.checkpoint is None:

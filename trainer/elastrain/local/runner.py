@@ -237,7 +237,17 @@ class LocalJob:
 
     # ---- the operator's loop -----------------------------------------------------------------------------------------
     def _run(self) -> None:
-        """Observe, plan, apply, wait. Lives as long as the workers, which die with this thread."""
+        """Lives as long as the workers, which are told to stop when this thread ends."""
+        try:
+            self._operate()
+        except (RuntimeError, OSError) as error:  # etcd or a worker cannot be started
+            log.exception("local mode cannot go on")
+            with self._changed:
+                self.result, self.message = Result.FAILED, str(error)
+            self.kill()
+
+    def _operate(self) -> None:
+        """Observe, plan, apply, wait, until everything has ended."""
         while True:
             with self._changed:
                 decided = plan(self._observe(), time.monotonic())
