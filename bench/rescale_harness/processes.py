@@ -12,14 +12,15 @@ from pathlib import Path
 
 import psutil
 
-from elastrain.agent.supervisor import become_reaper, die_with_parent
+from elastrain.agent.supervisor import become_reaper
+from elastrain.agent.tether import tethered
 
 END_SECONDS = 10.0
 """How long killed processes may take to vanish."""
 
 
 class Processes:
-    """The processes of one run. To be used from the main thread (the kernel binds their parent's death to it)."""
+    """The processes of one run. They die with the thread that starts them: use it from the main thread."""
 
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
         """Output goes to ``directory/<name>.log``; ``environment`` is added to everybody's."""
@@ -30,16 +31,14 @@ class Processes:
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start ``command`` under a ``name`` that has not been used."""
-        parent = os.getpid()
         with (self._directory / f"{name}.log").open("ab") as log:
             self._started[name] = subprocess.Popen(
-                command,
+                tethered(command, signal.SIGKILL),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env={**self._environment, **environment},
                 start_new_session=True,  # Ctrl-C is for the benchmark, which ends them in order
-                preexec_fn=lambda: die_with_parent(signal.SIGKILL, parent),  # noqa: PLW1509 - two system calls
             )
 
     def runs(self, name: str) -> bool:

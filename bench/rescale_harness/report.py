@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
+from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
@@ -17,6 +18,8 @@ WORKLOAD = (
     "gloo on loopback. 16 samples a rank at 2 ranks; at 3 ranks elastrain still takes 32 samples a step, since its "
     "global batch is constant, and torchrun 48"
 )
+WIDTH = 132
+"""Columns that the table of events takes; a narrower terminal breaks its lines."""
 MARKERS = ("<!-- figures: begin -->", "<!-- figures: end -->")
 
 
@@ -33,7 +36,7 @@ def events_table(report: Report) -> Table:
     """What each event cost, system by system."""
     header = (
         "event", "system", "recovered", "stall s", "× elastrain", "pause s", "× elastrain",
-        "redone", "discarded", "pids changed",
+        "redone", "discarded", "new pids",
     )  # fmt: skip
     order = list(dict.fromkeys(e.label for s in report.systems.values() for e in s.events))
     rows = [
@@ -69,12 +72,11 @@ def systems_table(report: Report) -> Table:
 
 
 def _system_row(name: str, system: SystemResult) -> tuple[str, ...]:
-    step = system.step
     return (
         name,
         str(len(system.runs)),
         seconds(system.start),
-        "–" if step is None else f"{step.min * 1000:.0f} / {step.median * 1000:.0f} / {step.max * 1000:.0f}",
+        milliseconds(system.step),
         f"{system.samples_committed:,}",
         str(system.samples_lost),
         str(system.samples_repeated),
@@ -104,15 +106,24 @@ def notes(report: Report) -> list[str]:
 # ---- figures -------------------------------------------------------------------------------------------------------
 def seconds(spread: Spread | None) -> str:
     """``0.21 / 0.24 / 0.31``; fewer digits for long times."""
+    return "–" if spread is None else _three(spread, ".1f" if spread.min >= 10 else ".2f")
+
+
+def milliseconds(spread: Spread | None) -> str:
+    """``141 / 144 / 150`` of seconds."""
     if spread is None:
         return "–"
-    digits = 1 if spread.min >= 10 else 2
-    return " / ".join(f"{v:.{digits}f}" for v in (spread.min, spread.median, spread.max))
+    return _three(Spread(min=spread.min * 1000, median=spread.median * 1000, max=spread.max * 1000), ".0f")
 
 
 def count(spread: Spread) -> str:
-    """``0`` where all runs agree, else ``10 / 11 / 13``."""
-    values = [f"{v:g}" for v in (spread.min, spread.median, spread.max)]
+    """``10 / 11 / 13``."""
+    return _three(spread, "g")
+
+
+def _three(spread: Spread, form: str) -> str:
+    """Once where all runs agree."""
+    values = [format(v, form) for v in (spread.min, spread.median, spread.max)]
     return values[0] if spread.min == spread.max else " / ".join(values)
 
 
@@ -123,17 +134,16 @@ def ratio(value: float | None) -> str:
 # ---- shown ---------------------------------------------------------------------------------------------------------
 def show(report: Report, console: Console) -> None:
     """Tables and notes on a terminal."""
+    console.width = max(console.width, WIDTH)
     for table in (events_table(report), systems_table(report)):
-        rich = RichTable(header_style="bold", box=None, padding=(0, 2, 0, 0))
+        rich = RichTable(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
         for i, name in enumerate(table.header):
-            rich.add_column(name, justify="left" if i < table.left else "right", overflow="fold")
-        for i, row in enumerate(table.rows):
-            last_of_group = i + 1 == len(table.rows) or table.rows[i + 1][0] != row[0]
-            rich.add_row(*row, end_section=last_of_group)
+            rich.add_column(name, justify="left" if i < table.left else "right", no_wrap=True)
+        for row, following in zip(table.rows, (*table.rows[1:], ("",)), strict=True):
+            rich.add_row(*row, end_section=row[0] != following[0] and table.left > 1)
         console.print(rich)
-        console.print()
     for note in notes(report):
-        console.print(f"• {note}", style="dim", highlight=False)
+        console.print(f"• {note}", style="dim", highlight=False, soft_wrap=True)
 
 
 def markdown(report: Report) -> str:

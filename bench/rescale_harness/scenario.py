@@ -23,7 +23,7 @@ SETTLED_STEPS = 8
 """Steps of every member at the new size, after which an event counts as over."""
 REST_SECONDS = 1.0
 """Between two events."""
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.2
 
 
 class Event(StrEnum):

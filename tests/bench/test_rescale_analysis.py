@@ -1,0 +1,198 @@
+"""How the benchmark's figures follow from step logs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rescale_harness import analysis
+from rescale_harness.analysis import Fired
+from rescale_harness.results import EventResult, RunResult, Samples
+from rescale_harness.steplog import Line
+
+COUNT = 4
+"""Samples of a rank in a step."""
+
+
+def commit(at: float, step: int, *, node: int = 0, pid: int = 0, world: int = 2, rank: int = 0, first: int = 0) -> Line:
+    return Line("commit", at, node, pid or 100 + node, step, world, rank, first, COUNT)
+
+
+def begin(at: float, step: int, *, node: int = 0, pid: int = 0) -> Line:
+    return Line("begin", at, node, pid or 100 + node, step)
+
+
+def fired(at: float = 10.0, until: float = 20.0, **facts: object) -> Fired:
+    """An event at which node 2 joins nodes 0 and 1, if nothing else is said."""
+    return Fired(
+        **{"label": "x", "survivors": (0, 1), "members": (0, 1, 2), "from_size": 2, **facts}, at=at, until=until
+    )
+
+
+def result(event: Fired, *lines: Line) -> EventResult:
+    return analysis.event_result(event, analysis.lines_by_node(lines))
+
+
+# ---- stall ---------------------------------------------------------------------------------------------------------
+def test_stall_is_the_longest_time_between_two_steps_of_the_worst_survivor() -> None:
+    lines = [commit(t, i) for i, t in enumerate([9.0, 9.9, 10.2, 11.0])]
+    lines += [commit(t, i, node=1) for i, t in enumerate([9.0, 9.9, 10.1, 11.0])]
+    assert result(fired(), *lines).stall == pytest.approx(0.9)
+
+
+def test_stall_begins_at_the_last_step_before_the_event() -> None:
+    assert result(fired(), commit(7, 1), commit(9.5, 2), commit(12, 3)).stall == 2.5
+
+
+def test_stall_ignores_what_came_before_and_after_the_event() -> None:
+    assert result(fired(), commit(1, 1), commit(9, 2), commit(10.5, 3), commit(50, 4)).stall == 1.5
+
+
+def test_stall_lasts_to_the_end_if_the_job_did_not_recover() -> None:
+    assert result(fired(recovered=False), commit(9, 1)).stall == 11
+
+
+# ---- pause ---------------------------------------------------------------------------------------------------------
+def test_pause_ends_when_the_last_member_has_trained_at_the_new_size() -> None:
+    lines = [
+        commit(10.5, 1),
+        commit(13, 2, world=3),
+        commit(13.1, 2, node=1, world=3),
+        commit(13.2, 2, node=2, world=3),
+    ]
+    assert result(fired(), *lines).pause == pytest.approx(3.2)
+
+
+def test_pause_is_unknown_if_a_member_never_trained_at_the_new_size() -> None:
+    assert result(fired(), commit(13, 2, world=3), commit(13, 2, node=1, world=3)).pause is None
+
+
+def test_a_last_step_of_the_old_world_does_not_end_the_pause_if_a_killed_rank_comes_back() -> None:
+    event = fired(members=(0, 1), survivors=(0,), restarted=1)
+    old_world = [commit(10.1, 5)]
+    new_world = [
+        Line("start", 12, 1, 999),
+        commit(14, 6),
+        commit(14.1, 6, node=1, pid=999),
+    ]
+    assert result(event, *old_world, *new_world).pause == pytest.approx(4.1)
+
+
+# ---- redone and discarded --------------------------------------------------------------------------------------------
+def test_redone_counts_the_steps_that_a_survivor_was_rolled_back_by() -> None:
+    lines = [commit(8, 6), commit(9, 7), commit(12, 5), commit(13, 6)]
+    assert result(fired(), *lines).redone == 3
+
+
+def test_nothing_is_redone_if_steps_go_on() -> None:
+    assert result(fired(), commit(9, 7), commit(11, 8), commit(12, 9)).redone == 0
+
+
+def test_a_step_that_is_begun_twice_was_discarded_once() -> None:
+    lines = [commit(9, 7), begin(9.5, 7), begin(11, 7), commit(11.2, 8)]
+    assert result(fired(), *lines).discarded == 1
+
+
+def test_a_step_that_a_peer_had_committed_was_not_discarded() -> None:
+    lines = [commit(9, 7), begin(9.5, 7), begin(11, 8), commit(11.2, 9)]
+    assert result(fired(), *lines).discarded == 0
+
+
+def test_a_step_that_ended_with_its_process_was_discarded() -> None:
+    lines = [begin(9.5, 7, pid=1), Line("start", 12, 0, 2), begin(13, 5, pid=2), commit(13.5, 6, pid=2)]
+    assert result(fired(), *lines).discarded == 1
+
+
+# ---- processes -----------------------------------------------------------------------------------------------------
+def test_pids_changed_if_another_process_trains_on_a_survivor() -> None:
+    assert result(fired(), commit(9, 7, pid=1), commit(12, 5, pid=2)).pids_changed
+
+
+def test_pids_are_unchanged_if_only_the_restarted_node_has_a_new_one() -> None:
+    event = fired(survivors=(0,), members=(0, 1), restarted=1)
+    lines = [commit(9, 7), commit(12, 8), commit(9, 7, node=1, pid=1), commit(12, 8, node=1, pid=2)]
+    assert not result(event, *lines).pids_changed
+
+
+# ---- samples -------------------------------------------------------------------------------------------------------
+def stream(worlds: list[tuple[int, int]], saved_every: int = 3) -> list[Line]:
+    """Lines of a checkpointing trainer: (ranks, steps) one after the other, a roll-back to the checkpoint between."""
+    lines: list[Line] = []
+    saved, now = (0, 0), 0.0
+    for world, steps in worlds:
+        step, position = saved
+        for _ in range(steps):
+            step, now = step + 1, now + 1
+            for rank in range(world):
+                place = {"node": rank, "rank": rank, "world": world, "first": position + rank * COUNT}
+                lines.append(commit(now + rank / 100, step, **place))
+            position += world * COUNT
+            if step % saved_every == 0:
+                saved = (step, position)
+    return lines
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 7)), min_size=1, max_size=6))
+def test_each_sample_counts_once_however_often_the_job_was_rolled_back(worlds: list[tuple[int, int]]) -> None:
+    samples = analysis.lineage_samples(stream(worlds))
+    assert (samples.lost, samples.repeated, samples.problems) == (0, 0, ())
+
+
+def test_part_of_a_rank_that_was_killed_before_it_could_write_counts() -> None:
+    lines = stream([(3, 5)])
+    silent = max(x.at for x in lines if x.rank == 2)
+    samples = analysis.lineage_samples([x for x in lines if not (x.rank == 2 and x.at == silent)])
+    assert (samples.committed, samples.lost) == (3 * 5 * COUNT, 0)
+
+
+def test_samples_are_lost_if_the_position_jumps_ahead() -> None:
+    lines = [commit(1, 1, world=1), commit(2, 2, world=1, first=2 * COUNT)]
+    assert analysis.lineage_samples(lines).lost == COUNT
+
+
+def test_samples_are_repeated_if_the_position_falls_back_without_the_step() -> None:
+    lines = [commit(1, 1, world=1), commit(2, 2, world=1)]
+    assert analysis.lineage_samples(lines).repeated == COUNT
+
+
+def test_a_rank_that_trained_on_anothers_samples_is_a_problem() -> None:
+    lines = [commit(1, 1), commit(1, 1, node=1, rank=1, first=0)]
+    assert analysis.lineage_samples(lines).problems == ("step 1: rank 1 began at sample 0, not at 4",)
+
+
+def test_a_run_without_a_step_cannot_be_judged() -> None:
+    with pytest.raises(ValueError, match="no step was committed"):
+        analysis.lineage_samples([])
+
+
+def test_rolled_back_is_the_part_of_the_work_that_does_not_count() -> None:
+    assert analysis.rolled_back(stream([(2, 5), (2, 3)], saved_every=3)) == pytest.approx(2 / 8)
+
+
+# ---- over runs -----------------------------------------------------------------------------------------------------
+def run(stall: float, pause: float | None, *, recovered: bool = True) -> RunResult:
+    event = EventResult(
+        label="grow", from_size=2, to_size=3, recovered=recovered, stall=stall, pause=pause,
+        redone=0, discarded=0, pids_changed=False,
+    )  # fmt: skip
+    samples = Samples(committed=10, lost=1, repeated=0)
+    return RunResult(start=1.0, step=0.1, events=(event,), samples=samples, rolled_back=0.0)
+
+
+def test_figures_are_min_median_and_max_over_the_runs_that_have_them() -> None:
+    summary = analysis.system_result("", [run(1, 4), run(3, None, recovered=False), run(2, 5)])
+    event = summary.events[0]
+    assert (event.stall.min, event.stall.median, event.stall.max) == (1, 2, 3)
+    assert event.pause is not None and event.pause.median == 4.5
+    assert (event.runs, event.recovered, summary.samples_lost) == (3, 2, 3)
+
+
+def test_ratios_are_of_medians_and_to_the_reference() -> None:
+    systems = {"ours": analysis.system_result("", [run(2, 4)]), "theirs": analysis.system_result("", [run(5, None)])}
+    event = analysis.with_ratios(systems, "ours")["theirs"].events[0]
+    assert (event.stall_ratio, event.pause_ratio) == (2.5, None)
+
+
+def test_there_are_no_ratios_without_the_reference() -> None:
+    systems = {"theirs": analysis.system_result("", [run(5, 6)])}
+    assert analysis.with_ratios(systems, "ours") == systems
