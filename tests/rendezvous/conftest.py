@@ -53,6 +53,7 @@ class Job:
         """Their keys vanish."""
         for worker in workers:
             self.revision += 1
+            self.suspects.discard(worker)
             del self.members[self.seen(worker).id]
 
     def fail(self, *workers: str) -> None:
