@@ -1,0 +1,184 @@
+"""One loop per job: what it does when watch, API server or etcd are late or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from elastrain.etcd import EtcdConfig
+from elastrain_operator import loops, observe
+from elastrain_operator.apply import Executor
+from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.kube import ApiError
+from elastrain_operator.loops import JobLoop, Loops
+from elastrain_operator.model import Coordination
+
+CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
+TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}]}}
+
+
+class World:
+    """API server and etcd in one; ``watched`` is what the watch has shown so far."""
+
+    outage = None
+
+    def __init__(self) -> None:
+        self.pods: dict[str, dict] = {}
+        self.watched: list = []
+        self.statuses: list[dict] = []
+        self.failures: list[Exception] = []
+        self.target = None
+
+    def of(self, keys):
+        return Coordination(target=self.target)
+
+    async def put_target(self, keys, target):
+        self.target = target
+
+    async def patch_status(self, namespace, name, status):
+        if self.failures:
+            raise self.failures.pop()
+        self.statuses.append(status)
+
+    async def create_event(self, namespace, event):
+        pass
+
+    async def create_pod(self, namespace, manifest):
+        name = manifest["metadata"]["name"]
+        meta = {**manifest["metadata"], "uid": f"uid-{name}", "creationTimestamp": datetime.now(UTC).isoformat()}
+        self.pods[name] = {**manifest, "metadata": meta}
+        return self.pods[name]
+
+    async def get_pod(self, namespace, name):
+        return self.pods.get(name)
+
+    async def delete_pod(self, namespace, name, uid):
+        self.pods.pop(name)
+
+
+def body(**spec) -> dict:
+    meta = {"namespace": "ns", "name": "job", "uid": "uid", "generation": 1}
+    return {"metadata": meta, "spec": {"maxReplicas": 2, "template": TEMPLATE, **spec}}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(loops, "COALESCE", 0.001)
+    monkeypatch.setattr(loops, "RETRY_DELAYS", (0.02,))
+
+
+def run(scenario) -> None:
+    """Runs ``scenario(world, jobs)`` in an event loop."""
+
+    async def main():
+        world = World()
+        executor = Executor(world, world, CONFIG)
+        jobs = Loops(lambda job: JobLoop(job, executor, world, world, CONFIG))
+        try:
+            await asyncio.wait_for(scenario(world, jobs), 20)
+        finally:
+            await jobs.stop()
+
+    asyncio.run(main())
+
+
+async def until(condition, what: str) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.005)
+
+
+def test_pods_are_created_once_though_the_watch_is_late():
+    async def scenario(world, jobs):
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+        for _ in range(5):
+            jobs.wake("uid")
+            await asyncio.sleep(0.02)
+        assert set(world.pods) == {"job-0", "job-1"}
+        world.watched = [observe.pod(p) for p in world.pods.values()]
+        jobs.wake("uid")
+        await asyncio.sleep(0.02)
+        assert set(world.pods) == {"job-0", "job-1"}
+
+    run(scenario)
+
+
+def test_pod_that_the_watch_never_showed_is_replaced_if_the_api_server_says_that_it_is_gone(monkeypatch):
+    monkeypatch.setattr(loops, "UNSEEN", timedelta(seconds=0.05))
+
+    async def scenario(world, jobs):
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+        await asyncio.sleep(0.1)
+        jobs.wake("uid")
+        await asyncio.sleep(0.05)
+        assert set(world.pods) == {"job-0", "job-1"}, "both exist, so nothing is done"
+        del world.pods["job-0"]
+        await asyncio.sleep(0.1)
+        jobs.wake("uid")
+        await until(lambda: set(world.pods) == {"job-1", "job-2"}, "a replacement")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fault", [ApiError("write", 503, "", "busy"), RuntimeError("a fault of ours")])
+def test_pass_is_repeated_if_it_fails(fault):
+    async def scenario(world, jobs):
+        world.failures = [fault]
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods after the retry")
+
+    run(scenario)
+
+
+def test_nothing_is_done_if_the_job_is_being_deleted():
+    async def scenario(world, jobs):
+        deleted = body()
+        deleted["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z"
+        jobs.see(deleted, lambda _: world.watched)
+        await asyncio.sleep(0.05)
+        assert not world.pods
+        assert not world.statuses
+
+    run(scenario)
+
+
+def test_invalid_spec_is_said_and_healed():
+    async def scenario(world, jobs):
+        jobs.see(body(maxReplicas=0), lambda _: world.watched)
+        await until(lambda: world.statuses, "a status")
+        condition = world.statuses[0]["conditions"][0]
+        assert (condition["type"], condition["reason"]) == ("PodsReady", "SpecInvalid")
+        assert "spec.maxReplicas" in condition["message"]
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+
+    run(scenario)
+
+
+def test_loop_ends_with_its_job():
+    async def scenario(world, jobs):
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+        await jobs.forget("uid")
+        assert len(jobs) == 0
+        assert not [t for t in asyncio.all_tasks() if t.get_name() == "job ns/job"]
+
+    run(scenario)
+
+
+def test_job_of_the_same_name_is_another_job():
+    async def scenario(world, jobs):
+        first, second = body(), body()
+        second["metadata"] = {**second["metadata"], "uid": "uid2"}
+        jobs.see(first, lambda _: world.watched)
+        jobs.see(second, lambda _: world.watched)
+        assert len(jobs) == 2
+        assert "uid2" in jobs
+
+    run(scenario)
