@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -36,7 +35,7 @@ two minutes (torchrun-tuned) or five (torchrun-default). Use a machine that does
 
 \b
 Examples:
-  bench/rescale.py --json rescale.json                              everything, three runs each: half an hour
+  bench/rescale.py                                                  everything, three runs each: half an hour
   bench/rescale.py --systems elastrain --runs 1 --events grow,term  a quick look
   bench/rescale.py --render rescale.json                            the tables as Markdown; nothing is run
   bench/rescale.py --render rescale.json --into docs/benchmarks.md  ... written between that page's markers
@@ -131,13 +130,16 @@ def interrupt(_signum: int, _frame: FrameType | None) -> None:
 
 def main(
     *,
-    json: Annotated[Path | None, typer.Option(help="Write every figure of every run to this file.")] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Where every figure of every run is written. Default: LOGS/rescale.json."),
+    ] = None,
     systems: Annotated[str, typer.Option(help="Which, in this order.")] = ",".join(DEFAULT_SYSTEMS),
     runs: Annotated[int, typer.Option(min=1, help="Of each system; publish no fewer than 3.")] = 3,
     events: Annotated[str, typer.Option(help="What happens, in this order.")] = ",".join(DEFAULT_EVENTS),
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between durable checkpoints.")] = 20,
     limit: Annotated[float, typer.Option(min=10, help="Seconds that an event may take to be recovered from.")] = 180,
-    logs: Annotated[Path | None, typer.Option(help="Where runs leave their logs. Default: a new directory.")] = None,
+    logs: Annotated[Path | None, typer.Option(help="Where runs leave their logs. Default: bench/results/TIME.")] = None,
     render_: Annotated[Path | None, typer.Option("--render", help="Run nothing; print this report.")] = None,
     into: Annotated[Path | None, typer.Option(help="With --render: write into this page.")] = None,
 ) -> None:
@@ -155,16 +157,16 @@ def main(
         refuse(f"--events {events}: {error}" if isinstance(error, ValueError) else str(error))
     signal.signal(signal.SIGTERM, interrupt)
     console = Console()
-    place = logs or Path(tempfile.mkdtemp(prefix="elastrain-bench-"))
-    console.print(f"logs: {place}", highlight=False)
+    place = logs or Path(__file__).parent / "results" / time.strftime("%Y%m%d-%H%M%S")
+    report = json or place / "rescale.json"
+    console.print(f"logs: {place}, figures: {report}", highlight=False, soft_wrap=True)
     try:
         with Terminal(console) as terminal:
             for run in range(1, runs + 1):
                 for name in names:
                     terminal.begins(f"{name}, run {run} of {runs}")
                     benchmark.measure(name, place / f"{name}-{run}", terminal)
-                    if json is not None:
-                        json.write_text(benchmark.report().model_dump_json(indent=1) + "\n")
+                    report.write_text(benchmark.report().model_dump_json(indent=1) + "\n")
     except KeyboardInterrupt:
         console.print("interrupted: all processes of the benchmark have been ended", style="bold")
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -64,7 +64,7 @@ class System(ABC):
 class Torchrun(System):
     """Stock ``torchrun``, rendezvous by the c10d store in node 0."""
 
-    about = "stock torchrun, c10d rendezvous, its default settings (but restarts allowed, and no shared store)"
+    about = "stock torchrun, c10d rendezvous, defaults but for restarts allowed and no shared store"
     conf: ClassVar[str] = ""
     flags: ClassVar[tuple[str, ...]] = ()
 
@@ -105,7 +105,7 @@ class TorchrunTuned(Torchrun):
 class TorchrunEtcd(Torchrun):
     """Stock ``torchrun`` over elastrain's rendezvous: what the rendezvous alone changes."""
 
-    about = "stock torchrun, elastrain's rendezvous on etcd v3, monitor interval 0.1 s"
+    about = "stock torchrun, elastrain's rendezvous on etcd v3, monitor 0.1 s"
     flags = ("--monitor-interval=0.1",)
 
     def __enter__(self) -> System:
