@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import sys
 from typing import Annotated
 
@@ -114,6 +115,7 @@ async def run(config: OperatorConfig, stop: asyncio.Event | None = None) -> None
     await kopf.operator(
         registry=registry,
         standalone=True,
+        identity=socket.gethostname(),  # kopf's default asks for the user's name, which a numeric user has not
         clusterwide=not config.namespaces,
         namespaces=config.namespaces,
         liveness_endpoint=f"http://0.0.0.0:{config.health_port}/healthz",
