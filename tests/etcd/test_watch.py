@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 
 import pytest
@@ -100,6 +101,23 @@ def test_deletions_are_reported_if_their_history_was_compacted(etcd_factory, hea
         assert sorted(e.key if isinstance(e, Delete) else e.kv.key for e in again.events) == ["/x/gone", "/x/new"]
         client.put("/x/same", b"3")
         eventually(lambda: heard.keys == {"/x/same": b"3", "/x/new": b"2"}, what="changes after the compaction")
+        watch.close()
+
+
+def test_the_difference_is_reported_if_etcd_lost_its_data(etcd_factory, heard, eventually):
+    server = etcd_factory()
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as client:
+        watch = client.watch_prefix("/x/", heard.on_events, heard.on_state)
+        for i in range(20):
+            client.put(f"/x/{i}", b"1")
+        eventually(lambda: len(heard.keys) == 20)
+        server.kill()
+        shutil.rmtree(server.data_dir / "data")
+        server.start()
+        eventually(lambda: heard.keys == {}, within=5.0, what="20 deletions")
+        with EtcdClient(EtcdConfig.of(server.endpoint)) as other:
+            other.put("/x/3", b"2")
+        eventually(lambda: heard.keys == {"/x/3": b"2"}, within=5.0, what="changes in the new history")
         watch.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import shutil
 import time
 
 import pytest
@@ -176,6 +177,29 @@ def test_nobody_is_lost_if_etcd_was_silent_for_longer_than_the_leases(play, etcd
         eventually(lambda: set(a.member.view.alive) == ids == {kv.key.rpartition("/")[2] for kv in listed(own, a)})
         assert a.member.view.generation.number == 1
         assert not any(isinstance(e, MemberLost) for e in a.events.queue)
+        a.member.leave(), b.member.leave()
+
+
+def test_numbers_go_on_if_etcd_lost_its_data(play, etcd_factory, job_keys, eventually):
+    server = etcd_factory()
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as own:
+        a, b = play("a", "b", with_client=own)
+        a.enter(), b.enter()
+        target = own.get(job_keys.target).value
+        server.kill()
+        shutil.rmtree(server.data_dir / "data")
+        server.start()
+        a.hear(EtcdBack), b.hear(EtcdBack)
+
+        def published() -> bool:  # as the operator does
+            try:
+                return own.put(job_keys.target, target) > 0
+            except EtcdUnavailable:
+                return False
+
+        eventually(published, what="the target to be there again")
+        again = a.enter()
+        assert (again.number, sorted(workers(again))) == (2, ["a", "b"])
         a.member.leave(), b.member.leave()
 
 

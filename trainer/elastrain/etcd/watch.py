@@ -64,9 +64,9 @@ class Watch:
     """Calls ``on_events`` with a snapshot of the prefix, then with every change, in order, from one thread.
 
     A broken stream is resumed at the last revision seen, so nothing is missed or repeated. When that history was
-    compacted, the prefix is listed again and the difference is reported, deletions included. ``on_state`` hears the
-    first failure of an outage and the recovery from it. A callback that raises is logged with its trace and the watch
-    goes on.
+    compacted, or etcd came back without its data, the prefix is listed again and the difference is reported, deletions
+    included. ``on_state`` hears the first failure of an outage and the recovery from it. A callback that raises is
+    logged with its trace and the watch goes on.
     """
 
     def __init__(
@@ -153,6 +153,8 @@ class Watch:
     def _take(self, answer: Any) -> None:
         if answer.compact_revision:
             raise Compacted(f"watch {self._prefix}", f"compacted at {answer.compact_revision}")
+        if answer.created and answer.header.revision < self._revision:
+            raise Compacted(f"watch {self._prefix}", "etcd has lost its data: its revision has gone back")
         if answer.canceled:
             reason = answer.cancel_reason or "etcd cancelled the watch"
             if "permission denied" in reason:

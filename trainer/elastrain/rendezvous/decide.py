@@ -222,7 +222,9 @@ def _propose(view: View, chosen: tuple[Seen, ...], reason: str) -> Propose:
             )
         )
         offset += r.slots
-    number = view.generation.number + 1 if view.generation else 1
+    # Members' own numbers count too: etcd may have lost its data under a running job, and numbers never go back.
+    known = [max(m.record.generation, m.record.broken) for m in view.members]
+    number = 1 + max([view.generation.number if view.generation else 0, *known])
     generation = Generation(number=number, members=tuple(members), reason=reason, leader=view.self_id)
     return Propose(generation, view.generation_mod_revision)
 

@@ -355,6 +355,8 @@ class Membership:
         with self._viewed:
             self._view = self._mirror.view(record.id, suspects, unsure)
             self._viewed.notify_all()
+        if old.generation_mod_revision != self._view.generation_mod_revision:
+            self._proposed_at = -1
         self._tell(old, self._view, record)
         self._fence(record)
         if self._watching and self._reachable:
