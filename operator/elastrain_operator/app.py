@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 import structlog
@@ -16,7 +17,7 @@ from elastrain_operator.config import OperatorConfig
 from elastrain_operator.coordination import Mirror
 from elastrain_operator.kube import Kube
 from elastrain_operator.loops import JobLoop, Loops, PodsOf
-from elastrain_operator.model import JobRef
+from elastrain_operator.model import JobRef, Outage
 from elastrain_operator.sweep import Sweeper
 
 FIRST_LIST_SECONDS = 5.0
@@ -32,33 +33,39 @@ class App:
         self._config = config
         self._loops = Loops(self._make_loop)
         self._pods_of: PodsOf = lambda _: ()
+        self._mirror: Mirror | None = None
+        self._started = AsyncExitStack()
 
     async def start(self) -> None:
-        """Connect. An etcd that does not answer is no reason not to start: jobs say so in their conditions."""
-        config = self._config
+        """Connect. An etcd that does not answer is no reason not to start: jobs say so in their conditions.
+
+        Raises ``ConfigException`` if there is neither a service account nor a kubeconfig.
+        """
+        config, undo = self._config, self._started
         self._kube = await Kube.connect()
-        self._etcd = EtcdClient(config.etcd)
-        self._mirror = Mirror(self._etcd, config.cluster, self._etcd_changed)
+        undo.push_async_callback(self._kube.close)
+        etcd = EtcdClient(config.etcd)
+        undo.push_async_callback(asyncio.to_thread, etcd.close)
+        self._mirror = Mirror(etcd, config.cluster, self._etcd_changed)
         self._mirror.start()
+        undo.push_async_callback(self._mirror.close)
         if not await self._mirror.wait_listed(FIRST_LIST_SECONDS):
             log.warning("etcd does not answer yet", endpoints=config.etcd.endpoints)
         self._executor = Executor(self._kube, self._mirror, config)
+        undo.push_async_callback(self._loops.stop)
         self._sweeper = Sweeper(self._kube, self._mirror, self._is_served)
-        self._sweeping = asyncio.create_task(self._sweeper.run(), name="sweeper")
+        sweeping = asyncio.create_task(self._sweeper.run(), name="sweeper")
+        undo.callback(sweeping.cancel)
         log.info("started", endpoints=config.etcd.endpoints, namespaces=config.namespaces or "all")
 
     async def stop(self) -> None:
         """Let go at once: whatever was going on is seen and planned again by the next operator."""
-        self._sweeping.cancel()
-        await self._loops.stop()
-        await self._mirror.close()
-        await asyncio.to_thread(self._etcd.close)
-        await self._kube.close()
+        await self._started.aclose()
         log.info("stopped")
 
     def state(self) -> dict[str, Any]:
         """For the health endpoint. An etcd outage is told but is no reason to restart the operator."""
-        outage = self._mirror.outage
+        outage = self._mirror.outage if self._mirror else Outage()
         return {"jobs": len(self._loops), "etcd": outage.message if outage else "connected"}
 
     # ---- events ----------------------------------------------------------------------------------------------------
@@ -82,6 +89,7 @@ class App:
 
     # ---- inside ----------------------------------------------------------------------------------------------------
     def _make_loop(self, job: JobRef) -> JobLoop:
+        assert self._mirror is not None, "kopf calls event handlers after start"
         return JobLoop(job, self._executor, self._kube, self._mirror, self._config)
 
     def _etcd_changed(self, keys: JobKeys | None) -> None:

@@ -19,7 +19,8 @@ WORKERS: dict[str, str] = {names.LABEL_MANAGED_BY: names.MANAGED_BY}
 def register(registry: kopf.OperatorRegistry, app: App) -> None:
     """Register the handlers of ``app``."""
 
-    @kopf.on.startup(registry=registry)
+    # An operator that cannot start says why and ends; Kubernetes starts it again.
+    @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)
         await app.start()

@@ -292,10 +292,11 @@ def _finish_plan(
     written = _if_changed(sight.status, status)
     held_until = _hold(sight, written)
     moments = [t for t in [*due, held_until] if t and t > sight.now]
-    told = news.notices(sight.status, status, before, target, lost) if not held_until else ()
-    drained = [d for d in delete if d.why == "drained" and d.pod in sight.asked]
-    if drained:
-        told = (*told, Notice("Drained", f"left at a step boundary: {', '.join(d.pod for d in drained)}"))
+    told = news.notices(sight.status, status, before, target, lost)
+    going = {d.uid for d in delete}
+    left = [p.name for p in sight.seen.pods if p.uid in going and p.name in sight.asked and clean.is_drained(p)]
+    if left:
+        told = (*told, Notice("Drained", f"left at a step boundary: {', '.join(left)}"))
     return Plan(
         status=None if held_until else written,
         target=target,

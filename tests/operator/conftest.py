@@ -319,9 +319,15 @@ class OperatorProcess:
         self.log = log
         environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         argv = [sys.executable, "-m", "elastrain_operator", "--drain-extra=1", *flags]
-        argv += [f"--health-port={_api_conftest._free_ports(1)[0]}"]
+        self.health_port = _api_conftest._free_ports(1)[0]
+        argv += [f"--health-port={self.health_port}"]
         with log.open("ab") as out:
             self.process = subprocess.Popen(argv, env=environ, stdout=out, stderr=subprocess.STDOUT)
+
+    def health(self) -> dict[str, Any]:
+        """What the liveness probe reads."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/healthz", timeout=5) as answer:
+            return dict(json.load(answer))
 
     @property
     def is_running(self) -> bool:

@@ -50,6 +50,14 @@ def test_job_runs_scales_survives_a_loss_and_succeeds(cluster, play, client, eve
     assert "annotations" not in metadata
 
 
+def test_health_endpoint_tells_jobs_and_etcd(cluster, play, operator_process, eventually):
+    play(cluster.create_job("known", maxReplicas=1))
+    eventually(lambda: cluster.status("known").get("readyReplicas") == 1, 60, "a worker trains")
+    state = operator_process().health()["state"]
+    assert state["jobs"] >= 1
+    assert state["etcd"] == "connected"
+
+
 def test_suspended_job_drains_and_resumes(cluster, play, eventually):
     player = play(cluster.create_job("pause", maxReplicas=2))
     eventually(lambda: cluster.status("pause").get("readyReplicas") == 2, 60, "two workers train")

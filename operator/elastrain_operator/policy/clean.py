@@ -23,7 +23,7 @@ def ended(pods: Iterable[Pod], counted: frozenset[str], now: datetime) -> tuple[
     A failed pod is touched only when it is ``counted``: its loss is in the status for good.
     """
     found = sorted((p for p in pods if p.ending and not p.terminating), key=_ended_at, reverse=True)
-    done = [p for p in found if _is_drained(p) and p.uid not in counted]  # a preempted worker may have drained, too
+    done = [p for p in found if is_drained(p) and p.uid not in counted]  # a preempted worker may have drained, too
     failed = [p for p in found if p not in done]
     drained = [_deletion(p, "drained") for p in done]
     old = [_deletion(p, "old failure") for p in failed[KEPT_FAILURES:] if p.uid in counted]
@@ -64,7 +64,8 @@ def sidecar_deadline(pod: Pod) -> datetime:
     return _ended_at(pod) + timedelta(seconds=SIDECAR_GRACE)
 
 
-def _is_drained(pod: Pod) -> bool:
+def is_drained(pod: Pod) -> bool:
+    """Whether the worker left in order: at a step boundary, by its own last words."""
     return bool(pod.ending and pod.ending.record and pod.ending.record.outcome is Outcome.DRAINED)
 
 

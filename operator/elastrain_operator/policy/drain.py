@@ -15,7 +15,7 @@ def released(pod: Pod, members: Coordination | None, due: datetime, now: datetim
     does: it is the promise that a shrink ends.
     """
     if pod.ending:
-        return "drained"
+        return "ended"
     if not pod.started:
         return "never started"
     gone = members is not None and members.member_of(pod.name) is None and not members.trains(pod.name)

@@ -31,5 +31,6 @@ def is_silent(pod: Pod, members: Coordination | None) -> bool:
 
     One sign alone is not enough: a pod is not Ready for many reasons, and a member may be restarting its ranks.
     """
-    gone = members is not None and members.member_of(pod.name) is None
-    return gone and pod.started and pod.went_unready and pod.ending is None
+    if not pod.went_unready or not pod.started or pod.ending or members is None:
+        return False
+    return members.member_of(pod.name) is None

@@ -18,7 +18,8 @@ def in_force(previous: GenerationStatus | None, seen: Coordination) -> tuple[Gen
     newest = seen.generation
     if newest is None:
         return previous, 0
-    alive = [m for m in seen.members if newest.member(m.id)]
+    ids = {m.id for m in newest.members}
+    alive = [m for m in seen.members if m.id in ids]
     if all(m.generation >= newest.number for m in alive) and (alive or not newest.members):
         return GenerationStatus(number=newest.number, size=len(newest.members), reason=newest.reason), len(alive)
     if previous is None:

@@ -22,7 +22,7 @@ def victims(workers: Sequence[Pod], surplus: int, members: Coordination | None) 
         trains = members is not None and members.trains(pod.name)
         return (pod.started, pod.ready, trains, not pod.disruption, -pod.ordinal)
 
-    return tuple(sorted(workers, key=worth)[: max(surplus, 0)])
+    return tuple(sorted(workers, key=worth)[:surplus]) if surplus > 0 else ()
 
 
 def ordinals(missing: int, unborn: Sequence[int], pods: Iterable[Pod], next_ordinal: int) -> tuple[int, ...]:
