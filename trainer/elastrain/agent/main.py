@@ -55,6 +55,8 @@ LOOK_SECONDS = 0.2
 """How often the job's records are looked at when nothing happens; news that matter wake the agent at once."""
 FLUSH_SECONDS = 30.0
 """How long the last worker tries to tell etcd that the job has finished."""
+LAST_WORDS_SECONDS = 2.0
+"""How long any other worker tries to write the progress that its rank 0 last reported."""
 HANGUP_SECONDS = 1.0
 
 log = structlog.get_logger()
@@ -145,6 +147,8 @@ class Agent:
         self._membership: Membership | None = None
         self._view: View | None = None
         self._ended: Termination | None = None
+        self._unwritten = False
+        """Progress was published that etcd may not have yet."""
 
     def run(self) -> Termination:
         """Until the worker's work is done, one way or another."""
@@ -242,8 +246,7 @@ class Agent:
                 if self._membership is not None:
                     self._inbox.put(Registered(self._membership.reincarnate().id))
             case Leave():
-                if self._membership is not None:
-                    self._membership.leave()
+                self._leave()
             case End(termination=termination):
                 self._ended = termination
 
@@ -261,13 +264,25 @@ class Agent:
     def _publish_progress(self, effect: PublishProgress, *, final: bool) -> None:
         assert self._membership is not None
         self._membership.publish(effect.progress)
-        if not final:
+        self._unwritten = True
+        if final:
+            self._flush(FLUSH_SECONDS)
+
+    def _leave(self) -> None:
+        if self._membership is None:
             return
+        if self._unwritten:  # progress is written once a second; the last of it would be lost
+            self._flush(LAST_WORDS_SECONDS)
+        self._membership.leave()
+
+    def _flush(self, seconds: float) -> None:
+        assert self._membership is not None
+        self._unwritten = False
         try:
-            if not self._membership.flush(FLUSH_SECONDS):
-                log.error("etcd was not told that the job has finished: it does not answer", seconds=FLUSH_SECONDS)
+            if not self._membership.flush(seconds):
+                log.error("the last progress was not written: etcd does not answer", seconds=seconds)
         except EtcdError as error:
-            log.error("etcd was not told that the job has finished", error=str(error))
+            log.error("the last progress was not written", error=str(error))
 
     def _start_ranks(self, incarnation: int) -> None:
         if self._server is not None:
