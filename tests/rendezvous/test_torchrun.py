@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(300)  # several imports of torch in a row, on a machine that may be busy
 SCRIPT = Path(__file__).with_name("train_ddp.py")
 PATIENCE = 60.0
 """Seconds for a change of size: mostly the import of torch on a machine that is busy with other tests."""
