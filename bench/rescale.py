@@ -13,15 +13,15 @@ from typing import Annotated, NoReturn
 
 import typer
 from pydantic import ValidationError
+from rich.console import Console
+
+from elastrain.local.etcd_server import EtcdNotFound
 from rescale_harness.analysis import system_result, with_ratios
 from rescale_harness.machine import machine
 from rescale_harness.report import Terminal, between_markers, markdown, show
 from rescale_harness.results import Report, RunResult
 from rescale_harness.scenario import DEFAULT_EVENTS, EVENTS, Event, Run, sizes
 from rescale_harness.systems import SYSTEMS
-from rich.console import Console
-
-from elastrain.local.etcd_server import EtcdNotFound
 
 REFERENCE = "elastrain"
 DEFAULT_SYSTEMS = (REFERENCE, "torchrun-default", "torchrun-tuned")

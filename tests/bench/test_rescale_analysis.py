@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rescale_harness import analysis
 from rescale_harness.analysis import Fired
 from rescale_harness.results import EventResult, RunResult, Samples

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from rescale_harness.report import between_markers
 from rescale_harness.scenario import DEFAULT_EVENTS, Event, labels, sizes
 from rescale_harness.steplog import ENV_LOGS, ENV_NODE, StepLog, StepLogs
