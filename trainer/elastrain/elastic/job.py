@@ -151,7 +151,10 @@ class Job:
         track(self._tracked, objects, lambda: self.committed)
 
     def on_commit(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` exactly once for each committed step, on every rank, after the loop body."""
+        """Call ``callback()`` after the loop body, exactly once for each committed step that this rank took part in.
+
+        That includes a step whose result this rank got from a peer, because its own collective failed at the end.
+        """
         self._on_commit.append(callback)
 
     def dataloader(
@@ -291,6 +294,9 @@ class Job:
         self._step = None
         self._log(step, "commit")
         self._world.commit(self._order, self._total, step.loss, step.agreed)
+        self._tell_committed()
+
+    def _tell_committed(self) -> None:
         for callback in self._on_commit:
             callback()
 
@@ -305,6 +311,7 @@ class Job:
             raise Drained(0) from None
         if unfinished is not None and unfinished.number < self.step:
             self._log(unfinished, "adopted")
+            self._tell_committed()
 
     def _finish(self) -> None:
         """End together: nobody goes before all have committed the last step, since its state may be needed."""

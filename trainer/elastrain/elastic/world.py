@@ -54,6 +54,8 @@ class World:
         self._reporter = Reporter()
         self._place = (0, 0, 1)
         self._since = clock()
+        self._order: Order | None = None
+        self._total: int | None = None
 
     # -- where this rank is ------------------------------------------------------------------------------------------
     @property
@@ -74,26 +76,16 @@ class World:
 
     def commit(self, order: Order, total_steps: int | None, loss: float, agreed: int | None) -> None:
         """The step's optimizer has been applied. ``agreed``: the generation that all ranks switch to now."""
-        assert self._generation is not None
         self.step += 1
-        self._agreed = agreed
+        self._agreed, self._order, self._total = agreed, order, total_steps
         now = self._clock()
         self._reporter.committed(now, loss)
-        rank = self._place[1]
-        if rank != 0:
+        if self._place[1] != 0:
             return
         if self._saver is not None:
             self._saver.after_step(self.step, self._number, self._lineage, self._tree)
         if self._reporter.due(now) or self.step == total_steps:
-            progress = self._reporter.progress(
-                self._generation,
-                step=self.step,
-                total_steps=total_steps,
-                epoch=self.step // order.steps_per_epoch,
-                samples=order.samples_before(self.step),
-                checkpoint=self._saver.result if self._saver else None,
-            )
-            self._session.send(Report(progress=progress))
+            self._report()
 
     def settle(self) -> None:
         """Return in a healthy generation: at once in the steady state, after a switch that was agreed, or after a loss.
@@ -130,8 +122,8 @@ class World:
             except GenerationBroken:
                 continue  # settle() forms the next one
             break
-        if self._saver is not None and self._place[1] == 0 and self._has_state:
-            self._saver.save_now(self.step, self._number, self._lineage, self._tree())
+        if self._place[1] == 0:
+            self._save_now()
 
     # -- changes of generation ---------------------------------------------------------------------------------------
     def _give_up(self, communicator: Communicator, cause: str) -> None:
@@ -153,8 +145,8 @@ class World:
         # Where everybody stops, the state in memory is all there is. In a healthy generation rank 0 speaks for all;
         # ranks that were stranded by a loss cannot tell who is first, and writing the same step twice is harmless.
         speaks = self.communicator is None or self._place[1] == 0
-        if not generation.members and speaks and self._has_state and self._saver is not None:
-            self._saver.save_now(self.step, self._number, self._lineage, self._tree())
+        if not generation.members and speaks:
+            self._save_now()
         self._number = generation.number
         self._leave()
         self._session.adopt(generation.number, self.step)
@@ -200,6 +192,26 @@ class World:
             "generation entered", generation=generation.number, reason=generation.reason, rank=communicator.rank,
             world_size=communicator.world_size, step=self.step, sync_seconds=round(synchronised - entered, 3),
         )  # fmt: skip
+
+    # -- what others see ---------------------------------------------------------------------------------------------
+    def _save_now(self) -> None:
+        """A durable checkpoint before this rank may end; how it went is reported."""
+        if self._saver is not None and self._has_state:
+            self._saver.save_now(self.step, self._number, self._lineage, self._tree())
+            self._report()
+
+    def _report(self) -> None:
+        if self._generation is None or self._order is None:
+            return  # nothing was committed by this process
+        progress = self._reporter.progress(
+            self._generation,
+            step=self.step,
+            total_steps=self._total,
+            epoch=self.step // self._order.steps_per_epoch,
+            samples=self._order.samples_before(self.step),
+            checkpoint=self._saver.result if self._saver else None,
+        )
+        self._session.send(Report(progress=progress))
 
     # -- state -------------------------------------------------------------------------------------------------------
     def _synchronise(self, communicator: Communicator) -> None:
