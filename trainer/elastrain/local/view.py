@@ -121,7 +121,13 @@ def _workers(status: LocalStatus) -> Table:
         note = "leaving" if w.leaving and not w.ended else w.message
         style = "red" if w.phase == "failed" else "green" if w.phase == "ready" else "yellow"
         table.add_row(
-            w.name, w.node, str(w.pid), Text(w.phase, style=style), str(w.generation or ""), str(w.restarts or ""), note
+            w.name,
+            w.node,
+            str(w.pid),
+            Text(w.phase, style=style),
+            str(w.generation or ""),
+            str(w.restarts or ""),
+            Text(note),  # may be a script's words, which are not markup
         )
     return table
 
