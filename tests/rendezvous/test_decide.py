@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastrain.api.records import Phase, Target
-from elastrain.rendezvous.decide import MAX_OUTSTANDING, Nothing, Propose, Wait, decide
+from elastrain.rendezvous.decide import MAX_OUTSTANDING, Nothing, Propose, Timing, Wait, decide
 
 
 # ---- the first generation ------------------------------------------------------------------------------------------
@@ -237,8 +237,19 @@ def test_silent_members_are_asked_first_if_a_generation_breaks(job):
 def test_the_same_members_go_on_if_a_generation_breaks_and_all_live(job):
     job.train("a", "b")
     job.fail("a")
+    assert isinstance(job.run(), Wait)
+    job.now += Timing().doubt
     job.run()
     assert (job.workers(), job.base.reason) == (["a", "b"], "Broken")
+
+
+def test_the_lost_member_is_left_out_if_its_end_shows_just_after_the_failure_of_its_peers(job):
+    job.train("a", "b", "c")
+    job.fail("a", "b")
+    assert isinstance(job.run(), Wait)
+    job.die("c")
+    job.run()
+    assert (job.workers(), job.base.number, job.base.reason) == (["a", "b"], 2, "Lost")
 
 
 def test_a_loop_of_broken_generations_backs_off(job):
@@ -246,13 +257,13 @@ def test_a_loop_of_broken_generations_backs_off(job):
     pauses = []
     for _ in range(8):
         job.fail("a", "b")
-        action = job.run()
-        pauses.append(action.until - job.now if isinstance(action, Wait) else 0.0)
-        if isinstance(action, Wait):
+        failed = job.now
+        while isinstance(action := job.run(), Wait):
             job.now = action.until
-            assert isinstance(job.run(), Propose)
+        assert job.base.reason == "Broken"
+        pauses.append(job.now - failed)
         job.adopt()
-    assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert pauses == pytest.approx([Timing().doubt, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0])
 
 
 def test_the_pause_is_forgotten_if_a_step_was_committed(job):
@@ -260,6 +271,8 @@ def test_the_pause_is_forgotten_if_a_step_was_committed(job):
     for _ in range(5):
         job.step += 1
         job.fail("a", "b")
+        job.run()
+        job.now += Timing().doubt
         assert isinstance(job.run(), Propose)
         job.adopt()
 

@@ -29,6 +29,9 @@ class Timing:
     reenter: float = 45.0
     """For members of a broken generation that live but are not ready (stock torchrun stops its workers first, for up to
     30 s)."""
+    doubt: float = 0.1
+    """After collectives failed and nobody is known to be lost: a killed rank's peers see its sockets close a few
+    milliseconds before its agent has reaped it and said so. Forming the same generation again would be in vain."""
     probe: float = 1.0
     """For the answers of silent members to a probe, before a broken generation that lost nobody is formed again."""
     steady: float = 30.0
@@ -181,6 +184,10 @@ def _unplanned(view: View, memory: Memory, now: float, timing: Timing, last: boo
         bound = _since(memory.change_since, now) + timing.probe
         if now < bound:
             return Wait(bound, f"answers to probes of {', '.join(sorted(view.unsure))}")
+    if not (view.lost or view.joiners or view.leavers):
+        bound = _since(memory.change_since, now) + timing.doubt
+        if now < bound:
+            return Wait(bound, "a loss to show")
     stayers, joiners = _candidates(view, last)
     if memory.breaks >= 2 and now < memory.retry_at:
         # After a loss the survivors go on at once; whoever is new comes in when the series of failures is over.
