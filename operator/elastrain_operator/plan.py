@@ -104,10 +104,14 @@ class _Sight:
 
     @cached_property
     def victims(self) -> tuple[Pod, ...]:
-        """Workers to be asked to leave now; nobody while etcd cannot tell them."""
-        if self.etcd is None:
+        """Workers to be asked to leave now; nobody while etcd cannot tell them, or when they are about to end."""
+        if self.etcd is None or self.finishing:
             return ()
         return scale.victims(self.workers, len(self.workers) - self.spec.desired_replicas, self.members)
+
+    @cached_property
+    def finishing(self) -> bool:
+        return verdicts.finishing(self.seen.pods, self.etcd)
 
     @cached_property
     def leaving(self) -> frozenset[str]:
@@ -129,7 +133,7 @@ class _Sight:
 def _go_on(sight: _Sight) -> Plan:
     spec, seen, now = sight.spec, sight.seen, sight.now
     wait = _creation_wait(sight)
-    create = () if wait or sight.etcd is None else _create(sight)
+    create = () if wait or sight.etcd is None or sight.finishing else _create(sight)
     ended = clean.ended(seen.pods, frozenset(sight.count.counted), now)
     delete = _unique((*_drained(sight), *_silenced(sight), *ended))
     target = targets.target(spec, sight.etcd.target, sight.leaving, stop=False) if sight.etcd else None
@@ -240,6 +244,7 @@ def _status(sight: _Sight, create: tuple[int, ...], wait: datetime | None) -> Jo
         outage=None if etcd else seen.outage or Outage(),
         has_checkpoints=spec.checkpoint is not None,
         suspended=spec.suspend,
+        finishing=sight.finishing,
         refusal=seen.refusal,
         waits_until=wait,
     )

@@ -247,7 +247,7 @@ def happen(world: World, what: object) -> None:
                 getattr(world, fault)(victim)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(HISTORIES)
 def test_the_wanted_workers_train_in_the_end_whatever_happened(history):
     world = World()
@@ -265,7 +265,7 @@ def test_the_wanted_workers_train_in_the_end_whatever_happened(history):
     assert world.status.phase == ("Suspended" if world.spec.suspend else "Running")
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(HISTORIES)
 def test_a_plan_that_was_executed_has_nothing_left_to_do(history):
     world = World()
@@ -310,6 +310,19 @@ def test_a_worker_that_does_not_leave_is_deleted_at_its_deadline():
     assert [d.why for d in world.operate().delete] == ["drain deadline passed"]
     world.operate()
     assert not world.status.restarts.infrastructure, "a worker that we deleted is not lost"
+
+
+def test_nobody_is_created_or_sent_away_while_scripts_end():
+    world = World()
+    world.settle()
+    world._end("job-3", Termination(outcome=Outcome.FINISHED, step=9))
+    world.spec = world.spec.model_copy(update={"replicas": 1})
+    made = world.operate()
+    assert (made.create, made.delete, made.leaving) == ((), (), frozenset()), "rank 0 may still save"
+    for name in ("job-1", "job-2"):
+        world._end(name, Termination(outcome=Outcome.FINISHED, step=9))
+    world.lose(world.pods["job-0"], "killed")
+    assert world.operate().create == (4,), "rank 0's worker was lost: another does what is missing"
 
 
 def test_an_ordinal_is_not_used_again_if_the_job_was_suspended_meanwhile():

@@ -8,7 +8,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from elastrain.api.job import CleanPodPolicy, Condition, ConditionType, GenerationStatus, JobStatus, RestartCounts
-from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Progress, Rescale, Target, Termination
+from elastrain.api.records import (
+    Generation,
+    GenerationMember,
+    Member,
+    Outcome,
+    Phase,
+    Progress,
+    Rescale,
+    Target,
+    Termination,
+)
 from elastrain_operator.model import Cause, Coordination, Ending, Loss, Pod
 from elastrain_operator.policy import clean, conditions, drain, news, progress, restarts, scale, targets, ttl, verdict
 from elastrain_operator.policy.conditions import Claim
@@ -141,12 +151,35 @@ def test_finished_job_keeps_the_pods_that_its_policy_says(policy, at_once, later
         assert {d.pod for d in gone} == expected
 
 
-def test_job_succeeds_if_progress_or_a_worker_says_finished():
+FINISHED = Termination(outcome=Outcome.FINISHED, step=9)
+
+
+def test_job_succeeds_if_progress_says_finished():
     finished = Progress(generation=1, world_size=1, members=1, step=9, finished=True)
-    assert verdict.success([], Coordination(progress=finished)).message == "training finished at step 9"
-    last_words = ended(0, Termination(outcome=Outcome.FINISHED, step=9))
-    assert verdict.success([last_words], None).message == "training finished at step 9"
-    assert verdict.success([ended(0, DRAINED), pod(1)], Coordination()) is None
+    assert verdict.success([pod(0)], Coordination(progress=finished)).message == "training finished at step 9"
+
+
+def test_job_succeeds_if_rank_0_s_worker_has_finished_and_not_before():
+    where = records("job-1", "job-0")
+    assert verdict.success([ended(0, FINISHED), pod(1)], where) is None, "rank 0 may still save"
+    assert verdict.success([pod(0), ended(1, FINISHED)], where).message == "training finished at step 9"
+
+
+def test_job_succeeds_without_etcd_only_if_all_have_finished():
+    assert verdict.success([ended(0, FINISHED), pod(1)], None) is None
+    assert verdict.success([ended(0, FINISHED), ended(1)], None) is None
+    assert verdict.success([ended(0, FINISHED), ended(1, FINISHED)], None).reason == "Finished"
+    assert verdict.success([], None) is None
+
+
+def test_job_is_finishing_while_workers_of_that_time_run():
+    done = ended(0, FINISHED)
+    assert verdict.finishing([done, pod(1)], None)
+    assert not verdict.finishing([ended(0), pod(1)], None)
+    assert not verdict.finishing([done], None), "rank 0's worker was lost: others have to do what is missing"
+    assert not verdict.finishing([done, dataclasses.replace(pod(2), created=NOW + seconds(1))], None)
+    said = Member(id="job-0", worker="job-0", address="a", phase=Phase.FINISHED)
+    assert verdict.finishing([pod(0)], Coordination(members=(said,)))
 
 
 def test_failure_quotes_the_newest_script_error():

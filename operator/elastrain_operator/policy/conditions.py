@@ -43,6 +43,8 @@ class Picture:
     """Set: etcd is not known."""
     has_checkpoints: bool
     suspended: bool
+    finishing: bool
+    """The training loop has ended, scripts are ending."""
     refusal: Refusal | None
     waits_until: datetime | None
     """The next worker is created then, after failures."""
@@ -123,6 +125,8 @@ def _pods_ready(p: Picture, now: datetime) -> Claim:
 
 def _obstacles(p: Picture, now: datetime) -> Iterator[tuple[str, str]]:
     """Why not as many workers train as are wanted, the best explanation first: reason and words."""
+    if p.finishing:
+        yield "Finishing", "the training loop has ended"
     missing = len(p.workers) < p.desired
     if p.refusal and missing:
         yield p.refusal.reason, p.refusal.message
@@ -160,6 +164,8 @@ def _running(p: Picture) -> Claim:
 def _rescaling(p: Picture) -> Claim:
     kind = ConditionType.RESCALING
     size = p.generation.size if p.generation else 0
+    if p.finishing:
+        return Claim(kind, "False", "Finishing", "the training loop has ended")
     if p.pending_generation is not None and size:
         return Claim(kind, "True", "Switching", f"generation {p.pending_generation} is being entered")
     if size and size != p.desired:

@@ -8,7 +8,9 @@ from elastrain.api.job import Condition, ConditionType, JobStatus
 from elastrain.api.records import Target
 from elastrain_operator.model import Loss, Notice, Severity
 
-_SELF_EXPLAINING = frozenset({"Starting", "AllTrain", "Draining", "Suspended", "BackingOff", "EtcdUnavailable"})
+_SELF_EXPLAINING = frozenset(
+    {"Starting", "Finishing", "AllTrain", "Draining", "Suspended", "BackingOff", "EtcdUnavailable"}
+)
 """Reasons of PodsReady that are part of normal life, or told by another condition."""
 _TOLD = 900
 """Most characters of a message in an event (the API takes 1024)."""
