@@ -52,9 +52,11 @@ class Recording:
 def run_result(recording: Recording, samples: Samples | None, own_account: dict[str, object]) -> RunResult:
     """The figures of one run."""
     by_node = lines_by_node(recording.lines)
+    undisturbed = undisturbed_steps(recording, by_node)
     return RunResult(
         start=start_seconds(recording, by_node),
-        step=step_seconds(recording, by_node),
+        step=statistics.median(undisturbed) if undisturbed else None,
+        longest_step=max(undisturbed, default=None),
         events=tuple(event_result(fired, by_node) for fired in recording.fired),
         samples=samples,
         rolled_back=rolled_back(recording.lines),
@@ -157,13 +159,12 @@ def start_seconds(recording: Recording, by_node: dict[int, list[Line]]) -> float
     return max(f[0] for f in firsts) - recording.began if all(firsts) else None
 
 
-def step_seconds(recording: Recording, by_node: dict[int, list[Line]]) -> float | None:
-    """Median time of a step of the first nodes before the first event."""
+def undisturbed_steps(recording: Recording, by_node: dict[int, list[Line]]) -> list[float]:
+    """Seconds of each step of the first nodes together before the first event."""
     end = recording.fired[0].at if recording.fired else float("inf")
     size, node = len(recording.nodes), recording.nodes[0]
     commits = [x.at for x in by_node.get(node, []) if x.kind == "commit" and x.world == size and x.at < end]
-    gaps = [b - a for a, b in pairwise(commits[WARM_UP_STEPS:])]
-    return statistics.median(gaps) if gaps else None
+    return [b - a for a, b in pairwise(commits[WARM_UP_STEPS:])]
 
 
 def lineage(lines: Iterable[Line]) -> dict[int, Line]:
@@ -228,6 +229,7 @@ def system_result(about: str, runs: Sequence[RunResult]) -> SystemResult:
         runs=tuple(runs),
         start=Spread.of(r.start for r in runs),
         step=Spread.of(r.step for r in runs),
+        longest_step=Spread.of(r.longest_step for r in runs),
         events=event_summaries(runs),
         samples_committed=sum(s.committed for s in samples),
         samples_lost=sum(s.lost for s in samples),

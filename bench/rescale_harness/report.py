@@ -67,7 +67,7 @@ def _event_row(label: str, system: str, event: EventSummary) -> tuple[str, ...]:
 
 def systems_table(report: Report) -> Table:
     """What each system is like without an event, and what became of the samples over all runs."""
-    header = ("system", "runs", "start s", "step ms", "samples committed", "lost", "repeated", "rolled back")
+    header = ("system", "runs", "start s", "step ms", "longest ms", "samples", "lost", "repeated", "rolled back")
     return Table(header, tuple(_system_row(name, system) for name, system in report.systems.items()))
 
 
@@ -77,6 +77,7 @@ def _system_row(name: str, system: SystemResult) -> tuple[str, ...]:
         str(len(system.runs)),
         seconds(system.start),
         milliseconds(system.step),
+        milliseconds(system.longest_step),
         f"{system.samples_committed:,}",
         str(system.samples_lost),
         str(system.samples_repeated),

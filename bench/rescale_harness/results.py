@@ -67,6 +67,8 @@ class RunResult(Model):
     """From the start of the nodes to the first step of all of them; None: they did not get there."""
     step: float | None
     """Median time of an undisturbed step, before the first event."""
+    longest_step: float | None
+    """The longest one of those: some of them save a checkpoint."""
     events: tuple[EventResult, ...]
     samples: Samples | None
     rolled_back: float
@@ -99,6 +101,7 @@ class SystemResult(Model):
     runs: tuple[RunResult, ...]
     start: Spread | None
     step: Spread | None
+    longest_step: Spread | None
     events: tuple[EventSummary, ...]
     samples_committed: int
     samples_lost: int

@@ -17,8 +17,8 @@ from rescale_harness.steplog import ENV_LOGS, ENV_NODE, StepLogs
 from rescale_harness.systems import MAX_NODES, System, base_environment
 
 START_NODES = 2
-BASELINE_STEPS = 20
-"""Steps before the first event: the undisturbed step time is measured on them."""
+BASELINE_STEPS = 50
+"""Steps before the first event. The undisturbed step is measured on them, checkpoints included."""
 SETTLED_STEPS = 8
 """Steps of every member at the new size, after which an event counts as over."""
 REST_SECONDS = 1.0

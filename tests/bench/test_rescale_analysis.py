@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rescale_harness import analysis
-from rescale_harness.analysis import Fired
+from rescale_harness.analysis import Fired, Recording
 from rescale_harness.results import EventResult, RunResult, Samples
 from rescale_harness.steplog import Line
 
@@ -170,6 +170,14 @@ def test_rolled_back_is_the_part_of_the_work_that_does_not_count() -> None:
     assert analysis.rolled_back(stream([(2, 5), (2, 3)], saved_every=3)) == pytest.approx(2 / 8)
 
 
+# ---- undisturbed ---------------------------------------------------------------------------------------------------
+def test_undisturbed_steps_are_those_of_all_first_nodes_after_the_start_and_before_the_first_event() -> None:
+    alone = [commit(t, step, world=1) for step, t in enumerate([1, 2])]
+    together = [commit(t, step) for step, t in enumerate([3, 5, 7, 8, 8.5, 9.75, 11])]
+    recording = Recording(0.0, (0, 1), (fired(),), [*alone, *together])
+    assert analysis.undisturbed_steps(recording, analysis.lines_by_node(recording.lines)) == [0.5, 1.25]
+
+
 # ---- over runs -----------------------------------------------------------------------------------------------------
 def run(stall: float, pause: float | None, *, recovered: bool = True) -> RunResult:
     event = EventResult(
@@ -177,7 +185,7 @@ def run(stall: float, pause: float | None, *, recovered: bool = True) -> RunResu
         redone=0, discarded=0, pids_changed=False,
     )  # fmt: skip
     samples = Samples(committed=10, lost=1, repeated=0)
-    return RunResult(start=1.0, step=0.1, events=(event,), samples=samples, rolled_back=0.0)
+    return RunResult(start=1.0, step=0.1, longest_step=0.2, events=(event,), samples=samples, rolled_back=0.0)
 
 
 def test_figures_are_min_median_and_max_over_the_runs_that_have_them() -> None:
