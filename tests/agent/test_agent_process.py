@@ -95,14 +95,15 @@ def record(client: EtcdClient, key: str, kind):
     return None if kv is None else kind.decode(kv.value)
 
 
-def test_members_train_together_and_one_drains_at_a_signal(start, wanted, eventually):
+def test_members_train_together_and_one_drains_at_a_signal(start, wanted, client, job_keys, eventually):
     wanted(2)
     a, b = start("a"), start("b")
     eventually(lambda: a.in_generation(1, 2) and b.in_generation(1, 2), what="both in one generation")
+    eventually(lambda: client.get(job_keys.progress), what="the first step")
     a.process.send_signal(signal.SIGTERM)
     code, last = a.ends()
     assert (code, last.outcome) == (0, Outcome.DRAINED)
-    assert last.step > 0
+    assert a.trail("adopted")[-1]["step"] == last.step
     eventually(lambda: b.in_generation(2, 1), what="b to train alone")
     assert not b.trail("abort"), "a leave is not a loss"
     assert len({n["pid"] for n in b.trail()}) == 1

@@ -18,6 +18,8 @@ from elastrain.agent.tether import tethered
 from elastrain.api import names
 
 TAIL_LINES = 50
+HELD_BYTES = 4096
+"""Of an unfinished line that is held back at most."""
 PIPE_SECONDS = 0.5
 """How long a dead rank's output is waited for; a grandchild that left its process group may hold the pipe open."""
 
@@ -146,32 +148,40 @@ def _kill_group(pid: int, signum: int) -> None:
 
 
 def _pump(child: _Child) -> None:
-    """Pass a rank's output through as it comes and remember its last lines."""
+    """Pass a rank's output through and remember its last lines."""
     out, err = child.process.stdout, child.process.stderr
     assert out is not None and err is not None
     with selectors.DefaultSelector() as selector, out, err:
-        selector.register(out, selectors.EVENT_READ, 1)
-        selector.register(err, selectors.EVENT_READ, 2)
-        partial: dict[int, bytes] = {1: b"", 2: b""}
+        selector.register(out, selectors.EVENT_READ, _Stream(1, child.tail))
+        selector.register(err, selectors.EVENT_READ, _Stream(2, child.tail))
         while selector.get_map():
             for key, _ in selector.select():
                 chunk = os.read(key.fd, 65536)
-                if chunk:
-                    _pass_on(key.data, chunk)
-                    *lines, partial[key.data] = (partial[key.data] + chunk).split(b"\n")
-                    child.tail.extend(_clean(line) for line in lines)
-                    partial[key.data] = partial[key.data][-4096:]
-                else:
+                key.data.feed(chunk)
+                if not chunk:
                     selector.unregister(key.fileobj)
-        child.tail.extend(_clean(rest) for rest in partial.values() if rest)
 
 
-def _clean(line: bytes) -> str:
-    """A line as a reader sees it: only what follows the last carriage return of a progress bar."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+class _Stream:
+    """One of a rank's two streams: whole lines go on, so that those of several ranks do not mix."""
 
+    def __init__(self, fd: int, tail: deque[str]) -> None:
+        self._fd = fd
+        self._tail = tail
+        self._held = b""
 
-def _pass_on(fd: int, chunk: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads our output any more: training goes on
-        while chunk:
-            chunk = chunk[os.write(fd, chunk) :]
+    def feed(self, chunk: bytes) -> None:
+        """Take what was read; empty: the stream has ended. A progress bar's carriage return ends a line, too."""
+        data = self._held + chunk
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if not chunk or len(data) - cut > HELD_BYTES:
+            cut = len(data)
+        self._held = data[cut:]
+        self._pass_on(data[:cut])
+        lines = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in data[:cut].split(b"\n"))
+        self._tail.extend(line.decode(errors="replace") for line in lines if line)
+
+    def _pass_on(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # nobody reads our output any more: training goes on
+            while data:
+                data = data[os.write(self._fd, data) :]

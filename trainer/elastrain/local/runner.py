@@ -103,6 +103,8 @@ class LocalJob:
     def __enter__(self) -> Self:
         for directory in (self.logs_dir, self.audit_dir, self._terminations):
             directory.mkdir(parents=True, exist_ok=True)
+        if self.spec.state_dir.parent.name == ".elastrain":
+            (self.spec.state_dir.parent / ".gitignore").write_text("*\n")
         self._start_etcd()
         try:
             self._client = EtcdClient(EtcdConfig.of(self._etcd.endpoint))
