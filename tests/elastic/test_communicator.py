@@ -25,7 +25,7 @@ def connect(world_size: int, number: int = 1) -> list[Communicator]:
     generation = Generation(number=number, members=members, reason="Test", leader="m0")
 
     def one(rank: int) -> Communicator:
-        return Communicator(of=generation, rank=rank, store=store.connect(generation), address="127.0.0.1")
+        return Communicator(of=generation, rank=rank, store=store.meet(generation, lambda: False), address="127.0.0.1")
 
     return each(one, range(world_size))
 

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from elastrain.api import names
 
-ENV_DRAIN_TIMEOUT = "ELASTRAIN_DRAIN_TIMEOUT"
 """Seconds from SIGTERM until ranks that still run are killed. Set it a few seconds below the pod's grace period."""
 
 
@@ -33,7 +32,7 @@ class Settings(BaseModel):
     nproc: Annotated[int, Field(alias=names.ENV_NPROC, ge=1, le=256)] = 1
     lease_ttl: Annotated[int, Field(alias=names.ENV_LEASE_TTL, ge=2)] = names.DEFAULT_LEASE_TTL
     termination_log: Path = Field(Path(names.DEFAULT_TERMINATION_LOG), alias=names.ENV_TERMINATION_LOG)
-    drain_timeout: Annotated[float, Field(alias=ENV_DRAIN_TIMEOUT, gt=0)] = 25.0
+    drain_timeout: Annotated[float, Field(alias=names.ENV_DRAIN_TIMEOUT, gt=0)] = 25.0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:

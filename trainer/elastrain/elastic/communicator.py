@@ -26,7 +26,7 @@ import torch.distributed as dist
 from elastrain.api.records import Generation
 
 CONNECT_TIMEOUT = timedelta(seconds=30)
-"""Bound of forming a group. A peer that is gone shows sooner, by a newer generation."""
+"""Bound of forming a group once all its ranks have met (:func:`elastrain.elastic.store.meet`)."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Bound of one collective, torch's own default. Lost peers do not wait for it: their generation is aborted."""
 

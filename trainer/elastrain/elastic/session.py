@@ -42,6 +42,7 @@ class Session:
         self._current: Communicator | None = None
         self._exit: str | None = None
         self._lost = False
+        self._closed = False
         self._local_rank = local_rank
         self._store: TCPStore | None = None
         self._link = AgentLink(socket_path, local_rank, self._on_message)
@@ -66,10 +67,13 @@ class Session:
         return int(self._store.port)
 
     def close(self) -> None:
+        """Let go of the agent and of every connection; call it last."""
         with self._changed:
-            connected, self._connected = list(self._connected.values()), {}
-        for communicator in connected:
-            communicator.abort("the rank ends")
+            self._closed = True
+            communicators = [*self._connected.values(), *([self._current] if self._current else [])]
+            self._connected = {}
+        for communicator in communicators:
+            communicator.close()
         self._link.close()
 
     # -- between steps -----------------------------------------------------------------------------------------------
@@ -146,7 +150,9 @@ class Session:
                         self._proposed[g.number] = g
                         if self._rank_in(g) is not None:
                             name = f"elastrain-connect-{g.number}"
-                            threading.Thread(target=self._connect, args=(g,), name=name, daemon=True).start()
+                            # Not a daemon thread: one that comes back from C++ into an interpreter that shuts down
+                            # would end the process by abort. It is called off when the session closes.
+                            threading.Thread(target=self._connect, args=(g,), name=name).start()
                 case Abort(generation=number, reason=reason):
                     self._aborted[number] = reason
                     for c in (self._current, self._connected.get(number)):
@@ -163,21 +169,31 @@ class Session:
         rank = self._rank_in(g)
         assert rank is not None
         try:
-            communicator = Communicator(of=g, rank=rank, store=store.connect(g), address=self.welcome.address)
-        except RuntimeError as e:  # torch's network errors are RuntimeErrors
-            error = first_line(e)
+            meeting = store.meet(g, lambda: self._called_off(g.number))
+            communicator = Communicator(of=g, rank=rank, store=meeting, address=self.welcome.address)
+        except store.CalledOff:
+            return
+        except (RuntimeError, TimeoutError) as e:  # torch's network errors are RuntimeErrors
+            if self._called_off(g.number):
+                return
+            log.warning("could not connect to a proposed generation", generation=g.number, error=first_line(e))
             with self._changed:
-                superseded = self._newest is not None and self._newest.number > g.number
-                self._failed[g.number] = error
+                self._failed[g.number] = first_line(e)
                 self._changed.notify_all()
-            if not superseded:  # a newer one came because a member of this one was lost: nothing to tell anybody
-                log.warning("could not connect to a proposed generation", generation=g.number, error=error)
             return
         with self._changed:
-            self._connected[g.number] = communicator
-            if g.number in self._aborted:
-                communicator.abort(self._aborted[g.number])
-            self._changed.notify_all()
+            if not self._closed:
+                self._connected[g.number] = communicator
+                if g.number in self._aborted:
+                    communicator.abort(self._aborted[g.number])
+                self._changed.notify_all()
+                return
+        communicator.close()
+
+    def _called_off(self, number: int) -> bool:
+        """Whether nobody needs a connection to this proposal any more."""
+        with self._changed:
+            return self._closed or self._lost or (self._newest is not None and self._newest.number > number)
 
     # -- under the lock ----------------------------------------------------------------------------------------------
     def _rank_in(self, g: Generation) -> int | None:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from elastrain.api.records import Generation
 
-_STORE_TIMEOUT = timedelta(seconds=30)
-"""Bound of every single store operation."""
+OPERATION_TIMEOUT = timedelta(seconds=30)
+"""Bound of a single operation on a store that answers."""
+MEETING_TIMEOUT = 60.0
+"""Seconds until a rank gives up on peers that do not come. Those that are lost show sooner, by a newer generation."""
+_SLICE = timedelta(seconds=0.5)
+"""A wait is cut into pieces of this length, between which it can be called off."""
+_REACH_TIMEOUT = timedelta(seconds=5)
+"""Bound of one attempt to connect to a store; torch cannot be called off in it."""
+
+
+class CalledOff(Exception):
+    """The wait was ended by the caller's own wish."""
 
 
 def serve(address: str) -> dist.TCPStore:
@@ -19,17 +31,44 @@ def serve(address: str) -> dist.TCPStore:
     uses it, so nobody has to agree on a port in the middle of a rescale.
     """
     # torch binds to all interfaces; the host name is only what this process itself connects to.
-    return dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+    return dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=OPERATION_TIMEOUT)
 
 
-def connect(generation: Generation, timeout: timedelta = _STORE_TIMEOUT) -> dist.Store:
-    """A client of the generation's store that sees only this generation's keys.
+def meet(generation: Generation, called_off: Callable[[], bool]) -> dist.Store:
+    """Wait for all ranks of ``generation`` at its store, and return a client that sees only this generation's keys.
 
-    Each generation gets a connection of its own, so that a slow connect of one never holds up another.
-    Raises ``ValueError`` for an empty generation and torch's ``DistNetworkError`` when the store cannot be reached.
+    A client of its own for each generation, so that a slow one never holds up another. Everything that may take long
+    is waited for here, in pieces: the group that is made next blocks inside torch and cannot be called off.
+    Raises :class:`CalledOff`, ``TimeoutError`` naming what was waited for, and torch's network errors
+    (``RuntimeError``) when the store breaks off.
     """
+    end = time.monotonic() + MEETING_TIMEOUT
+    store = dist.PrefixStore(f"generation/{generation.number}", _reach(generation, called_off, end))
+    if store.add("arrived", 1) == generation.world_size:
+        store.set("complete", "1")
+    while not called_off():
+        try:
+            store.wait(["complete"], _SLICE)
+        except dist.DistStoreError as e:
+            if time.monotonic() > end:
+                missing = f"{store.add('arrived', 0)} of {generation.world_size} ranks have come"
+                raise TimeoutError(f"generation {generation.number}: {missing} within {MEETING_TIMEOUT:g} s") from e
+        else:
+            return store
+    raise CalledOff
+
+
+def _reach(generation: Generation, called_off: Callable[[], bool], end: float) -> dist.TCPStore:
     at = generation.store
-    if at is None:
-        raise ValueError(f"generation {generation.number} is empty and has no store")
-    store = dist.TCPStore(at[0], at[1], is_master=False, wait_for_workers=False, timeout=timeout)
-    return dist.PrefixStore(f"generation/{generation.number}", store)
+    assert at is not None, "an empty generation has no store"
+    while not called_off():
+        try:
+            store = dist.TCPStore(at[0], at[1], is_master=False, wait_for_workers=False, timeout=_REACH_TIMEOUT)
+        except dist.DistError as e:
+            if time.monotonic() > end:
+                host = generation.members[0].worker
+                raise TimeoutError(f"generation {generation.number}: no store at {at[0]}:{at[1]} ({host})") from e
+        else:
+            store.set_timeout(OPERATION_TIMEOUT)
+            return store
+    raise CalledOff

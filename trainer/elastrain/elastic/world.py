@@ -53,7 +53,6 @@ class World:
         self._saver = Saver(volume, spec) if volume and spec else None
         self._reporter = Reporter()
         self._place = (0, 0, 1)
-        self._since = clock()
         self._order: Order | None = None
         self._total: int | None = None
 
@@ -153,9 +152,8 @@ class World:
 
     def _enter(self, generation: Generation, communicator: Communicator, began: float) -> None:
         entered, before, previous = self._clock(), self.step, self.communicator
-        had_state = self._has_state
         try:
-            self._synchronise(communicator)
+            from_size = self._synchronise(communicator)
         except GenerationBroken as e:
             if previous is not None:
                 self._leave()
@@ -166,7 +164,6 @@ class World:
         self._leave()  # only now: after the exchange above no peer is still receiving the old generation's last step
         assert self.model is not None
         self.model.attach(communicator)
-        from_size = self._place[2] if had_state else 0
         self.communicator, self._generation = communicator, generation
         self._number = generation.number
         self._place = (generation.number, communicator.rank, communicator.world_size)
@@ -179,7 +176,7 @@ class World:
                 from_size=from_size,
                 step=self.step,
                 lost_steps=max(0, before - self.step),
-                since=last if last is not None else self._since,
+                since=last if last is not None else entered,  # a joiner cannot know how long the others have paused
                 entered=now,
                 phases={
                     "wait": round(entered - began, 4),
@@ -214,9 +211,12 @@ class World:
         self._session.send(Report(progress=progress))
 
     # -- state -------------------------------------------------------------------------------------------------------
-    def _synchronise(self, communicator: Communicator) -> None:
-        """Make all ranks equal to the furthest one; nothing moves where they are. Raises ``GenerationBroken``."""
-        table = communicator.all_gather_ints([self.step if self._has_state else -1])
+    def _synchronise(self, communicator: Communicator) -> int:
+        """Make all ranks equal to the furthest one; nothing moves where they are.
+
+        Returns the world size that the furthest one comes from, 0 if nobody has trained. Raises ``GenerationBroken``.
+        """
+        table = communicator.all_gather_ints([self.step, self._place[2]] if self._has_state else [-1, 0])
         steps = [row[0] for row in table]
         furthest = max(steps)
         if furthest < 0:
@@ -225,8 +225,9 @@ class World:
             source, behind = 0, True
         else:
             source, behind = steps.index(furthest), min(steps) < furthest
+        previous_size = table[source][1]
         if not behind:
-            return
+            return previous_size
         if communicator.rank == source:
             state.send(self._tree(), communicator)
         else:
@@ -234,6 +235,7 @@ class World:
             if steps[communicator.rank] < furthest or furthest < 0:
                 self._load(tree)
         self._has_state = True
+        return previous_size
 
     def _cold_start(self, generation: int) -> None:
         """No rank holds state: continue from the newest checkpoint that can be read, or begin with this rank's own."""

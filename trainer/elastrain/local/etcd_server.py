@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+from elastrain.agent.tether import tethered
+
 ENV_ETCD_BINARY = "ELASTRAIN_ETCD"
 ENV_CACHE = "ELASTRAIN_CACHE"
 MINIMUM_VERSION = (3, 4)
@@ -100,7 +102,10 @@ class EtcdServer:
         self.close()
 
     def start(self, timeout: float = 20.0) -> None:
-        """Start it and wait until it serves. Raises ``RuntimeError`` with the end of its log if it does not."""
+        """Start it and wait until it serves; it dies with the calling thread, whatever ends that.
+
+        Raises ``RuntimeError`` with the end of its log if it does not serve in time.
+        """
         if self.pid is not None:
             return
         client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
@@ -118,7 +123,12 @@ class EtcdServer:
         with self.log_path.open("ab") as log:
             # A session of its own: Ctrl-C in a terminal is for the job, which needs etcd to drain.
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+                tethered(command, signal.SIGKILL),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
             )
         self._await_healthy(timeout)
 
