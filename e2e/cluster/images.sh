@@ -47,10 +47,11 @@ named() {
 
 # load IMAGE NODE...: onto those of the nodes that do not have it.
 load() {
-    local image=$1 node missing=()
+    local image=$1 node present missing=()
     shift
     for node in "$@"; do
-        docker exec "$node" ctr -n k8s.io images ls -q | grep -qx "docker.io/$image" || missing+=("$node")
+        present=$(docker exec "$node" ctr -n k8s.io images ls -q)
+        grep -qx "docker.io/$image" <<<"$present" || missing+=("$node")
     done
     [ ${#missing[@]} = 0 ] && return
     timed "load $(basename "${image%:*}") onto $(IFS=,; echo "${missing[*]#"$CLUSTER"-}")" \
@@ -83,7 +84,7 @@ main() {
     load "$operator" "$CLUSTER-control-plane"
     load "$etcd" "$CLUSTER-control-plane"
     load "$trainer" "$CLUSTER-worker" "$CLUSTER-worker2"
-    docker image prune -f >/dev/null
+    docker image prune -f --filter until=24h >/dev/null # younger ones are stages that the next build takes up again
     printf '%s=%s\n' OPERATOR_IMAGE "$operator" TRAINER_IMAGE "$trainer" ETCD_IMAGE "$etcd" >"$CACHE/$CLUSTER-images.env"
 }
 

@@ -1,0 +1,60 @@
+"""The example's own manifest, changed only where a cluster of this size asks for it."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import yaml
+
+from harness.commands import CACHE, CLUSTER, ROOT
+
+EXAMPLE: dict[str, Any] = yaml.safe_load((ROOT / "examples/01-digits/job.yaml").read_text())
+STEPS_PER_EPOCH = 23
+FOREVER = 100_000
+"""Epochs of a job that is not meant to end by itself."""
+
+
+def images() -> dict[str, str]:
+    """Names of the images that ``e2e/cluster/images.sh`` has put onto the nodes."""
+    lines = (CACHE / f"{CLUSTER}-images.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+def digits(
+    name: str, *, epochs: int = FOREVER, step_seconds: float = 0.05, command: list[str] | None = None, **spec: Any
+) -> dict[str, Any]:
+    """examples/01-digits/job.yaml with our image, one GPU a worker, and the namespace's claim as its volume.
+
+    ``spec`` replaces fields of the job's spec.
+    """
+    manifest = deepcopy(EXAMPLE)
+    manifest["metadata"]["name"] = name
+    manifest["spec"] |= spec
+    pod = manifest["spec"]["template"]["spec"]
+    trainer = pod["containers"][0]
+    trainer["image"] = images()["TRAINER_IMAGE"]
+    trainer["resources"]["limits"] = {"nvidia.com/gpu": "1"}
+    values = {"EPOCHS": str(epochs), "STEP_SECONDS": str(step_seconds)}
+    trainer["env"] = [{**e, "value": values.get(e["name"], e["value"])} for e in trainer["env"]]
+    trainer["env"].append({"name": "ELASTRAIN_AUDIT_DIR", "value": "/audit"})
+    trainer["volumeMounts"] = [
+        {"name": "checkpoints", "mountPath": "/checkpoints", "subPath": "checkpoints"},
+        {"name": "checkpoints", "mountPath": "/audit", "subPath": "audit"},
+    ]
+    if command:
+        trainer["command"] = command
+    pod["volumes"] = [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": "shared"}}]
+    pod["affinity"] = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_APART]}}
+    pod["terminationGracePeriodSeconds"] = 15
+    return manifest
+
+
+_APART = {
+    "weight": 100,
+    "podAffinityTerm": {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {"app.kubernetes.io/managed-by": "elastrain"}},
+    },
+}
+"""Workers prefer nodes of their own, so that a stopped node does not take all of them."""

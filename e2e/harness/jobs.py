@@ -1,0 +1,142 @@
+"""A job as its user sees it: through ``kubectl``, the logs of its pods and its audit log."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.commands import SHARED, eventually, kubectl, kubectl_json, run
+
+RESOURCE = "elastictrainingjobs"
+START = 120.0
+"""Seconds for a worker to be scheduled, to import torch on a busy machine and to train."""
+RESCALE = 90.0
+
+
+@dataclass
+class Job:
+    """One ElasticTrainingJob in a namespace of its own, whose volume is a folder on this machine."""
+
+    namespace: str
+    name: str
+
+    @property
+    def volume(self) -> Path:
+        """The job's shared volume, as this machine sees it."""
+        return SHARED / self.namespace
+
+    # ---- what a user does -------------------------------------------------------------------------------------------
+    def apply(self, manifest: dict[str, Any]) -> None:
+        kubectl("apply", "-n", self.namespace, "-f", "-", text=json.dumps(manifest))
+
+    def scale(self, replicas: int) -> None:
+        kubectl("scale", "-n", self.namespace, f"etj/{self.name}", f"--replicas={replicas}")
+
+    def patch(self, **spec: Any) -> None:
+        change = json.dumps({"spec": spec})
+        kubectl("patch", "-n", self.namespace, f"etj/{self.name}", "--type=merge", "-p", change)
+
+    # ---- what a user reads ------------------------------------------------------------------------------------------
+    @property
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = kubectl_json("get", "-n", self.namespace, RESOURCE, self.name).get("status", {})
+        return status
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """The condition of that type; an empty one if there is none."""
+        return next((c for c in self.status.get("conditions", []) if c["type"] == kind), {})
+
+    def holds(self, kind: str, status: str = "True") -> bool:
+        return bool(self.condition(kind).get("status") == status)
+
+    @property
+    def step(self) -> int:
+        return int(self.status.get("step") or 0)
+
+    @property
+    def events(self) -> list[tuple[str, str]]:
+        """Reason and message of the job's events, oldest first."""
+        selector = f"involvedObject.kind=ElasticTrainingJob,involvedObject.name={self.name}"
+        items = kubectl_json("get", "events", "-n", self.namespace, f"--field-selector={selector}")["items"]
+        items.sort(key=lambda e: e.get("lastTimestamp") or e.get("eventTime") or "")
+        return [(e["reason"], e["message"]) for e in items]
+
+    @property
+    def pods(self) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = kubectl_json(
+            "get", "pods", "-n", self.namespace, "-l", f"elastrain.dev/job={self.name}"
+        )["items"]
+        return items
+
+    @property
+    def workers(self) -> dict[str, str]:
+        """UID by name of the pods that run and are not being deleted."""
+        return {
+            p["metadata"]["name"]: p["metadata"]["uid"]
+            for p in self.pods
+            if p["status"].get("phase") == "Running" and "deletionTimestamp" not in p["metadata"]
+        }
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """Node by name of the pods that are bound to one."""
+        return {p["metadata"]["name"]: p["spec"]["nodeName"] for p in self.pods if "nodeName" in p["spec"]}
+
+    def logs(self, pod: str) -> str:
+        return kubectl("logs", "-n", self.namespace, pod, "-c", "trainer")
+
+    # ---- waits ------------------------------------------------------------------------------------------------------
+    def wait_size(self, workers: int, timeout: float = START) -> dict[str, str]:
+        """Until a generation of so many workers trains; returns them, UID by name."""
+
+        def trains() -> bool:
+            status = self.status
+            return (
+                status.get("readyReplicas") == workers
+                and status.get("generation", {}).get("size") == workers
+                and len(self.workers) == workers
+            )
+
+        eventually(f"{workers} workers of {self.name} train", trains, timeout, self.summary)
+        return self.workers
+
+    def wait_steps(self, more: int, timeout: float = 60) -> int:
+        """Until so many more steps are committed than now; returns the step."""
+        goal = self.step + more
+        eventually(f"{self.name} has committed step {goal}", lambda: self.step >= goal, timeout, self.summary)
+        return self.step
+
+    def wait_condition(self, kind: str, status: str = "True", timeout: float = 60) -> dict[str, Any]:
+        eventually(f"condition {kind}={status}", lambda: self.holds(kind, status), timeout, self.summary)
+        return self.condition(kind)
+
+    def summary(self) -> str:
+        pods = [f"{p['metadata']['name']} {p['status'].get('phase')} on {p['spec'].get('nodeName')}" for p in self.pods]
+        return json.dumps({"status": self.status, "pods": pods, "events": self.events}, indent=1)
+
+
+class Audit:
+    """The verdict of ``elastrain audit`` on the samples that a job consumed."""
+
+    @staticmethod
+    def of(job: Job) -> dict[str, Any]:
+        """What the command says now; raises :class:`CommandFailed` if a sample was lost or repeated."""
+        verdict: dict[str, Any] = json.loads(run("elastrain", "audit", "--json", str(job.volume / "audit")).stdout)
+        return verdict
+
+    @staticmethod
+    def at_the_end_of(job: Job) -> dict[str, Any]:
+        """The same, after the job was deleted and all its pods have ended."""
+        kubectl("delete", "-n", job.namespace, f"etj/{job.name}", "--wait", "--timeout=60s")
+        eventually("all pods are gone", lambda: not job.pods, 60)
+        return Audit.of(job)
+
+    @staticmethod
+    def clear(job: Job) -> None:
+        """Forget what an earlier job of the same namespace wrote."""
+        for folder in ("audit", "checkpoints"):
+            for entry in (job.volume / folder).iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
