@@ -44,7 +44,7 @@ Examples:
 Figures, as min / median / max over the runs (exact definitions: docs/benchmarks.md):
   stall      longest time between two committed steps of a survivor
   pause      from the event to the first step at the new size on every member
-  redone     committed steps that a survivor was rolled back by
+  redone     committed steps that the job was rolled back by
   discarded  steps that a survivor began and threw away before they were committed
 
 \b

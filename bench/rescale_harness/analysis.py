@@ -78,6 +78,7 @@ def lines_by_node(lines: Iterable[Line]) -> dict[int, list[Line]]:
 def event_result(fired: Fired, by_node: dict[int, list[Line]]) -> EventResult:
     """What ``fired`` cost."""
     survivors = [by_node.get(node, []) for node in fired.survivors]
+    everybody = [line for lines in by_node.values() for line in lines]
     return EventResult(
         label=fired.label,
         from_size=fired.from_size,
@@ -85,7 +86,7 @@ def event_result(fired: Fired, by_node: dict[int, list[Line]]) -> EventResult:
         recovered=fired.recovered,
         stall=max((stall(lines, fired) for lines in survivors), default=0.0),
         pause=pause(fired, by_node) if fired.recovered else None,
-        redone=max((redone(lines, fired) for lines in survivors), default=0),
+        redone=redone(everybody, fired),
         discarded=max((discarded(lines, fired) for lines in survivors), default=0),
         pids_changed=any(pids_changed(lines, fired) for lines in survivors),
     )
@@ -124,10 +125,23 @@ def stall(lines: Sequence[Line], fired: Fired) -> float:
     return max((b - a for a, b in pairwise(window)), default=0.0)
 
 
-def redone(lines: Sequence[Line], fired: Fired) -> int:
-    """Committed steps that a survivor was rolled back by. ``lines``: of that node."""
-    commits = [x for x in lines if x.kind == "commit" and x.at <= fired.until]
-    return sum(max(0, a.step - b.step + 1) for a, b in pairwise(commits) if b.at > fired.at)
+def redone(lines: Iterable[Line], fired: Fired) -> int:
+    """Committed steps that the job was rolled back by. ``lines``: of all nodes.
+
+    No rank begins a step before all have committed the one before it. So the steps of an undisturbed history never
+    fall, in order of time over all nodes, and no node commits one twice.
+    """
+    count, newest = 0, 0
+    nodes: set[int] = set()  # that have committed the newest step
+    for x in sorted((x for x in lines if x.kind == "commit" and x.at <= fired.until), key=lambda x: x.at):
+        back = x.step < newest or (x.step == newest and x.node in nodes)
+        if back and x.at > fired.at:
+            count += newest - x.step + 1
+        if back or x.step > newest:
+            nodes = set()
+        newest = x.step
+        nodes.add(x.node)
+    return count
 
 
 def discarded(lines: Sequence[Line], fired: Fired) -> int:

@@ -194,5 +194,6 @@ class Terminal:
         size = f"{event.label} {event.from_size}→{event.to_size}"
         how = "" if event.pause is None else f", pause {event.pause:.2f} s"
         end = f"stall {event.stall:.2f} s{how}, {event.redone} redone, {event.discarded} discarded"
+        end += ", survivors' pids changed" if event.pids_changed else ""
         failed = "" if event.recovered else "NOT RECOVERED; "
         self._console.print(f"  {size:16} {failed}{end}", highlight=False)

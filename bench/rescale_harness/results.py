@@ -43,7 +43,7 @@ class EventResult(Model):
     pause: float | None
     """From the event to the first step at the new size on every member; None if not recovered."""
     redone: int
-    """Committed steps that a survivor rolled back and did again, the worst survivor's."""
+    """Committed steps that the job was rolled back by, and did again."""
     discarded: int
     """Steps that a survivor began and threw away before they were committed, the worst survivor's."""
     pids_changed: bool

@@ -153,10 +153,10 @@ class Run:
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
     def _await(self, what: str, condition: Callable[[], bool]) -> bool:
-        """False if ``condition`` did not hold within the limit, or all nodes have ended."""
+        """False if ``condition`` did not hold within the limit, or a node that should run has ended."""
         self._watcher.waiting(what)
         end = time.monotonic() + self._limit
-        while time.monotonic() < end and any(self._processes.runs(_name(n)) for n in self._nodes):
+        while time.monotonic() < end and all(self._processes.runs(_name(n)) for n in self._nodes):
             if condition():
                 return True
             time.sleep(POLL_SECONDS)

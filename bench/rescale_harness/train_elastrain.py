@@ -16,7 +16,6 @@ def main() -> None:
         net, optimizer = workload.build()
         model = job.wrap(net)
         job.track(optimizer=optimizer)
-        job.on_commit(lambda: log.commit(job.step, world=job.world_size, rank=job.rank))
         loader = job.dataloader(workload.data(), global_batch_size=workload.GLOBAL_BATCH)
         for i, (inputs, labels) in enumerate(job.steps(loader, epochs=EPOCHS)):
             if i > 0:  # the first execution in a process is a warm-up and no step
@@ -24,6 +23,8 @@ def main() -> None:
             optimizer.zero_grad()
             job.backward(workload.loss(model, inputs, labels))
             optimizer.step()
+            if job.committed:
+                log.commit(job.step + 1, world=job.world_size, rank=job.rank)
 
 
 if __name__ == "__main__":

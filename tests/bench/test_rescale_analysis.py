@@ -80,13 +80,23 @@ def test_a_last_step_of_the_old_world_does_not_end_the_pause_if_a_killed_rank_co
 
 
 # ---- redone and discarded --------------------------------------------------------------------------------------------
-def test_redone_counts_the_steps_that_a_survivor_was_rolled_back_by() -> None:
-    lines = [commit(8, 6), commit(9, 7), commit(12, 5), commit(13, 6)]
+def test_redone_counts_the_steps_that_the_job_was_rolled_back_by() -> None:
+    lines = [commit(8, 6), commit(9, 7), commit(12, 5), commit(12.1, 5, node=1), commit(13, 6)]
     assert result(fired(), *lines).redone == 3
 
 
+def test_steps_are_redone_also_if_only_a_newcomer_does_them_and_survivors_join_it_later() -> None:
+    lines = [commit(9, 80), commit(9.1, 80, node=1), commit(12, 61, node=2), commit(13, 62, node=2), commit(14, 63)]
+    assert result(fired(), *lines).redone == 20
+
+
+def test_a_single_step_is_redone_if_a_node_commits_it_twice() -> None:
+    assert result(fired(), commit(9, 7), commit(9.1, 7, node=1), commit(12, 7), commit(13, 8)).redone == 1
+
+
 def test_nothing_is_redone_if_steps_go_on() -> None:
-    assert result(fired(), commit(9, 7), commit(11, 8), commit(12, 9)).redone == 0
+    lines = [commit(9 + i + node / 10, 7 + i, node=node) for i in range(3) for node in range(2)]
+    assert result(fired(), *lines).redone == 0
 
 
 def test_a_step_that_is_begun_twice_was_discarded_once() -> None:
