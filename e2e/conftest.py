@@ -87,7 +87,7 @@ def submit(namespace: str) -> Submit:
 
 def _remove(namespace: str) -> None:
     kubectl("delete", "namespace", namespace, "--wait", "--timeout=90s", "--ignore-not-found", timeout=120)
-    kubectl("delete", "persistentvolume", namespace, "--wait=false", "--ignore-not-found")
+    kubectl("delete", "persistentvolume", namespace, "--wait", "--timeout=30s", "--ignore-not-found")
     shutil.rmtree(SHARED / namespace, ignore_errors=True)
 
 

@@ -52,9 +52,8 @@ def test_the_model_is_that_of_a_fixed_size_run_if_the_job_is_scaled_up_and_down(
     assert (audit["epochs"], audit["lost"], audit["repeated"], audit["redone"]) == (EPOCHS, 0, 0, 0)
     assert all(len(audit["pids"][worker]) == 1 for worker in grown), "a rank's process was replaced"
     assert abs(accuracy(job) - expected) <= 5 / 360, "the model is another one than that of the fixed size"
-    told = [reason for reason, _ in job.events]
-    assert {"TargetSet", "Scaling", "Draining", "Rescaled", "Succeeded"} <= set(told)
-    assert told.count("Rescaled") >= 2
+    assert {"TargetSet", "Scaling", "Draining", "Rescaled", "Succeeded"} <= set(job.reasons)
+    assert job.reasons.count("Rescaled") >= 2
     row = kubectl("get", "etj", "-n", job.namespace, job.name, "--no-headers").split()
     assert row[:2] == [job.name, "Succeeded"]
 

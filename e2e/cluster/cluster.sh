@@ -54,14 +54,17 @@ usable() {
 up() {
     local image
     "$HERE/engine.sh" up
-    "$HERE/build.sh" kind kubectl
+    "$HERE/build.sh" kind kubectl helm
     image=$("$HERE/node-image.sh")
     usable "$image" || timed "create the cluster" create "$image"
     timed "all nodes ready" kubectl wait --for=condition=Ready nodes --all --timeout=120s
     echo "export KUBECONFIG=$KUBECONFIG PATH=$BIN:\$PATH"
 }
 
-down() { kind delete cluster --name "$CLUSTER"; }
+down() {
+    [ -x "$BIN/kind" ] || return 0 # then no cluster of ours was ever made
+    kind delete cluster --name "$CLUSTER"
+}
 
 case ${1:-} in
 up | down) "$1" ;;

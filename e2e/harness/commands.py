@@ -59,7 +59,7 @@ def helm(*arguments: str, text: str | None = None) -> str:
 
 
 def eventually(what: str, probe: Callable[[], T], timeout: float = 60, shown: Callable[[], object] | None = None) -> T:
-    """The first true value of ``probe``, asked twice a second.
+    """The first true value of ``probe``, asked once a second.
 
     Raises ``AssertionError`` after ``timeout`` seconds, with ``what`` was waited for and what ``shown`` says then.
     A failing command counts as "not yet" (the API server may just be restarting); the last one's words are shown.
@@ -72,5 +72,5 @@ def eventually(what: str, probe: Callable[[], T], timeout: float = 60, shown: Ca
             last = ""
         except CommandFailed as failure:
             last = str(failure)
-        time.sleep(0.5)
+        time.sleep(1)
     raise AssertionError(f"not within {timeout:g} s: {what}\n{last}\n{shown() if shown else ''}")

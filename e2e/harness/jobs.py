@@ -65,6 +65,11 @@ class Job:
         return [(e["reason"], e["message"]) for e in items]
 
     @property
+    def reasons(self) -> list[str]:
+        """Of its events."""
+        return [reason for reason, _ in self.events]
+
+    @property
     def pods(self) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = kubectl_json(
             "get", "pods", "-n", self.namespace, "-l", f"elastrain.dev/job={self.name}"
