@@ -59,7 +59,8 @@ def test_a_condition_names_the_image_if_it_does_not_exist(submit: Submit) -> Non
         job.summary,
     )
     assert job.holds("PodsReady", "False")
-    assert job.condition("PodsReady")["reason"] in ("ErrImagePull", "ImagePullBackOff")
+    assert job.condition("PodsReady")["reason"] == "ImagePullFailed"
+    assert "ImagePullFailed" in job.reasons
     assert not job.holds("Failed")
 
 
