@@ -49,7 +49,8 @@ def test_every_rank_gets_the_values_of_all(pair) -> None:
     assert each(lambda c: c.all_gather_ints([c.rank, 7]), pair) == [[[0, 7], [1, 7]]] * 2
 
 
-def test_state_arrives_equal_if_it_takes_several_buckets(pair, monkeypatch) -> None:
+@pytest.mark.parametrize("receivers", [[1], [1, 2]])
+def test_state_arrives_equal_if_it_takes_several_buckets(receivers, monkeypatch) -> None:
     monkeypatch.setattr(state, "BUCKET_BYTES", 100)
     tree = {
         "weights": torch.randn(7, 11, dtype=torch.float64),
@@ -60,11 +61,18 @@ def test_state_arrives_equal_if_it_takes_several_buckets(pair, monkeypatch) -> N
         "strided": torch.arange(12).reshape(3, 4).T,
         "nested": {0: [1, "two", None, (3.0, torch.tensor([4]))]},
     }
-    _, received = each(lambda c: state.send(tree, c) if c.rank == 0 else state.receive(c, 0), pair)
-    flat, expected = torch.utils._pytree.tree_leaves(received), torch.utils._pytree.tree_leaves(tree)
-    for a, b in zip(flat, expected, strict=True):
-        assert torch.equal(a, b) and a.dtype == b.dtype if isinstance(b, torch.Tensor) else a == b
-    assert received["nested"].keys() == {0}
+    ranks = connect(3)
+    received = each(lambda c: state.transfer(lambda: tree, c, source=0, receivers=receivers), ranks)
+    expected = torch.utils._pytree.tree_leaves(tree)
+    for rank, got in enumerate(received):
+        if rank not in receivers:
+            assert got is None
+            continue
+        for a, b in zip(torch.utils._pytree.tree_leaves(got), expected, strict=True):
+            assert torch.equal(a, b) and a.dtype == b.dtype if isinstance(b, torch.Tensor) else a == b
+        assert got["nested"].keys() == {0}
+    for c in ranks:
+        c.close()
 
 
 def test_a_blocked_collective_ends_at_once_on_both_sides_if_one_rank_aborts(pair) -> None:

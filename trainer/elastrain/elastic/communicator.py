@@ -134,6 +134,16 @@ class Communicator:
         with self.guard():
             self.group.broadcast(tensor, source).wait()
 
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Give ``tensor`` (contiguous, CPU) to rank ``to``, which calls :meth:`receive` for one of the same shape."""
+        with self.guard():
+            self.group.send([tensor], to, 0).wait()
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """Fill ``tensor`` (contiguous, CPU) with what rank ``source`` sends."""
+        with self.guard():
+            self.group.recv([tensor], source, 0).wait()
+
     def barrier(self) -> None:
         self.all_gather_ints([self.rank])
 

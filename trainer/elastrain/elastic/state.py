@@ -7,7 +7,7 @@ buckets of raw bytes, and the rest (structure, numbers, strings), which travels 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,34 +52,54 @@ def restore(tracked: dict[str, Stateful], state: dict[str, Any]) -> None:
         obj.load_state_dict(state[name])
 
 
-def send(tree: Any, communicator: Communicator) -> None:
-    """Broadcast ``tree`` from this rank to all others, which call :func:`receive`. Raises ``GenerationBroken``."""
+def transfer(tree: Callable[[], Any], communicator: Communicator, source: int, receivers: Sequence[int]) -> Any:
+    """Bring the tree of rank ``source`` to ``receivers``, and return it there; called by all ranks alike.
+
+    One receiver is served directly, and the other ranks go on at once; several are served by a broadcast, in which all
+    ranks take part. Returns None on ranks that receive nothing. Raises ``GenerationBroken``.
+    """
+    rank = communicator.rank
+    if len(receivers) == 1:
+        receiver = receivers[0]
+        if rank == source:
+            _send(tree(), lambda t: communicator.send(t, receiver))
+        elif rank == receiver:
+            return _receive(lambda t: communicator.receive(t, source))
+        return None
+    if rank == source:
+        _send(tree(), lambda t: communicator.broadcast(t, source))
+        return None
+    received = _receive(lambda t: communicator.broadcast(t, source))
+    return received if rank in receivers else None
+
+
+def _send(tree: Any, give: Callable[[torch.Tensor], None]) -> None:
     tensors = [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     header = pickle.dumps(_pytree.tree_map(_slot, tree))
-    communicator.broadcast(torch.tensor([len(header)]), communicator.rank)
-    communicator.broadcast(torch.frombuffer(bytearray(header), dtype=torch.uint8), communicator.rank)
+    give(torch.tensor([len(header)]))
+    give(torch.frombuffer(bytearray(header), dtype=torch.uint8))
     buffer = torch.empty(BUCKET_BYTES, dtype=torch.uint8)
     for bucket in _buckets([t.numel() * t.element_size() for t in tensors]):
         filled = 0
         for index, start, length in bucket:
             buffer[filled : filled + length] = _bytes(tensors[index].detach().cpu())[start : start + length]
             filled += length
-        communicator.broadcast(buffer[:filled], communicator.rank)
+        give(buffer[:filled])
 
 
-def receive(communicator: Communicator, source: int) -> Any:
-    """The tree that rank ``source`` sends. Tensors come on the CPU. Raises ``GenerationBroken``."""
+def _receive(take: Callable[[torch.Tensor], None]) -> Any:
+    """A tree from :func:`_send`; tensors on the CPU."""
     size = torch.zeros(1, dtype=torch.int64)
-    communicator.broadcast(size, source)
+    take(size)
     header = torch.empty(int(size), dtype=torch.uint8)
-    communicator.broadcast(header, source)
+    take(header)
     tree = pickle.loads(header.numpy().tobytes())  # noqa: S301 - from a rank of the same job
     tree = _pytree.tree_map(lambda x: torch.empty(x.shape, dtype=x.dtype) if isinstance(x, _Slot) else x, tree)
     flat = [_bytes(leaf) for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     buffer = torch.empty(BUCKET_BYTES, dtype=torch.uint8)
     for bucket in _buckets([len(t) for t in flat]):
         view = buffer[: sum(length for _, _, length in bucket)]
-        communicator.broadcast(view, source)
+        take(view)
         taken = 0
         for index, start, length in bucket:
             flat[index][start : start + length] = view[taken : taken + length]

@@ -14,6 +14,11 @@ OPERATION_TIMEOUT = timedelta(seconds=30)
 """Bound of a single operation on a store that answers."""
 MEETING_TIMEOUT = 60.0
 """Seconds until a rank gives up on peers that do not come. Those that are lost show sooner, by a newer generation."""
+PROTOCOL = 1
+"""Version of what ranks say to each other inside a generation (table, header, buckets, control vector).
+
+Ranks of another version do not meet: a job whose image was changed in flight trains on with those that fit, and says why.
+"""
 _SLICE = timedelta(seconds=0.5)
 """A wait is cut into pieces of this length, between which it can be called off."""
 _REACH_TIMEOUT = timedelta(seconds=5)
@@ -43,7 +48,8 @@ def meet(generation: Generation, called_off: Callable[[], bool]) -> dist.Store:
     (``RuntimeError``) when the store breaks off.
     """
     end = time.monotonic() + MEETING_TIMEOUT
-    store = dist.PrefixStore(f"generation/{generation.number}", _reach(generation, called_off, end))
+    name = f"protocol/{PROTOCOL}/generation/{generation.number}"
+    store = dist.PrefixStore(name, _reach(generation, called_off, end))
     if store.add("arrived", 1) == generation.world_size:
         store.set("complete", "1")
     while not called_off():
@@ -51,8 +57,9 @@ def meet(generation: Generation, called_off: Callable[[], bool]) -> dist.Store:
             store.wait(["complete"], _SLICE)
         except dist.DistStoreError as e:
             if time.monotonic() > end:
-                missing = f"{store.add('arrived', 0)} of {generation.world_size} ranks have come"
-                raise TimeoutError(f"generation {generation.number}: {missing} within {MEETING_TIMEOUT:g} s") from e
+                arrived = f"{store.add('arrived', 0)} of {generation.world_size} ranks have come"
+                hint = f"within {MEETING_TIMEOUT:g} s; do all workers run the same version of elastrain?"
+                raise TimeoutError(f"generation {generation.number}: {arrived} {hint}") from e
         else:
             return store
     raise CalledOff

@@ -222,20 +222,15 @@ class World:
         if furthest < 0:
             if communicator.rank == 0:
                 self._cold_start(communicator.generation)
-            source, behind = 0, True
+            source, behind = 0, [r for r in range(communicator.world_size) if r != 0]
         else:
-            source, behind = steps.index(furthest), min(steps) < furthest
-        previous_size = table[source][1]
-        if not behind:
-            return previous_size
-        if communicator.rank == source:
-            state.send(self._tree(), communicator)
-        else:
-            tree = state.receive(communicator, source)
-            if steps[communicator.rank] < furthest or furthest < 0:
+            source, behind = steps.index(furthest), [r for r, step in enumerate(steps) if step < furthest]
+        if behind:
+            tree = state.transfer(self._tree, communicator, source, behind)
+            if tree is not None:
                 self._load(tree)
         self._has_state = True
-        return previous_size
+        return table[source][1]
 
     def _cold_start(self, generation: int) -> None:
         """No rank holds state: continue from the newest checkpoint that can be read, or begin with this rank's own."""
