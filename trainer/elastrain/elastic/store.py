@@ -17,7 +17,7 @@ MEETING_TIMEOUT = 60.0
 PROTOCOL = 1
 """Version of what ranks say to each other inside a generation (table, header, buckets, control vector).
 
-Ranks of another version do not meet: a job whose image was changed in flight trains on with those that fit, and says why.
+Ranks of another version do not meet: a job whose image was changed in flight trains on with those that fit.
 """
 _SLICE = timedelta(seconds=0.5)
 """A wait is cut into pieces of this length, between which it can be called off."""
