@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdConfig
+from elastrain.etcd.wire import messages
 from elastrain.local.etcd_server import EtcdServer
 
 
@@ -61,3 +63,33 @@ def eventually() -> Callable[..., None]:
             time.sleep(0.02)
 
     return wait
+
+
+@pytest.fixture
+def guarded(etcd_factory: Callable[[], EtcdServer], tmp_path: Path) -> tuple[EtcdServer, Callable[[str], EtcdConfig]]:
+    """An etcd with users; ``trainer`` may use /elastrain/ only, ``stranger`` has a wrong password.
+
+    The server, and a function from user to configuration.
+    """
+    server = etcd_factory()
+    passwords = {"root": "root-secret", "trainer": "secret", "stranger": "wrong"}
+
+    def config(user: str) -> EtcdConfig:
+        path = tmp_path / user
+        path.write_text(passwords[user] + "\n")
+        return EtcdConfig.of(server.endpoint, username=user, password_file=str(path))
+
+    with EtcdClient(EtcdConfig.of(server.endpoint)) as client:
+
+        def do(method: str, request: object) -> None:
+            client.wire.unary("auth", method, request, timeout=5, what=method)
+
+        do("RoleAdd", messages.AuthRoleAddRequest(name="root"))
+        do("RoleAdd", messages.AuthRoleAddRequest(name="trainer"))
+        permission = {"permType": "READWRITE", "key": b"/elastrain/", "range_end": b"/elastrain0"}
+        do("RoleGrantPermission", messages.AuthRoleGrantPermissionRequest(name="trainer", perm=permission))
+        for user in ("root", "trainer"):
+            do("UserAdd", messages.AuthUserAddRequest(name=user, password=passwords[user]))
+            do("UserGrantRole", messages.AuthUserGrantRoleRequest(user=user, role=user))
+        do("AuthEnable", messages.AuthEnableRequest())
+    return server, config

@@ -204,6 +204,15 @@ def test_the_agent_gives_up_with_the_reason_if_etcd_cannot_be_reached(start):
     assert "127.0.0.1:1" in last.message
 
 
+def test_the_agent_ends_at_once_with_the_reason_if_etcd_refuses_its_credentials(guarded, start):
+    server, config = guarded
+    stranger = config("stranger").to_environment()
+    code, last = start("a", "true", endpoint=server.endpoint, **stranger).ends()
+    assert (code, last.reason) == (names.EXIT_INFRASTRUCTURE, "EtcdDenied")
+    assert "stranger" in last.message and server.endpoint in last.message
+    assert "wrong" not in last.message, "the password is told"
+
+
 def test_a_lone_member_stops_at_its_ttl_and_goes_on_when_etcd_is_back(etcd_factory, start, job_keys, eventually):
     etcd = etcd_factory()
     with EtcdClient(EtcdConfig.of(etcd.endpoint)) as client:

@@ -6,7 +6,6 @@ import time
 import pytest
 
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdUnavailable, LeaseLost
-from elastrain.etcd.wire import messages
 
 
 def test_a_key_is_read_as_written(client, job_keys):
@@ -107,33 +106,6 @@ def test_calls_work_again_soon_after_a_restart(etcd_factory, eventually):
 
 
 # ---- users and permissions -----------------------------------------------------------------------------------------
-@pytest.fixture
-def guarded(etcd_factory, tmp_path):
-    """An etcd with users; ``trainer`` may use /elastrain/ only. Returns the server and a function user -> config."""
-    server = etcd_factory()
-    passwords = {"root": "root-secret", "trainer": "secret", "stranger": "wrong"}
-
-    def config(user: str) -> EtcdConfig:
-        path = tmp_path / user
-        path.write_text(passwords[user] + "\n")
-        return EtcdConfig.of(server.endpoint, username=user, password_file=str(path))
-
-    with EtcdClient(EtcdConfig.of(server.endpoint)) as client:
-
-        def do(method: str, request: object) -> None:
-            client.wire.unary("auth", method, request, timeout=5, what=method)
-
-        do("RoleAdd", messages.AuthRoleAddRequest(name="root"))
-        do("RoleAdd", messages.AuthRoleAddRequest(name="trainer"))
-        permission = {"permType": "READWRITE", "key": b"/elastrain/", "range_end": b"/elastrain0"}
-        do("RoleGrantPermission", messages.AuthRoleGrantPermissionRequest(name="trainer", perm=permission))
-        for user in ("root", "trainer"):
-            do("UserAdd", messages.AuthUserAddRequest(name=user, password=passwords[user]))
-            do("UserGrantRole", messages.AuthUserGrantRoleRequest(user=user, role=user))
-        do("AuthEnable", messages.AuthEnableRequest())
-    return server, config
-
-
 def test_a_user_may_do_what_it_is_allowed_to(guarded):
     _, config = guarded
     with EtcdClient(config("trainer")) as client:

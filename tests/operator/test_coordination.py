@@ -99,7 +99,7 @@ def test_short_reconnect_is_no_outage():
 
 @pytest.mark.parametrize(
     ("error", "reason"),
-    [(LOST.error, "EtcdUnavailable"), (EtcdDenied("me", "watch", "permission denied"), "EtcdDenied")],
+    [(LOST.error, "EtcdUnavailable"), (EtcdDenied("etcd:2379", "me", "watch", "permission denied"), "EtcdDenied")],
 )
 def test_nothing_is_known_if_etcd_stays_away_and_everybody_is_told(error, reason):
     async def scenario(mirror, etcd, woken):

@@ -142,6 +142,15 @@ def test_unreachable_etcd_is_named(agent, side):
         side(lost.next_rendezvous).result(20)
 
 
+def test_wrong_credentials_are_named_at_once(guarded, agent, side):
+    server, config = guarded
+    stranger = config("stranger")
+    conf = {"username": stranger.username, "password_file": str(stranger.password_file)}
+    denied = agent("a", endpoint=server.endpoint, **conf)
+    with pytest.raises(rendezvous.RendezvousConnectionError, match=f"etcd at {server.endpoint} .*'stranger' to log in"):
+        side(denied.next_rendezvous).result(20)
+
+
 @pytest.mark.parametrize(
     ("conf", "message"),
     [

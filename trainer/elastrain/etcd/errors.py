@@ -25,9 +25,10 @@ class EtcdUnavailable(EtcdError):
 class EtcdDenied(EtcdError):
     """Wrong user, password or permission. A retry does not help; somebody has to change the configuration."""
 
-    def __init__(self, user: str, what: str, detail: str) -> None:
+    def __init__(self, endpoint: str, user: str, what: str, detail: str) -> None:
         who = f"user {user!r}" if user else "a client without a user name (set ELASTRAIN_ETCD_USERNAME)"
-        Exception.__init__(self, f"etcd does not allow {who} to {what}: {detail}")
+        Exception.__init__(self, f"etcd at {endpoint} does not allow {who} to {what}: {detail}")
+        self.endpoint = endpoint
         self.user = user
         self.what = what
         self.detail = detail

@@ -158,7 +158,9 @@ class Watch:
         if answer.canceled:
             reason = answer.cancel_reason or "etcd cancelled the watch"
             if "permission denied" in reason:
-                raise EtcdDenied(self._client.config.username, f"watch {self._prefix}", reason)
+                raise EtcdDenied(
+                    self._client.wire.endpoint, self._client.config.username, f"watch {self._prefix}", reason
+                )
             raise EtcdUnavailable(self._client.wire.endpoint, f"watch {self._prefix}", reason)
         self._report(WatchState(connected=True))
         events = [event for event in answer.events if event.kv.mod_revision > self._revision]

@@ -219,7 +219,7 @@ class Wire:
             code is grpc.StatusCode.INVALID_ARGUMENT and ("authentication failed" in detail or "user name" in detail)
         )
         if denied:
-            return EtcdDenied(self.config.username, what, detail)
+            return EtcdDenied(self.endpoint, self.config.username, what, detail)
         if code is grpc.StatusCode.NOT_FOUND and "lease" in detail:
             return LeaseLost(what, detail)
         if code is grpc.StatusCode.OUT_OF_RANGE and "compacted" in detail:
