@@ -30,8 +30,9 @@ def wait_until(what: str, condition: Callable[[], object], patience: float = PAT
 class Rank:
     """One member with one rank: a training process and the agent's end of its socket."""
 
-    def __init__(self, name: str, folder: Path, command: list[str], env: dict[str, str]) -> None:
+    def __init__(self, name: str, folder: Path, command: list[str], env: dict[str, str], reached: int) -> None:
         self.name = name
+        self.reached = reached  # what etcd shows as the job's progress when the rank starts
         self.received: list[m.RankMessage] = []
         self.log = folder / f"{name}.log"
         path = folder / f"{name}.sock"
@@ -60,7 +61,7 @@ class Rank:
             for line in self._connection.makefile("rb"):
                 message = m.RANK_MESSAGE.validate_json(line)
                 if message.type == "hello":
-                    self.send(m.Welcome(member=f"{self.name}.0", address="127.0.0.1", lease_ttl=5))
+                    self.send(m.Welcome(member=f"{self.name}.0", address="127.0.0.1", lease_ttl=5, step=self.reached))
                 self.received.append(message)
         except OSError:
             return
@@ -103,10 +104,11 @@ class World:
 
     def start(self, *ranks: str, epochs: int = 20, delay: float = 0.1, script: Path | None = None, **env: str) -> None:
         script = script or Path(__file__).parent / "train_float64.py"
+        reached = max((r.step() for r in self.ranks.values()), default=0)
         for name in ranks:
             command = [sys.executable, str(script), str(self.folder), str(epochs), str(delay)]
             full = {names.ENV_AUDIT_DIR: str(self.audit), **env}
-            self.ranks[name] = Rank(name, self.folder, command, full)
+            self.ranks[name] = Rank(name, self.folder, command, full, reached)
 
     def wait(self, what: str, condition: Callable[[], object]) -> None:
         def check() -> object:

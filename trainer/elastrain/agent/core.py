@@ -270,7 +270,7 @@ class Core:
     def _messages(self, rank: Rank, me: str, seen: Seen, now: float) -> Iterator[AgentMessage]:
         if rank.connected and not rank.welcomed:
             rank.welcomed = True
-            yield Welcome(member=me, address=self.config.address, lease_ttl=self.config.lease_ttl)
+            yield Welcome(member=me, address=self.config.address, lease_ttl=self.config.lease_ttl, step=seen.step)
         if not rank.listens or rank.told_exit:
             return
         if seen.generation is not None and seen.generation.number > max(rank.proposed, default=0):

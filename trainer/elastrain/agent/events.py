@@ -27,6 +27,8 @@ class Seen:
     generation: Generation | None = None
     finished: bool = False
     """``progress.finished``."""
+    step: int = 0
+    """Greatest number of committed steps that anybody has reported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -340,6 +340,7 @@ def seen(view: View) -> Seen:
         members={m.id: m.record for m in view.alive.values()},
         generation=view.generation,
         finished=view.finished,
+        step=view.step,
     )
 
 

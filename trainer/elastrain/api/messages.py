@@ -85,6 +85,8 @@ class Welcome(Record):
     """Where other members reach this one: the network interface of the collectives."""
     lease_ttl: float
     """Seconds."""
+    step: int = 0
+    """Greatest number of committed steps that anybody has reported: what is lost if no state of it is left."""
 
 
 class Proposed(Record):

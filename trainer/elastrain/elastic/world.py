@@ -151,9 +151,9 @@ class World:
         self._session.adopt(generation.number, self.step)
 
     def _enter(self, generation: Generation, communicator: Communicator, began: float) -> None:
-        entered, before, previous = self._clock(), self.step, self.communicator
+        entered, previous = self._clock(), self.communicator
         try:
-            from_size = self._synchronise(communicator)
+            from_size, lost_steps = self._synchronise(communicator)
         except GenerationBroken as e:
             if previous is not None:
                 self._leave()
@@ -175,7 +175,7 @@ class World:
                 generation=generation,
                 from_size=from_size,
                 step=self.step,
-                lost_steps=max(0, before - self.step),
+                lost_steps=lost_steps,
                 since=last if last is not None else entered,  # a joiner cannot know how long the others have paused
                 entered=now,
                 phases={
@@ -211,12 +211,14 @@ class World:
         self._session.send(Report(progress=progress))
 
     # -- state -------------------------------------------------------------------------------------------------------
-    def _synchronise(self, communicator: Communicator) -> int:
+    def _synchronise(self, communicator: Communicator) -> tuple[int, int]:
         """Make all ranks equal to the furthest one; nothing moves where they are.
 
-        Returns the world size that the furthest one comes from, 0 if nobody has trained. Raises ``GenerationBroken``.
+        Returns the world size that the furthest one comes from, 0 if no state was left, and the committed steps that
+        must be done again. Raises ``GenerationBroken``.
         """
-        table = communicator.all_gather_ints([self.step, self._place[2]] if self._has_state else [-1, 0])
+        reached = max(self.step, self._session.welcome.step)
+        table = communicator.all_gather_ints([self.step if self._has_state else -1, self._place[2], reached])
         steps = [row[0] for row in table]
         furthest = max(steps)
         if furthest < 0:
@@ -230,7 +232,7 @@ class World:
             if tree is not None:
                 self._load(tree)
         self._has_state = True
-        return table[source][1]
+        return table[source][1] if furthest >= 0 else 0, max(0, max(row[2] for row in table) - self.step)
 
     def _cold_start(self, generation: int) -> None:
         """No rank holds state: continue from the newest checkpoint that can be read, or begin with this rank's own."""
