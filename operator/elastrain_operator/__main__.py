@@ -143,7 +143,8 @@ def configure_logging(level: int) -> None:
     )
     root = logging.getLogger()
     root.handlers, root.level = [handler], level
-    logging.getLogger("kopf.objects").setLevel(max(level, logging.WARNING))  # a line per event says nothing
+    for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):  # a line per event or probe says nothing
+        logging.getLogger(chatty).setLevel(max(level, logging.WARNING))
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
