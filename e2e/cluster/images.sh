@@ -20,7 +20,9 @@ serve_wheels() {
     done
     [ -n "$(ls "$links")" ] || [ -f "${PIP_CONSTRAINT:-}" ] || return 0
     python3 -m http.server --bind 127.0.0.1 --directory "$links" "$WHEELS_PORT" >/dev/null 2>&1 &
-    trap "kill $!; rm -rf '$links'" EXIT
+    trap "kill $! 2>/dev/null; rm -rf '$links'" EXIT
+    sleep 0.5
+    kill -0 $! 2>/dev/null || die "cannot serve wheels on 127.0.0.1:$WHEELS_PORT: is the port in use?"
     BUILD_ARGS+=(--build-arg "PIP_FIND_LINKS=http://127.0.0.1:$WHEELS_PORT/")
     if [ -f "${PIP_CONSTRAINT:-}" ]; then
         cp "$PIP_CONSTRAINT" "$links/constraints.txt"
