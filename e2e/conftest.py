@@ -7,7 +7,6 @@ afterwards they can be run by themselves: ``pytest -m e2e e2e -k node``.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -88,14 +87,14 @@ def submit(namespace: str) -> Submit:
 def _remove(namespace: str) -> None:
     kubectl("delete", "namespace", namespace, "--wait", "--timeout=90s", "--ignore-not-found", timeout=120)
     kubectl("delete", "persistentvolume", namespace, "--wait", "--timeout=30s", "--ignore-not-found")
-    shutil.rmtree(SHARED / namespace, ignore_errors=True)
+    release.remove_shared(namespace)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Evidence of a failure is taken before the fixtures tidy up."""
     report: pytest.TestReport = yield  # type: ignore[misc, assignment]
-    if report.when == "call" and report.failed:
+    if report.when != "teardown" and report.failed:
         namespace = getattr(item, "funcargs", {}).get("namespace")
         try:
             told = evidence.collect(CACHE / "e2e-failures" / item.name, namespace)

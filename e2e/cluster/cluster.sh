@@ -28,7 +28,7 @@ K
 
 create() {
     kind delete cluster --name "$CLUSTER"
-    rm -rf "$SHARED"
+    rm -rf "$SHARED" 2>/dev/null || true # what workers have left there need not be ours to delete
     install -d -m 0777 "$SHARED" # the trainer's user is not root
     configuration | kind create cluster --name "$CLUSTER" --config - --image "$1" --wait 120s
 }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.commands import SHARED, eventually, kubectl, kubectl_json, run
+from harness.release import remove_shared
 
 RESOURCE = "elastictrainingjobs"
 START = 120.0
@@ -142,6 +142,4 @@ class Audit:
     @staticmethod
     def clear(job: Job) -> None:
         """Forget what an earlier job of the same namespace wrote."""
-        for folder in ("audit", "checkpoints"):
-            for entry in (job.volume / folder).iterdir():
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        remove_shared(f"{job.namespace}/*/*")

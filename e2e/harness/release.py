@@ -89,6 +89,11 @@ def advertise_gpus(node: str) -> None:
     eventually(f"{node} has {GPUS_PER_NODE} GPUs to give", allocatable, 60)
 
 
+def remove_shared(path: str) -> None:
+    """Remove what workers wrote below ``/shared``; as root of a node, for it belongs to another user than ours."""
+    docker("exec", WORKER_NODES[0], "sh", "-c", f"rm -rf /shared/{path}")
+
+
 def node_ready(node: str) -> bool:
     conditions = kubectl_json("get", "node", node)["status"]["conditions"]
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
