@@ -128,7 +128,8 @@ def test_a_killed_rank_restarts_in_place_and_its_peers_are_told(start, wanted, e
     assert first != second, "a restarted rank is a new member"
     assert a.process.poll() is None
     eventually(lambda: a.in_generation(2, 2) and b.in_generation(2, 2), what="both together again")
-    assert b.trail("abort")[0]["reason"] == "worker a is gone"
+    # Whichever it sees first: a's report that the generation is broken, or the end of a's member key.
+    assert b.trail("abort")[0]["reason"].startswith("worker a ")
     assert len({n["pid"] for n in b.trail()}) == 1
 
 
