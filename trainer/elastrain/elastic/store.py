@@ -19,8 +19,8 @@ PROTOCOL = 1
 
 Ranks of another version do not meet: a job whose image was changed in flight trains on with those that fit.
 """
-_SLICE = timedelta(seconds=0.5)
-"""A wait is cut into pieces of this length, between which it can be called off."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
+"""Seconds between looks at whether all have come; they double."""
 _REACH_TIMEOUT = timedelta(seconds=5)
 """Bound of one attempt to connect to a store; torch cannot be called off in it."""
 
@@ -52,16 +52,16 @@ def meet(generation: Generation, called_off: Callable[[], bool]) -> dist.Store:
     store = dist.PrefixStore(name, _reach(generation, called_off, end))
     if store.add("arrived", 1) == generation.world_size:
         store.set("complete", "1")
+    pause = _FIRST_PAUSE
     while not called_off():
-        try:
-            store.wait(["complete"], _SLICE)
-        except dist.DistStoreError as e:
-            if time.monotonic() > end:
-                arrived = f"{store.add('arrived', 0)} of {generation.world_size} ranks have come"
-                hint = f"within {MEETING_TIMEOUT:g} s; do all workers run the same version of elastrain?"
-                raise TimeoutError(f"generation {generation.number}: {arrived} {hint}") from e
-        else:
+        if store.check(["complete"]):
             return store
+        if time.monotonic() > end:
+            arrived = f"{store.add('arrived', 0)} of {generation.world_size} ranks have come"
+            hint = f"within {MEETING_TIMEOUT:g} s; do all workers run the same version of elastrain?"
+            raise TimeoutError(f"generation {generation.number}: {arrived} {hint}")
+        time.sleep(pause)  # torch's own wait cannot be called off, and prints warnings where it is cut into pieces
+        pause = min(2 * pause, _LONGEST_PAUSE)
     raise CalledOff
 
 
