@@ -35,9 +35,10 @@ def test_the_model_is_that_of_a_fixed_size_run_if_the_job_is_scaled_up_and_down(
     grown = job.wait_size(3, RESCALE)
     job.wait_steps(20)
     assert first.items() <= grown.items(), "growing replaced a pod that was there"
-    assert job.status["lastRescale"] | {"time": None, "pauseSeconds": None} == {
-        **{"from": 1, "to": 3, "reason": "Grow", "lostSteps": 0, "time": None, "pauseSeconds": None}
-    }
+    last = job.status["lastRescale"]
+    # In one change, or in two where the new pods are ready further apart than the leader waits.
+    assert last["from"] in (1, 2)
+    assert (last["to"], last["reason"], last["lostSteps"]) == (3, "Grow", 0)
 
     job.scale(2)
     shrunk = job.wait_size(2, RESCALE)
