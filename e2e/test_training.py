@@ -29,7 +29,7 @@ def test_the_model_is_that_of_a_fixed_size_run_if_the_job_is_scaled_up_and_down(
     kubectl("delete", "-n", fixed.namespace, "etj/fixed", "--wait", "--timeout=60s")
     Audit.clear(fixed)
 
-    job = submit(digits("elastic", epochs=EPOCHS, step_seconds=0.1, replicas=1))
+    job = submit(digits("elastic", epochs=EPOCHS, step_seconds=0.2, replicas=1))  # time to be scaled twice
     first = job.wait_size(1)
     job.scale(3)
     grown = job.wait_size(3, RESCALE)
