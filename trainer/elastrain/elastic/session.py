@@ -78,7 +78,7 @@ class Session:
 
     # -- between steps -----------------------------------------------------------------------------------------------
     def connected(self) -> frozenset[int]:
-        """Numbers of the proposals that all their ranks, this one included, could switch to."""
+        """Numbers of the proposals that this rank could switch to now."""
         with self._changed:
             return frozenset(n for n, c in self._connected.items() if c.broken is None) | self._without_me()
 

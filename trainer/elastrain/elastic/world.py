@@ -151,13 +151,11 @@ class World:
         self._session.adopt(generation.number, self.step)
 
     def _enter(self, generation: Generation, communicator: Communicator, began: float) -> None:
-        entered, previous = self._clock(), self.communicator
+        entered = self._clock()
         try:
             from_size, lost_steps = self._synchronise(communicator)
         except GenerationBroken as e:
-            if previous is not None:
-                self._leave()
-            self._give_up(communicator, e.cause)
+            self._give_up(communicator, e.cause)  # leaves the previous one, too: its other ranks may be gone from it
             close_in_background(communicator)
             return
         synchronised = self._clock()
