@@ -8,26 +8,30 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.elastic import state, store
+from elastrain.elastic import digest, state
 from elastrain.elastic.communicator import Communicator, GenerationBroken
-
-SERVERS: list[dist.TCPStore] = []
+from elastrain.elastic.meeting import MeetingPoint
+from elastrain.elastic.store import MeetingStore
 
 
 def connect(world_size: int, number: int = 1) -> list[Communicator]:
-    server = store.serve("127.0.0.1")
-    SERVERS[:] = [server]
-    place = {"address": "127.0.0.1", "store_port": server.port}
+    meeting_point = MeetingPoint("127.0.0.1")
+    place = {"address": "127.0.0.1", "store_port": meeting_point.port}
     members = tuple(GenerationMember(id=f"m{r}", worker=f"w{r}", rank_offset=r, **place) for r in range(world_size))
     generation = Generation(number=number, members=members, reason="Test", leader="m0")
 
     def one(rank: int) -> Communicator:
-        return Communicator(of=generation, rank=rank, store=store.meet(generation, lambda: False), address="127.0.0.1")
+        store = MeetingStore(generation, rank, called_off=lambda: False)
+        return Communicator(of=generation, rank=rank, store=store, address="127.0.0.1")
 
-    return each(one, range(world_size))
+    try:
+        return each(one, range(world_size))
+    finally:
+        meeting_point.close()
 
 
 def each(function: Callable, arguments: Iterator) -> list:
@@ -49,30 +53,88 @@ def test_every_rank_gets_the_values_of_all(pair) -> None:
     assert each(lambda c: c.all_gather_ints([c.rank, 7]), pair) == [[[0, 7], [1, 7]]] * 2
 
 
-@pytest.mark.parametrize("receivers", [[1], [1, 2]])
-def test_state_arrives_equal_if_it_takes_several_buckets(receivers, monkeypatch) -> None:
-    monkeypatch.setattr(state, "BUCKET_BYTES", 100)
-    tree = {
-        "weights": torch.randn(7, 11, dtype=torch.float64),
-        "half": torch.randn(5).bfloat16(),
-        "mask": torch.tensor([True, False]),
-        "scalar": torch.tensor(3.0),
-        "empty": torch.empty(0),
-        "strided": torch.arange(12).reshape(3, 4).T,
-        "nested": {0: [1, "two", None, (3.0, torch.tensor([4]))]},
-    }
-    ranks = connect(3)
-    received = each(lambda c: state.transfer(lambda: tree, c, source=0, receivers=receivers), ranks)
-    expected = torch.utils._pytree.tree_leaves(tree)
+TREE = {
+    "weights": torch.randn(7, 11, dtype=torch.float64),
+    "half": torch.randn(5).bfloat16(),
+    "mask": torch.tensor([True, False]),
+    "scalar": torch.tensor(3.0),
+    "empty": torch.empty(0),
+    "transposed": torch.arange(1200).reshape(30, 40).T,
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "with gaps": torch.arange(100)[::3],
+    "large": torch.randn(999),
+    "nested": {0: [1, "two", None, (3.0, torch.tensor([4]))]},
+}
+
+
+@pytest.fixture
+def small_pieces(monkeypatch) -> None:
+    monkeypatch.setattr(state, "PIECE_BYTES", 400)
+    monkeypatch.setattr(state, "SMALL_BYTES", 200)
+
+
+@pytest.mark.parametrize(("sources", "receivers"), [([0], [1]), ([0], [1, 2]), ([0, 2], [1]), ([1, 2], [0, 3])])
+def test_state_arrives_equal_whoever_gives_and_takes(sources, receivers, small_pieces) -> None:
+    ranks = connect(4)
+    received = each(lambda c: state.transfer(lambda: TREE, c, sources, receivers, reuse=False), ranks)
     for rank, got in enumerate(received):
-        if rank not in receivers:
+        if rank in receivers:
+            assert_same(got, TREE)
+            assert got["nested"].keys() == {0}
+            assert got["channels last"].stride() == TREE["channels last"].stride()
+        else:
             assert got is None
-            continue
-        for a, b in zip(torch.utils._pytree.tree_leaves(got), expected, strict=True):
-            assert torch.equal(a, b) and a.dtype == b.dtype if isinstance(b, torch.Tensor) else a == b
-        assert got["nested"].keys() == {0}
     for c in ranks:
         c.close()
+
+
+def assert_same(a: object, b: object) -> None:
+    for x, y in zip(torch.utils._pytree.tree_leaves(a), torch.utils._pytree.tree_leaves(b), strict=True):
+        assert torch.equal(x, y) and x.dtype == y.dtype if isinstance(y, torch.Tensor) else x == y
+
+
+def test_state_arrives_in_the_receivers_own_tensors_if_they_fit_and_may_be_used(pair, small_pieces) -> None:
+    fits, other_type = torch.zeros(999), torch.zeros(500)
+    theirs = {"fits": torch.randn(999), "other type": torch.randn(500).double(), "new": torch.ones(3)}
+    trees = [theirs, {"fits": fits, "other type": other_type}]
+    received = each(lambda c: state.transfer(lambda: trees[c.rank], c, [0], [1], reuse=True), pair)[1]
+    assert_same(received, theirs)
+    assert received["fits"].data_ptr() == fits.data_ptr()
+    assert not other_type.any()
+
+
+def test_generation_is_broken_if_a_piece_arrives_damaged(pair, monkeypatch, small_pieces) -> None:
+    of_bytes = digest.of_bytes
+    receiving = threading.local()
+    monkeypatch.setattr(digest, "of_bytes", lambda data: of_bytes(data) ^ getattr(receiving, "damaged", 0))
+
+    def exchange(c: Communicator) -> str | None:
+        receiving.damaged = c.rank
+        try:
+            state.transfer(lambda: TREE, c, [0], [1], reuse=False)
+        except GenerationBroken as e:
+            return e.cause
+        return None
+
+    assert each(exchange, pair)[1] == "state from rank 0 arrived damaged: checksums differ"
+
+
+@given(
+    st.lists(st.integers(0, 3000), max_size=40),
+    st.lists(st.integers(0, 7), min_size=1, max_size=4, unique=True),
+    st.integers(0, 3),
+)
+def test_every_byte_travels_once_in_pieces_within_the_bound(sizes, sources, receiver) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "PIECE_BYTES", 500)
+        patch.setattr(state, "SMALL_BYTES", 100)
+        pieces = state.cut(sizes)
+    travels = [(index, byte) for p in pieces for index, start, n in p.parts for byte in range(start, start + n)]
+    assert sorted(travels) == [(index, byte) for index, size in enumerate(sizes) for byte in range(size)]
+    assert all(0 < p.nbytes <= 500 for p in pieces)
+    givers = state.share(pieces, sources, receiver)
+    assert set(givers) <= set(sources)
+    assert all(giver == sources[0] for p, giver in zip(pieces, givers, strict=True) if p.packed)
 
 
 def test_a_blocked_collective_ends_at_once_on_both_sides_if_one_rank_aborts(pair) -> None:
@@ -99,9 +161,7 @@ def test_own_abort_ends_a_collective_that_waits_for_a_silent_peer(pair) -> None:
 
 def test_a_failed_bucket_is_left_local_and_the_group_is_broken(pair) -> None:
     waiting, silent = pair
-    hook = waiting.all_reduce_hook()
-    bucket = type("Bucket", (), {"buffer": lambda self: torch.ones(4)})()
-    future = hook(None, bucket)
+    future = waiting.sum_bucket(torch.ones(4))
     silent.abort("gone")
     future.wait()
     assert waiting.broken

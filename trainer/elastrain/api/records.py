@@ -148,7 +148,8 @@ class Rescale(Record):
     lost_steps: int = 0
     """Committed steps that had to be done again."""
     phases: dict[str, float] = {}
-    """Seconds per phase: connect, sync, first_step."""
+    """Seconds by phase: ``detect`` and ``decide`` (unplanned changes only), ``connect`` (in a planned change it goes on
+    beside training and is no part of the pause), ``transfer`` of state, ``first_step``."""
 
 
 class CheckpointState(Record):

@@ -16,9 +16,10 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -61,12 +62,14 @@ class Communicator:
         world_size = of.world_size
         self._lock = threading.Lock()
         self._broken: str | None = None
+        self.broken_at: float | None = None
+        """Monotonic time at which it was; None while it is healthy."""
         self._sockets: list[socket.socket] = []
         options = dist.ProcessGroupGloo._Options()
         device, port = _make_device(address)
         options._devices = [device]
         options._timeout = CONNECT_TIMEOUT
-        store.set(f"listen/{rank}", str(port))
+        store.set(f"listen/{rank}", str(port))  # goes out with gloo's own keys
         backend = dist.ProcessGroupGloo(store, rank, world_size, options)
         backend._set_default_timeout(COLLECTIVE_TIMEOUT)
         peers = {int(store.get(f"listen/{r}")) for r in range(world_size) if r != rank}
@@ -75,6 +78,7 @@ class Communicator:
         self.group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             self.group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
+        self.connected_at = time.monotonic()
 
     @property
     def generation(self) -> int:
@@ -93,7 +97,7 @@ class Communicator:
         """
         with self._lock:
             if self._broken is None:
-                self._broken = cause
+                self._broken, self.broken_at = cause, time.monotonic()
             for s in self._sockets:
                 with contextlib.suppress(OSError):  # already closed by the peer
                     s.shutdown(socket.SHUT_RDWR)
@@ -129,46 +133,55 @@ class Communicator:
             self.group.allgather([out], [mine]).wait()
         return [t.tolist() for t in out]
 
-    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Fill ``tensor`` (contiguous, CPU) on all ranks with that of rank ``source``."""
-        with self.guard():
-            self.group.broadcast(tensor, source).wait()
-
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Give ``tensor`` (contiguous, CPU) to rank ``to``, which calls :meth:`receive` for one of the same shape."""
-        with self.guard():
-            self.group.send([tensor], to, 0).wait()
+        self.start_send(tensor, to)()
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """Fill ``tensor`` (contiguous, CPU) with what rank ``source`` sends."""
+        self.start_receive(tensor, source)()
+
+    def start_send(self, tensor: torch.Tensor, to: int) -> Callable[[], None]:
+        """Begin to :meth:`send`; what is returned waits for the end of it. Messages of a pair of ranks keep order."""
         with self.guard():
-            self.group.recv([tensor], source, 0).wait()
+            return self._ended(self.group.send([tensor], to, 0))
+
+    def start_receive(self, tensor: torch.Tensor, source: int) -> Callable[[], None]:
+        """Begin to :meth:`receive`; what is returned waits for the end of it."""
+        with self.guard():
+            return self._ended(self.group.recv([tensor], source, 0))
+
+    def _ended(self, work: dist.Work) -> Callable[[], None]:
+        def wait() -> None:
+            with self.guard():
+                work.wait()
+
+        return wait
+
+    def fail(self, cause: str) -> NoReturn:
+        """Break the generation for a reason that only the caller can see."""
+        self.abort(cause)
+        raise GenerationBroken(self.generation, cause)
 
     def barrier(self) -> None:
         self.all_gather_ints([self.rank])
 
-    def all_reduce_hook(self) -> Any:
-        """A DDP communication hook that sums buckets over this group without dividing.
+    def sum_bucket(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Begin to sum ``buffer`` over all ranks, in place, without dividing.
 
-        A failure marks the group broken and lets backward end with the local sums: the caller asks :attr:`broken`
-        afterwards and discards the step. (An exception inside autograd would leave through user code.)
+        A failure marks the group broken and leaves the local values: the caller asks :attr:`broken` after backward and
+        discards the step. (An exception inside autograd would leave through user code.)
         """
-
-        def sum_bucket(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-            buffer = bucket.buffer()
-            if self._broken is None:
-                try:
-                    work = self.group.allreduce([buffer])
-                except RuntimeError as e:
-                    self.abort(first_line(e))
-                else:
-                    return work.get_future().then(lambda f: self._result(f, buffer))
-            done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            done.set_result(buffer)
-            return done
-
-        sum_bucket.__annotations__.clear()  # DDP refuses postponed annotations, which are strings
-        return sum_bucket
+        if self._broken is None:
+            try:
+                work = self.group.allreduce([buffer])
+            except RuntimeError as e:
+                self.abort(first_line(e))
+            else:
+                return work.get_future().then(lambda f: self._result(f, buffer))
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(buffer)
+        return done
 
     def _result(self, future: torch.futures.Future[Any], buffer: torch.Tensor) -> torch.Tensor:
         try:
@@ -176,6 +189,21 @@ class Communicator:
         except RuntimeError as e:
             self.abort(first_line(e))
             return buffer
+
+
+def solo_group() -> dist.ProcessGroup:
+    """A group of this rank alone, for what must have one before there is a generation. It has no connections."""
+    store = dist.HashStore()
+    options = dist.ProcessGroupGloo._Options()
+    with _device_lock:
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=True)]
+    options._timeout = CONNECT_TIMEOUT
+    group = dist.ProcessGroup(store, 0, 1)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    backend = dist.ProcessGroupGloo(store, 0, 1, options)
+    for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
+    return group
 
 
 def _make_device(address: str) -> tuple[Any, int]:

@@ -1,34 +1,44 @@
 """The wrapped model: DDP over the generation in force, with the control vector among its gradients.
 
-DDP's bucketing and its overlap with backward are used as they are. A communication hook sums the buckets over the
-communicator of the generation; at a switch the model is wrapped anew on every rank, since survivors have rebuilt their
-buckets in the order of their gradients and a joiner has not.
+DDP's bucketing and its overlap with backward are used as they are; a communication hook sums the buckets over the
+communicator of the generation. One DDP lasts for the life of the process: it is made before the rank has any peer, on a
+group of its own, and the generations' groups are exchanged beneath it. To wrap anew at each switch would cost each time
+what a first step costs (buckets allocated, then rebuilt in the order in which gradients come).
+
+It is kept only where all ranks have cut their gradients into the same buckets, which they compare on entry of a
+generation; where they have not, or where an option of DDP needs collectives of its own, every rank wraps anew.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
 
-from elastrain.elastic import control
-from elastrain.elastic.communicator import Communicator
+from elastrain.elastic import control, digest
+from elastrain.elastic.communicator import Communicator, solo_group
 
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
 """DDP's option has got a new name in torch 2.13."""
 
 
+_OWN_COLLECTIVES = ("find_unused_parameters", "static_graph")
+"""DDP options under which it communicates by itself, beside the hook."""
+
+
 class ElasticModule(nn.Module):
     """What :meth:`elastrain.Job.wrap` returns; used like ``DistributedDataParallel(module)``.
 
-    ``module`` is the user's model. Forward runs through DDP while a generation is in force and gradients are enabled,
-    else (warm-up, evaluation under ``torch.no_grad()``) through the model itself.
+    ``module`` is the user's model. Forward runs through DDP where gradients are enabled, else (evaluation under
+    ``torch.no_grad()`` or in ``eval()`` mode) through the model itself.
     """
 
     def __init__(self, module: nn.Module, **ddp_options: Any) -> None:
@@ -42,28 +52,73 @@ class ElasticModule(nn.Module):
         # Hidden from parameters() and state_dict(): users' optimizers and checkpoints never see the control vector.
         self.__dict__["_carrier"] = _Carrier(module, first.device, dtype)
         self.__dict__["_ddp"] = None
+        self._keeps = not any(ddp_options.get(option) for option in _OWN_COLLECTIVES)
+        self._communicator: Communicator | None = None
+        self._layout = 0
+        self._alone = True
+        """DDP was made on a group of this rank alone."""
 
-    def attach(self, communicator: Communicator) -> None:
-        """Train over this communicator from the next forward on. Local, no collective."""
+    @property
+    def layout(self) -> int:
+        """A number for the buckets that the gradients are cut into; 0 if a generation cannot begin with them."""
+        return self._layout
+
+    def attach(self, communicator: Communicator, *, keep: bool) -> None:
+        """Train over this communicator from the next forward on. Local, no collective.
+
+        ``keep``: :attr:`layout` is the same on all ranks, and not 0. All ranks pass the same value.
+        """
         self.detach()
-        carrier: _Carrier = self._carrier
+        self._communicator = communicator
+        if not keep:
+            self._layout, self._alone = 0, False
+            self.__dict__["_ddp"] = self._wrap(communicator.group)
+
+    def detach(self) -> None:
+        """Train over nothing; gradients of the last step are dropped."""
+        self._communicator = None
+        for p in (*self.module.parameters(), self._carrier.control):
+            p.grad = None
+        if self._ddp is not None and self._keeps and not self._layout:
+            self._note_layout()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Within it backward adds to the local gradients and sums nothing over the ranks (DDP's ``no_sync``)."""
+        return self._ddp.no_sync() if self._ddp is not None else nullcontext()
+
+    def _wrap(self, group: dist.ProcessGroup) -> DistributedDataParallel:
         device = next(self.module.parameters()).device
         ddp = DistributedDataParallel(
-            carrier,
+            self._carrier,
             device_ids=[device] if device.type == "cuda" else None,
-            process_group=communicator.group,
+            process_group=group,
             init_sync=False,  # state is made equal on entry of the generation, by the runtime
             **{_SYNC_BUFFERS: False},  # no collective in forward, where a failure would leave through user code
             **self._options,
         )
-        ddp.register_comm_hook(None, communicator.all_reduce_hook())
-        self.__dict__["_ddp"] = ddp
+        ddp.register_comm_hook(None, _untyped(self._sum_bucket))
+        return ddp
 
-    def detach(self) -> None:
-        """Train over nothing; gradients of the last step are dropped. The old reducer's hooks go with it."""
-        self.__dict__["_ddp"] = None
-        for p in (*self.module.parameters(), self._carrier.control):
-            p.grad = None
+    def _sum_bucket(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self._communicator is not None:
+            return self._communicator.sum_bucket(bucket.buffer())
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    def _note_layout(self) -> None:
+        """Take note of DDP's buckets, if they will not change any more.
+
+        It rebuilds them once, after its first backward, in the order in which that made the gradients; where that
+        needs nobody else, it is done here, out of any step.
+        """
+        ddp = self._ddp
+        if self._alone and ddp.reducer._rebuild_buckets():
+            ddp._has_rebuilt_buckets = True
+        if ddp._has_rebuilt_buckets:
+            numbers = {id(p): i for i, p in enumerate(self._carrier.parameters())}
+            buckets = [[numbers[id(p)] for p in b.parameters()] for b in ddp.reducer._get_zeros_like_grad_buckets()]
+            self._layout = digest.of_value(buckets)
 
     def set_control(self, connected: Collection[int], weighted_loss: torch.Tensor) -> None:
         """What the next backward contributes (:mod:`elastrain.elastic.control`); nothing waits for the loss."""
@@ -81,8 +136,10 @@ class ElasticModule(nn.Module):
         return sums
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._ddp is None or not torch.is_grad_enabled() or not self.training:
+        if not torch.is_grad_enabled() or not self.training:
             return self.module(*args, **kwargs)
+        if self._ddp is None:
+            self.__dict__["_ddp"], self._alone = self._wrap(solo_group()), True
         return self._ddp(*args, **kwargs)
 
 
@@ -118,3 +175,12 @@ class _Carry(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         return grads[0], ctx.values.clone(), None
+
+
+def _untyped(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """``hook`` without annotations: DDP refuses postponed ones, which are strings."""
+
+    def untyped(state, bucket):  # type: ignore[no-untyped-def]
+        return hook(state, bucket)
+
+    return untyped

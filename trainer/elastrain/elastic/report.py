@@ -13,6 +13,44 @@ _SMOOTHING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """When a rank went through what on its way into a generation; monotonic seconds."""
+
+    last_commit: float | None
+    """Of the step before it; None for a joiner, which cannot know how long the others have paused."""
+    broken: float | None
+    """When the generation before was seen to be broken; None if the change was planned."""
+    heard: float
+    """When the agent told of the new generation."""
+    connected: float
+    entered: float
+    """When the rank, at a step boundary, began to exchange state."""
+    synchronised: float
+
+    @property
+    def since(self) -> float:
+        """Where the pause begins."""
+        return self.entered if self.last_commit is None else self.last_commit
+
+    def phases(self, first_commit: float) -> dict[str, float]:
+        """Seconds by phase, which add up to the pause, up to what is in between.
+
+        In a planned change the ranks connect while training goes on: there ``connect`` is not a part of the pause, and
+        nothing had to be detected or decided.
+        """
+        phases = {}
+        connecting_since = self.heard
+        if self.broken is not None:
+            phases["detect"] = self.broken - self.since
+            phases["decide"] = self.heard - self.broken
+            connecting_since = max(self.heard, self.broken)
+        phases["connect"] = self.connected - connecting_since
+        phases["transfer"] = self.synchronised - self.entered
+        phases["first_step"] = first_commit - self.synchronised
+        return {name: round(max(0.0, seconds), 4) for name, seconds in phases.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class Switch:
     """A change of generation that has been entered and waits for its first step."""
 
@@ -20,10 +58,7 @@ class Switch:
     from_size: int
     step: int
     lost_steps: int
-    since: float
-    """Monotonic time of the last committed step before it, or of the start."""
-    entered: float
-    phases: dict[str, float]
+    times: Times
 
 
 @dataclass(slots=True)
@@ -56,9 +91,9 @@ class Reporter:
                     to_size=s.generation.world_size,
                     reason=s.generation.reason,
                     step=s.step,
-                    pause_seconds=round(now - s.since, 4),
+                    pause_seconds=round(now - s.times.since, 4),
                     lost_steps=s.lost_steps,
-                    phases={**s.phases, "first_step": round(now - s.entered, 4)},
+                    phases=s.times.phases(now),
                 )
             )
             del self.rescales[:-KEPT_RESCALES]

@@ -10,13 +10,14 @@ import threading
 import time
 
 import structlog
-from torch.distributed import TCPStore
 
 from elastrain.api.messages import Abort, Adopted, AgentMessage, Broken, Exit, Proposed, RankMessage
 from elastrain.api.records import Generation
-from elastrain.elastic import control, store
+from elastrain.elastic import control
 from elastrain.elastic.communicator import Communicator, first_line
 from elastrain.elastic.link import AgentLink, AgentLost
+from elastrain.elastic.meeting import MeetingPoint
+from elastrain.elastic.store import CalledOff, MeetingStore
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +36,7 @@ class Session:
         self._changed = threading.Condition()
         self._proposed: dict[int, Generation] = {}
         self._newest: Generation | None = None
+        self._heard: dict[int, float] = {}
         self._adopted = 0
         self._connected: dict[int, Communicator] = {}
         self._failed: dict[int, str] = {}
@@ -44,7 +46,7 @@ class Session:
         self._lost = False
         self._closed = False
         self._local_rank = local_rank
-        self._store: TCPStore | None = None
+        self._meeting_point: MeetingPoint | None = None
         self._link = AgentLink(socket_path, local_rank, self._on_message)
         self.welcome = self._link.welcome
         self._link.start()
@@ -60,11 +62,11 @@ class Session:
         self._link.send(Adopted(generation=number, step=step))
 
     def serve_store(self) -> int:
-        """Serve this member's store (local rank 0 only; others return 0) and return its port."""
+        """Serve this member's meeting point (local rank 0 only; others return 0) and return its port."""
         if self._local_rank != 0:
             return 0
-        self._store = self._store or store.serve(self.welcome.address)
-        return int(self._store.port)
+        self._meeting_point = self._meeting_point or MeetingPoint(self.welcome.address)
+        return self._meeting_point.port
 
     def close(self) -> None:
         """Let go of the agent and of every connection; call it last."""
@@ -74,6 +76,8 @@ class Session:
             self._connected = {}
         for communicator in communicators:
             communicator.close()
+        if self._meeting_point is not None:
+            self._meeting_point.close()
         self._link.close()
 
     # -- between steps -----------------------------------------------------------------------------------------------
@@ -86,6 +90,11 @@ class Session:
         """Ranks of the newest known generation; 0 before any."""
         with self._changed:
             return self._newest.world_size if self._newest else 0
+
+    def heard_at(self, number: int) -> float:
+        """Monotonic time at which this rank was told of a generation that it was given."""
+        with self._changed:
+            return self._heard[number]
 
     def take(self, number: int) -> tuple[Generation, Communicator | None]:
         """The generation that the ranks have agreed to switch to; None as communicator if it has no place for this
@@ -148,6 +157,7 @@ class Session:
                         self._newest = g
                         self._proposed = {n: p for n, p in self._proposed.items() if n > g.number - control.SLOTS}
                         self._proposed[g.number] = g
+                        self._heard = {n: self._heard.get(n, time.monotonic()) for n in self._proposed}
                         if self._rank_in(g) is not None:
                             name = f"elastrain-connect-{g.number}"
                             # Not a daemon thread: one that comes back from C++ into an interpreter that shuts down
@@ -169,9 +179,9 @@ class Session:
         rank = self._rank_in(g)
         assert rank is not None
         try:
-            meeting = store.meet(g, lambda: self._called_off(g.number))
-            communicator = Communicator(of=g, rank=rank, store=meeting, address=self.welcome.address)
-        except store.CalledOff:
+            store = MeetingStore(g, rank, lambda: self._called_off(g.number))
+            communicator = Communicator(of=g, rank=rank, store=store, address=self.welcome.address)
+        except CalledOff:
             return
         except (RuntimeError, TimeoutError) as e:  # torch's network errors are RuntimeErrors
             if self._called_off(g.number):

@@ -1,81 +1,132 @@
-"""The TCP stores through which the ranks of a generation find each other."""
+"""The store through which gloo gets to know its peers, filled by one exchange at the generation's meeting point."""
 
 from __future__ import annotations
 
+import base64
+import json
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
 from elastrain.api.records import Generation
+from elastrain.elastic.meeting import MAX_LINE
 
-OPERATION_TIMEOUT = timedelta(seconds=30)
-"""Bound of a single operation on a store that answers."""
+PROTOCOL = 2
+"""Version of what ranks say to each other inside a generation (table, header, pieces, control vector)."""
 MEETING_TIMEOUT = 60.0
 """Seconds until a rank gives up on peers that do not come. Those that are lost show sooner, by a newer generation."""
-PROTOCOL = 1
-"""Version of what ranks say to each other inside a generation (table, header, buckets, control vector).
-
-Ranks of another version do not meet: a job whose image was changed in flight trains on with those that fit.
-"""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
-"""Seconds between looks at whether all have come; they double."""
-_REACH_TIMEOUT = timedelta(seconds=5)
-"""Bound of one attempt to connect to a store; torch cannot be called off in it."""
+_LOOK_SECONDS = 0.05
+"""How often a wait is interrupted to see whether it was called off."""
+_RETRY_SECONDS = 0.02
+"""Pause before another attempt to reach a meeting point that does not answer."""
 
 
 class CalledOff(Exception):
     """The wait was ended by the caller's own wish."""
 
 
-def serve(address: str) -> dist.TCPStore:
-    """Serve a store on a free port of all interfaces for as long as the returned object lives.
+class MeetingStore(dist.Store):
+    """What ``ProcessGroupGloo`` needs of a store: a rank sets its own keys first and then reads those of its peers.
 
-    A member keeps one for its whole life and publishes the port: the address is known before any generation that
-    uses it, so nobody has to agree on a port in the middle of a rescale.
+    The first read of a key that this rank has not set makes the exchange: it brings all that was set here to the
+    meeting point of ``generation``, and waits for all peers to have done so. So everything that may take long is waited
+    for here, where it can be called off, and not inside torch. What is set later stays local.
+
+    Reading raises :class:`CalledOff`, ``TimeoutError`` naming who has not come, and ``KeyError`` for a key that nobody
+    has brought.
     """
-    # torch binds to all interfaces; the host name is only what this process itself connects to.
-    return dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=OPERATION_TIMEOUT)
 
+    def __init__(self, generation: Generation, rank: int, called_off: Callable[[], bool]) -> None:
+        super().__init__()
+        self._generation, self._rank, self._called_off = generation, rank, called_off
+        self._values: dict[str, bytes] = {}
+        self._met = False
 
-def meet(generation: Generation, called_off: Callable[[], bool]) -> dist.Store:
-    """Wait for all ranks of ``generation`` at its store, and return a client that sees only this generation's keys.
+    # -- the part of torch's interface that gloo uses ----------------------------------------------------------------
+    def set(self, key: str, value: str | bytes) -> None:
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
 
-    A client of its own for each generation, so that a slow one never holds up another. Everything that may take long
-    is waited for here, in pieces: the group that is made next blocks inside torch and cannot be called off.
-    Raises :class:`CalledOff`, ``TimeoutError`` naming what was waited for, and torch's network errors
-    (``RuntimeError``) when the store breaks off.
-    """
-    end = time.monotonic() + MEETING_TIMEOUT
-    name = f"protocol/{PROTOCOL}/generation/{generation.number}"
-    store = dist.PrefixStore(name, _reach(generation, called_off, end))
-    if store.add("arrived", 1) == generation.world_size:
-        store.set("complete", "1")
-    pause = _FIRST_PAUSE
-    while not called_off():
-        if store.check(["complete"]):
-            return store
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._values[key]
+
+    def wait(self, keys: list[str], _timeout: timedelta | None = None) -> None:
+        if not self._met and any(key not in self._values for key in keys):
+            self._values.update(self._exchange())
+            self._met = True
+        if missing := [key for key in keys if key not in self._values]:
+            raise KeyError(f"generation {self._generation.number}: no rank has set {', '.join(missing)}")
+
+    # -- the exchange ------------------------------------------------------------------------------------------------
+    def _exchange(self) -> dict[str, bytes]:
+        end = time.monotonic() + MEETING_TIMEOUT
+        while True:
+            try:
+                with self._reach(end) as connection:
+                    answer = self._ask(connection, end)
+            except OSError as e:  # not there yet, or gone; who it was shows in a newer generation soon
+                self._may_go_on(end, e)
+                time.sleep(_RETRY_SECONDS)
+                continue
+            if "values" in answer:
+                return {key: base64.b64decode(value) for key, value in answer["values"].items()}
+            workers = ", ".join(self._worker_of(rank) for rank in answer["missing"])
+            raise TimeoutError(
+                f"generation {self._generation.number}: no rank of {workers} has come within {MEETING_TIMEOUT:g} s; "
+                "do all workers run the same version of elastrain?"
+            )
+
+    @contextmanager
+    def _reach(self, end: float) -> Iterator[socket.socket]:
+        """A connection to the meeting point. Raises ``OSError`` if there is none."""
+        at = self._generation.store
+        assert at is not None, "an empty generation has no store"
+        family, kind, protocol, _, address = socket.getaddrinfo(*at, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as connection:
+            connection.settimeout(min(_LOOK_SECONDS * 20, max(_LOOK_SECONDS, end - time.monotonic())))
+            connection.connect(address)
+            connection.settimeout(_LOOK_SECONDS)
+            yield connection
+
+    def _ask(self, connection: socket.socket, end: float) -> dict[str, Any]:
+        request = {
+            "protocol": PROTOCOL,
+            "generation": self._generation.number,
+            "rank": self._rank,
+            "world_size": self._generation.world_size,
+            "timeout": max(0.0, end - time.monotonic()),
+            "values": {key: base64.b64encode(value).decode() for key, value in self._values.items()},
+        }
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        received = bytearray()
+        while not received.endswith(b"\n"):
+            try:
+                chunk = connection.recv(1 << 20)
+            except TimeoutError:
+                self._may_go_on(end + 1.0, None)  # at ``end`` the answer says who is missing
+                continue
+            if not chunk or len(received) > MAX_LINE:
+                raise ConnectionError("the meeting point hung up")
+            received += chunk
+        answer: dict[str, Any] = json.loads(received)
+        return answer
+
+    def _may_go_on(self, end: float, error: OSError | None) -> None:
+        if self._called_off():
+            raise CalledOff
         if time.monotonic() > end:
-            arrived = f"{store.add('arrived', 0)} of {generation.world_size} ranks have come"
-            hint = f"within {MEETING_TIMEOUT:g} s; do all workers run the same version of elastrain?"
-            raise TimeoutError(f"generation {generation.number}: {arrived} {hint}")
-        time.sleep(pause)  # torch's own wait cannot be called off, and prints warnings where it is cut into pieces
-        pause = min(2 * pause, _LONGEST_PAUSE)
-    raise CalledOff
+            address, port = self._generation.store or ("", 0)
+            host = self._generation.members[0].worker
+            raise TimeoutError(
+                f"generation {self._generation.number}: the meeting point at {address}:{port} ({host}) "
+                f"does not answer: {error or 'silence'}"
+            )
 
-
-def _reach(generation: Generation, called_off: Callable[[], bool], end: float) -> dist.TCPStore:
-    at = generation.store
-    assert at is not None, "an empty generation has no store"
-    while not called_off():
-        try:
-            store = dist.TCPStore(at[0], at[1], is_master=False, wait_for_workers=False, timeout=_REACH_TIMEOUT)
-        except dist.DistError as e:
-            if time.monotonic() > end:
-                host = generation.members[0].worker
-                raise TimeoutError(f"generation {generation.number}: no store at {at[0]}:{at[1]} ({host})") from e
-        else:
-            store.set_timeout(OPERATION_TIMEOUT)
-            return store
-    raise CalledOff
+    def _worker_of(self, rank: int) -> str:
+        members = (m for m in self._generation.members if m.rank_offset <= rank < m.rank_offset + m.slots)
+        return next((m.worker for m in members), f"rank {rank}")

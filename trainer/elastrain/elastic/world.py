@@ -6,7 +6,8 @@ Everything here happens at a step boundary, on the training thread. Positions ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import structlog
@@ -19,7 +20,7 @@ from elastrain.data.order import Order
 from elastrain.elastic import state
 from elastrain.elastic.communicator import Communicator, GenerationBroken
 from elastrain.elastic.module import ElasticModule
-from elastrain.elastic.report import Reporter, Switch
+from elastrain.elastic.report import Reporter, Switch, Times
 from elastrain.elastic.saver import Saver
 from elastrain.elastic.session import Session, close_in_background
 from elastrain.elastic.state import Stateful
@@ -47,6 +48,7 @@ class World:
         self._generation: Generation | None = None
         self._number = 0  # of the newest generation that was adopted, or given up
         self._agreed: int | None = None
+        self._broken_at: float | None = None
         self._has_state = False
         self._lineage = ""
         self._volume = volume
@@ -92,7 +94,6 @@ class World:
         Raises ``ExitRequested`` if this rank is to leave, ``AgentLost`` if it is an orphan.
         """
         while True:
-            began = self._clock()
             if self.communicator is not None and self.communicator.broken is not None:
                 self._give_up(self.communicator, self.communicator.broken)
             if self.communicator is None:
@@ -106,7 +107,7 @@ class World:
             if communicator is None:
                 self._stop_for(generation)
             else:
-                self._enter(generation, communicator, began)
+                self._enter(generation, communicator)
 
     def finish(self) -> None:
         """Return when every rank of the generation has committed its last step: until then their state may be needed.
@@ -128,6 +129,7 @@ class World:
     def _give_up(self, communicator: Communicator, cause: str) -> None:
         log.warning("generation is broken", generation=communicator.generation, step=self.step, cause=cause)
         communicator.abort(cause)
+        self._broken_at = communicator.broken_at
         self._session.send(Broken(generation=communicator.generation, step=self.step, error=cause))
         self._number = max(self._number, communicator.generation)
         self._leave()
@@ -150,10 +152,10 @@ class World:
         self._leave()
         self._session.adopt(generation.number, self.step)
 
-    def _enter(self, generation: Generation, communicator: Communicator, began: float) -> None:
+    def _enter(self, generation: Generation, communicator: Communicator) -> None:
         entered = self._clock()
         try:
-            from_size, lost_steps = self._synchronise(communicator)
+            entry = self._synchronise(communicator)
         except GenerationBroken as e:
             self._give_up(communicator, e.cause)  # leaves the previous one, too: its other ranks may be gone from it
             close_in_background(communicator)
@@ -161,28 +163,21 @@ class World:
         synchronised = self._clock()
         self._leave()  # only now: after the exchange above no peer is still receiving the old generation's last step
         assert self.model is not None
-        self.model.attach(communicator)
+        self.model.attach(communicator, keep=entry.same_layout)
         self.communicator, self._generation = communicator, generation
         self._number = generation.number
         self._place = (generation.number, communicator.rank, communicator.world_size)
         self._session.adopt(generation.number, self.step)
-        now = self._clock()
-        last = self._reporter.last_commit
-        self._reporter.entered(
-            Switch(
-                generation=generation,
-                from_size=from_size,
-                step=self.step,
-                lost_steps=lost_steps,
-                since=last if last is not None else entered,  # a joiner cannot know how long the others have paused
-                entered=now,
-                phases={
-                    "wait": round(entered - began, 4),
-                    "sync": round(synchronised - entered, 4),
-                    "attach": round(now - synchronised, 4),
-                },
-            )
+        times = Times(
+            last_commit=self._reporter.last_commit,
+            broken=self._broken_at,
+            heard=self._session.heard_at(generation.number),
+            connected=communicator.connected_at,
+            entered=entered,
+            synchronised=synchronised,
         )
+        self._broken_at = None
+        self._reporter.entered(Switch(generation, entry.from_size, self.step, entry.lost_steps, times))
         log.info(
             "generation entered", generation=generation.number, reason=generation.reason, rank=communicator.rank,
             world_size=communicator.world_size, step=self.step, sync_seconds=round(synchronised - entered, 3),
@@ -209,28 +204,40 @@ class World:
         self._session.send(Report(progress=progress))
 
     # -- state -------------------------------------------------------------------------------------------------------
-    def _synchronise(self, communicator: Communicator) -> tuple[int, int]:
-        """Make all ranks equal to the furthest one; nothing moves where they are.
-
-        Returns the world size that the furthest one comes from, 0 if no state was left, and the committed steps that
-        must be done again. Raises ``GenerationBroken``.
-        """
-        reached = max(self.step, self._session.welcome.step)
-        table = communicator.all_gather_ints([self.step if self._has_state else -1, self._place[2], reached])
-        steps = [row[0] for row in table]
-        furthest = max(steps)
+    def _synchronise(self, communicator: Communicator) -> _Entry:
+        """Make all ranks equal to the furthest one; nothing moves where they are. Raises ``GenerationBroken``."""
+        assert self.model is not None
+        mine = _Row(
+            step=self.step if self._has_state else -1,
+            size=self._place[2],
+            reached=max(self.step, self._session.welcome.step),
+            layout=self.model.layout,
+            structure=state.structure(self._tree()) if self._has_state and self._brings_in(communicator.of) else 0,
+        )
+        table = [_Row(*row) for row in communicator.all_gather_ints(list(astuple(mine)))]
+        furthest = max(row.step for row in table)
         if furthest < 0:
             if communicator.rank == 0:
                 self._cold_start(communicator.generation)
-            source, behind = 0, [r for r in range(communicator.world_size) if r != 0]
+            sources, behind = [0], list(range(1, communicator.world_size))
         else:
-            source, behind = steps.index(furthest), [r for r, step in enumerate(steps) if step < furthest]
+            sources = _sources(table)
+            behind = [r for r, row in enumerate(table) if row.step < furthest]
         if behind:
-            tree = state.transfer(self._tree, communicator, source, behind)
+            tree = state.transfer(self._tree, communicator, sources, behind, reuse=not self._has_state)
             if tree is not None:
                 self._load(tree)
         self._has_state = True
-        return table[source][1] if furthest >= 0 else 0, max(0, max(row[2] for row in table) - self.step)
+        return _Entry(
+            from_size=table[sources[0]].size if furthest >= 0 else 0,
+            lost_steps=max(0, max(row.reached for row in table) - self.step),
+            same_layout=mine.layout != 0 and all(row.layout == mine.layout for row in table),
+        )
+
+    def _brings_in(self, generation: Generation) -> bool:
+        """Whether it has members that were not in the generation before, as far as this rank knows."""
+        before = {m.id for m in self._generation.members} if self._generation else set()
+        return any(m.id not in before for m in generation.members)
 
     def _cold_start(self, generation: int) -> None:
         """No rank holds state: continue from the newest checkpoint that can be read, or begin with this rank's own."""
@@ -259,3 +266,36 @@ class World:
         position = tree["position"]
         self.step, self._lineage = position["step"], position["lineage"]
         self._reporter.rescales = [Rescale.model_validate(r) for r in position["rescales"]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What a rank says of itself on entry of a generation."""
+
+    step: int
+    """Committed steps of the state that it holds; -1: it holds none."""
+    size: int
+    """World size of the generation that it comes from."""
+    reached: int
+    """Committed steps that it has heard of."""
+    layout: int
+    structure: int
+    """Of its state, where that may be needed; 0 elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """How a generation begins; the same on all ranks."""
+
+    from_size: int
+    """World size that the furthest rank comes from; 0 if no state was left."""
+    lost_steps: int
+    """Committed steps that must be done again."""
+    same_layout: bool
+
+
+def _sources(table: Sequence[_Row]) -> list[int]:
+    """Ranks that hold the newest state and can each give a share of it. Pure."""
+    first = max(range(len(table)), key=lambda r: (table[r].step, -r))
+    same = (table[first].step, table[first].structure)
+    return [r for r, row in enumerate(table) if r == first or (row.structure and (row.step, row.structure) == same)]
