@@ -56,6 +56,12 @@ def test_a_lost_step_is_not_hidden():
     assert rescale_line(rescale).endswith("3 steps lost")
 
 
+def test_a_pause_explains_itself_if_its_phases_are_known():
+    phases = {"detect": 0.02, "first_step": 0.15}
+    rescale = Rescale(generation=2, from_size=2, to_size=1, reason="Lost", step=9, pause_seconds=0.2, phases=phases)
+    assert "pause 200 ms (detect 20 ms, first step 150 ms), no step lost" in rescale_line(rescale)
+
+
 def test_a_failed_checkpoint_is_told_with_its_reason():
     failed = progress(checkpoint=CheckpointState(error="write /c: No space left on device"))
     assert news(status(progress=progress()), status(progress=failed)) == [

@@ -232,10 +232,13 @@ def test_generation_is_in_force_when_all_that_live_have_adopted_it():
 
 def test_last_rescale_keeps_the_time_at_which_it_was_first_seen():
     start = Rescale(generation=1, from_size=0, to_size=2, reason="Start", step=0, pause_seconds=1)
-    grown = Rescale(generation=2, from_size=2, to_size=4, reason="Grow", step=9, pause_seconds=0.25)
+    grown = Rescale(
+        generation=2, from_size=2, to_size=4, reason="Grow", step=9, pause_seconds=0.25, phases={"transfer": 0.1}
+    )
     report = Progress(generation=2, world_size=4, members=4, step=9, rescales=(start, grown))
     first = progress.last_rescale(None, Coordination(progress=report), NOW)
     assert (first.from_, first.to, first.pause_seconds, first.time) == (2, 4, 0.25, NOW.isoformat())
+    assert first.phases == {"transfer": 0.1}
     assert progress.last_rescale(first, Coordination(progress=report), NOW + seconds(9)) is first
     only_start = report.model_copy(update={"rescales": (start,)})
     assert progress.last_rescale(None, Coordination(progress=only_start), NOW) is None

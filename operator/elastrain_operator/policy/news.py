@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from elastrain.api.job import Condition, ConditionType, JobStatus
-from elastrain.api.records import Target
+from elastrain.api.records import Target, in_words
 from elastrain_operator.model import Loss, Notice, Severity
 
 _SELF_EXPLAINING = frozenset(
@@ -48,7 +48,8 @@ def _rescaled(old: JobStatus, new: JobStatus) -> Iterable[Notice]:
     last = new.last_rescale
     if last and last != old.last_rescale:
         words = f"from {last.from_} to {last.to} ranks ({last.reason}), pause {last.pause_seconds:.2f} s"
-        yield Notice("Rescaled", f"{words}, {last.lost_steps} steps lost")
+        phases = f" ({in_words(last.phases)})" if last.phases else ""
+        yield Notice("Rescaled", f"{words}{phases}, {last.lost_steps} steps lost")
 
 
 def _conditions(old: JobStatus, new: JobStatus) -> Iterable[Notice]:

@@ -48,4 +48,5 @@ def _as_status(rescale: Rescale) -> LastRescale:
         reason=rescale.reason,
         pause_seconds=rescale.pause_seconds,
         lost_steps=rescale.lost_steps,
+        phases=rescale.phases,
     )

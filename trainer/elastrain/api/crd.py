@@ -142,7 +142,7 @@ def _relax_status(status: Schema) -> None:
 def _relax(schema: Schema) -> None:
     schema.pop("required", None)
     schema.pop("default", None)
-    if schema["type"] == "object":
+    if schema["type"] == "object" and "additionalProperties" not in schema:
         schema["x-kubernetes-preserve-unknown-fields"] = True
     for child in [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]:
         _relax(child)

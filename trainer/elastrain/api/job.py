@@ -163,6 +163,9 @@ class LastRescale(ApiModel):
     """From the last committed step before it to the first after it, as a survivor saw it."""
     lost_steps: int
     """Committed steps that had to be done again."""
+    phases: dict[str, float] = {}
+    """Seconds by phase of the rescale, as rank 0 measured them: detect, decide, connect, transfer, first_step. Those of
+    detect and decide are there for unplanned changes only; in planned ones ranks connect while training goes on."""
     time: str | None = None
     """When the operator first saw it."""
 

@@ -6,6 +6,7 @@ can share a job during an upgrade.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Self
 
@@ -150,6 +151,11 @@ class Rescale(Record):
     phases: dict[str, float] = {}
     """Seconds by phase: ``detect`` and ``decide`` (unplanned changes only), ``connect`` (in a planned change it goes on
     beside training and is no part of the pause), ``transfer`` of state, ``first_step``."""
+
+
+def in_words(phases: Mapping[str, float]) -> str:
+    """The phases of a rescale for people: ``detect 21 ms, connect 12 ms, first step 150 ms``."""
+    return ", ".join(f"{name.replace('_', ' ')} {seconds * 1000:.0f} ms" for name, seconds in phases.items())
 
 
 class CheckpointState(Record):

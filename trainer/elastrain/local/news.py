@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elastrain.api.records import Progress, Rescale
+from elastrain.api.records import Progress, Rescale, in_words
 from elastrain.local.status import LocalStatus, WorkerStatus, eta_seconds
 
 
@@ -73,10 +73,11 @@ def rescale_line(rescale: Rescale) -> str:
     """How one change of generation went."""
     if rescale.from_size == 0:
         return f"training starts on {rescale.to_size} rank{'s' * (rescale.to_size != 1)} at step {rescale.step}"
+    phases = f" ({in_words(rescale.phases)})" if rescale.phases else ""
     lost = f"{rescale.lost_steps} steps lost" if rescale.lost_steps else "no step lost"
     return (
         f"{rescale.from_size} → {rescale.to_size} ranks ({rescale.reason}) at step {rescale.step}: "
-        f"pause {rescale.pause_seconds * 1000:.0f} ms, {lost}"
+        f"pause {rescale.pause_seconds * 1000:.0f} ms{phases}, {lost}"
     )
 
 
