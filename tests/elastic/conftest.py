@@ -1,4 +1,5 @@
-"""A scripted agent: the test itself plays agents and leader, the ranks are real processes."""
+"""Groups whose ranks are threads of the test, and a scripted agent: the test itself plays agents and leader, the ranks
+are real processes."""
 
 import os
 import signal
@@ -7,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,9 @@ import pytest
 from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.api.records import Generation, GenerationMember
+from elastrain.elastic.communicator import Communicator
+from elastrain.elastic.meeting import MeetingPoint
+from elastrain.elastic.store import MeetingStore
 
 PATIENCE = 60.0
 """Seconds that a test waits for a condition before it fails, saying which."""
@@ -163,3 +168,59 @@ def world(tmp_path: Path) -> Iterator[World]:
     yield w
     for r in w.ranks.values():
         r.stop()
+
+
+@pytest.fixture
+def meeting_point() -> Iterator[MeetingPoint]:
+    point = MeetingPoint("127.0.0.1")
+    yield point
+    point.close()
+
+
+@pytest.fixture
+def generation(meeting_point: MeetingPoint) -> Callable[..., Generation]:
+    """Generations of workers ``w0``, ``w1`` … with one rank each, whose meeting point is served by the test."""
+
+    def of(world_size: int, number: int = 1) -> Generation:
+        place = {"address": "127.0.0.1", "store_port": meeting_point.port}
+        members = tuple(GenerationMember(id=f"m{r}", worker=f"w{r}", rank_offset=r, **place) for r in range(world_size))
+        return Generation(number=number, members=members, reason="Test", leader="m0")
+
+    return of
+
+
+@pytest.fixture
+def each() -> Callable[[Callable, Iterable], list]:
+    """Run on all ranks at once."""
+
+    def run(function: Callable, arguments: Iterable) -> list:
+        arguments = list(arguments)
+        with ThreadPoolExecutor(len(arguments)) as pool:
+            return list(pool.map(function, arguments, timeout=PATIENCE))
+
+    return run
+
+
+@pytest.fixture
+def connect(generation, each) -> Iterator[Callable[..., list[Communicator]]]:
+    """Groups of so many ranks; they are closed at the end."""
+    made: list[Communicator] = []
+
+    def of(world_size: int, number: int = 1) -> list[Communicator]:
+        g = generation(world_size, number)
+
+        def one(rank: int) -> Communicator:
+            return Communicator(of=g, rank=rank, store=MeetingStore(g, rank, lambda: False), address="127.0.0.1")
+
+        ranks = each(one, range(world_size))
+        made.extend(ranks)
+        return ranks
+
+    yield of
+    for c in made:
+        c.close()
+
+
+@pytest.fixture
+def pair(connect) -> list[Communicator]:
+    return connect(2)

@@ -41,8 +41,11 @@ class MeetingStore(dist.Store):
     has brought.
     """
 
-    def __init__(self, generation: Generation, rank: int, called_off: Callable[[], bool]) -> None:
+    def __init__(
+        self, generation: Generation, rank: int, called_off: Callable[[], bool], protocol: int = PROTOCOL
+    ) -> None:
         super().__init__()
+        self._protocol = protocol
         self._generation, self._rank, self._called_off = generation, rank, called_off
         self._values: dict[str, bytes] = {}
         self._met = False
@@ -95,7 +98,7 @@ class MeetingStore(dist.Store):
 
     def _ask(self, connection: socket.socket, end: float) -> dict[str, Any]:
         request = {
-            "protocol": PROTOCOL,
+            "protocol": self._protocol,
             "generation": self._generation.number,
             "rank": self._rank,
             "world_size": self._generation.world_size,

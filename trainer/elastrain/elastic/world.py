@@ -17,7 +17,7 @@ from elastrain.api.messages import Broken, Ready, Report
 from elastrain.api.records import Generation, Rescale
 from elastrain.checkpoint import CheckpointVolume
 from elastrain.data.order import Order
-from elastrain.elastic import state
+from elastrain.elastic import state, transfer
 from elastrain.elastic.communicator import Communicator, GenerationBroken
 from elastrain.elastic.module import ElasticModule
 from elastrain.elastic.report import Reporter, Switch, Times
@@ -224,7 +224,7 @@ class World:
             sources = _sources(table)
             behind = [r for r, row in enumerate(table) if row.step < furthest]
         if behind:
-            tree = state.transfer(self._tree, communicator, sources, behind, reuse=not self._has_state)
+            tree = transfer.move(self._tree, communicator, sources, behind, reuse=not self._has_state)
             if tree is not None:
                 self._load(tree)
         self._has_state = True

@@ -1,0 +1,93 @@
+"""State on its way between ranks, with all ranks as threads of the test: real gloo, real sockets."""
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastrain.elastic import digest, transfer
+from elastrain.elastic.communicator import Communicator, GenerationBroken
+
+TREE = {
+    "weights": torch.randn(7, 11, dtype=torch.float64),
+    "half": torch.randn(5).bfloat16(),
+    "mask": torch.tensor([True, False]),
+    "scalar": torch.tensor(3.0),
+    "empty": torch.empty(0),
+    "transposed": torch.arange(1200).reshape(30, 40).T,
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "with gaps": torch.arange(100)[::3],
+    "large": torch.randn(999),
+    "nested": {0: [1, "two", None, (3.0, torch.tensor([4]))]},
+}
+
+
+@pytest.fixture
+def small_pieces(monkeypatch) -> None:
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 400)
+    monkeypatch.setattr(transfer, "SMALL_BYTES", 200)
+
+
+@pytest.mark.parametrize(("sources", "receivers"), [([0], [1]), ([0], [1, 2]), ([0, 2], [1]), ([1, 2], [0, 3])])
+def test_state_arrives_equal_whoever_gives_and_takes(sources, receivers, small_pieces, connect, each) -> None:
+    ranks = connect(4)
+    received = each(lambda c: transfer.move(lambda: TREE, c, sources, receivers, reuse=False), ranks)
+    for rank, got in enumerate(received):
+        if rank in receivers:
+            assert_same(got, TREE)
+            assert got["nested"].keys() == {0}
+            assert got["channels last"].stride() == TREE["channels last"].stride()
+        else:
+            assert got is None
+
+
+def assert_same(a: object, b: object) -> None:
+    for x, y in zip(torch.utils._pytree.tree_leaves(a), torch.utils._pytree.tree_leaves(b), strict=True):
+        assert torch.equal(x, y) and x.dtype == y.dtype if isinstance(y, torch.Tensor) else x == y
+
+
+def test_state_arrives_in_the_receivers_own_tensors_if_they_fit_and_may_be_used(pair, each, small_pieces) -> None:
+    fits, other_type = torch.zeros(999), torch.zeros(500)
+    theirs = {"fits": torch.randn(999), "other type": torch.randn(500).double(), "new": torch.ones(3)}
+    trees = [theirs, {"fits": fits, "other type": other_type}]
+    received = each(lambda c: transfer.move(lambda: trees[c.rank], c, [0], [1], reuse=True), pair)[1]
+    assert_same(received, theirs)
+    assert received["fits"].data_ptr() == fits.data_ptr()
+    assert not other_type.any()
+
+
+def test_generation_is_broken_if_a_piece_arrives_damaged(pair, each, monkeypatch, small_pieces) -> None:
+    of_bytes = digest.of_bytes
+    receiving = threading.local()
+    monkeypatch.setattr(digest, "of_bytes", lambda data: of_bytes(data) ^ getattr(receiving, "damaged", 0))
+
+    def exchange(c: Communicator) -> str | None:
+        receiving.damaged = c.rank
+        try:
+            transfer.move(lambda: TREE, c, [0], [1], reuse=False)
+        except GenerationBroken as e:
+            return e.cause
+        return None
+
+    assert each(exchange, pair)[1] == "state from rank 0 arrived damaged: checksums differ"
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 300), max_size=40),
+    st.lists(st.integers(0, 7), min_size=1, max_size=4, unique=True),
+    st.integers(0, 3),
+)
+def test_every_byte_travels_once_in_pieces_within_the_bound(sizes, sources, receiver) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "PIECE_BYTES", 50)
+        patch.setattr(transfer, "SMALL_BYTES", 10)
+        pieces = transfer.cut(sizes)
+    travels = [(index, byte) for p in pieces for index, start, n in p.parts for byte in range(start, start + n)]
+    assert sorted(travels) == [(index, byte) for index, size in enumerate(sizes) for byte in range(size)]
+    assert all(0 < p.nbytes <= 50 for p in pieces)
+    givers = transfer.share(pieces, sources, receiver)
+    assert set(givers) <= set(sources)
+    assert all(giver == sources[0] for p, giver in zip(pieces, givers, strict=True) if p.packed)
