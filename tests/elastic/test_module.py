@@ -1,0 +1,130 @@
+"""DDP over exchangeable groups, with both ranks as threads of the test."""
+
+import pytest
+import torch
+from torch import nn
+
+from elastrain.elastic.communicator import Communicator
+from elastrain.elastic.module import ElasticModule
+
+
+class TwoTowers(nn.Module):
+    """Its gradients come in another order than its parameters were made in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late, self.early = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.flipped = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.early(self.late(x)) if self.flipped else self.late(self.early(x))
+
+
+def warmed_up(*, flipped: bool = False, **options: object) -> ElasticModule:
+    torch.manual_seed(0)
+    model = ElasticModule(TwoTowers(), **options)
+    model.module.flipped = flipped
+    model(torch.ones(2, 3)).sum().backward()
+    model.detach()
+    model.module.flipped = False
+    return model
+
+
+def gradient(model: ElasticModule, scale: float) -> torch.Tensor:
+    model.zero_grad()
+    loss = model(torch.ones(2, 3)).sum() * scale
+    model.set_control([], loss)
+    loss.backward()
+    grad = model.module.early.weight.grad
+    assert grad is not None
+    return grad.clone()
+
+
+def test_gradients_are_summed_over_the_group_and_ddp_is_kept_if_the_buckets_are_the_same(pair, each) -> None:
+    models = [warmed_up(), warmed_up()]
+    assert models[0].layout == models[1].layout != 0
+    wrapped = [m._ddp for m in models]
+    alone = gradient(warmed_up(), 1.0)
+
+    def rank(c: Communicator) -> torch.Tensor:
+        models[c.rank].attach(c, keep=True)
+        return gradient(models[c.rank], c.rank + 1.0)
+
+    for summed in each(rank, pair):
+        torch.testing.assert_close(summed, 3 * alone)
+    assert [m._ddp for m in models] == wrapped
+
+
+def test_gradients_stay_local_before_the_first_generation() -> None:
+    model = warmed_up()
+    torch.testing.assert_close(gradient(model, 2.0), 2 * gradient(warmed_up(), 1.0))
+
+
+def test_every_group_can_be_exchanged_for_another(connect, each) -> None:
+    models = [warmed_up() for _ in range(3)]
+    alone = gradient(warmed_up(), 1.0)
+    for number, size in enumerate([2, 3, 1, 2], start=1):
+
+        def rank(c: Communicator) -> torch.Tensor:
+            models[c.rank].attach(c, keep=True)
+            return gradient(models[c.rank], 1.0)
+
+        for summed in each(rank, connect(size, number)):
+            torch.testing.assert_close(summed, size * alone)
+
+
+def test_the_same_step_can_be_done_again_after_a_group_broke(pair, connect, each) -> None:
+    models = [warmed_up(), warmed_up()]
+    models[0].attach(pair[0], keep=True)
+    pair[1].abort("lost")
+    gradient(models[0], 1.0)
+    assert pair[0].broken
+
+    def rank(c: Communicator) -> torch.Tensor:
+        models[c.rank].attach(c, keep=True)
+        return gradient(models[c.rank], 1.0)
+
+    alone = gradient(warmed_up(), 1.0)
+    for summed in each(rank, connect(2, 2)):
+        torch.testing.assert_close(summed, 2 * alone)
+
+
+def test_no_generation_can_begin_with_the_buckets_if_ddp_has_collectives_of_its_own(pair, each) -> None:
+    models = [warmed_up(find_unused_parameters=True) for _ in range(2)]
+    assert [m.layout for m in models] == [0, 0]
+    alone = gradient(warmed_up(), 1.0)
+
+    def rank(c: Communicator) -> list[torch.Tensor]:
+        models[c.rank].attach(c, keep=False)
+        return [gradient(models[c.rank], 1.0)]
+
+    for (summed,) in each(rank, pair):
+        torch.testing.assert_close(summed, 2 * alone)
+
+
+def test_all_wrap_anew_if_gradients_came_in_another_order_on_one_rank(pair, each) -> None:
+    models = [warmed_up(), warmed_up(flipped=True)]
+    assert models[0].layout != models[1].layout
+    alone = gradient(warmed_up(), 1.0)
+
+    def rank(c: Communicator) -> list[torch.Tensor]:
+        model = models[c.rank]
+        model.attach(c, keep=False)
+        return [gradient(model, 1.0) for _ in range(3)]  # DDP has its buckets rebuilt as rank 0 says
+
+    for sums in each(rank, pair):
+        for summed in sums:
+            torch.testing.assert_close(summed, 2 * alone)
+
+
+@pytest.mark.parametrize("mode", ["eval", "no_grad"])
+def test_evaluation_runs_through_the_model_itself(mode) -> None:
+    model = warmed_up()
+    hits: list[int] = []
+    model._ddp.register_forward_hook(lambda *_: hits.append(1))
+    if mode == "eval":
+        model.eval()(torch.ones(2, 3))
+    else:
+        with torch.no_grad():
+            model(torch.ones(2, 3))
+    assert not hits
