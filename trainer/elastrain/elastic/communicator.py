@@ -13,11 +13,13 @@ group has either our own port at its near end or a peer's port at its far end.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -25,9 +27,12 @@ import torch
 import torch.distributed as dist
 
 from elastrain.api.records import Generation
+from elastrain.elastic.channel import Channels
 
 CONNECT_TIMEOUT = timedelta(seconds=30)
 """Bound of forming a group once all its ranks have met (:func:`elastrain.elastic.store.meet`)."""
+ABORT_SECONDS = 0.1
+"""From an abort until collectives count as stuck. Those that end by it do so within 2 ms; busy machines need longer."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Bound of one collective, torch's own default. Lost peers do not wait for it: their generation is aborted."""
 
@@ -64,12 +69,19 @@ class Communicator:
         self._broken: str | None = None
         self.broken_at: float | None = None
         """Monotonic time at which it was; None while it is healthy."""
+        self.stuck = False
+        """A collective did not end when it was aborted: what it was given must not be used again."""
         self._sockets: list[socket.socket] = []
+        self._pending: dict[int, _Pending] = {}
+        self._given_up = False
         options = dist.ProcessGroupGloo._Options()
         device, port = _make_device(address)
         options._devices = [device]
         options._timeout = CONNECT_TIMEOUT
-        store.set(f"listen/{rank}", str(port))  # goes out with gloo's own keys
+        with _device_lock:
+            self._channels = Channels(address)
+        store.set(f"listen/{rank}", str(port))  # these go out with gloo's own keys
+        store.set(f"channels/{rank}", self._channels.invitation)
         backend = dist.ProcessGroupGloo(store, rank, world_size, options)
         backend._set_default_timeout(COLLECTIVE_TIMEOUT)
         peers = {int(store.get(f"listen/{r}")) for r in range(world_size) if r != rank}
@@ -78,6 +90,7 @@ class Communicator:
         self.group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             self.group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
+        self._invitations = {r: store.get(f"channels/{r}").decode() for r in range(world_size)}
         self.connected_at = time.monotonic()
 
     @property
@@ -93,14 +106,21 @@ class Communicator:
     def abort(self, cause: str) -> None:
         """End whatever is blocked in this group's collectives, here and (by the closed connections) at the peers.
 
-        Idempotent, any thread, does not block. The first cause stays.
+        Idempotent, any thread, does not block. The first cause stays. A collective that has not ended
+        ``ABORT_SECONDS`` later never will, and is waited for no longer (:attr:`stuck`).
         """
         with self._lock:
-            if self._broken is None:
+            first = self._broken is None
+            if first:
                 self._broken, self.broken_at = cause, time.monotonic()
             for s in self._sockets:
                 with contextlib.suppress(OSError):  # already closed by the peer
                     s.shutdown(socket.SHUT_RDWR)
+        self._channels.shut()
+        if first:
+            timer = threading.Timer(ABORT_SECONDS, self._give_up)
+            timer.daemon = True
+            timer.start()
 
     def close(self) -> None:
         """Release the group. Takes about 10 ms per peer (gloo joins its pairs); call it off the training thread."""
@@ -109,7 +129,49 @@ class Communicator:
             sockets, self._sockets = self._sockets, []
         for s in sockets:
             s.close()
+        self._channels.close()
+        if self.stuck:
+            # Its destructor would join the threads that do not come back. They hold two stacks and a few descriptors.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
         self.group = None
+
+    def _give_up(self) -> None:
+        with self._lock:
+            self._given_up = True
+            left, self._pending = self._pending, {}
+            self.stuck = self.stuck or bool(left)
+        for pending in left.values():
+            pending.end(RuntimeError(self._broken))
+
+    def _own(self, work: dist.Work, result: Any, *, on_failure: Any = None) -> torch.futures.Future[Any]:
+        """A future of our own for ``work``, which an abort can complete.
+
+        gloo cannot be relied on for that: of a message that is half sent or half received when its connection ends, the
+        waiting operation is told nothing. The future's value is ``result``; after a failure it is ``on_failure`` if
+        that is given, else waiting raises ``RuntimeError``.
+        """
+        pending = _Pending(torch.futures.Future(), result, on_failure)
+        with self._lock:
+            key = id(pending)
+            self._pending[key] = pending
+            given_up = self._given_up
+
+        def ended(future: torch.futures.Future[Any]) -> None:
+            with self._lock:
+                if self._pending.pop(key, None) is None:
+                    return  # it was waited for no longer
+            try:
+                future.value()
+            except RuntimeError as e:
+                self.abort(first_line(e))
+                pending.end(e)
+            else:
+                pending.end(None)
+
+        work.get_future().add_done_callback(ended)
+        if given_up:
+            self._give_up()
+        return pending.future
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -118,7 +180,7 @@ class Communicator:
             yield
         except GenerationBroken:
             raise
-        except RuntimeError as e:  # torch raises plain RuntimeError from gloo
+        except (RuntimeError, OSError) as e:  # torch raises plain RuntimeError from gloo
             self.abort(first_line(e))
             raise GenerationBroken(self.generation, self._broken or first_line(e)) from e
         if self._broken is not None:
@@ -130,33 +192,17 @@ class Communicator:
         mine = torch.tensor(values, dtype=torch.int64)
         out = [torch.empty_like(mine) for _ in range(self.world_size)]
         with self.guard():
-            self.group.allgather([out], [mine]).wait()
+            self._own(self.group.allgather([out], [mine]), out).wait()
         return [t.tolist() for t in out]
 
-    def send(self, tensor: torch.Tensor, to: int) -> None:
-        """Give ``tensor`` (contiguous, CPU) to rank ``to``, which calls :meth:`receive` for one of the same shape."""
-        self.start_send(tensor, to)()
+    def accept(self, ranks: Collection[int]) -> dict[int, socket.socket]:
+        """Connections from ``ranks``, each of which calls :meth:`connect`. Raises ``OSError`` if aborted."""
+        return self._channels.accept(ranks)
 
-    def receive(self, tensor: torch.Tensor, source: int) -> None:
-        """Fill ``tensor`` (contiguous, CPU) with what rank ``source`` sends."""
-        self.start_receive(tensor, source)()
-
-    def start_send(self, tensor: torch.Tensor, to: int) -> Callable[[], None]:
-        """Begin to :meth:`send`; what is returned waits for the end of it. Messages of a pair of ranks keep order."""
-        with self.guard():
-            return self._ended(self.group.send([tensor], to, 0))
-
-    def start_receive(self, tensor: torch.Tensor, source: int) -> Callable[[], None]:
-        """Begin to :meth:`receive`; what is returned waits for the end of it."""
-        with self.guard():
-            return self._ended(self.group.recv([tensor], source, 0))
-
-    def _ended(self, work: dist.Work) -> Callable[[], None]:
-        def wait() -> None:
-            with self.guard():
-                work.wait()
-
-        return wait
+    def connect(self, rank: int) -> socket.socket:
+        """A connection to ``rank``, which calls :meth:`accept`. Raises ``OSError``."""
+        address = next(m.address for m in reversed(self.of.members) if m.rank_offset <= rank)
+        return self._channels.connect(self.rank, address, self._invitations[rank])
 
     def fail(self, cause: str) -> NoReturn:
         """Break the generation for a reason that only the caller can see."""
@@ -174,21 +220,29 @@ class Communicator:
         """
         if self._broken is None:
             try:
-                work = self.group.allreduce([buffer])
+                return self._own(self.group.allreduce([buffer]), buffer, on_failure=buffer)
             except RuntimeError as e:
                 self.abort(first_line(e))
-            else:
-                return work.get_future().then(lambda f: self._result(f, buffer))
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(buffer)
         return done
 
-    def _result(self, future: torch.futures.Future[Any], buffer: torch.Tensor) -> torch.Tensor:
-        try:
-            return future.value()[0]
-        except RuntimeError as e:
-            self.abort(first_line(e))
-            return buffer
+
+@dataclass(slots=True)
+class _Pending:
+    """A collective under way."""
+
+    future: torch.futures.Future[Any]
+    result: Any
+    on_failure: Any
+
+    def end(self, error: BaseException | None) -> None:
+        if error is None:
+            self.future.set_result(self.result)
+        elif self.on_failure is not None:
+            self.future.set_result(self.on_failure)
+        else:
+            self.future.set_exception(error)
 
 
 def solo_group() -> dist.ProcessGroup:

@@ -30,6 +30,8 @@ _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS
 """DDP's option has got a new name in torch 2.13."""
 
 
+_IN_ORDER_OF_PARAMETERS = 1
+"""Layout of buckets that DDP makes before it has seen a backward."""
 _OWN_COLLECTIVES = ("find_unused_parameters", "static_graph")
 """DDP options under which it communicates by itself, beside the hook."""
 
@@ -55,8 +57,6 @@ class ElasticModule(nn.Module):
         self._keeps = not any(ddp_options.get(option) for option in _OWN_COLLECTIVES)
         self._communicator: Communicator | None = None
         self._layout = 0
-        self._alone = True
-        """DDP was made on a group of this rank alone."""
 
     @property
     def layout(self) -> int:
@@ -71,16 +71,19 @@ class ElasticModule(nn.Module):
         self.detach()
         self._communicator = communicator
         if not keep:
-            self._layout, self._alone = 0, False
-            self.__dict__["_ddp"] = self._wrap(communicator.group)
+            self.__dict__["_ddp"] = self._wrap(solo_group() if self._keeps else communicator.group)
+            self._settle()
 
     def detach(self) -> None:
         """Train over nothing; gradients of the last step are dropped."""
-        self._communicator = None
+        communicator, self._communicator = self._communicator, None
+        if communicator is not None and communicator.stuck:
+            # gloo may still hold the memory of the buckets: nobody must write there again.
+            self._layout, self.__dict__["_ddp"] = 0, None
         for p in (*self.module.parameters(), self._carrier.control):
             p.grad = None
         if self._ddp is not None and self._keeps and not self._layout:
-            self._note_layout()
+            self._rebuild()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Within it backward adds to the local gradients and sums nothing over the ranks (DDP's ``no_sync``)."""
@@ -106,19 +109,22 @@ class ElasticModule(nn.Module):
         done.set_result(bucket.buffer())
         return done
 
-    def _note_layout(self) -> None:
-        """Take note of DDP's buckets, if they will not change any more.
-
-        It rebuilds them once, after its first backward, in the order in which that made the gradients; where that
-        needs nobody else, it is done here, out of any step.
-        """
-        ddp = self._ddp
-        if self._alone and ddp.reducer._rebuild_buckets():
-            ddp._has_rebuilt_buckets = True
-        if ddp._has_rebuilt_buckets:
+    def _rebuild(self) -> None:
+        """Have DDP rebuild its buckets now, as it does once after its first backward, and take note of them."""
+        reducer = self._ddp.reducer
+        if reducer._rebuild_buckets():
             numbers = {id(p): i for i, p in enumerate(self._carrier.parameters())}
-            buckets = [[numbers[id(p)] for p in b.parameters()] for b in ddp.reducer._get_zeros_like_grad_buckets()]
+            buckets = [[numbers[id(p)] for p in b.parameters()] for b in reducer._get_zeros_like_grad_buckets()]
             self._layout = digest.of_value(buckets)
+
+    def _settle(self) -> None:
+        """Leave DDP's buckets in the order of the parameters, which is the same everywhere.
+
+        To rebuild them is a collective, and takes place in a forward.
+        """
+        if self._keeps:
+            self._ddp.reducer = _Settled(self._ddp.reducer)
+            self._layout = _IN_ORDER_OF_PARAMETERS
 
     def set_control(self, connected: Collection[int], weighted_loss: torch.Tensor) -> None:
         """What the next backward contributes (:mod:`elastrain.elastic.control`); nothing waits for the loss."""
@@ -139,7 +145,7 @@ class ElasticModule(nn.Module):
         if not torch.is_grad_enabled() or not self.training:
             return self.module(*args, **kwargs)
         if self._ddp is None:
-            self.__dict__["_ddp"], self._alone = self._wrap(solo_group()), True
+            self.__dict__["_ddp"] = self._wrap(solo_group())
         return self._ddp(*args, **kwargs)
 
 
@@ -175,6 +181,19 @@ class _Carry(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         return grads[0], ctx.values.clone(), None
+
+
+class _Settled:
+    """DDP's reducer, but that it does not rebuild its buckets."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
 
 
 def _untyped(hook: Callable[..., Any]) -> Callable[..., Any]:

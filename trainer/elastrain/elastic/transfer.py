@@ -11,8 +11,9 @@ the way would else train on for ever.
 from __future__ import annotations
 
 import pickle
-from collections import deque
-from collections.abc import Callable, Sequence
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,17 +21,16 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from elastrain.elastic import digest
+from elastrain.elastic import channel, digest
 from elastrain.elastic.communicator import Communicator
 from elastrain.elastic.state import Slot, is_dense, raw_bytes, slot
 
 PIECE_BYTES = 8 * 2**20
-"""Bytes of one message."""
-IN_FLIGHT = 4
-"""Messages under way from or to one rank. Times ``PIECE_BYTES`` it bounds the memory that a transfer needs beside the
-state itself (packed tensors, and those that are copied from a GPU)."""
+"""Bytes of one piece, and so the memory that a connection needs beside the state itself (for packed tensors, and those
+that are copied from a GPU)."""
 SMALL_BYTES = 256 * 2**10
 """Tensors below this size are packed."""
+_LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,85 +88,89 @@ def move(
     """
     rank = communicator.rank
     if rank in sources:
-        _give(tree(), communicator, sources, receivers)
+        with communicator.guard():
+            _give(tree(), communicator, sources, receivers)
     elif rank in receivers:
-        return _take(tree() if reuse else None, communicator, sources, receivers.index(rank))
+        with communicator.guard():
+            return _take(tree() if reuse else None, communicator, sources, receivers.index(rank))
     return None
 
 
 def _give(tree: Any, communicator: Communicator, sources: Sequence[int], receivers: Sequence[int]) -> None:
-    if communicator.rank == sources[0]:
-        header = torch.frombuffer(bytearray(pickle.dumps(_pytree.tree_map(slot, tree))), dtype=torch.uint8)
-        for receiver in receivers:
-            communicator.send(torch.tensor([len(header)]), receiver)
-            communicator.send(header, receiver)
+    rank = communicator.rank
+    header = pickle.dumps(_pytree.tree_map(slot, tree)) if rank == sources[0] else b""
     tensors = [leaf.detach() for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     pieces = cut([t.nbytes for t in tensors])
-    givers = [share(pieces, sources, j) for j in range(len(receivers))]
-    flow = _Flow()
-    sums: dict[int, list[int]] = {receiver: [] for receiver in receivers}
-    for i, piece in enumerate(pieces):
-        mine = [receiver for j, receiver in enumerate(receivers) if givers[j][i] == communicator.rank]
-        if not mine:
-            continue
-        data = _pack(tensors, piece) if piece.packed else _slice(tensors, piece).cpu()
-        checksum = digest.of_bytes(data)
-        for receiver in mine:
-            sums[receiver].append(checksum)
-            flow.add(communicator.start_send(data, receiver))
-    flow.finish()
-    for receiver in receivers:
-        communicator.send(torch.tensor([len(sums[receiver]), *sums[receiver]]), receiver)
+
+    def serve(place: int, connection: socket.socket) -> None:
+        if header:
+            connection.sendall(len(header).to_bytes(_LENGTH_BYTES, "big") + header)
+        sums = []
+        for piece, source in zip(pieces, share(pieces, sources, place), strict=True):
+            if source == rank:
+                data = _pack(tensors, piece) if piece.packed else _slice(tensors, piece).cpu()
+                connection.sendall(data.numpy())
+                sums.append(digest.of_bytes(data))
+        connection.sendall(b"".join(map(_encode, sums)))
+
+    connections = communicator.accept(receivers)
+    _at_once(partial(serve, place, connections[receiver]) for place, receiver in enumerate(receivers))
 
 
 def _take(mine: Any, communicator: Communicator, sources: Sequence[int], place: int) -> Any:
     """A tree from :func:`_give`; tensors on the CPU, those of ``mine`` where they fit."""
-    size = torch.zeros(1, dtype=torch.int64)
-    communicator.receive(size, sources[0])
-    header = torch.empty(int(size), dtype=torch.uint8)
-    communicator.receive(header, sources[0])
-    tree = _allocate(pickle.loads(header.numpy().tobytes()), mine)  # noqa: S301 - from a rank of the same job
+    connections = [communicator.connect(source) for source in sources]
+    length = int.from_bytes(channel.receive(connections[0], bytearray(_LENGTH_BYTES)), "big")
+    header = channel.receive(connections[0], bytearray(length))
+    tree = _allocate(pickle.loads(header), mine)  # noqa: S301 - from a rank of the same job
     tensors = [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     pieces = cut([t.nbytes for t in tensors])
     givers = share(pieces, sources, place)
-    flow = _Flow()
-    sums: dict[int, list[int]] = {source: [] for source in sources}
-    for piece, source in zip(pieces, givers, strict=True):
-        data = torch.empty(piece.nbytes, dtype=torch.uint8) if piece.packed else _slice(tensors, piece)
-        flow.add(communicator.start_receive(data, source), partial(_arrived, tensors, piece, data, sums[source]))
-    flow.finish()
-    for source in sources:
-        told = torch.empty(1 + len(sums[source]), dtype=torch.int64)
-        communicator.receive(told, source)
-        if told.tolist() != [len(sums[source]), *sums[source]]:
+
+    def fetch(source: int, connection: socket.socket) -> None:
+        sums = bytearray()
+        for piece, giver in zip(pieces, givers, strict=True):
+            if giver == source:
+                data = torch.empty(piece.nbytes, dtype=torch.uint8) if piece.packed else _slice(tensors, piece)
+                channel.receive(connection, data.numpy())
+                sums += _encode(digest.of_bytes(data))
+                _unpack(tensors, piece, data)
+        if channel.receive(connection, bytearray(len(sums))) != sums:
             communicator.fail(f"state from rank {source} arrived damaged: checksums differ")
+
+    _at_once(partial(fetch, *pair) for pair in zip(sources, connections, strict=True))
     return tree
 
 
-class _Flow:
-    """Messages under way, at most ``IN_FLIGHT`` of them; they end in the order in which they began."""
+def _at_once(tasks: Iterable[Callable[[], None]]) -> None:
+    """Do all, each in a thread of its own but for the first. Raises what the first one raised that failed.
 
-    def __init__(self) -> None:
-        self._under_way: deque[tuple[Callable[[], None], Callable[[], None] | None]] = deque()
+    If one fails, the others are sure to end: it was because the connections ended, or is followed by it.
+    """
+    first, *others = tasks
+    errors: list[BaseException] = []
 
-    def add(self, wait: Callable[[], None], then: Callable[[], None] | None = None) -> None:
-        self._under_way.append((wait, then))
-        while len(self._under_way) >= IN_FLIGHT:
-            self._end_first()
+    def run(task: Callable[[], None]) -> None:
+        try:
+            task()
+        except (OSError, RuntimeError) as e:
+            errors.append(e)
 
-    def finish(self) -> None:
-        while self._under_way:
-            self._end_first()
+    threads = [threading.Thread(target=run, args=(task,), name="elastrain-transfer") for task in others]
+    for thread in threads:
+        thread.start()
+    run(first)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
-    def _end_first(self) -> None:
-        wait, then = self._under_way.popleft()
-        wait()
-        if then is not None:
-            then()
+
+def _encode(checksum: int) -> bytes:
+    return checksum.to_bytes(8, "big")
 
 
-def _arrived(tensors: Sequence[torch.Tensor], piece: Piece, data: torch.Tensor, sums: list[int]) -> None:
-    sums.append(digest.of_bytes(data))
+def _unpack(tensors: Sequence[torch.Tensor], piece: Piece, data: torch.Tensor) -> None:
     if piece.packed:
         chunks = data.split([length for _, _, length in piece.parts])
         for (index, _, _), chunk in zip(piece.parts, chunks, strict=True):

@@ -1,0 +1,103 @@
+"""Plain connections between two ranks of a generation, for state.
+
+gloo could carry it, but for what it does when a connection ends in the middle of a large message: the operation that
+was half done is told nothing, and waits for its timeout (its ``Pair::signalException`` passes over ``tx_`` and
+``rx_``). A joiner whose source is killed while it sends would sit there for minutes. A socket of our own ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import socket
+import threading
+from collections.abc import Collection
+from typing import Any
+
+CONNECT_SECONDS = 30.0
+"""Bound of one connect; both ends are in the generation, and were alive a moment ago."""
+_TOKEN_BYTES = 16
+_RANK_BYTES = 4
+
+
+class Channels:
+    """The ends of a rank's connections. Those who are to connect learn the ``invitation`` from their meeting.
+
+    Any thread may call :meth:`shut`, which ends what others are blocked in; the rest is for one thread.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Listen on a free port of ``address``."""
+        family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+        self._listener = socket.create_server((address, 0), family=family)
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._lock = threading.Lock()
+        self._shut = False
+        self._open: list[socket.socket] = [self._listener]
+
+    @property
+    def invitation(self) -> str:
+        """Where to connect to, and the proof of having been told so."""
+        return f"{self._listener.getsockname()[1]} {self._token.hex()}"
+
+    def accept(self, ranks: Collection[int]) -> dict[int, socket.socket]:
+        """Wait for these ranks to connect. Raises ``OSError`` when shut."""
+        accepted: dict[int, socket.socket] = {}
+        while len(accepted) < len(ranks):
+            connection = self._keep(self._listener.accept()[0])
+            with contextlib.suppress(ConnectionError):  # a stranger who hung up
+                hello = receive(connection, bytearray(_TOKEN_BYTES + _RANK_BYTES))
+                rank = int.from_bytes(hello[_TOKEN_BYTES:], "big")
+                if hmac.compare_digest(hello[:_TOKEN_BYTES], self._token) and rank in ranks:
+                    accepted[rank] = connection
+                    continue
+            connection.close()
+        return accepted
+
+    def connect(self, rank: int, address: str, invitation: str) -> socket.socket:
+        """Connect, as ``rank``, to the one at ``address`` that gave ``invitation``. Raises ``OSError``."""
+        port, token = invitation.split()
+        family, kind, protocol, _, target = socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)[0]
+        connection = self._keep(socket.socket(family, kind, protocol))
+        connection.settimeout(CONNECT_SECONDS)
+        connection.connect(target)
+        connection.settimeout(None)
+        connection.sendall(bytes.fromhex(token) + rank.to_bytes(_RANK_BYTES, "big"))
+        return connection
+
+    def shut(self) -> None:
+        """End every connection, and every wait for one. Idempotent."""
+        with self._lock:
+            self._shut = True
+            for connection in self._open:
+                with contextlib.suppress(OSError):  # not connected yet, or no more
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Release everything."""
+        self.shut()
+        with self._lock:
+            for connection in self._open:
+                connection.close()
+            self._open = []
+
+    def _keep(self, connection: socket.socket) -> socket.socket:
+        with self._lock:
+            if self._shut:
+                connection.close()
+                raise ConnectionAbortedError("the connections of this generation were shut")
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._open.append(connection)
+        return connection
+
+
+def receive(connection: socket.socket, into: Any) -> Any:
+    """Fill the writable buffer ``into`` and return it. Raises ``OSError`` if the connection ends before."""
+    view = memoryview(into).cast("B")
+    while view:
+        count = connection.recv_into(view)
+        if count == 0:
+            raise ConnectionResetError("the connection ended")
+        view = view[count:]
+    return into
