@@ -160,7 +160,8 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> Zygote | Execu
 
 
 def _words(plan: Forked, channel: int, environment: Mapping[str, str]) -> list[str]:
-    preload = [module.strip() for module in environment.get(names.ENV_PRELOAD, "").split(",")]
+    asked = [module.strip() for module in environment.get(names.ENV_PRELOAD, "").split(",")]
+    for_checkpoints = zygote.PRELOAD_FOR_CHECKPOINTS if environment.get(names.ENV_CHECKPOINT) else ()
     job = zygote.Job(
         agent=os.getpid(),
         channel=channel,
@@ -168,7 +169,7 @@ def _words(plan: Forked, channel: int, environment: Mapping[str, str]) -> list[s
         target=plan.target,
         is_module=plan.is_module,
         arguments=plan.arguments,
-        preload=[*zygote.PRELOAD, *(module for module in preload if module)],
+        preload=[*zygote.PRELOAD, *for_checkpoints, *(module for module in asked if module)],
     )
     boot = [*plan.interpreter, "-c", zygote.BOOT, first_path_entry(plan), json.dumps(asdict(job))]
     return [*boot, zygote.padding(boot, plan.command)]
