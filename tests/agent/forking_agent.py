@@ -1,8 +1,9 @@
 """What an agent does about its ranks, and nothing else; told what to do by the lines of its standard input.
 
-Its one argument is JSON: ``command``, ``variables`` (added to the environment), ``nproc``, and ``preload`` (what the
-zygote imports by itself). ``start``: start all ranks, and answer when they run. ``reap``: answer when all have ended.
-``start and kill``: both, without waiting. Answers are JSON lines; the log is on standard error.
+Its one argument is JSON: ``command``, ``variables`` (added to the environment), ``nproc``, ``preload`` (what the zygote
+imports by itself), and the bounds ``warm_seconds`` and ``fork_seconds``. ``start``: start all ranks, and answer when
+they run. ``reap``: answer when all have ended. ``start and kill``: start, and SIGTERM at once, without waiting. Answers
+are JSON lines; the log is on standard error.
 """
 
 import json
@@ -13,12 +14,13 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from elastrain.agent import zygote
+from elastrain.agent import forker, zygote
 from elastrain.agent.forker import Zygote, launch
 from elastrain.agent.supervisor import Supervisor, become_reaper
 
 asked = json.loads(sys.argv[1])
 zygote.PRELOAD = tuple(asked["preload"])
+forker.WARM_SECONDS, forker.FORK_SECONDS = asked["warm_seconds"], asked["fork_seconds"]
 environment = {**os.environ, **asked["variables"]}
 become_reaper()
 answers = os.fdopen(os.dup(1), "w", buffering=1)

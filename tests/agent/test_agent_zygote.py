@@ -90,15 +90,28 @@ class Agent:
 
 @pytest.fixture
 def agent(tmp_path) -> Iterator[Callable[..., Agent]]:
-    """``agent("train.py", "x", code=..., preload=["torch"], fork="off", NAME=value)``: started in ``tmp_path``, where
-    ``train.py`` is."""
+    """``agent("train.py", "x", code=..., preload=["torch"], NAME=value)``: started in ``tmp_path``, where ``train.py``
+    is."""
     agents: list[Agent] = []
 
-    def start(*words: str, code: str, nproc: int = 1, preload: tuple[str, ...] = (), **variables: str) -> Agent:
+    def start(
+        *words: str,
+        code: str,
+        nproc: int = 1,
+        preload: tuple[str, ...] = (),
+        warm_seconds: float = 60,
+        fork_seconds: float = 20,
+        **variables: str,
+    ) -> Agent:
         (tmp_path / "train.py").write_text(code)
-        variables.setdefault("ELASTRAIN_FORK_RANKS", "on")
-        command = [sys.executable, *words]
-        asked = {"command": command, "nproc": nproc, "preload": preload, "variables": variables}
+        asked = {
+            "command": [sys.executable, *words],
+            "nproc": nproc,
+            "preload": preload,
+            "warm_seconds": warm_seconds,
+            "fork_seconds": fork_seconds,
+            "variables": {"ELASTRAIN_FORK_RANKS": "on", **variables},
+        }
         agents.append(Agent(tmp_path, tmp_path / f"{len(agents)}.log", asked))
         return agents[-1]
 
@@ -211,6 +224,25 @@ def test_ranks_are_executed_if_what_is_preloaded_forbids_a_fork(agent, tmp_path,
     assert a.reap()[0]["log_tail"] == "hello"
     assert why in a.log
     assert "how=executed" in a.log
+
+
+def test_ranks_are_executed_if_the_zygote_does_not_answer(agent):
+    a = agent("train.py", code="print('hello')", fork_seconds=0.3)
+    a.start()
+    a.reap()
+    os.kill(a.zygote, signal.SIGSTOP)
+    a.start()
+    assert a.reap()[0]["log_tail"] == "hello"
+    assert "did not answer within 0.3 s" in a.log
+
+
+def test_ranks_are_executed_if_the_imports_take_too_long(agent, tmp_path):
+    os.mkfifo(tmp_path / "never")
+    (tmp_path / "heavy.py").write_text("open('never').read()")
+    a = agent("train.py", code="print('hello')", warm_seconds=0.3, ELASTRAIN_PRELOAD="heavy")
+    a.start()
+    assert a.reap()[0]["log_tail"] == "hello"
+    assert "not done its imports within 0.3 s" in a.log
 
 
 def test_ranks_that_wait_for_the_zygote_can_be_killed(agent, tmp_path):
