@@ -77,6 +77,9 @@ COPY --from=requirements /requirements/trainer.txt /opt/elastrain/requirements.t
 RUN /opt/elastrain/venv/bin/pip install --no-cache-dir -r /opt/elastrain/requirements.txt $EXTRA_PACKAGES
 COPY --from=wheel /wheels /opt/elastrain/wheels
 RUN /opt/elastrain/venv/bin/pip install --no-cache-dir --no-deps /opt/elastrain/wheels/*.whl
+# Workers may not write compiled files. pip has compiled what it installed, but the base image may lack the standard
+# library's, and then every start of a process would compile it again.
+RUN python3 -c "import compileall, sysconfig; compileall.compile_dir(sysconfig.get_path('stdlib'), quiet=2)"
 COPY examples /opt/elastrain/examples
 ENV PATH=/opt/elastrain/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532

@@ -151,7 +151,7 @@ class Elastrain(System):
 
     def node(self, number: int) -> tuple[list[str], dict[str, str]]:
         name = f"node-{number}"
-        command = [sys.executable, "-m", "elastrain.cli", "agent", "--", sys.executable, "-m"]
+        command = [sys.executable, "-m", "elastrain", "agent", "--", sys.executable, "-m"]
         checkpoint = CheckpointSpec(path=str(self.directory / "checkpoints"), every_steps=self.checkpoint_every)
         return [*command, "rescale_harness.train_elastrain"], {
             **self._config.to_environment(),

@@ -66,10 +66,11 @@ def start(etcd, job_keys, tmp_path) -> Iterator[Callable[..., Worker]]:
             names.ENV_ADDRESS: "127.0.0.1",
             names.ENV_LEASE_TTL: "2",
             names.ENV_TERMINATION_LOG: str(termination),
+            names.ENV_FORK_RANKS: "off",  # there is no torch to be imported
             "FAKE_RANK_TRAIL": str(directory),
             **{k: str(v) for k, v in variables.items()},
         }
-        program = [sys.executable, *(["-c", code] if code else ["-m", "elastrain.cli", "agent", "--"])]
+        program = [sys.executable, *(["-c", code] if code else ["-m", "elastrain", "agent", "--"])]
         process = subprocess.Popen([*program, *(command or (sys.executable, str(FAKE_RANK)))], env=environment)
         workers.append(Worker(name, process, directory, termination))
         return workers[-1]

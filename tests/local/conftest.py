@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from elastrain.api import names
 from elastrain.local.runner import LocalJob
 
 FAKE_RANK = Path(__file__).parent.parent / "agent" / "fake_rank.py"
@@ -19,7 +20,8 @@ def manifest(tmp_path) -> Callable[..., Path]:
     """Write a manifest: ``manifest(replicas=2, env={"FAKE_RANK_STEPS": "50"})``; the rest are fields of the spec."""
 
     def write(env: dict[str, str] | None = None, command: list[str] | None = None, **spec: Any) -> Path:
-        variables = {"FAKE_RANK_TRAIL": str(tmp_path), **(env or {})}
+        # There is no torch to be imported: ranks need not be forks.
+        variables = {"FAKE_RANK_TRAIL": str(tmp_path), names.ENV_FORK_RANKS: "off", **(env or {})}
         container = {
             "name": "trainer",
             "image": "example/trainer:1",

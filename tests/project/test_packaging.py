@@ -52,7 +52,7 @@ def test_wheel_tells_type_checkers_that_it_is_typed(wheel: zipfile.ZipFile) -> N
 def test_wheel_offers_the_command_and_the_torchrun_backend(wheel: zipfile.ZipFile) -> None:
     (entry_points,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
     text = wheel.read(entry_points).decode()
-    assert "[console_scripts]\nelastrain = elastrain.cli:main" in text
+    assert "[console_scripts]\nelastrain = elastrain.__main__:main" in text
     assert "[torchrun.handlers]\netcd-v3 = elastrain.rendezvous.torchrun:handler_factory" in text
 
 

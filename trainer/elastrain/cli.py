@@ -40,7 +40,7 @@ def agent(
 
     Example: elastrain agent -- python train.py --epochs 3
     """
-    from elastrain.agent.main import main as run_agent
+    from elastrain.agent.start import run_agent
 
     raise typer.Exit(run_agent(command))
 
@@ -168,7 +168,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def main() -> None:
-    """Entry point of the ``elastrain`` script."""
+    """All commands. (The ``elastrain`` script begins in ``__main__``.)"""
     app(prog_name="elastrain")
 
 

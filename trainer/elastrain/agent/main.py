@@ -35,6 +35,8 @@ from elastrain.agent.events import (
     StartRanks,
     Tick,
 )
+from elastrain.agent.forker import Zygote
+from elastrain.agent.plan import NO_ZYGOTE, Executed
 from elastrain.agent.settings import BadSettings, Settings
 from elastrain.agent.socket import RankServer
 from elastrain.agent.supervisor import Supervisor, become_reaper
@@ -62,8 +64,13 @@ HANGUP_SECONDS = 1.0
 log = structlog.get_logger()
 
 
-def main(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run ``command`` as the ranks of a member; returns the exit code. Call it from the process's main thread."""
+def main(
+    command: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    zygote: Zygote | Executed = NO_ZYGOTE,
+) -> int:
+    """Run ``command`` as the ranks of a member, forks of ``zygote`` if there is one; returns the exit code. Call it
+    from the process's main thread."""
     termination_log = Path(environ.get(names.ENV_TERMINATION_LOG) or names.DEFAULT_TERMINATION_LOG)
     try:
         logs.configure(environ)
@@ -76,7 +83,7 @@ def main(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> int
         return _end(endings.usage(why, EXIT_NO_COMMAND), termination_log)
     with tempfile.TemporaryDirectory(prefix="elastrain-") as directory:
         try:
-            ending = Agent(settings, etcd, command, environ, Path(directory)).run()
+            ending = Agent(settings, etcd, command, environ, Path(directory), zygote=zygote).run()
         except Exception as error:
             log.exception("the agent failed")  # a fault of ours: say so where the operator reads
             ending = endings.infrastructure("AgentFailed", f"{type(error).__name__}: {error}")
@@ -95,7 +102,7 @@ def _end(termination: Termination, path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _ChildChanged:
-    """SIGCHLD."""
+    """SIGCHLD, or news of the zygote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,8 @@ class Agent:
         command: Sequence[str],
         environ: Mapping[str, str],
         directory: Path,
+        *,
+        zygote: Zygote | Executed,
     ) -> None:
         """``directory``: private and empty, with a short path (a Unix socket's holds 107 bytes)."""
         self._settings = settings
@@ -142,7 +151,9 @@ class Agent:
                 drain_timeout=settings.drain_timeout,
             )
         )
-        self._supervisor = Supervisor(command, environ, settings.nproc)
+        self._supervisor = Supervisor(
+            command, environ, settings.nproc, zygote, wake=lambda: self._inbox.put(_ChildChanged())
+        )
         self._server: RankServer | None = None
         self._membership: Membership | None = None
         self._view: View | None = None
@@ -289,7 +300,6 @@ class Agent:
             self._server.close()
         self._server = RankServer(self._directory, incarnation, self._inbox.put)
         self._supervisor.start(self._server.path)
-        log.info("ranks started", incarnation=incarnation, pids=self._supervisor.pids)
 
     def _register(self, agent_port: int) -> Termination | None:
         """Become a member; the ending if that is impossible. Bounded by ``ETCD_SECONDS``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -33,6 +33,8 @@ class Settings(BaseModel):
     lease_ttl: Annotated[int, Field(alias=names.ENV_LEASE_TTL, ge=2)] = names.DEFAULT_LEASE_TTL
     termination_log: Path = Field(Path(names.DEFAULT_TERMINATION_LOG), alias=names.ENV_TERMINATION_LOG)
     drain_timeout: Annotated[float, Field(alias=names.ENV_DRAIN_TIMEOUT, gt=0)] = 25.0
+    fork_ranks: Annotated[Literal["on", "off"], Field(alias=names.ENV_FORK_RANKS)] = "on"
+    """Checked here; acted on by ``plan_start``, which runs before anything as heavy as this module is imported."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:

@@ -10,12 +10,15 @@ import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import structlog
+
+from elastrain.agent.forker import ForkFailed, State, Zygote
+from elastrain.agent.plan import NO_ZYGOTE, Executed, rank_environment
 from elastrain.agent.tether import tethered
-from elastrain.api import names
 
 TAIL_LINES = 50
 HELD_BYTES = 4096
@@ -27,31 +30,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 _DEADLY = {signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 
+log = structlog.get_logger()
+
 
 def become_reaper() -> None:
     """Have orphaned descendants handed to this process, as they are to PID 1. Linux only, like the pods."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-
-
-def rank_environment(base: Mapping[str, str], local_rank: int, nproc: int, socket_path: Path) -> dict[str, str]:
-    """The environment of a rank. Pure.
-
-    Variables that describe a fixed world (``RANK``, ``WORLD_SIZE``, ``MASTER_*``) are removed: generations say
-    that, and a stale value would mislead whoever reads it.
-    """
-    fixed_world = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"}
-    env = {k: v for k, v in base.items() if k not in fixed_world}
-    env[names.ENV_AGENT_SOCKET] = str(socket_path)
-    env[names.ENV_LOCAL_RANK] = str(local_rank)
-    env["LOCAL_WORLD_SIZE"] = str(nproc)
-    env.setdefault("PYTHONUNBUFFERED", "1")  # output goes through a pipe: lines should not wait for a full buffer
-    # torch looks up the name of every address that its stores connect to, only to print it; where an answer is lost,
-    # the resolver's default is to wait 5 s, in the middle of a rescale.
-    env.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
-    if nproc > 1:
-        env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: ranks of one node must not fight for its cores
-    return env
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +52,12 @@ class Reaped:
 @dataclass
 class _Child:
     local_rank: int
-    process: subprocess.Popen[bytes]
+    pid: int
+    out: int
+    err: int
+    """Where its output is read."""
+    process: subprocess.Popen[bytes] | None = None
+    """If it was executed."""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     pump: threading.Thread | None = None
 
@@ -76,29 +66,81 @@ class Supervisor:
     """Runs one incarnation of ranks at a time. To be used from one thread only, which must live as long as the ranks
     (the kernel binds the parent-death signal to the thread that forked)."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], nproc: int) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        nproc: int,
+        zygote: Zygote | Executed = NO_ZYGOTE,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Ranks are forks of ``zygote`` where there is one. ``wake`` is called, from any thread, when :meth:`reap` has
+        something to do that no SIGCHLD tells."""
         self._command = list(command)
         self._environment = environment
         self._nproc = nproc
+        self._zygote = zygote
+        self._wake = wake
         self._children: dict[int, _Child] = {}
+        self._due: Path | None = None
+        """Ranks are to be started with this socket as soon as the zygote is warm."""
+        self._unborn: list[Reaped] = []
+        """Killed while they were due."""
+        if isinstance(zygote, Zygote):
+            zygote.watch(wake)
 
     def start(self, socket_path: Path) -> None:
-        """Start all ranks. A command that cannot be executed ends with 127 and says so."""
+        """Start all ranks; while the zygote still imports what they need, they start when it is done (:meth:`reap`
+        sees to that). A command that cannot be executed ends with 127 and says so."""
+        self._due = socket_path
+        self._start_due()
+
+    def _start_due(self) -> None:
+        if self._due is None or (isinstance(self._zygote, Zygote) and self._zygote.refresh() is State.WARMING):
+            return
+        socket_path, self._due = self._due, None
         for local_rank in range(self._nproc):
-            child = _Child(local_rank, self._spawn(local_rank, socket_path))
+            environment = rank_environment(self._environment, local_rank, self._nproc, socket_path)
+            child = self._fork(local_rank, environment) or self._execute(local_rank, environment)
             child.pump = threading.Thread(target=_pump, args=(child,), name=f"output-{local_rank}", daemon=True)
             child.pump.start()
-            self._children[child.process.pid] = child
+            self._children[child.pid] = child
+        how = "executed" if isinstance(self._zygote, Executed) else "forked"
+        log.info("ranks started", pids=self.pids, how=how)
 
-    def _spawn(self, local_rank: int, socket_path: Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+    def _fork(self, local_rank: int, environment: Mapping[str, str]) -> _Child | None:
+        """A rank by fork; None if that is impossible: from then on all are executed."""
+        zygote = self._zygote
+        if isinstance(zygote, Executed):
+            return None
+        variables = {k: v for k, v in environment.items() if zygote.environment.get(k) != v}
+        (out, their_out), (err, their_err) = os.pipe(), os.pipe()
+        try:
+            return _Child(local_rank, zygote.fork(variables, their_out, their_err), out, err)
+        except ForkFailed as error:
+            log.warning("ranks are executed, which takes longer than to fork them", why=str(error))
+            self._zygote = Executed(str(error))
+            os.close(out)
+            os.close(err)
+            return None
+        finally:
+            os.close(their_out)
+            os.close(their_err)
+
+    def _execute(self, local_rank: int, environment: Mapping[str, str]) -> _Child:
+        process = subprocess.Popen(
             tethered(self._command, signal.SIGKILL),
-            env=rank_environment(self._environment, local_rank, self._nproc, socket_path),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+        assert process.stdout is not None and process.stderr is not None
+        out, err = (os.dup(stream.fileno()) for stream in (process.stdout, process.stderr))
+        process.stdout.close()
+        process.stderr.close()
+        return _Child(local_rank, process.pid, out, err, process)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -109,10 +151,15 @@ class Supervisor:
         """Signal the process group of every rank that has not been reaped."""
         for pid in self._children:
             _kill_group(pid, signum)
+        if self._due is not None:
+            self._due = None
+            self._unborn = [Reaped(local_rank, 0, signum, "") for local_rank in range(self._nproc)]
+            self._wake()
 
     def reap(self) -> list[Reaped]:
-        """Collect every ended child, the orphans that PID 1 inherits included; return those that were ranks."""
-        ended = []
+        """Collect every ended child, the orphans that PID 1 inherits included; return those that were ranks. Starts
+        ranks that have waited for the zygote."""
+        ended, self._unborn = self._unborn, []
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -120,15 +167,20 @@ class Supervisor:
                 break
             if pid == 0:
                 break
+            exit_code = os.waitstatus_to_exitcode(status)
             child = self._children.pop(pid, None)
             if child is not None:
-                ended.append(_autopsy(child, os.waitstatus_to_exitcode(status)))
+                ended.append(_autopsy(child, exit_code))
+            elif isinstance(self._zygote, Zygote):
+                self._zygote.reaped(pid, exit_code)
+        self._start_due()
         return ended
 
 
 def _autopsy(child: _Child, exit_code: int) -> Reaped:
-    child.process.returncode = exit_code  # it was reaped here: Popen must not look for it
-    _kill_group(child.process.pid, signal.SIGKILL)  # data loaders and the like must not outlive their rank
+    if child.process is not None:
+        child.process.returncode = exit_code  # it was reaped here: Popen must not look for it
+    _kill_group(child.pid, signal.SIGKILL)  # data loaders and the like must not outlive their rank
     if child.pump is not None:
         child.pump.join(PIPE_SECONDS)
     code, signum = split_exit_code(exit_code)
@@ -152,9 +204,7 @@ def _kill_group(pid: int, signum: int) -> None:
 
 def _pump(child: _Child) -> None:
     """Pass a rank's output through and remember its last lines."""
-    out, err = child.process.stdout, child.process.stderr
-    assert out is not None and err is not None
-    with selectors.DefaultSelector() as selector, out, err:
+    with selectors.DefaultSelector() as selector, os.fdopen(child.out, "rb") as out, os.fdopen(child.err, "rb") as err:
         selector.register(out, selectors.EVENT_READ, _Stream(1, child.tail))
         selector.register(err, selectors.EVENT_READ, _Stream(2, child.tail))
         while selector.get_map():

@@ -24,12 +24,18 @@ def tethered(command: Sequence[str], signum: int) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(int(signum)), str(os.getpid()), *command]
 
 
-def _main(signum: int, parent: int, command: list[str]) -> None:
+def die_with_parent(signum: int, parent: int) -> None:
+    """Have the kernel send ``signum`` to this process when the thread that forked it ends. ``parent``: that thread's
+    process; where it has ended already, so does this one. Raises ``OSError``."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
-        sys.exit(f"{command[0]}: prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}")
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:  # it died before the kernel knew
-        sys.exit(EXIT_LATE)
+        os._exit(EXIT_LATE)
+
+
+def _main(signum: int, parent: int, command: list[str]) -> None:
+    die_with_parent(signum, parent)
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
     except OSError as error:

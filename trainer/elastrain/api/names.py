@@ -39,6 +39,8 @@ ENV_DRAIN_TIMEOUT = "ELASTRAIN_DRAIN_TIMEOUT"  # seconds, shorter than the pod's
 ENV_CHECKPOINT = "ELASTRAIN_CHECKPOINT"  # spec.checkpoint as JSON
 ENV_AUDIT_DIR = "ELASTRAIN_AUDIT_DIR"  # where ranks write the audit log; absent: none is written
 ENV_TERMINATION_LOG = "ELASTRAIN_TERMINATION_LOG"  # default /dev/termination-log
+ENV_FORK_RANKS = "ELASTRAIN_FORK_RANKS"  # "on" (default) or "off": execute the command for each rank instead
+ENV_PRELOAD = "ELASTRAIN_PRELOAD"  # modules that the zygote imports beside torch, separated by commas
 
 # Environment of a rank (set by its agent).
 ENV_AGENT_SOCKET = "ELASTRAIN_AGENT_SOCKET"

@@ -15,26 +15,13 @@ the job was restarted elsewhere cannot overwrite what the restarted job has save
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import pickle
 import shutil
 import uuid
-import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
-from torch.utils import _pytree
-
-# One rank saves and loads, with no process group, on purpose.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 _PREFIX = "step-"
 _META = "elastrain.json"
@@ -62,7 +49,9 @@ class CheckpointVolume:
 
     def __init__(self, path: Path, keep: int = 2) -> None:
         """``keep``: complete checkpoints kept; at least 1."""
-        self.path, self._keep = path, keep
+        from elastrain.checkpoint import dcp  # only a job that has checkpoints pays for the import, and not in a step
+
+        self.path, self._keep, self._format = path, keep, dcp
 
     def complete(self) -> list[Checkpoint]:
         """All complete checkpoints, the one with the most steps first."""
@@ -77,15 +66,7 @@ class CheckpointVolume:
 
     def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """The saved tree; tensors on the CPU."""
-        entries: dict[str, Any] = {}
-        # The planner that torch's own format converter uses: it needs no model of the tree to fill.
-        _load_state_dict(
-            entries,
-            storage_reader=dcp.FileSystemReader(checkpoint.path),
-            planner=_EmptyStateDictLoadPlanner(),
-            no_dist=True,
-        )
-        state: dict[str, Any] = _assemble(entries)
+        state: dict[str, Any] = self._format.load(checkpoint.path)
         return state
 
     def begin_lineage(self, generation: int) -> str:
@@ -109,17 +90,15 @@ class CheckpointVolume:
         partial = self.path / f".{final.name}.{uuid.uuid4().hex[:8]}"
         try:
             partial.mkdir(parents=True)
-            dcp.save(_take_apart(state), storage_writer=dcp.FileSystemWriter(partial), no_dist=True)
+            self._format.save(state, partial)
             checkpoint = Checkpoint(step, generation, lineage, final)
             _replace(partial / _META, json.dumps({**asdict(checkpoint), "path": final.name}))
             self._refuse_stale(lineage)
             if final.exists():  # the same step, saved before a restart of the job: the new one replaces it
                 shutil.rmtree(final)
             partial.rename(final)
-        except BaseException as e:
+        except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
-            if isinstance(e, CheckpointException):
-                raise _os_error(e, partial) from e
             raise
         self._prune()
         return checkpoint
@@ -137,53 +116,6 @@ class CheckpointVolume:
     def _prune(self) -> None:
         for old in self.complete()[self._keep :]:
             shutil.rmtree(old.path, ignore_errors=True)
-
-
-def _os_error(e: CheckpointException, path: Path) -> OSError:
-    """What the file system said.
-
-    DCP wraps it in an exception of ranks, and torch's zip writer covers it by one of its own ("unexpected pos"), raised
-    while the first one was on its way.
-    """
-    causes: list[BaseException] = [failure[0] for failure in e.failures.values()]
-    for cause in causes:
-        if isinstance(cause, OSError):
-            return OSError(cause.errno, cause.strerror, str(path))
-        causes += [c for c in (cause.__cause__, cause.__context__) if c is not None]
-    return OSError(errno.EIO, str(causes[0]).strip().split("\n", maxsplit=1)[0], str(path))
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """Stands for a tensor in the saved structure."""
-
-    name: str
-
-
-_STRUCTURE = "structure"
-
-
-def _take_apart(tree: Any) -> dict[str, Any]:
-    """Named tensors (``model/0.weight``) and the structure that holds them.
-
-    DCP itself would turn the integer keys of optimizer states into strings, and the optimizer would ignore them.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-
-    def entry(path: tuple[Any, ...], leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        name = "/".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path)
-        tensors[name] = leaf
-        return _Entry(name)
-
-    structure = _pytree.tree_map_with_path(entry, tree)
-    return {**tensors, _STRUCTURE: pickle.dumps(structure)}  # bytes: DCP would take a tree apart again
-
-
-def _assemble(entries: dict[str, Any]) -> Any:
-    structure = pickle.loads(entries[_STRUCTURE])  # noqa: S301 - written by this job's own ranks
-    return _pytree.tree_map(lambda x: entries[x.name] if isinstance(x, _Entry) else x, structure)
 
 
 def _replace(path: Path, text: str) -> None:

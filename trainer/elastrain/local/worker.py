@@ -48,7 +48,7 @@ class LocalWorker:
         self._on_end = on_end
         self._process = subprocess.Popen(
             # SIGTERM: if elastrain itself is killed, the job drains.
-            tethered([sys.executable, "-m", "elastrain.cli", "agent", "--", *command], signal.SIGTERM),
+            tethered([sys.executable, "-m", "elastrain", "agent", "--", *command], signal.SIGTERM),
             env=dict(environment),
             cwd=directory,
             stdin=subprocess.DEVNULL,
@@ -66,15 +66,16 @@ class LocalWorker:
         return self._process.pid
 
     def rank_pids(self) -> list[int]:
-        """Pids of the processes that the agent runs (the ranks), oldest first; empty when it has ended."""
+        """Pids of the ranks that the agent runs, oldest first; empty when it has ended."""
         if self.ended is not None:
             return []
         pids = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):  # it ended while we looked
-                state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-                if int(parent) == self.pid and state != "Z":
-                    pids.append(int(stat.parent.name))
+                state, parent, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+                # Ranks lead sessions of their own; the agent's helper and what a dead rank has left behind do not.
+                if int(parent) == self.pid and session == stat.parent.name and state != "Z":
+                    pids.append(int(session))
         return sorted(pids)
 
     def signal(self, signum: int) -> None:

@@ -1,0 +1,20 @@
+"""``elastrain`` and ``python -m elastrain``. A worker's agent starts without the libraries of the command line."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the ``elastrain`` script."""
+    if sys.argv[1:3] == ["agent", "--"] and sys.argv[3:]:
+        from elastrain.agent.start import run_agent
+
+        sys.exit(run_agent(sys.argv[3:]))
+    from elastrain.cli import main as command_line
+
+    command_line()
+
+
+if __name__ == "__main__":
+    main()
