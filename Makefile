@@ -37,6 +37,6 @@ cluster: ## a kind cluster of one control plane and two workers, as the e2e test
 clean-cluster: ## delete that cluster
 	@e2e/cluster/cluster.sh down
 
-bench: ## what a rescale costs, beside stock torchrun: a table and JSON
+bench: ## what a rescale costs, beside stock torchrun (more: docs/benchmarks.md)
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/rescale.py

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -17,33 +20,41 @@ from rich.console import Console
 
 from elastrain.local.etcd_server import EtcdNotFound
 from rescale_harness.analysis import system_result, with_ratios
+from rescale_harness.events import DEFAULT, EVENTS, SCENARIOS, Event, Scenario, sizes
+from rescale_harness.goals import with_goals
+from rescale_harness.load import Load
 from rescale_harness.machine import machine
 from rescale_harness.report import Terminal, between_markers, markdown, show
-from rescale_harness.results import Report, RunResult
-from rescale_harness.scenario import DEFAULT_EVENTS, EVENTS, Event, Run, sizes
-from rescale_harness.systems import SYSTEMS
+from rescale_harness.results import Report, RunResult, SystemResult
+from rescale_harness.scenario import Run
+from rescale_harness.systems import SYSTEMS, Settings
 
 REFERENCE = "elastrain"
+Job = tuple[bool, int, str, str]
+"""Busy, number of the run, system, scenario."""
 DEFAULT_SYSTEMS = (REFERENCE, "torchrun-default", "torchrun-tuned")
 EXIT_INTERRUPTED = 130
 
-HELP = """Measure what it costs a training job when nodes come and go.
+HELP = """Measure what it costs a training job when nodes come, go, die and fall silent.
 
-Each run starts a job on two nodes of this machine, fires the events one after the other, and reads what every training
-process has logged at each of its steps. Systems take turns, run by run. A run takes under a minute (elastrain), one to
-two minutes (torchrun-tuned) or five (torchrun-default). Use a machine that does nothing else.
+Each run starts a job on a few nodes of this machine, fires the events of one scenario one after the other, and reads
+what every training process has logged at each of its steps. Systems take turns, run by run. A run of the default
+scenario takes under a minute (elastrain), one to two minutes (torchrun-tuned, torchft-tuned) or five
+(torchrun-default); all scenarios of elastrain together take about five. Use a machine that does nothing else.
 
 \b
 Examples:
-  bench/rescale.py                                                  everything, three runs each: half an hour
+  bench/rescale.py                                                  the default scenario, three runs: half an hour
+  bench/rescale.py --scenarios all --systems elastrain --busy       every scenario, and again beside a load
   bench/rescale.py --systems elastrain --runs 1 --events grow,term  a quick look
   bench/rescale.py --render rescale.json                            the tables as Markdown; nothing is run
   bench/rescale.py --render rescale.json --into docs/benchmarks.md  ... written between that page's markers
 
 \b
-Figures, as min / median / max over the runs (exact definitions: docs/benchmarks.md):
+Figures, as min / median / max over the runs (exact definitions, and the goals: docs/benchmarks.md):
   stall      longest time between two committed steps of a survivor
   pause      from the event to the first step at the new size on every member
+  changes    how often the world size changed
   redone     committed steps that the job was rolled back by
   discarded  steps that a survivor began and threw away before they were committed
 
@@ -52,48 +63,94 @@ Systems:
 {systems}
 
 \b
+Scenarios (a system skips those with events that it has no equivalent of):
+{scenarios}
+
+\b
 Events:
 {events}
 
-Exit codes: 0 measured (a system may have failed to recover: the table says so), 2 cannot be started as asked, 130
-interrupted (what had been measured is in the JSON file).
+Exit codes: 0 measured (a system may have failed to recover, a goal may have been missed: the tables say so), 2 cannot
+be started as asked, 130 interrupted (what had been measured is in the JSON file).
 """.format(
     systems="\n".join(f"  {name:18}{system.about}" for name, system in SYSTEMS.items()),
-    events="\n".join(f"  {event.value:18}{about}" for event, about in EVENTS.items()),
+    scenarios="\n".join(f"  {n:18}{s.about}: {', '.join(s.events)}" for n, s in SCENARIOS.items()),
+    events="\n".join(f"  {event.value:24}{about}" for event, about in EVENTS.items()),
 )
 
 
 class Benchmark:
     """All runs of all systems, and the report on those that are over."""
 
-    def __init__(self, systems: Sequence[str], events: Sequence[Event], checkpoint_every: int, limit: float) -> None:
+    def __init__(
+        self, systems: Sequence[str], scenarios: Mapping[str, Scenario], settings: Settings, limit: float
+    ) -> None:
         """Raises ``EtcdNotFound``."""
         self._systems = systems
-        self._events = events
-        self._checkpoint_every = checkpoint_every
+        self._scenarios = scenarios
+        self._settings = settings
         self._limit = limit
         self._machine = machine()
         self._began, self._clock = datetime.now(UTC), time.monotonic()
-        self._results: dict[str, list[RunResult]] = {}
+        self._results: dict[tuple[bool, str], list[RunResult]] = {}
 
-    def measure(self, name: str, directory: Path, terminal: Terminal) -> None:
-        """One run of a system, with its logs in a new ``directory``."""
+    def measure(self, name: str, scenario: str, directory: Path, terminal: Terminal, busy: bool) -> None:
+        """One run of a system, with its logs in a new ``directory``; ``busy``: beside a load."""
         directory.mkdir(parents=True)
-        system = SYSTEMS[name](directory, self._checkpoint_every)
-        result = Run(system, self._limit, terminal).run(self._events)
-        self._results.setdefault(name, []).append(result)
+        chosen = self._scenarios[scenario]
+        ttl = self._settings.lease_ttl if chosen.short_lease else None
+        system = SYSTEMS[name](directory, replace(self._settings, lease_ttl=ttl))
+        with Load() if busy else contextlib.nullcontext() as load:
+            spare = load.pids if load is not None else ()
+            result = Run(system, self._limit, terminal, spare).run(scenario, chosen)
+        self._results.setdefault((busy, name), []).append(result)
 
     def report(self) -> Report:
-        results = {n: system_result(SYSTEMS[n].about, r) for n in self._systems if (r := self._results.get(n))}
+        ttl = self._settings.lease_ttl if any(s.short_lease for s in self._scenarios.values()) else None
         return Report(
             machine=self._machine,
             began=self._began.strftime("%Y-%m-%d %H:%M UTC"),
             seconds=round(time.monotonic() - self._clock, 1),
-            events=tuple(e.value for e in self._events),
-            checkpoint_every=self._checkpoint_every,
+            events=tuple(dict.fromkeys(e.value for s in self._scenarios.values() for e in s.events)),
+            checkpoint_every=self._settings.checkpoint_every,
             limit=self._limit,
-            systems=with_ratios(results, REFERENCE),
+            systems=self._summaries(busy=False),
+            scenarios=tuple(self._scenarios),
+            lease_ttl=ttl,
+            busy=self._summaries(busy=True),
+            load_after=round(os.getloadavg()[0], 2),
         )
+
+    def _summaries(self, *, busy: bool) -> dict[str, SystemResult]:
+        found = {n: system_result(SYSTEMS[n].about, r) for n in self._systems if (r := self._results.get((busy, n)))}
+        if REFERENCE in found:
+            found[REFERENCE] = with_goals(found[REFERENCE], float(self._settings.lease_ttl or 0))
+        return with_ratios(found, REFERENCE)
+
+
+def plan(systems: Sequence[str], scenarios: Mapping[str, Scenario], runs: int, busy: bool) -> list[Job]:
+    """What is run, in order: quiet before busy, run by run, systems in turns; what a system cannot do is left out."""
+    return [
+        (under_load, run, name, scenario)
+        for under_load in ((False, True) if busy else (False,))
+        for run in range(1, runs + 1)
+        for scenario in scenarios
+        for name in systems
+        if SYSTEMS[name].unsupported.isdisjoint(scenarios[scenario].events)
+    ]
+
+
+def choose_scenarios(scenarios: str, events: str | None) -> dict[str, Scenario]:
+    """Those of ``--scenarios``, or the one that ``--events`` make up; leaves with a message if that cannot be."""
+    if events is None:
+        given = ",".join(SCENARIOS) if scenarios.strip() == "all" else scenarios
+        return {name: SCENARIOS[name] for name in choose("--scenarios", given, [*SCENARIOS, "all"])}
+    chosen = tuple(Event(e) for e in choose("--events", events, [e.value for e in Event]))
+    try:
+        sizes(chosen)
+    except ValueError as error:
+        refuse(f"--events {events}: {error}")
+    return {"events": Scenario("as given", chosen, short_lease=Event.SILENT in chosen)}
 
 
 def choose(option: str, given: str, known: Sequence[str]) -> list[str]:
@@ -136,8 +193,14 @@ def main(
     ] = None,
     systems: Annotated[str, typer.Option(help="Which, in this order.")] = ",".join(DEFAULT_SYSTEMS),
     runs: Annotated[int, typer.Option(min=1, help="Of each system; publish no fewer than 3.")] = 3,
-    events: Annotated[str, typer.Option(help="What happens, in this order.")] = ",".join(DEFAULT_EVENTS),
+    scenarios: Annotated[str, typer.Option(help="What happens, a run for each; 'all': every one.")] = DEFAULT,
+    events: Annotated[str | None, typer.Option(help="One scenario of these events, instead of --scenarios.")] = None,
+    busy: Annotated[bool, typer.Option("--busy", help="Everything once more, beside a load on every core.")] = False,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between durable checkpoints.")] = 20,
+    lease_ttl: Annotated[int, typer.Option(min=2, help="Seconds; elastrain's, where a node falls silent.")] = 2,
+    torchft_python: Annotated[
+        Path | None, typer.Option(help="Python of a virtual environment with torchft, for torchft-tuned.")
+    ] = None,
     limit: Annotated[float, typer.Option(min=10, help="Seconds that an event may take to be recovered from.")] = 180,
     logs: Annotated[Path | None, typer.Option(help="Where runs leave their logs. Default: bench/results/TIME.")] = None,
     render_: Annotated[Path | None, typer.Option("--render", help="Run nothing; print this report.")] = None,
@@ -149,12 +212,15 @@ def main(
         render(render_, into)
         return
     names = choose("--systems", systems, list(SYSTEMS))
-    chosen = [Event(e) for e in choose("--events", events, [e.value for e in Event])]
+    chosen = choose_scenarios(scenarios, events)
+    settings = Settings(checkpoint_every, lease_ttl, torchft_python)
+    for name in names:
+        if (lacks := SYSTEMS[name].missing(settings)) is not None:
+            refuse(lacks)
     try:
-        sizes(chosen)
-        benchmark = Benchmark(names, chosen, checkpoint_every, limit)
-    except (ValueError, EtcdNotFound) as error:
-        refuse(f"--events {events}: {error}" if isinstance(error, ValueError) else str(error))
+        benchmark = Benchmark(names, chosen, settings, limit)
+    except EtcdNotFound as error:
+        refuse(str(error))
     signal.signal(signal.SIGTERM, interrupt)
     console = Console()
     place = logs or Path(__file__).parent / "results" / time.strftime("%Y%m%d-%H%M%S")
@@ -162,11 +228,13 @@ def main(
     console.print(f"logs: {place}, figures: {report}", highlight=False, soft_wrap=True)
     try:
         with Terminal(console) as terminal:
-            for run in range(1, runs + 1):
-                for name in names:
-                    terminal.begins(f"{name}, run {run} of {runs}")
-                    benchmark.measure(name, place / f"{name}-{run}", terminal)
-                    report.write_text(benchmark.report().model_dump_json(indent=1) + "\n")
+            jobs = plan(names, chosen, runs, busy)
+            for i, (under_load, run, name, scenario) in enumerate(jobs, 1):
+                beside = ", beside a load" if under_load else ""
+                terminal.begins(f"{i}/{len(jobs)}: {name}, {scenario}, run {run} of {runs}{beside}")
+                directory = place / f"{name}-{scenario}-{run}{'-busy' if under_load else ''}"
+                benchmark.measure(name, scenario, directory, terminal, under_load)
+                report.write_text(benchmark.report().model_dump_json(indent=1) + "\n")
     except KeyboardInterrupt:
         console.print("interrupted: all processes of the benchmark have been ended", style="bold")
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rescale_harness.results import EventResult, EventSummary, RunResult, Samples, Spread, SystemResult
+from rescale_harness import undisturbed
+from rescale_harness.events import DEFAULT, START_NODES
+from rescale_harness.results import EventResult, EventSummary, Phases, RunResult, Samples, Spread, SystemResult
 from rescale_harness.steplog import Line
-
-WARM_UP_STEPS = 3
-"""Steps after the start that do not count as undisturbed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,17 @@ class Fired:
     restarted: int | None = None
     """The member whose rank was killed."""
     recovered: bool = True
+    begun: float | None = None
+    """When something was first done for it, if that was before ``at``: a node to stand by was started, say."""
 
     @property
     def to_size(self) -> int:
         return len(self.members)
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Those who trained before should go on as if nothing had happened: there is no pause to measure."""
+        return self.restarted is None and self.members == self.survivors and self.to_size == self.from_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +53,24 @@ class Recording:
     """The first nodes."""
     fired: tuple[Fired, ...]
     lines: Sequence[Line]
+    scenario: str = DEFAULT
 
 
 def run_result(recording: Recording, samples: Samples | None, own_account: dict[str, object]) -> RunResult:
     """The figures of one run."""
     by_node = lines_by_node(recording.lines)
-    undisturbed = undisturbed_steps(recording, by_node)
+    quiet = undisturbed.figures(undisturbed.quiet_steps(quiet_windows(recording, by_node), by_node))
+    start = next((u for u in quiet if u.size == START_NODES), None)
+    own = own_account.get("rescales", [])
+    assert isinstance(own, list)
     return RunResult(
+        scenario=recording.scenario,
+        nodes=len(recording.nodes),
         start=start_seconds(recording, by_node),
-        step=statistics.median(undisturbed) if undisturbed else None,
-        longest_step=max(undisturbed, default=None),
-        events=tuple(event_result(fired, by_node) for fired in recording.fired),
+        step=start.median if start else None,
+        longest_step=start.longest if start else None,
+        undisturbed=quiet,
+        events=tuple(event_result(fired, by_node, own) for fired in recording.fired),
         samples=samples,
         rolled_back=rolled_back(recording.lines),
         own_account=own_account,
@@ -75,8 +88,10 @@ def lines_by_node(lines: Iterable[Line]) -> dict[int, list[Line]]:
 
 
 # ---- one event -----------------------------------------------------------------------------------------------------
-def event_result(fired: Fired, by_node: dict[int, list[Line]]) -> EventResult:
-    """What ``fired`` cost."""
+def event_result(
+    fired: Fired, by_node: dict[int, list[Line]], own_rescales: Sequence[Mapping[str, object]] = ()
+) -> EventResult:
+    """What ``fired`` cost. ``own_rescales``: the system's records (``elastrain.api.records.Rescale``) of the run."""
     survivors = [by_node.get(node, []) for node in fired.survivors]
     everybody = [line for lines in by_node.values() for line in lines]
     return EventResult(
@@ -85,10 +100,12 @@ def event_result(fired: Fired, by_node: dict[int, list[Line]]) -> EventResult:
         to_size=fired.to_size,
         recovered=fired.recovered,
         stall=max((stall(lines, fired) for lines in survivors), default=0.0),
-        pause=pause(fired, by_node) if fired.recovered else None,
+        pause=pause(fired, by_node) if fired.recovered and not fired.changes_nothing else None,
         redone=redone(everybody, fired),
         discarded=max((discarded(lines, fired) for lines in survivors), default=0),
         pids_changed=any(pids_changed(lines, fired) for lines in survivors),
+        changes=max((size_changes(lines, fired) for lines in survivors), default=0),
+        rescales=rescales_within(fired, survivors, own_rescales),
     )
 
 
@@ -165,6 +182,31 @@ def pids_changed(lines: Sequence[Line], fired: Fired) -> bool:
     return any(x.pid not in before for x in lines if fired.at < x.at <= fired.until)
 
 
+def size_changes(lines: Sequence[Line], fired: Fired) -> int:
+    """How often the world size changed for a survivor. ``lines``: of that node."""
+    commits = [x for x in lines if x.kind == "commit" and x.at <= fired.until]
+    before = [x for x in commits if x.at <= fired.at][-1:]
+    return sum(a.world != b.world for a, b in pairwise(before + [x for x in commits if x.at > fired.at]))
+
+
+def rescales_within(
+    fired: Fired, survivors: Iterable[Sequence[Line]], own: Sequence[Mapping[str, object]]
+) -> tuple[Phases, ...]:
+    """Those of the system's records that belong to the event: by the step of the switch."""
+    commits = [x for lines in survivors for x in lines if x.kind == "commit" and x.at <= fired.until]
+    first = max((x.step for x in commits if x.at <= fired.at), default=0)
+    last = max((x.step for x in commits), default=0)
+    return tuple(
+        Phases(
+            name=f"{r['reason']} {r['from_size']}→{r['to_size']}",
+            pause=r["pause_seconds"],
+            seconds=r["phases"],
+        )
+        for r in own
+        if first <= int(str(r["step"])) < last and r["from_size"]
+    )
+
+
 # ---- one run -------------------------------------------------------------------------------------------------------
 def start_seconds(recording: Recording, by_node: dict[int, list[Line]]) -> float | None:
     """From the start of the first nodes to the first step of all of them together."""
@@ -173,12 +215,17 @@ def start_seconds(recording: Recording, by_node: dict[int, list[Line]]) -> float
     return max(f[0] for f in firsts) - recording.began if all(firsts) else None
 
 
-def undisturbed_steps(recording: Recording, by_node: dict[int, list[Line]]) -> list[float]:
-    """Seconds of each step of the first nodes together before the first event."""
-    end = recording.fired[0].at if recording.fired else float("inf")
+def quiet_windows(recording: Recording, by_node: dict[int, list[Line]]) -> list[undisturbed.Window]:
+    """When nothing happened: from the first steps of all first nodes to the first event, and between the end of an
+    event that was recovered from and whatever was done next."""
     size, node = len(recording.nodes), recording.nodes[0]
-    commits = [x.at for x in by_node.get(node, []) if x.kind == "commit" and x.world == size and x.at < end]
-    return [b - a for a, b in pairwise(commits[WARM_UP_STEPS:])]
+    commits = [x.at for x in by_node.get(node, []) if x.kind == "commit" and x.world == size]
+    if len(commits) <= undisturbed.WARM_UP_STEPS:
+        return []
+    starts = [commits[undisturbed.WARM_UP_STEPS], *(f.until for f in recording.fired)]
+    ends = [*(f.at if f.begun is None else f.begun for f in recording.fired), max(x.at for x in recording.lines)]
+    calm = [True, *(f.recovered for f in recording.fired)]
+    return [(start, end) for start, end, is_calm in zip(starts, ends, calm, strict=True) if is_calm]
 
 
 def lineage(lines: Iterable[Line]) -> dict[int, Line]:
@@ -234,6 +281,25 @@ def lineage_samples(lines: Sequence[Line]) -> Samples:
     )
 
 
+def sharded_samples(lines: Sequence[Line]) -> Samples:
+    """The same of data that is cut into shards, each of which its node (``rank``) goes through from the start on.
+
+    A shard's samples before the last one that was ever committed were all consumed by somebody: those that are in no
+    committed step are lost. Raises ``ValueError`` if nobody committed a step.
+    """
+    consumed: dict[int, Counter[int]] = defaultdict(Counter)
+    for line in lines:
+        if line.kind == "commit":
+            consumed[line.rank].update(range(line.first, line.first + line.count))
+    if not consumed:
+        raise ValueError("no step was committed")
+    return Samples(
+        committed=sum(of.total() for of in consumed.values()),
+        lost=sum(max(of) + 1 - len(of) for of in consumed.values()),
+        repeated=sum(of.total() - len(of) for of in consumed.values()),
+    )
+
+
 # ---- all runs ------------------------------------------------------------------------------------------------------
 def system_result(about: str, runs: Sequence[RunResult]) -> SystemResult:
     """Min, median and max over ``runs``."""
@@ -241,9 +307,10 @@ def system_result(about: str, runs: Sequence[RunResult]) -> SystemResult:
     return SystemResult(
         about=about,
         runs=tuple(runs),
-        start=Spread.of(r.start for r in runs),
+        start=Spread.of(r.start for r in runs if r.nodes == START_NODES),
         step=Spread.of(r.step for r in runs),
         longest_step=Spread.of(r.longest_step for r in runs),
+        undisturbed=undisturbed.over_runs(runs),
         events=event_summaries(runs),
         samples_committed=sum(s.committed for s in samples),
         samples_lost=sum(s.lost for s in samples),
@@ -279,6 +346,26 @@ def _event_summary(label: str, events: Sequence[EventResult]) -> EventSummary:
         redone=again,
         discarded=thrown,
         pids_changed=sum(e.pids_changed for e in events),
+        changes=Spread.of(e.changes for e in events),
+        phases=phase_medians([r for e in events for r in e.rescales]),
+    )
+
+
+def phase_medians(rescales: Sequence[Phases]) -> tuple[Phases, ...]:
+    """One for each name, in the order of their first coming; a phase counts in those that have it."""
+    by_name: dict[str, list[Phases]] = defaultdict(list)
+    for rescale in rescales:
+        by_name[rescale.name].append(rescale)
+    return tuple(
+        Phases(
+            name=name,
+            pause=statistics.median(r.pause for r in of),
+            seconds={
+                phase: statistics.median(r.seconds[phase] for r in of if phase in r.seconds)
+                for phase in dict.fromkeys(p for r in of for p in r.seconds)
+            },
+        )
+        for name, of in by_name.items()
     )
 
 

@@ -57,10 +57,14 @@ class Processes:
 
     def kill(self, pids: Iterable[int]) -> float:
         """``kill -9`` of processes that belong to this run. Returns the time just before."""
+        return self.send(pids, signal.SIGKILL)
+
+    def send(self, pids: Iterable[int], which: signal.Signals) -> float:
+        """Send a signal to processes that belong to this run. Returns the time just before."""
         at = time.monotonic()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, which)
         return at
 
     def end(self, spare: Collection[int] = ()) -> None:

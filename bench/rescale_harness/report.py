@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,9 +17,9 @@ FEWEST_RUNS = 3
 WORKLOAD = (
     "Workload: a perceptron of 9.2 million parameters with Adam (110 MB of state), one rank a node, one thread a rank, "
     "gloo on loopback. 16 samples a rank at 2 ranks; at 3 ranks elastrain still takes 32 samples a step, since its "
-    "global batch is constant, and torchrun 48"
+    "global batch is constant, and the others take 48"
 )
-WIDTH = 132
+WIDTH = 150
 """Columns that the table of events takes; a narrower terminal breaks its lines."""
 MARKERS = ("<!-- figures: begin -->", "<!-- figures: end -->")
 
@@ -32,43 +33,109 @@ class Table:
     left: int = 1
 
 
-def events_table(report: Report) -> Table:
+def tables(report: Report) -> list[tuple[str, Table]]:
+    """All tables that have a row, each with a title."""
+    found = [
+        ("What each event cost", events_table(report.systems)),
+        ("Goals", goals_table(report.systems)),
+        ("The same beside a load on every core", events_table(report.busy)),
+        ("Goals beside a load on every core", goals_table(report.busy)),
+        ("Where the time went, by elastrain's own account", phases_table(report.systems)),
+        ("The same beside a load on every core", phases_table(report.busy)),
+        ("Undisturbed steps", undisturbed_table(report)),
+        ("Systems", systems_table(report.systems)),
+        ("Systems beside a load on every core", systems_table(report.busy)),
+    ]
+    return [(title, table) for title, table in found if table.rows]
+
+
+def events_table(systems: Mapping[str, SystemResult]) -> Table:
     """What each event cost, system by system."""
     header = (
         "event", "system", "recovered", "stall s", "× elastrain", "pause s", "× elastrain",
-        "redone", "discarded", "new pids",
+        "changes", "redone", "discarded", "new pids",
     )  # fmt: skip
-    order = list(dict.fromkeys(e.label for s in report.systems.values() for e in s.events))
+    order = list(dict.fromkeys(e.label for s in systems.values() for e in s.events))
     rows = [
         _event_row(label, name, event)
         for label in order
-        for name, system in report.systems.items()
+        for name, system in systems.items()
         for event in system.events
         if event.label == label
     ]
     return Table(header, tuple(rows), left=2)
 
 
+def goals_table(systems: Mapping[str, SystemResult]) -> Table:
+    """Which bounds were kept."""
+    header = ("event", "goal", "is at most", "median", "max", "kept")
+    rows = []
+    for event in (e for s in systems.values() for e in s.events):
+        for goal in event.goals:
+            spread: Spread | None = getattr(event, goal.figure)
+            figures = ("–", "–") if spread is None else (f"{spread.median:.2f}", f"{spread.max:.2f}")
+            if goal.figure == "changes" and spread is not None:
+                figures = (f"{spread.median:g}", f"{spread.max:g}")
+            kept = "yes" if goal.met_by_all else "by the median" if goal.met_by_median else "no"
+            bound = f"{goal.bound:g}" if goal.figure == "changes" else f"{goal.bound:.2f}"
+            rows.append((_event_name(event), f"{goal.figure} ≤ {goal.words}", bound, *figures, kept))
+    return Table(header, tuple(rows), left=2)
+
+
+def phases_table(systems: Mapping[str, SystemResult]) -> Table:
+    """Medians of the phases of each rescale, in milliseconds."""
+    rows = [
+        (_event_name(event), rescale.name, f"{1000 * rescale.pause:.0f}", _phases(rescale.seconds))
+        for system in systems.values()
+        for event in system.events
+        for rescale in event.phases
+    ]
+    return Table(("event", "rescale", "pause ms", "phases ms"), tuple(rows), left=2)
+
+
+def _phases(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {1000 * value:.0f}" for name, value in seconds.items())
+
+
+def undisturbed_table(report: Report) -> Table:
+    """Steps between the events, by world size."""
+    rows = [
+        (
+            name + (", beside a load" if busy else ""), str(u.size), str(u.steps),
+            *(f"{1000 * value:.0f}" for value in (u.median, u.p95, u.longest)),
+        )
+        for busy, systems in ((False, report.systems), (True, report.busy))
+        for name, system in systems.items()
+        for u in system.undisturbed
+    ]  # fmt: skip
+    return Table(("system", "ranks", "steps", "median ms", "95 % ms", "longest ms"), tuple(rows))
+
+
+def _event_name(event: EventSummary) -> str:
+    return f"{event.label} {event.from_size}→{event.to_size}"
+
+
 def _event_row(label: str, system: str, event: EventSummary) -> tuple[str, ...]:
     lost = event.recovered < event.runs
     return (
-        f"{label} {event.from_size}→{event.to_size}",
+        _event_name(event),
         system,
         f"{event.recovered} of {event.runs}",
         (">" if lost else "") + seconds(event.stall),
         ratio(event.stall_ratio),
         seconds(event.pause),
         ratio(event.pause_ratio),
+        "–" if event.changes is None else count(event.changes),
         count(event.redone),
         count(event.discarded),
         f"{event.pids_changed} of {event.runs}",
     )
 
 
-def systems_table(report: Report) -> Table:
+def systems_table(systems: Mapping[str, SystemResult]) -> Table:
     """What each system is like without an event, and what became of the samples over all runs."""
     header = ("system", "runs", "start s", "step ms", "longest ms", "samples", "lost", "repeated", "rolled back")
-    return Table(header, tuple(_system_row(name, system) for name, system in report.systems.items()))
+    return Table(header, tuple(_system_row(name, system) for name, system in systems.items()))
 
 
 def _system_row(name: str, system: SystemResult) -> tuple[str, ...]:
@@ -94,13 +161,15 @@ def notes(report: Report) -> list[str]:
         *([f"Fewer than {FEWEST_RUNS} runs of a system: not for publication."] if few else []),
         *([f"The load average was {m.load} when it began: the machine was not quiet."] if not quiet else []),
         f"{m.processor}, {m.cores} cores, {m.memory_gib} GiB, {m.system}; Python {m.python}, torch {m.torch}, "
-        f"etcd {m.etcd}, elastrain {m.elastrain} ({m.revision or 'not from a checkout'}); load {m.load} before; "
-        f"{report.began}, {report.seconds / 60:.0f} minutes.",
+        f"etcd {m.etcd}, elastrain {m.elastrain} ({m.revision or 'not from a checkout'}); load average {m.load} before"
+        + ("" if report.load_after is None else f" and {report.load_after} after, the benchmark's own load included")
+        + f"; {report.began}, {report.seconds / 60:.0f} minutes.",
         "Three figures are min / median / max over the runs; ratios are of medians.",
         *(f"{name}: {system.about}." for name, system in report.systems.items()),
         f"{WORKLOAD}; a durable checkpoint every {report.checkpoint_every} steps. An event has {report.limit:g} s to "
         "be recovered from.",
-        *(f"{name}: {problem}" for name, system in report.systems.items() for problem in system.problems),
+        *([] if report.lease_ttl is None else [f"Lease TTL {report.lease_ttl:g} s where a node falls silent."]),
+        *(f"{name}: {p}" for part in (report.systems, report.busy) for name, s in part.items() for p in s.problems),
     ]
 
 
@@ -136,7 +205,8 @@ def ratio(value: float | None) -> str:
 def show(report: Report, console: Console) -> None:
     """Tables and notes on a terminal."""
     console.width = max(console.width, WIDTH)
-    for table in (events_table(report), systems_table(report)):
+    for title, table in tables(report):
+        console.print(title, style="bold")
         rich = RichTable(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
         for i, name in enumerate(table.header):
             rich.add_column(name, justify="left" if i < table.left else "right", no_wrap=True)
@@ -149,8 +219,8 @@ def show(report: Report, console: Console) -> None:
 
 def markdown(report: Report) -> str:
     """The same, for the documentation."""
-    tables = [_markdown_table(t) for t in (events_table(report), systems_table(report))]
-    return "\n\n".join([*tables, "\n".join(f"- {note}" for note in notes(report))]) + "\n"
+    parts = [f"**{title}**\n\n{_markdown_table(table)}" for title, table in tables(report)]
+    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes(report))]) + "\n"
 
 
 def _markdown_table(table: Table) -> str:

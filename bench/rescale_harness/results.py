@@ -29,6 +29,42 @@ class Spread(Model):
         return cls(min=min(known), median=statistics.median(known), max=max(known))
 
 
+class Phases(Model):
+    """Where the time of one rescale went, by the system's own account. Not used for any figure."""
+
+    name: str
+    """Why and between which sizes: ``Lost 3→2``."""
+    pause: float
+    """From the last committed step before it to the first after it, seen by the new rank 0."""
+    seconds: dict[str, float]
+    """By phase, in the system's words."""
+
+
+class Undisturbed(Model):
+    """Steps at one world size while nothing happened."""
+
+    size: int
+    steps: int
+    """How many were seen."""
+    median: float
+    p95: float
+    longest: float
+
+
+class GoalResult(Model):
+    """A bound and whether it was kept."""
+
+    figure: str
+    """``stall``, ``pause`` or ``changes``."""
+    words: str
+    """The formula."""
+    bound: float
+    """Its value with the undisturbed step of the same system in the same report."""
+    met_by_median: bool
+    met_by_all: bool
+    """The worst run keeps it, and every run recovered."""
+
+
 class EventResult(Model):
     """What one event of one run cost."""
 
@@ -48,6 +84,10 @@ class EventResult(Model):
     """Steps that a survivor began and threw away before they were committed, the worst survivor's."""
     pids_changed: bool
     """A survivor's training process was replaced."""
+    changes: int = 0
+    """How often the world size changed, as the survivor saw it that saw most."""
+    rescales: tuple[Phases, ...] = ()
+    """The system's own records of the rescales that belong to this event, in order."""
 
 
 class Samples(Model):
@@ -63,12 +103,17 @@ class Samples(Model):
 class RunResult(Model):
     """One run: a start and a series of events."""
 
+    scenario: str = "default"
+    nodes: int = 2
+    """That it started with."""
     start: float | None
     """From the start of the nodes to the first step of all of them; None: they did not get there."""
     step: float | None
     """Median time of an undisturbed step, before the first event."""
     longest_step: float | None
     """The longest one of those: some of them save a checkpoint."""
+    undisturbed: tuple[Undisturbed, ...] = ()
+    """At each size that the run came by, between the events."""
     events: tuple[EventResult, ...]
     samples: Samples | None
     rolled_back: float
@@ -94,6 +139,11 @@ class EventSummary(Model):
     stall_ratio: float | None = None
     """Median stall, as a multiple of elastrain's in the same report; None without elastrain."""
     pause_ratio: float | None = None
+    changes: Spread | None = None
+    phases: tuple[Phases, ...] = ()
+    """Medians over the runs, one for each kind of rescale that belonged to the event."""
+    goals: tuple[GoalResult, ...] = ()
+    """Of elastrain only."""
 
 
 class SystemResult(Model):
@@ -102,6 +152,8 @@ class SystemResult(Model):
     start: Spread | None
     step: Spread | None
     longest_step: Spread | None
+    undisturbed: tuple[Undisturbed, ...] = ()
+    """Over all runs: medians of the runs' medians and 95th percentiles, the longest of all."""
     events: tuple[EventSummary, ...]
     samples_committed: int
     samples_lost: int
@@ -141,3 +193,10 @@ class Report(Model):
     limit: float
     """Longest time that an event was given to recover."""
     systems: dict[str, SystemResult]
+    scenarios: tuple[str, ...] = ("default",)
+    lease_ttl: float | None = None
+    """Seconds, of scenarios with a short lease; None: none of them ran."""
+    busy: dict[str, SystemResult] = {}
+    """The same beside a process on every core that does nothing but compute."""
+    load_after: float | None = None
+    """Load average over the minute before the report was written; it contains the benchmark itself."""

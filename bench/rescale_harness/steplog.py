@@ -18,6 +18,8 @@ ENV_NODE = "RESCALE_BENCH_NODE"
 ENV_CHECKPOINT = "RESCALE_BENCH_CHECKPOINT"
 """A file; for systems whose checkpoints are the script's business."""
 ENV_CHECKPOINT_EVERY = "RESCALE_BENCH_CHECKPOINT_EVERY"
+ENV_SHARDS = "RESCALE_BENCH_SHARDS"
+"""Parts of the data; for systems that cut it by a fixed number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from elastrain.agent.logs import ENV_AGENT_LOG
+from elastrain.agent.tether import tethered
 from elastrain.api import names
 from elastrain.api.job import CheckpointSpec
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Progress, Target
+from elastrain.api.records import Generation, Member, Phase, Progress, Target
 from elastrain.data import audit
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.local.etcd_server import EtcdServer
 from rescale_harness import analysis
+from rescale_harness.events import MAX_NODES, NEED_OUR_RECORDS, Event
 from rescale_harness.results import Samples
-from rescale_harness.steplog import ENV_CHECKPOINT, ENV_CHECKPOINT_EVERY, Line
+from rescale_harness.steplog import ENV_CHECKPOINT, ENV_CHECKPOINT_EVERY, ENV_SHARDS, Line
 
-MAX_NODES = 4
 HOST = "127.0.0.1"
+AWAY_SECONDS = 2.0
+"""For which a killed coordinator is away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the systems are run with."""
+
+    checkpoint_every: int = 20
+    """Steps between durable checkpoints."""
+    lease_ttl: int | None = None
+    """Seconds; None: elastrain's default."""
+    torchft_python: Path | None = None
+    """Python of a virtual environment with torch and torchft."""
 
 
 class System(ABC):
@@ -31,11 +50,18 @@ class System(ABC):
 
     about: ClassVar[str]
     """What it is, in a sentence, for the table."""
+    unsupported: ClassVar[frozenset[Event]] = NEED_OUR_RECORDS
+    """Events that it has no equivalent of."""
 
-    def __init__(self, directory: Path, checkpoint_every: int) -> None:
-        """``directory``: of this run, exists. ``checkpoint_every``: steps."""
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        """``directory``: of this run, exists."""
         self.directory = directory
-        self.checkpoint_every = checkpoint_every
+        self.settings = settings
+
+    @classmethod
+    def missing(cls, _settings: Settings) -> str | None:
+        """What it lacks to be run here, and the way out; None: nothing."""
+        return None
 
     def __enter__(self) -> System:
         return self
@@ -60,6 +86,23 @@ class System(ABC):
         """What the system says about its rescales; while the services still run."""
         return {}
 
+    # ---- for events that only some systems support -----------------------------------------------------------------
+    def want(self, nodes: int) -> None:
+        """From now on so many nodes should train; more that are there stand by."""
+        raise NotImplementedError
+
+    def stands_by(self, number: int) -> bool:
+        """Whether the node could train at once, were it wanted."""
+        raise NotImplementedError
+
+    def proposed(self, number: int) -> bool:
+        """Whether a generation has been proposed that includes the node."""
+        raise NotImplementedError
+
+    def restart_coordinator(self) -> None:
+        """``kill -9`` it and, a while later, start it on its data; returns when it serves again."""
+        raise NotImplementedError
+
 
 class Torchrun(System):
     """Stock ``torchrun``, rendezvous by the c10d store in node 0."""
@@ -68,8 +111,8 @@ class Torchrun(System):
     conf: ClassVar[str] = ""
     flags: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, directory: Path, checkpoint_every: int) -> None:
-        super().__init__(directory, checkpoint_every)
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        super().__init__(directory, settings)
         self._port = _free_port()
 
     def node(self, number: int) -> tuple[list[str], dict[str, str]]:
@@ -83,7 +126,7 @@ class Torchrun(System):
             # address, and the whole job ends: nothing could be compared.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             ENV_CHECKPOINT: str(self.directory / "checkpoint.pt"),
-            ENV_CHECKPOINT_EVERY: str(self.checkpoint_every),
+            ENV_CHECKPOINT_EVERY: str(self.settings.checkpoint_every),
         }
 
     def rendezvous(self, number: int) -> list[str]:
@@ -128,9 +171,12 @@ class Elastrain(System):
     """Agents with a real etcd. The benchmark plays the operator: it wants as many nodes as there are."""
 
     about = "elastrain, in process, its default settings"
+    unsupported = frozenset()
+    program = "rescale_harness.train_elastrain"
+    """Module that every rank runs."""
 
-    def __init__(self, directory: Path, checkpoint_every: int) -> None:
-        super().__init__(directory, checkpoint_every)
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        super().__init__(directory, settings)
         self._keys = JobKeys("bench", "rescale", directory.name)
         self._audit = directory / "audit"
 
@@ -138,11 +184,12 @@ class Elastrain(System):
         self._etcd = EtcdServer()
         self._etcd.start()
         self._config = EtcdConfig.of(self._etcd.endpoint)
-        with EtcdClient(self._config) as client:
-            client.put(self._keys.target, Target(min=1, max=MAX_NODES, desired=MAX_NODES).encode())
+        self._client = EtcdClient(self._config)
+        self.want(MAX_NODES)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._client.close()
         self._etcd.close()
 
     @property
@@ -150,10 +197,12 @@ class Elastrain(System):
         return (self._etcd.pid,) if self._etcd.pid is not None else ()
 
     def node(self, number: int) -> tuple[list[str], dict[str, str]]:
-        name = f"node-{number}"
+        name = _worker(number)
+        ttl = self.settings.lease_ttl
         command = [sys.executable, "-m", "elastrain", "agent", "--", sys.executable, "-m"]
-        checkpoint = CheckpointSpec(path=str(self.directory / "checkpoints"), every_steps=self.checkpoint_every)
-        return [*command, "rescale_harness.train_elastrain"], {
+        every = self.settings.checkpoint_every
+        checkpoint = CheckpointSpec(path=str(self.directory / "checkpoints"), every_steps=every)
+        return [*command, self.program], {
             **self._config.to_environment(),
             names.ENV_NAMESPACE: self._keys.namespace,
             names.ENV_JOB: self._keys.job,
@@ -165,6 +214,7 @@ class Elastrain(System):
             names.ENV_AUDIT_DIR: str(self._audit),
             names.ENV_TERMINATION_LOG: str(self.directory / f"{name}.termination.json"),
             ENV_AGENT_LOG: str(self.directory / f"{name}.agent.log"),
+            **({} if ttl is None else {names.ENV_LEASE_TTL: str(ttl)}),
         }
 
     def samples(self, lines: list[Line]) -> Samples:
@@ -174,11 +224,104 @@ class Elastrain(System):
         )
 
     def own_account(self) -> dict[str, object]:
-        with EtcdClient(self._config) as client:
-            held = client.get(self._keys.progress)
+        held = self._client.get(self._keys.progress)
         if held is None:
             return {}
         return {"rescales": [r.model_dump(mode="json") for r in Progress.decode(held.value).rescales]}
+
+    def want(self, nodes: int) -> None:
+        self._client.put(self._keys.target, Target(min=1, max=MAX_NODES, desired=nodes).encode())
+
+    def stands_by(self, number: int) -> bool:
+        members = [Member.decode(kv.value) for kv in self._client.get_prefix(self._keys.members)[0]]
+        return any(m.worker == _worker(number) and m.phase is Phase.READY for m in members)
+
+    def proposed(self, number: int) -> bool:
+        held = self._client.get(self._keys.generation)
+        return held is not None and any(m.worker == _worker(number) for m in Generation.decode(held.value).members)
+
+    def restart_coordinator(self) -> None:
+        self._etcd.kill()
+        time.sleep(AWAY_SECONDS)
+        self._etcd.start()
+
+
+class TorchftTuned(System):
+    """torchft's fault-tolerant DDP: a lighthouse, and one replica group per node under ``torchrun``."""
+
+    about = (
+        "torchft, one replica group a node, tuned: lighthouse quorum_tick_ms=50, join_timeout_ms=1000, "
+        "heartbeat_timeout_ms=1000; timeout 10 s, quorum timeout 30 s"
+    )
+    LIGHTHOUSE = ("--quorum_tick_ms", "50", "--join_timeout_ms", "1000", "--heartbeat_timeout_ms", "1000")
+    SERVES_SECONDS = 30.0
+
+    @classmethod
+    def missing(cls, settings: Settings) -> str | None:
+        python = settings.torchft_python
+        how = "--torchft-python must be the Python of a virtual environment with torch and torchft-nightly"
+        if python is None:
+            return f"torchft-tuned: {how}; it was not given"
+        try:
+            answer = subprocess.run(
+                [python, "-c", "import torchft"], capture_output=True, text=True, timeout=120, check=False
+            )
+        except OSError as error:
+            return f"torchft-tuned: {how}, not {str(python)!r}: {error}"
+        if answer.returncode != 0:
+            last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]
+            return f"torchft-tuned: {how}; {python} cannot import it: {last[0]}"
+        if not cls._lighthouse(python).exists():
+            return f"torchft-tuned: {how}; there is no {cls._lighthouse(python)}"
+        return None
+
+    @staticmethod
+    def _lighthouse(python: Path) -> Path:
+        return python.with_name("torchft_lighthouse")
+
+    def __enter__(self) -> System:
+        assert self.settings.torchft_python is not None
+        self._port = _free_port()
+        command = [str(self._lighthouse(self.settings.torchft_python)), "--min_replicas", "1"]
+        command += ["--bind", f"[::]:{self._port}", *self.LIGHTHOUSE]
+        with (self.directory / "lighthouse.log").open("ab") as log:
+            self._service = subprocess.Popen(
+                tethered(command, signal.SIGKILL),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        end = time.monotonic() + self.SERVES_SECONDS
+        while not _listens(self._port):
+            if self._service.poll() is not None or time.monotonic() > end:
+                self.__exit__()
+                raise RuntimeError(f"torchft's lighthouse does not serve; see {self.directory / 'lighthouse.log'}")
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._service.kill()
+        self._service.wait()
+
+    @property
+    def service_pids(self) -> tuple[int, ...]:
+        return (self._service.pid,)
+
+    def node(self, number: int) -> tuple[list[str], dict[str, str]]:
+        command = [str(self.settings.torchft_python), "-m", "torch.distributed.run", "--nnodes=1"]
+        command += ["--nproc-per-node=1", "--max-restarts=100", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        command += ["--local-addr=localhost", "--monitor-interval=0.1", "-m", "rescale_harness.train_torchft"]
+        return command, {
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TORCHFT_LIGHTHOUSE": f"http://localhost:{self._port}",
+            "TORCHFT_TIMEOUT_SEC": "10",
+            "TORCHFT_QUORUM_TIMEOUT_SEC": "30",
+            ENV_SHARDS: str(MAX_NODES),
+        }
+
+    def samples(self, lines: list[Line]) -> Samples:
+        return analysis.sharded_samples(lines)
 
 
 SYSTEMS: Mapping[str, type[System]] = {
@@ -186,6 +329,7 @@ SYSTEMS: Mapping[str, type[System]] = {
     "torchrun-default": Torchrun,
     "torchrun-tuned": TorchrunTuned,
     "torchrun-etcd-v3": TorchrunEtcd,
+    "torchft-tuned": TorchftTuned,
 }
 
 
@@ -198,9 +342,19 @@ def base_environment() -> dict[str, str]:
         **own,
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), own.get("PYTHONPATH", "")])),
         "GRPC_ENABLE_FORK_SUPPORT": "0",
     }
+
+
+def _worker(number: int) -> str:
+    return f"node-{number}"
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((HOST, port)) == 0
 
 
 def _free_port() -> int:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rescale_harness import analysis
+from rescale_harness import analysis, undisturbed
 from rescale_harness.analysis import Fired, Recording
-from rescale_harness.results import EventResult, RunResult, Samples
+from rescale_harness.results import EventResult, Phases, RunResult, Samples
 from rescale_harness.steplog import Line
 
 COUNT = 4
@@ -77,6 +77,43 @@ def test_a_last_step_of_the_old_world_does_not_end_the_pause_if_a_killed_rank_co
         commit(14.1, 6, node=1, pid=999),
     ]
     assert result(event, *old_world, *new_world).pause == pytest.approx(4.1)
+
+
+def test_there_is_no_pause_if_nothing_should_have_changed() -> None:
+    event = fired(survivors=(0, 1), members=(0, 1))
+    assert result(event, commit(9, 1), commit(11, 2), commit(11, 2, node=1)).pause is None
+
+
+# ---- changes of size -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("worlds", "changes"), [([2, 2, 2], 0), ([2, 8, 8], 1), ([2, 5, 8], 2), ([3, 2, 3], 2)], ids=str
+)
+def test_changes_are_counted_as_a_survivor_saw_the_size(worlds: list[int], changes: int) -> None:
+    lines = [commit(9.5 + i, i, world=world) for i, world in enumerate(worlds)]
+    assert result(fired(), *lines, commit(21, 9, world=1)).changes == changes
+
+
+# ---- the system's own records ----------------------------------------------------------------------------------------
+def test_own_records_belong_to_the_event_during_which_they_switched() -> None:
+    def own(step: int, from_size: int = 3) -> dict[str, object]:
+        phases = {"connect": 0.01, "first_step": 0.2}
+        return {
+            "step": step, "reason": "Lost", "from_size": from_size, "to_size": 2, "pause_seconds": 0.3, "phases": phases
+        }  # fmt: skip
+
+    lines = analysis.lines_by_node([commit(9, 5), commit(11, 6), commit(12, 7), commit(30, 8)])
+    records = [own(4), own(5), own(6), own(7), own(6, from_size=0)]
+    found = analysis.event_result(fired(), lines, records).rescales
+    assert [(r.name, r.pause, r.seconds["connect"]) for r in found] == [("Lost 3→2", 0.3, 0.01)] * 2
+
+
+def test_phases_are_medians_over_the_rescales_of_the_same_kind() -> None:
+    lost = [Phases(name="Lost 3→2", pause=p, seconds={"connect": p / 2}) for p in (1, 2, 6)]
+    grow = Phases(name="Grow 2→3", pause=1, seconds={"transfer": 0.5})
+    medians = analysis.phase_medians([lost[0], grow, *lost[1:]])
+    assert [(m.name, m.pause, m.seconds) for m in medians] == [
+        ("Lost 3→2", 2, {"connect": 1}), ("Grow 2→3", 1, {"transfer": 0.5})
+    ]  # fmt: skip
 
 
 # ---- redone and discarded --------------------------------------------------------------------------------------------
@@ -171,6 +208,14 @@ def test_a_rank_that_trained_on_anothers_samples_is_a_problem() -> None:
     assert analysis.lineage_samples(lines).problems == ("step 1: rank 1 began at sample 0, not at 4",)
 
 
+def test_samples_of_a_shard_are_repeated_by_a_new_process_and_lost_where_it_skipped_some() -> None:
+    shard = {"node": 2, "rank": 2}
+    lines = [commit(1, 1, **shard), commit(2, 2, **shard, first=COUNT), commit(3, 3, **shard, pid=9)]
+    lines += [commit(4, 4, **shard, pid=9, first=3 * COUNT), commit(1, 1)]
+    samples = analysis.sharded_samples(lines)
+    assert (samples.committed, samples.repeated, samples.lost) == (5 * COUNT, COUNT, COUNT)
+
+
 def test_a_run_without_a_step_cannot_be_judged() -> None:
     with pytest.raises(ValueError, match="no step was committed"):
         analysis.lineage_samples([])
@@ -181,11 +226,29 @@ def test_rolled_back_is_the_part_of_the_work_that_does_not_count() -> None:
 
 
 # ---- undisturbed ---------------------------------------------------------------------------------------------------
+def quiet(recording: Recording) -> dict[int, list[float]]:
+    by_node = analysis.lines_by_node(recording.lines)
+    return undisturbed.quiet_steps(analysis.quiet_windows(recording, by_node), by_node)
+
+
 def test_undisturbed_steps_are_those_of_all_first_nodes_after_the_start_and_before_the_first_event() -> None:
     alone = [commit(t, step, world=1) for step, t in enumerate([1, 2])]
     together = [commit(t, step) for step, t in enumerate([3, 5, 7, 8, 8.5, 9.75, 11])]
-    recording = Recording(0.0, (0, 1), (fired(),), [*alone, *together])
-    assert analysis.undisturbed_steps(recording, analysis.lines_by_node(recording.lines)) == [0.5, 1.25]
+    assert quiet(Recording(0.0, (0, 1), (fired(),), [*alone, *together])) == {2: [0.5, 1.25]}
+
+
+def test_steps_between_events_are_undisturbed_from_the_end_of_one_to_the_preparation_of_the_next() -> None:
+    start = [commit(t, step) for step, t in enumerate([1, 2, 3, 4, 5])]
+    between = [commit(t, 9, world=3) for t in [11, 13, 14, 16, 19, 21]]
+    events = (fired(at=6, until=12), fired(at=20, until=30, begun=18, recovered=False))
+    assert quiet(Recording(0.0, (0, 1), events, [*start, *between])) == {2: [1], 3: [1, 2]}
+
+
+def test_figures_of_undisturbed_steps_are_by_size() -> None:
+    by_size = undisturbed.figures({3: [0.2], 2: [i / 100 for i in range(1, 101)], 4: []})
+    assert [(u.size, u.steps, u.median, u.p95, u.longest) for u in by_size] == [
+        (2, 100, 0.505, 0.95, 1.0), (3, 1, 0.2, 0.2, 0.2)
+    ]  # fmt: skip
 
 
 # ---- over runs -----------------------------------------------------------------------------------------------------

@@ -9,24 +9,44 @@ from pathlib import Path
 
 import pytest
 
+from rescale_harness.events import DEFAULT, EVENTS, SCENARIOS, Event, kind, labels, sizes
+from rescale_harness.load import Load
 from rescale_harness.report import between_markers
-from rescale_harness.scenario import DEFAULT_EVENTS, Event, labels, sizes
 from rescale_harness.steplog import ENV_LOGS, ENV_NODE, StepLog, StepLogs
 
 BENCH = Path(__file__).parents[2] / "bench"
 
 
 def test_sizes_follow_from_the_events() -> None:
-    assert sizes(DEFAULT_EVENTS) == [2, 3, 3, 2, 3, 2]
+    assert sizes(SCENARIOS[DEFAULT].events) == [2, 3, 3, 2, 3, 2]
+    assert sizes(SCENARIOS["silent"].events, SCENARIOS["silent"].nodes) == [3, 2, 3]
+    assert sizes([Event.GROW_MANY]) == [2, 8]
+
+
+def test_every_scenario_can_happen_and_together_they_have_every_event() -> None:
+    for scenario in SCENARIOS.values():
+        sizes(scenario.events, scenario.nodes)
+    assert {e for s in SCENARIOS.values() for e in s.events} == set(EVENTS) == set(Event)
+
+
+def test_events_of_different_scenarios_have_different_names() -> None:
+    every = [label for s in SCENARIOS.values() for label in labels(s.events)]
+    assert len(every) == len(set(every)), "their figures would be mixed"
 
 
 def test_events_are_refused_if_they_leave_no_node() -> None:
-    with pytest.raises(ValueError, match="term after 1 events: 0 nodes, must be 1 to 4"):
+    with pytest.raises(ValueError, match="term after 1 events: 0 nodes, must be 1 to 8"):
         sizes([Event.TERM, Event.TERM])
+
+
+def test_a_node_cannot_be_woken_if_none_is_silent() -> None:
+    with pytest.raises(ValueError, match="wake after 0 events: no node is silent, silent must come first"):
+        sizes([Event.WAKE])
 
 
 def test_an_event_that_comes_again_has_a_name_of_its_own() -> None:
     assert labels([Event.GROW, Event.TERM, Event.GROW]) == ["grow", "term", "grow #2"]
+    assert kind("grow #2") is Event.GROW
 
 
 def test_a_line_that_is_being_written_is_left_for_the_next_look(
@@ -58,6 +78,14 @@ def test_figures_replace_what_is_between_the_markers() -> None:
 def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="no place for the figures"):
         between_markers("page", "new")
+
+
+def test_a_load_takes_every_core_and_ends_with_its_context() -> None:
+    with Load() as load:
+        pids = load.pids
+        assert len(pids) == len(os.sched_getaffinity(0))
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_no_process_is_left_if_an_agent_was_killed_and_its_children_live_on(tmp_path: Path) -> None:
@@ -94,8 +122,10 @@ print(agent, log.read_text())
     ("arguments", "words"),
     [
         (["--systems", "torchrun"], "--systems: 'torchrun' must be one of elastrain, torchrun-default"),
-        (["--events", "grow,boom"], "--events: 'boom' must be one of grow, kill-rank"),
-        (["--events", "grow,grow,grow"], "grow after 2 events: 5 nodes, must be 1 to 4"),
+        (["--events", "grow,boom"], "--events: 'boom' must be one of grow, grow-many"),
+        (["--events", "grow-many,grow"], "grow after 1 events: 9 nodes, must be 1 to 8"),
+        (["--scenarios", "calm"], "--scenarios: 'calm' must be one of default, kill-first"),
+        (["--systems", "torchft-tuned"], "torchft-tuned: --torchft-python must be the Python of a virtual environment"),
         (["--render", "/nowhere.json"], "--render /nowhere.json: [Errno 2] No such file"),
     ],
 )

@@ -1,0 +1,60 @@
+"""What is compared, and what a rank writes down. Plain values: driver and ranks share them as JSON."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+ENV_CASE = "STEADY_BENCH_CASE"
+ENV_DIRECTORY = "STEADY_BENCH_DIRECTORY"
+WARM_UP_STEPS = 10
+"""Of each variant before the first block: DDP builds its buckets anew after the first step."""
+PROFILED_STEPS = 500
+"""Of each variant, at most; a slow workload is profiled for :data:`PROFILED_SECONDS`."""
+PROFILED_SECONDS = 10.0
+
+Variant = Literal["elastrain", "ddp", "bare"]
+"""``bare``: the model as it is, for one rank."""
+
+
+class Case(BaseModel):
+    """One comparison."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    workload: Literal["perceptron", "tiny"]
+    ranks: int
+    baseline: Variant
+    block: int
+    """Steps of a variant in a row."""
+    quads: int
+    """Groups of four blocks: one variant, the other one twice, the first one again."""
+    profile: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload}-{self.ranks}-{self.baseline}"
+
+
+class Block(BaseModel):
+    """Steps of one variant in a row, as one rank measured them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rank: int
+    number: int
+    variant: Variant
+    steps: int
+    wall: float
+    """Seconds."""
+    cpu: float
+    """Seconds of processor time of this rank's process, all threads."""
+
+
+def order(quads: int, baseline: Variant) -> list[Variant]:
+    """The variants of all blocks. Quads begin with elastrain and with the baseline in turns, so that neither a drift
+    nor the place in a quad favours one of them."""
+    ours: list[Variant] = ["elastrain", baseline, baseline, "elastrain"]
+    theirs: list[Variant] = [baseline, "elastrain", "elastrain", baseline]
+    return [v for i in range(quads) for v in (theirs if i % 2 else ours)]

@@ -1,0 +1,184 @@
+"""One rank that trains the same model under elastrain and without it, in turns, and writes down how long each took.
+
+Both variants live in one process: they share the machine, its caches and its disturbances. Each has a model, an
+optimizer and, over more than one rank, a gloo group of its own.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+import elastrain
+from rescale_harness import workload
+from steady_harness.case import (
+    ENV_CASE,
+    ENV_DIRECTORY,
+    PROFILED_SECONDS,
+    PROFILED_STEPS,
+    WARM_UP_STEPS,
+    Block,
+    Case,
+    Variant,
+    order,
+)
+
+MANY = 10**9
+EPOCHS_IN_ONE = 256
+
+
+class Steps(Protocol):
+    """One variant."""
+
+    def run(self, steps: int) -> None:
+        """Train so many steps."""
+
+
+class Ours:
+    """Under elastrain; checkpoints and the audit log, which plain DDP has not, are off."""
+
+    def __init__(self, job: elastrain.Job, case: Case) -> None:
+        self._job = job
+        net, self._optimizer = build(case)
+        self._model = job.wrap(net)
+        job.track(optimizer=self._optimizer)
+        self._steps = job.steps(job.dataloader(data(case), global_batch_size=workload.GLOBAL_BATCH), steps=MANY)
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            inputs, labels = next(self._steps)
+            self._optimizer.zero_grad()
+            self._job.backward(workload.loss(self._model, inputs, labels))
+            self._optimizer.step()
+
+    def end(self) -> None:
+        """Commit the last step."""
+        self._steps.close()
+
+
+class Plain:
+    """As a script without elastrain would: a ``DataLoader`` with a ``DistributedSampler``, and DDP or nothing."""
+
+    def __init__(self, case: Case, rank: int, model: Callable[[nn.Module], nn.Module]) -> None:
+        net, self._optimizer = build(case)
+        self._model = model(net)
+        self._batches = self._endless(case, rank)
+
+    @staticmethod
+    def _endless(case: Case, rank: int) -> Iterator[Any]:
+        of = data(case)
+        sampler = DistributedSampler(of, num_replicas=case.ranks, rank=rank)
+        loader = DataLoader(of, batch_size=workload.GLOBAL_BATCH // case.ranks, sampler=sampler)
+        for epoch in itertools.count():
+            sampler.set_epoch(epoch)
+            yield from loader
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            inputs, labels = next(self._batches)
+            self._optimizer.zero_grad()
+            workload.loss(self._model, inputs, labels).backward()
+            self._optimizer.step()
+
+
+def build(case: Case) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model of the workload with its optimizer."""
+    if case.workload == "perceptron":
+        return workload.build()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, workload.CLASSES))
+    return model, torch.optim.Adam(model.parameters(), lr=1e-4)
+
+
+def data(case: Case) -> Dataset[Any]:
+    """Its data, the same for both variants."""
+    if case.workload == "perceptron":
+        return Repeated(workload.data())
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(workload.SAMPLES, 32, generator=generator)
+    return Repeated(TensorDataset(inputs, torch.randint(0, workload.CLASSES, (workload.SAMPLES,), generator=generator)))
+
+
+class Repeated(Dataset[Any]):
+    """A data set many times over, so that the turn of an epoch is as rare as in a real job."""
+
+    def __init__(self, once: TensorDataset) -> None:
+        self._once = once
+
+    def __len__(self) -> int:
+        return EPOCHS_IN_ONE * len(self._once)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._once[index % len(self._once)]
+
+
+def main() -> None:
+    case = Case.model_validate_json(os.environ[ENV_CASE])
+    directory = Path(os.environ[ENV_DIRECTORY])
+    with elastrain.join() as job:
+        ours = Ours(job, case)
+        while job.world_size < case.ranks or job.step < WARM_UP_STEPS:
+            ours.run(1)
+        store = dist.FileStore(str(directory / "plain-group"), case.ranks)
+        dist.init_process_group("gloo", store=store, rank=job.rank, world_size=case.ranks)
+        plain = Plain(case, job.rank, (lambda net: net) if case.baseline == "bare" else DistributedDataParallel)
+        plain.run(WARM_UP_STEPS)
+        variants: dict[Variant, Steps] = {"elastrain": ours, case.baseline: plain}
+        before, place = job.step, (job.rank, job.world_size)
+        measure(case, job.rank, variants, directory)
+        done, expected = job.step - before, 2 * case.quads * case.block
+        if done != expected or (job.rank, job.world_size) != place:
+            raise SystemExit(f"disturbed: {done} steps committed, expected {expected}, at {place} all the time")
+        if case.profile:
+            profile(case, job.rank, variants, directory)
+        ours.end()
+        dist.destroy_process_group()
+
+
+def measure(case: Case, rank: int, variants: Mapping[Variant, Steps], directory: Path) -> None:
+    """All blocks, written to ``blocks-RANK.jsonl`` in the end: a write in between would disturb."""
+    blocks = []
+    for number, variant in enumerate(order(case.quads, case.baseline)):
+        dist.barrier()  # both variants' blocks begin together on all ranks
+        wall, cpu = time.perf_counter(), time.process_time()
+        variants[variant].run(case.block)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        blocks.append(Block(rank=rank, number=number, variant=variant, steps=case.block, wall=wall, cpu=cpu))
+        if number == 0:
+            (directory / f"began-{rank}").touch()
+    (directory / f"blocks-{rank}.jsonl").write_text("".join(b.model_dump_json() + "\n" for b in blocks))
+
+
+def profile(case: Case, rank: int, variants: Mapping[Variant, Steps], directory: Path) -> None:
+    """Rank 0 runs some more steps of each variant under cProfile: ``VARIANT.prof``, with the steps in ``profiled``."""
+    began = time.perf_counter()
+    variants[case.baseline].run(WARM_UP_STEPS)
+    took = torch.tensor([(time.perf_counter() - began) / WARM_UP_STEPS])
+    dist.broadcast(took, 0)  # all ranks must do as many steps
+    steps = max(WARM_UP_STEPS, min(PROFILED_STEPS, int(PROFILED_SECONDS / took.item())))
+    for variant, of in variants.items():
+        dist.barrier()
+        if rank != 0:
+            of.run(steps)
+            continue
+        profiler = cProfile.Profile(time.perf_counter)
+        profiler.runcall(of.run, steps)
+        profiler.dump_stats(directory / f"{variant}.prof")
+    if rank == 0:
+        (directory / "profiled").write_text(str(steps))
+
+
+if __name__ == "__main__":
+    main()
