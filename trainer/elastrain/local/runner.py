@@ -275,7 +275,8 @@ class LocalJob:
             desired=self._desired,
             backoff_limit=self.spec.backoff_limit,
             workers=[
-                Worker(w.name, w.ordinal, w.name in inside, w.leaving, w.ended, w.ended_at) for w in self._workers
+                Worker(w.name, w.ordinal, w.name in inside, w.leaving, w.ended, w.ended_at, w.trained)
+                for w in self._workers
             ],
             finished=self._mirror.progress is not None and self._mirror.progress.finished,
             stopping=self._stopping,
@@ -354,6 +355,9 @@ class LocalJob:
             before = self._mirror.progress
             self._mirror.apply(batch)
             progress = self._mirror.progress
+            trained = {m.record.worker for m in self._mirror.members.values() if m.record.generation}
+            for worker in self._workers:
+                worker.trained = worker.trained or worker.name in trained
             self._changed.notify_all()
         if self._on_progress is not None and progress is not None and progress != before:
             self._on_progress(progress)
