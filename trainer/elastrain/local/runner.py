@@ -33,7 +33,7 @@ from elastrain.etcd import Batch, EtcdClient, EtcdConfig, EtcdError
 from elastrain.local.etcd_server import EtcdServer
 from elastrain.local.plan import Observed, Plan, Result, Worker, plan
 from elastrain.local.spec import LocalSpec, local_spec, worker_environment
-from elastrain.local.status import LocalStatus, WorkerStatus, phase_of
+from elastrain.local.status import LocalStatus, WorkerStatus, in_generation, phase_of
 from elastrain.local.worker import LocalWorker
 from elastrain.rendezvous.mirror import Mirror
 
@@ -267,8 +267,7 @@ class LocalJob:
         return max(0.01, min(LOOP_SECONDS, decided.again_at - time.monotonic()))
 
     def _observe(self) -> Observed:
-        generation = self._mirror.generation
-        inside = {m.worker for m in generation.members} if generation else set()
+        inside = in_generation(self._mirror.generation, (m.record for m in self._mirror.members.values()))
         return Observed(
             min=self.spec.min,
             max=self.spec.max,
