@@ -201,7 +201,7 @@ def test_the_model_is_that_of_an_undisturbed_run_if_a_storm_hits_the_job(tmp_pat
     run = subprocess.run(
         [
             *(sys.executable, str(EXAMPLE / "storm.py"), "--dtype", "float64", "--no-other-size"),
-            *("--events", "6", "--steps", "140", "--seed", "3"),
+            *("--events", "6", "--steps", "140", "--step-seconds", "0.2", "--seed", "3"),
             *("--picture", str(picture), "--keep", str(tmp_path / "runs")),
         ],
         capture_output=True,
