@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint e2e cluster bench clean-cluster
+.PHONY: help demo storm test lint e2e cluster bench clean-cluster
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,6 +14,10 @@ help: ## what there is to make (this list)
 demo: ## an elastic job on this machine: trains on real data, grows, is hit by a kill, shrinks, loses nothing
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) examples/01-digits/demo.py
+
+storm: ## a language model trained through 50 random joins, leaves and kills; draws its loss curve beside the undisturbed one
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) examples/02-storm/storm.py --picture storm.png
 
 test: lint ## linters, types, and every test that needs no cluster
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -m "not e2e"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +86,14 @@ def test_a_pause_comes_before_another_try_if_workers_keep_failing():
     decided = plan(observed(*lost, desired=1), 100.0)
     assert (decided.start, decided.again_at) == (0, 104.0)
     assert plan(observed(*lost, desired=1), 104.0).start == 1
+
+
+def test_no_pause_comes_if_the_worker_that_was_lost_had_trained():
+    lost = [replace(worker(i, ended=failed("AgentKilled")), ended_at=100.0 + i, trained=True) for i in range(4)]
+    assert plan(observed(*lost, desired=1), 103.0).start == 1
+    stillborn = [replace(worker(4 + i, ended=failed("AgentKilled")), ended_at=104.0 + i) for i in range(2)]
+    decided = plan(observed(*lost, *stillborn, desired=1), 105.0)
+    assert (decided.start, decided.again_at) == (0, 107.0)
 
 
 def test_a_command_that_cannot_be_run_fails_the_job_at_once():

@@ -258,13 +258,14 @@ class World:
 
     def _tree(self) -> dict[str, Any]:
         rescales = [r.model_dump() for r in self._reporter.rescales]
-        position = {"step": self.step, "lineage": self._lineage, "rescales": rescales}
+        position = {"step": self.step, "loss": self.loss, "lineage": self._lineage, "rescales": rescales}
         return {"tracked": state.capture(self._tracked), "position": position}
 
     def _load(self, tree: dict[str, Any]) -> None:
         state.restore(self._tracked, tree["tracked"])
         position = tree["position"]
         self.step, self._lineage = position["step"], position["lineage"]
+        self._reporter.loss = position.get("loss")  # absent in older checkpoints
         self._reporter.rescales = [Rescale.model_validate(r) for r in position["rescales"]]
 
 

@@ -30,6 +30,8 @@ class Worker:
     """It was told to leave."""
     ended: Termination | None = None
     ended_at: float = 0.0
+    trained: bool = False
+    """It has been in a generation in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +107,15 @@ def victims(staying: Sequence[Worker], count: int) -> list[Worker]:
 
 
 def not_before(failures: Sequence[Worker]) -> float:
-    """When a failed worker may be replaced: at once after the first failure, then after a growing, bounded pause."""
-    if len(failures) < 2:
+    """When a failed worker may be replaced: at once after the first failure in a row, then after a growing, bounded
+    pause. The loss of a worker that had trained begins a new row: whatever kills machines is not cured by waiting.
+    """
+    ordered = sorted(failures, key=lambda w: w.ended_at)
+    row = next((i for i, w in enumerate(reversed(ordered), 1) if w.trained), len(ordered))
+    if row < 2:
         return 0.0
-    pause: float = min(RETRY_SECONDS * 2 ** min(len(failures) - 2, 10), RETRY_SECONDS_MAX)
-    return max(w.ended_at for w in failures) + pause
+    pause: float = min(RETRY_SECONDS * 2 ** min(row - 2, 10), RETRY_SECONDS_MAX)
+    return ordered[-1].ended_at + pause
 
 
 def _fatal(failures: Sequence[Worker], backoff_limit: int) -> Worker | None:

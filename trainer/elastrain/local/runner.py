@@ -33,7 +33,7 @@ from elastrain.etcd import Batch, EtcdClient, EtcdConfig, EtcdError
 from elastrain.local.etcd_server import EtcdServer
 from elastrain.local.plan import Observed, Plan, Result, Worker, plan
 from elastrain.local.spec import LocalSpec, local_spec, worker_environment
-from elastrain.local.status import LocalStatus, WorkerStatus, phase_of
+from elastrain.local.status import LocalStatus, WorkerStatus, in_generation, phase_of
 from elastrain.local.worker import LocalWorker
 from elastrain.rendezvous.mirror import Mirror
 
@@ -267,15 +267,15 @@ class LocalJob:
         return max(0.01, min(LOOP_SECONDS, decided.again_at - time.monotonic()))
 
     def _observe(self) -> Observed:
-        generation = self._mirror.generation
-        inside = {m.worker for m in generation.members} if generation else set()
+        inside = in_generation(self._mirror.generation, (m.record for m in self._mirror.members.values()))
         return Observed(
             min=self.spec.min,
             max=self.spec.max,
             desired=self._desired,
             backoff_limit=self.spec.backoff_limit,
             workers=[
-                Worker(w.name, w.ordinal, w.name in inside, w.leaving, w.ended, w.ended_at) for w in self._workers
+                Worker(w.name, w.ordinal, w.name in inside, w.leaving, w.ended, w.ended_at, w.trained)
+                for w in self._workers
             ],
             finished=self._mirror.progress is not None and self._mirror.progress.finished,
             stopping=self._stopping,
@@ -354,6 +354,9 @@ class LocalJob:
             before = self._mirror.progress
             self._mirror.apply(batch)
             progress = self._mirror.progress
+            trained = {m.record.worker for m in self._mirror.members.values() if m.record.generation}
+            for worker in self._workers:
+                worker.trained = worker.trained or worker.name in trained
             self._changed.notify_all()
         if self._on_progress is not None and progress is not None and progress != before:
             self._on_progress(progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -64,6 +64,12 @@ class LocalStatus(BaseModel):
             return 0
         inside = {m.id for m in self.generation.members}
         return sum(1 for w in self.workers if w.member in inside and w.generation == self.generation.number)
+
+
+def in_generation(generation: Generation | None, members: Iterable[Member]) -> set[str]:
+    """Workers that are in ``generation`` as they are now: one whose ranks were killed and started again is not."""
+    inside = {m.id for m in generation.members} if generation else set()
+    return {m.worker for m in members if m.id in inside}
 
 
 def phase_of(

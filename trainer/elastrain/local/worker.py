@@ -41,6 +41,7 @@ class LocalWorker:
         self.name = name
         self.ordinal = ordinal
         self.leaving = False
+        self.trained = False
         self.ended: Termination | None = None
         self.ended_at = 0.0
         self._termination_log = termination_log

@@ -1,0 +1,22 @@
+"""What a rank takes over with the state of a peer."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from elastrain.data.order import Order
+from elastrain.elastic.world import World
+
+
+def alone() -> World:
+    return World(cast("Any", None), {}, spec=None, volume=None)
+
+
+def test_the_loss_is_that_of_the_last_committed_step_if_a_peer_committed_it():
+    ahead, behind = alone(), alone()
+    for world in (ahead, behind):
+        world.commit(Order(10, 5), None, 2.5, None)
+    ahead.commit(Order(10, 5), None, 1.25, None)
+    behind._load(ahead._tree())
+    assert behind.step == 2
+    assert behind.loss == 1.25
