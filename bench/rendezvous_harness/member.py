@@ -38,7 +38,7 @@ class SimulatedMember:
         self._spawn = spawn
         self._knows = knows
         self.record = Member(id=f"{worker}.x", worker=worker, address="127.0.0.1")
-        self._seat = Seat(keys, Timing(settle=0.0))
+        self._seat = Seat(keys, Timing())
         self._core = Core(Config(worker=worker, address="127.0.0.1"))
         self._watching = Watching(self._take)
         self._scope = self._seat.scope(self.record)

@@ -72,7 +72,7 @@ class Scenario:
 
     # ---- what happens ----------------------------------------------------------------------------------------------
     async def _form(self, size: int) -> None:
-        await self._wanted(size)
+        await self._wanted(size, least=size)
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def start(member: SimulatedMember) -> None:
@@ -98,8 +98,8 @@ class Scenario:
                 await asyncio.sleep(0)  # they are machines of their own: nobody waits for all of them to have broken
         await asyncio.gather(*deaths)
 
-    async def _wanted(self, size: int) -> None:
-        target = Target(min=1, max=size, desired=size)
+    async def _wanted(self, size: int, least: int = 1) -> None:
+        target = Target(min=least, max=size, desired=size)
         await self._links[0].put(self._keys.target, target.encode())
 
     def _member(self, index: int) -> SimulatedMember:
