@@ -156,7 +156,7 @@ class Scenario:
         """Bounded; whatever failed meanwhile is raised."""
         deadline = time.monotonic() + self._limit
         while not condition():
-            errors = self._errors + [e for link in self._links if (e := link.failed()) is not None]
+            errors = self._errors + [link.failed for link in self._links if link.failed is not None]
             if errors:
                 raise errors[0]
             left = deadline - time.monotonic()
@@ -200,7 +200,7 @@ class Scenario:
                 continue
             for i, member in enumerate(living):
                 if member.alive:
-                    await member.link.renew(member.lease)
+                    member.link.renew(member.lease)
                     self._renewals += 1
                 ahead = began + (i + 1) / len(living) * self._ttl / 3 - time.monotonic()
                 if ahead > 0.01:
