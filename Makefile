@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint e2e cluster bench clean-cluster
+.PHONY: help demo test lint e2e cluster bench bench-rendezvous clean-cluster
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,3 +40,7 @@ clean-cluster: ## delete that cluster
 bench: ## what a rescale costs, beside stock torchrun: a table and JSON
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/rescale.py
+
+bench-rendezvous: ## thousands of simulated members through a real etcd, beside torch's rendezvous
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/rendezvous.py

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from elastrain.api.records import Generation, Member, Phase, Target
+from elastrain.api.records import Generation, GenerationMember, Member, Phase, Target
 from elastrain.api.roster import KEPT
 from elastrain.rendezvous.decide import Action, Condemn, Memory, Propose, Timing, decide, remember
 from elastrain.rendezvous.view import Seen, View
@@ -148,3 +148,17 @@ def make_job() -> Callable[..., Job]:
 def job() -> Job:
     """An empty job: 1 to 8 members, 8 wanted."""
     return Job()
+
+
+@pytest.fixture
+def make_generation() -> Callable[[int], Generation]:
+    """A generation of so many members."""
+
+    def make(size: int) -> Generation:
+        places = tuple(
+            GenerationMember(id=f"w{i}.x", worker=f"w{i}", address="10.0.0.1", store_port=1, rank_offset=i)
+            for i in range(size)
+        )
+        return Generation(number=3, members=places, reason="Grow", leader="w0.x")
+
+    return make

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from elastrain.api.records import Closed, Generation, Phase, Progress, Target
-from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUnavailable
+from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUnavailable, Transaction
 from elastrain.rendezvous.decide import Timing
 from elastrain.rendezvous.events import (
     EtcdBack,
@@ -276,3 +276,62 @@ def test_a_probe_tells_the_living_from_the_dead():
     server.close()
     assert probe("127.0.0.1", server.port, "a.1") is Evidence.DEAD
     assert probe("nowhere.invalid", 1, "a.1") is Evidence.NONE
+
+
+# ---- the leader ----------------------------------------------------------------------------------------------------
+def test_only_the_leader_sees_what_others_say_about_themselves(play, eventually):
+    a, b, c = play("a", "b", "c")
+    for p in (a, b, c):
+        p.enter()
+    assert [p.member.view.complete for p in (a, b, c)].count(True) == 1
+    assert sum(len(p.member.view.members) for p in (a, b, c)) == 3
+
+
+def test_the_next_one_leads_if_several_die_at_once(play):
+    a, b, c, d = play("a", "b", "c", "d")
+    for p in (a, b, c, d):
+        p.enter()
+    for p in (a, b, c):
+        p.die()
+    assert workers(d.enter(within=4 * TTL)) == ["d"]
+    assert d.member.view.leader == d.member.id
+
+
+def test_survivors_are_told_to_give_up_if_they_are_too_few(play, client, job_keys):
+    a, b = play("a", "b")
+    a.enter(), b.enter()
+    client.put(job_keys.target, Target(min=2, max=8, desired=2).encode())
+    a.hear(TargetChanged), b.hear(TargetChanged)
+    a.member.leave()
+    assert b.hear(GenerationEnded).reason == "worker a is gone"
+    assert b.member.view.generation.number == 1, "nobody to form another one with"
+
+
+def test_the_job_goes_on_if_the_leader_dies_before_it_has_written_the_generation(play, client, job_keys, monkeypatch):
+    a, b, c = play("a", "b", "c")
+    for p in (a, b, c):
+        p.enter()
+    monkeypatch.setattr(a.member._client, "commit", lambda *_, **__: False)  # all share it: nobody can write
+    c.member.leave()
+    a.die()
+    monkeypatch.undo()
+    assert workers(b.enter(within=4 * TTL)) == ["b"]
+
+
+def test_the_written_generation_stands_if_the_leader_dies_just_after(play):
+    a, b, c = play("a", "b", "c")
+    for p in (a, b, c):
+        p.enter()
+    c.member.leave()
+    assert workers(a.enter()) == ["a", "b"]
+    a.die()
+    assert [workers(b.enter()), workers(b.enter(within=4 * TTL))] == [["a", "b"], ["b"]]
+
+
+def test_a_leader_that_was_replaced_cannot_write(client, job_keys):
+    client.put(job_keys.leader, b"first")
+    held = client.get(job_keys.leader).mod_revision
+    client.put(job_keys.leader, b"second")
+    stale = Transaction(((job_keys.generation, 0), (job_keys.leader, held)), ((job_keys.generation, b"x"),))
+    assert not client.commit(stale, "form a generation")
+    assert client.get(job_keys.generation) is None
