@@ -58,6 +58,8 @@ def header(generation: Generation) -> Generation:
 
 def seen_by(generation: Generation, member_id: str) -> Generation:
     """``generation`` as one member needs it: of a large one, only that member's place."""
+    if generation.roster is not None:
+        return generation  # it is what this member has found
     place = generation.member(member_id)
     return _part(generation, (place,) if place else ())
 

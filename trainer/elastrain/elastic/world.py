@@ -236,6 +236,8 @@ class World:
 
     def _brings_in(self, generation: Generation) -> bool:
         """Whether it has members that were not in the generation before, as far as this rank knows."""
+        if generation.roster is not None:
+            return True  # of a large one a rank knows only its own place
         before = {m.id for m in self._generation.members} if self._generation else set()
         return any(m.id not in before for m in generation.members)
 

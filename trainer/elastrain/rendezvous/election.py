@@ -14,6 +14,8 @@ FIRST = 8
 """So many members of a generation, by place, speak up at once; the others leave it to them for a while."""
 _STEP_SECONDS = 0.05
 _LONGEST_SECONDS = 1.0
+_LATE_SECONDS = 5.0
+"""Where this many seconds have passed nobody waits for anybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +65,5 @@ def _patience(s: Standing) -> float:
     """Seconds to leave it to others."""
     if s.place is None:
         return _STEP_SECONDS + (zlib.crc32(s.member.encode()) % 1000) / 1000 * (_LONGEST_SECONDS - _STEP_SECONDS)
-    return min(_LONGEST_SECONDS, _STEP_SECONDS * max(0, s.place - 1))
+    after = _STEP_SECONDS * max(0, s.place - 1)
+    return after if after <= _LONGEST_SECONDS else min(_LATE_SECONDS, _LONGEST_SECONDS + s.place / 1000)

@@ -50,6 +50,8 @@ class Seat:
         self._led = False  # somebody has been seen to lead
         self._vacant_since: float | None = None
         self._tried: tuple[Transaction, float] | None = None
+        self._scoped = (False, "")
+        self._scope: tuple[Range, ...] = ()
 
     def leads(self, own: Member) -> bool:
         return self.mirror.leader is not None and self.mirror.leader.member == own.id
@@ -57,7 +59,10 @@ class Seat:
     def scope(self, own: Member) -> tuple[Range, ...]:
         """What to watch now."""
         everywhere = self._sees_all or self.leads(own)
-        return everything(self.keys) if everywhere else own_part(self.keys, own.id)
+        if (everywhere, own.id) != self._scoped:
+            self._scoped = (everywhere, own.id)
+            self._scope = everything(self.keys) if everywhere else own_part(self.keys, own.id)
+        return self._scope
 
     def take(self, batch: Batch, *, outage: bool = False) -> None:
         """What the watch reports. ``outage``: etcd was away; a key that vanished says nothing yet."""
