@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,12 +67,18 @@ def sizes(option: str, text: str, least: int) -> list[int]:
 
 
 def one_run(size: int, ttl: int, limit: float) -> Run:
-    with EtcdServer() as server:
+    """A collection of garbage would look at all members' objects again and again: that is no cost of theirs."""
+    gc.collect()
+    gc.disable()
+    try:
+        with EtcdServer() as server:
 
-        async def play() -> Run:
-            return await Scenario(server, ttl, limit).run(size)
+            async def play() -> Run:
+                return await Scenario(server, ttl, limit).run(size)
 
-        return asyncio.run(play())
+            return asyncio.run(play())
+    finally:
+        gc.enable()
 
 
 def main(

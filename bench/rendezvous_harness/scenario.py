@@ -43,6 +43,7 @@ class Scenario:
         self._tasks: set[asyncio.Task[None]] = set()
         self._errors: list[BaseException] = []
         self._renewals = 0
+        self._happening: asyncio.Future[None] | None = None
 
     async def run(self, size: int) -> Run:
         """Raises ``Failed``, and whatever etcd said if it failed."""
@@ -63,10 +64,10 @@ class Scenario:
             costs["lose 10 %"] = await self._measure(lambda: self._lose(tenth), size - 1 - len(tenth))
             return Run(members=size, costs=costs, lease=lease)
         finally:
-            renewing.cancel()
-            for task in [*self._tasks, renewing]:
+            tasks = [*self._tasks, renewing, *([self._happening] if self._happening else [])]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, renewing, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             for link in self._links:
                 await link.close()
 
@@ -111,6 +112,7 @@ class Scenario:
         before, events, first = await self._read(), self._events(), self._newest
         began = time.monotonic()
         happening = asyncio.ensure_future(happen())
+        self._happening = happening  # kept for the end of a run that fails
         await self._until(lambda: self._sizes.get(self._newest) == size and self._knowing[self._newest] == size)
         seconds = time.monotonic() - began
         await happening
