@@ -19,7 +19,7 @@ from rendezvous_harness.meter import Reading
 from rendezvous_harness.results import Cost, LeaseTraffic, Run
 
 LINKS = 8
-AT_ONCE = 512
+AT_ONCE = 128
 """Members that are in the middle of registering, at most: more would only queue up in the one client process."""
 REST_SECONDS = 5.0
 

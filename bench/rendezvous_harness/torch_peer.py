@@ -44,17 +44,17 @@ def main(members: int, bound: float) -> float:
     timeout = RendezvousTimeout(join=timedelta(seconds=10 * bound), last_call=timedelta(seconds=1))
     start, done = threading.Barrier(members + 1), threading.Semaphore(0)
 
-    def join(index: int) -> None:
+    def join() -> None:
         store = TCPStore("127.0.0.1", server.port, is_master=False)
         handler = DynamicRendezvousHandler.from_backend(
-            "bench", store, C10dRendezvousBackend(store, "bench"), members, members, f"node-{index}", timeout
+            "bench", store, C10dRendezvousBackend(store, "bench"), members, members, "127.0.0.1", timeout
         )
         start.wait()
         handler.next_rendezvous()
         done.release()
 
-    for index in range(members):
-        threading.Thread(target=join, args=(index,), daemon=True).start()
+    for _ in range(members):
+        threading.Thread(target=join, daemon=True).start()
     start.wait()
     began = time.monotonic()
     for _ in range(members):
