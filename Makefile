@@ -6,10 +6,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test lint e2e cluster bench clean-cluster
+.PHONY: help demo storm test lint e2e cluster bench bench-rendezvous clean-cluster
 
 help: ## what there is to make (this list)
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: ## an elastic job on this machine: trains on real data, grows, is hit by a kill, shrinks, loses nothing
 	@scripts/dev-env
@@ -44,3 +44,7 @@ clean-cluster: ## delete that cluster
 bench: ## what a rescale costs, beside stock torchrun (more: docs/benchmarks.md)
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/rescale.py
+
+bench-rendezvous: ## thousands of simulated members through a real etcd, beside torch's rendezvous
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/rendezvous.py

@@ -9,8 +9,9 @@ from typing import Protocol
 import structlog
 from pydantic import ValidationError
 
+from elastrain.api import roster
 from elastrain.api.keys import ROOT, JobKeys
-from elastrain.api.records import Generation, Member, Progress, Target
+from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target
 from elastrain.etcd import Batch, EtcdDenied, EtcdError, Put, WatchState
 from elastrain_operator.model import Coordination, Outage
 
@@ -167,6 +168,18 @@ def _decode(keys: JobKeys, raw: Mapping[str, bytes]) -> Coordination:
     return Coordination(
         target=Target.decode(target) if target else None,
         members=tuple(Member.decode(value) for value in members),
-        generation=Generation.decode(generation) if generation else None,
+        generation=_generation(keys, raw, Generation.decode(generation)) if generation else None,
         progress=Progress.decode(progress) if progress else None,
+        earlier=lambda number: _members_of(keys, raw, number),
     )
+
+
+def _generation(keys: JobKeys, raw: Mapping[str, bytes], header: Generation) -> Generation:
+    """With all members: those of a large one are in keys of their own."""
+    return roster.whole(header, _members_of(keys, raw, header.number)) if header.roster else header
+
+
+def _members_of(keys: JobKeys, raw: Mapping[str, bytes], number: int) -> tuple[GenerationMember, ...]:
+    """Members of one of the last few generations."""
+    prefix = keys.roster(number).rpartition("/")[0] + "/"
+    return roster.join(roster.Part.decode(value) for key, value in raw.items() if key.startswith(prefix))

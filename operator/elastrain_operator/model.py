@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
 
 from elastrain.api.job import JobStatus
-from elastrain.api.records import Generation, Member, Progress, Target, Termination
+from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target, Termination
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,10 @@ class Loss:
     log_tail: str = ""
 
 
+def _nobody(_number: int) -> tuple[GenerationMember, ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Coordination:
     """The job's records in etcd at one revision."""
@@ -102,6 +106,8 @@ class Coordination:
     members: tuple[Member, ...] = ()
     generation: Generation | None = None
     progress: Progress | None = None
+    earlier: Callable[[int], tuple[GenerationMember, ...]] = field(default=_nobody, compare=False, repr=False)
+    """Members of one of the last few generations, by its number; none if it is not known."""
 
     def member_of(self, worker: str) -> Member | None:
         """The live member of a worker (pod name)."""

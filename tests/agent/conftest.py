@@ -20,11 +20,7 @@ from elastrain.agent.events import (
     Tick,
 )
 from elastrain.api.messages import Adopted, AgentMessage, Broken, Finished, Hello, Left, Ready
-from elastrain.api.records import Generation, GenerationMember, Member, Phase, Target
-
-
-def member(worker: str, phase: Phase = Phase.READY, **fields) -> Member:
-    return Member(id=f"{worker}.x", worker=worker, address="10.0.0.1", phase=phase, store_port=1, **fields)
+from elastrain.api.records import Generation, GenerationMember, Target
 
 
 def generation(number: int, *workers: str, slots: int = 1, reason: str = "Grow") -> Generation:
@@ -44,7 +40,7 @@ class Story:
         self.log: list[Effect] = []
         self._ids = itertools.chain(["a.x"], (f"a.x{i}" for i in itertools.count(2)))
         self.target = Target(min=1, max=4, desired=2)
-        self.others: dict[str, Member] = {}
+        self.ended: dict[int, str] = {}
         self.generation: Generation | None = None
         self.finished = False
 
@@ -61,14 +57,10 @@ class Story:
         return self.event(Registered(next(self._ids)))
 
     def seen(self) -> list[Effect]:
-        members = {m.id: m for m in self.others.values()}
-        if self.core.member_id:
-            members[self.core.member_id] = member("a").model_copy(update={"id": self.core.member_id})
-        return self.event(Seen(self.target, members, self.generation, self.finished))
+        return self.event(Seen(self.target, self.generation, dict(self.ended), self.finished))
 
-    def sees(self, *workers: Member, generation: Generation | None = None, **fields) -> list[Effect]:
-        """etcd now shows these other members, and this generation if given."""
-        self.others = {m.worker: m for m in workers}
+    def sees(self, generation: Generation | None = None, **fields) -> list[Effect]:
+        """etcd now shows this generation, if given, and what else is given."""
         self.generation = generation or self.generation
         for name, value in fields.items():
             setattr(self, name, value)
@@ -89,10 +81,15 @@ class Story:
             self.says(Ready(store_port=4000), rank)
         return self
 
-    def training_in(self, generation: Generation, *others: Member) -> Story:
+    def hears_the_end_of(self, *numbers: int, why: str = "worker b is gone") -> list[Effect]:
+        """The leader says that these generations cannot go on."""
+        self.ended.update(dict.fromkeys(numbers, why))
+        return self.seen()
+
+    def training_in(self, generation: Generation) -> Story:
         """All ranks are ready and have adopted ``generation``."""
         self.ready()
-        self.sees(*others, generation=generation)
+        self.sees(generation)
         for rank in range(self.core.config.nproc):
             self.adopts(generation.number, rank=rank)
         return self
@@ -124,11 +121,6 @@ def story() -> Story:
 @pytest.fixture
 def new_story():
     return Story
-
-
-@pytest.fixture
-def make_member():
-    return member
 
 
 @pytest.fixture

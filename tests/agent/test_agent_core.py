@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from elastrain.agent.abort import HEARSAY_SECONDS
 from elastrain.agent.core import STRAGGLER_SECONDS
 from elastrain.agent.events import (
     End,
@@ -77,9 +78,9 @@ def test_phase_is_ready_only_if_all_ranks_are(new_story):
     assert (published.phase, published.store_port) == (Phase.READY, 4000)
 
 
-def test_a_late_rank_is_told_the_generation_in_force(story, sent, make_generation, make_member):
+def test_a_late_rank_is_told_the_generation_in_force(story, sent, make_generation):
     story.started()
-    story.sees(make_member("b"), generation=make_generation(4, "b"))
+    story.sees(generation=make_generation(4, "b"))
     effects = story.says(Hello(local_rank=0, pid=7))
     assert [m.type for m in sent(effects, Welcome | Proposed)] == ["welcome", "proposed"]
 
@@ -98,60 +99,82 @@ def test_generation_is_published_only_if_all_ranks_adopted_it(new_story, make_ge
 
 
 # ---- loss ----------------------------------------------------------------------------------------------------------
-def test_broken_is_published_if_a_rank_says_so(story, make_generation, make_member):
-    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+def test_broken_is_published_if_a_rank_says_so(story, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
     published = only(story.breaks(2), Publish)
     assert (published.broken, published.phase) == (2, Phase.READY)
 
 
-def test_abort_is_sent_once_if_a_member_has_no_key(story, sent, make_generation, make_member):
-    story.training_in(make_generation(2, "a", "b"), make_member("b"))
-    (abort,) = sent(story.sees(), Abort)
+def test_broken_is_not_published_if_the_leader_has_ended_the_generation(story, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
+    story.hears_the_end_of(2)
+    none(story.breaks(2), Publish)
+    none(story.later(10.0), Publish)
+
+
+def test_broken_is_left_to_the_first_few_for_a_while_if_the_generation_is_large(story, make_generation):
+    story.training_in(make_generation(2, *"bcdefghijka"))
+    none(story.breaks(2), Publish)
+    assert story.core.deadline() == story.now + HEARSAY_SECONDS
+    assert only(story.later(HEARSAY_SECONDS), Publish).broken == 2
+    assert story.core.deadline() is None
+
+
+def test_broken_is_never_published_if_a_next_generation_replaces_the_large_one_in_time(story, make_generation):
+    story.training_in(make_generation(2, *"bcdefghijka"))
+    story.breaks(2)
+    story.hears_the_end_of(2)
+    story.sees(generation=make_generation(3, *"bcdefghija"))
+    none(story.adopts(3) + story.later(10.0), Publish)
+
+
+def test_adoption_is_published_only_by_the_member_of_rank_0(story, make_generation):
+    story.ready()
+    story.sees(generation=make_generation(1, "b", "a"))
+    none(story.adopts(1), Publish)
+    story.sees(generation=make_generation(2, "a", "b"))
+    assert only(story.adopts(2), Publish).generation == 2
+
+
+def test_adoption_is_published_if_it_means_to_stop(story, make_generation):
+    story.training_in(make_generation(1, "b", "a"))
+    story.sees(generation=make_generation(2, "b"))
+    assert only(story.adopts(2), Publish).generation == 2
+
+
+def test_abort_is_sent_once_if_the_leader_ends_the_generation(story, sent, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
+    (abort,) = sent(story.hears_the_end_of(2), Abort)
     assert abort == Abort(generation=2, reason="worker b is gone")
     assert not sent(story.seen(), Abort)
 
 
-def test_abort_is_sent_if_a_member_reports_the_generation_broken(story, sent, make_generation, make_member):
-    story.training_in(make_generation(2, "a", "b"), make_member("b"))
-    assert not sent(story.sees(make_member("b", broken=1)), Abort)
-    assert sent(story.sees(make_member("b", broken=2)), Abort)
-
-
-def test_no_abort_if_the_rank_said_broken_itself(story, sent, make_generation, make_member):
-    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+def test_no_abort_if_the_rank_said_broken_itself(story, sent, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
     story.breaks(2)
-    assert not sent(story.sees(), Abort)
+    assert not sent(story.hears_the_end_of(2), Abort)
 
 
-def test_a_connecting_rank_is_told_to_abort_only_the_proposal_if_only_a_joiner_dies(
-    story, sent, make_generation, make_member
-):
-    story.training_in(make_generation(2, "a", "b"), make_member("b"))
-    story.sees(make_member("b"), make_member("c"), generation=make_generation(3, "a", "b", "c"))
-    assert [m.generation for m in sent(story.sees(make_member("b")), Abort)] == [3]
+def test_a_connecting_rank_is_told_to_abort_only_the_proposal_if_only_that_has_ended(story, sent, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
+    story.sees(generation=make_generation(3, "a", "b", "c"))
+    assert [m.generation for m in sent(story.hears_the_end_of(3), Abort)] == [3]
 
 
-def test_both_generations_are_aborted_if_a_member_of_both_dies(story, sent, make_generation, make_member):
-    story.training_in(make_generation(2, "a", "b"), make_member("b"))
-    story.sees(make_member("b"), make_member("c"), generation=make_generation(3, "a", "b", "c"))
-    assert [m.generation for m in sent(story.sees(make_member("c")), Abort)] == [2, 3]
+def test_both_generations_are_aborted_if_both_have_ended(story, sent, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
+    story.sees(generation=make_generation(3, "a", "b", "c"))
+    assert [m.generation for m in sent(story.hears_the_end_of(2, 3), Abort)] == [2, 3]
 
 
-def test_no_abort_if_the_missing_member_had_stopped_for_a_later_generation(story, sent, make_generation, make_member):
-    story.training_in(make_generation(2, "a", "b"), make_member("b"))
-    story.sees(make_member("b", Phase.LEAVING, generation=2), generation=make_generation(3, "a"))
-    story.sees(make_member("b", Phase.LEAVING, generation=3))
-    assert not sent(story.sees(), Abort)
+def test_no_abort_if_the_rank_is_not_in_the_generation_that_ended(story, sent, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
+    story.sees(generation=make_generation(3, "b", "c"))
+    assert not sent(story.hears_the_end_of(3), Abort)
 
 
-def test_no_abort_if_the_missing_member_had_finished(story, sent, make_generation, make_member):
-    story.training_in(make_generation(2, "a", "b"), make_member("b"))
-    story.sees(make_member("b", Phase.FINISHED, generation=2))
-    assert not sent(story.sees(), Abort)
-
-
-def test_a_rank_that_hangs_up_breaks_its_generation(story, make_generation, make_member):
-    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+def test_a_rank_that_hangs_up_breaks_its_generation(story, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
     published = only(story.event(RankHungUp(1, 0)), Publish)
     assert (published.broken, published.phase) == (2, Phase.WARMING)
 
@@ -171,8 +194,8 @@ def test_a_fenced_member_goes_on_in_the_next_generation(story, sent, make_genera
     assert only(story.adopts(2), Publish).generation == 2
 
 
-def test_members_of_a_larger_generation_train_on_if_etcd_is_away(story, sent, make_generation, make_member):
-    story.training_in(make_generation(1, "a", "b"), make_member("b"))
+def test_members_of_a_larger_generation_train_on_if_etcd_is_away(story, sent, make_generation):
+    story.training_in(make_generation(1, "a", "b"))
     assert not sent(story.event(Fenced(60.0)), Abort)
 
 
@@ -236,10 +259,10 @@ def report(step: int, generation: int = 1) -> Report:
     return Report(progress=Progress(generation=generation, world_size=1, members=1, step=step))
 
 
-def test_progress_is_published_only_if_the_rank_is_global_rank_0(story, make_generation, make_member):
-    story.training_in(make_generation(1, "a", "b"), make_member("b"))
+def test_progress_is_published_only_if_the_rank_is_global_rank_0(story, make_generation):
+    story.training_in(make_generation(1, "a", "b"))
     assert only(story.says(report(12)), PublishProgress).progress.step == 12
-    story.sees(make_member("b"), generation=make_generation(2, "b", "a"))
+    story.sees(generation=make_generation(2, "b", "a"))
     none(story.says(report(13, generation=2)), PublishProgress)
 
 
@@ -260,8 +283,8 @@ def test_the_job_is_finished_if_the_worker_of_rank_0_ends_with_0(story, make_gen
     assert effects.index(Leave()) > effects.index(PublishProgress(progress)), "the key goes after the news"
 
 
-def test_the_job_is_not_finished_if_another_worker_ends(story, make_generation, make_member):
-    story.training_in(make_generation(1, "b", "a"), make_member("b"))
+def test_the_job_is_not_finished_if_another_worker_ends(story, make_generation):
+    story.training_in(make_generation(1, "b", "a"))
     story.finishes()
     effects = story.exits()
     none(effects, PublishProgress)
@@ -282,8 +305,8 @@ def test_outcome_is_finished_and_says_so_if_the_script_leaves_its_loop_early(sto
     assert "early" in ending.message
 
 
-def test_a_crash_on_the_way_out_is_forgiven_if_another_worker_holds_rank_0(story, make_generation, make_member):
-    story.training_in(make_generation(1, "b", "a"), make_member("b"))
+def test_a_crash_on_the_way_out_is_forgiven_if_another_worker_holds_rank_0(story, make_generation):
+    story.training_in(make_generation(1, "b", "a"))
     story.finishes()
     assert only(story.exits(signal=11), End).termination.outcome is Outcome.FINISHED
 
@@ -298,27 +321,25 @@ def test_the_worker_fails_if_one_rank_leaves_the_loop_and_its_sibling_waits_too_
     assert "[0]" in ending.message
 
 
-def test_parked_ranks_are_told_to_exit_if_the_job_finished_without_them(story, sent, make_generation, make_member):
-    story.training_in(make_generation(2, "b", "a"), make_member("b"))
+def test_parked_ranks_are_told_to_exit_if_the_job_finished_without_them(story, sent, make_generation):
+    story.training_in(make_generation(2, "b", "a"))
     story.breaks(2)
     assert sent(story.sees(finished=True), Exit) == [Exit(reason="the job has finished")]
     assert only(story.leaves(), End).termination.outcome is Outcome.FINISHED
 
 
-def test_ranks_of_a_healthy_generation_finish_by_themselves_if_the_job_has_finished(
-    story, sent, make_generation, make_member
-):
-    story.training_in(make_generation(2, "b", "a"), make_member("b"))
-    assert not sent(story.sees(make_member("b", Phase.FINISHED), finished=True), Exit)
+def test_ranks_of_a_healthy_generation_finish_by_themselves_if_the_job_has_finished(story, sent, make_generation):
+    story.training_in(make_generation(2, "b", "a"))
+    assert not sent(story.sees(finished=True), Exit)
 
 
 # ---- leaving -------------------------------------------------------------------------------------------------------
-def test_a_drain_keeps_training_until_a_generation_without_us_is_adopted(story, sent, make_generation, make_member):
-    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+def test_a_drain_keeps_training_until_a_generation_without_us_is_adopted(story, sent, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
     effects = story.event(Signalled(signal.SIGTERM))
     assert only(effects, Publish).phase is Phase.LEAVING
     assert not sent(effects, Exit)
-    assert not sent(story.sees(make_member("b"), generation=make_generation(3, "b")), Exit)
+    assert not sent(story.sees(generation=make_generation(3, "b")), Exit)
     assert sent(story.adopts(3), Exit) == [Exit(reason="told to stop")]
     ending = only(story.leaves(step=11), End).termination
     assert (ending.outcome, ending.step, ending.exit_code) == (Outcome.DRAINED, 11, 0)
@@ -336,9 +357,9 @@ def test_ranks_are_terminated_if_they_are_not_ready_when_told_to_leave(story):
     assert only(story.exits(signal=15), End).termination.outcome is Outcome.DRAINED
 
 
-def test_the_empty_generation_parks_ranks_if_nobody_told_them_to_leave(story, sent, make_generation, make_member):
-    story.training_in(make_generation(2, "a", "b"), make_member("b"))
-    story.sees(make_member("b", Phase.LEAVING), generation=make_generation(3))
+def test_the_empty_generation_parks_ranks_if_nobody_told_them_to_leave(story, sent, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
+    story.sees(generation=make_generation(3))
     effects = story.adopts(3)
     assert not sent(effects, Exit)
     assert only(effects, Publish).phase is Phase.READY
@@ -366,8 +387,8 @@ def test_the_member_is_ready_again_if_the_target_takes_its_leave_back(story, mak
     assert only(story.sees(target=Target(min=1, max=4, desired=1)), Publish).phase is Phase.READY
 
 
-def test_ranks_are_terminated_then_killed_if_the_drain_takes_too_long(story, make_generation, make_member):
-    story.training_in(make_generation(2, "a", "b"), make_member("b"))
+def test_ranks_are_terminated_then_killed_if_the_drain_takes_too_long(story, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
     story.event(Signalled(signal.SIGTERM))
     assert story.core.deadline() == story.now + 25.0
     assert only(story.later(25.1), KillRanks).signum == signal.SIGTERM

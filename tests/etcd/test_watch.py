@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from elastrain.etcd import Batch, Delete, EtcdClient, EtcdConfig, Put, WatchState
+from elastrain.etcd import Batch, Delete, EtcdClient, EtcdConfig, Put, Range, WatchState
 from elastrain.etcd.watch import Watch
 from elastrain.etcd.wire import messages
 
@@ -124,7 +124,9 @@ def test_the_difference_is_reported_if_etcd_lost_its_data(etcd_factory, heard, e
 def test_a_watch_is_renewed_if_etcd_falls_silent(etcd_factory, heard, eventually):
     server = etcd_factory()
     with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as client:
-        watch = Watch(client, "/x/", heard.on_events, heard.on_state, progress_seconds=0.2, silence_seconds=1.0)
+        watch = Watch(
+            client, (Range.prefix("/x/"),), heard.on_events, heard.on_state, progress_seconds=0.2, silence_seconds=1.0
+        )
         watch.start()
         eventually(lambda: heard.states == [True])
         server.pause()
@@ -136,7 +138,14 @@ def test_a_watch_is_renewed_if_etcd_falls_silent(etcd_factory, heard, eventually
 
 
 def test_a_quiet_watch_stays_if_etcd_lives(etcd, client, job_keys, heard, eventually):
-    watch = Watch(client, job_keys.prefix, heard.on_events, heard.on_state, progress_seconds=0.1, silence_seconds=0.6)
+    watch = Watch(
+        client,
+        (Range.prefix(job_keys.prefix),),
+        heard.on_events,
+        heard.on_state,
+        progress_seconds=0.1,
+        silence_seconds=0.6,
+    )
     watch.start()
     eventually(lambda: heard.states == [True])
     done = threading.Event()

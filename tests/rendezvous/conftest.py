@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from elastrain.api.records import Generation, Member, Phase, Target
-from elastrain.rendezvous.decide import Action, Memory, Propose, Timing, decide, remember
+from elastrain.api.records import Generation, GenerationMember, Member, Phase, Target
+from elastrain.api.roster import KEPT
+from elastrain.rendezvous.decide import Action, Condemn, Memory, Propose, Timing, decide, remember
 from elastrain.rendezvous.view import Seen, View
 
 
@@ -22,6 +23,8 @@ class Job:
     step: int = 0
     finished: bool = False
     members: dict[str, Seen] = field(default_factory=dict)
+    gone: dict[str, Seen] = field(default_factory=dict)
+    told: dict[int, str] = field(default_factory=dict)
     suspects: set[str] = field(default_factory=set)
     unsure: set[str] = field(default_factory=set)
     generations: list[Generation] = field(default_factory=list)
@@ -54,19 +57,28 @@ class Job:
         for worker in workers:
             self.revision += 1
             self.suspects.discard(worker)
-            del self.members[self.seen(worker).id]
+            seen = self.members.pop(self.seen(worker).id)
+            self.gone[seen.id] = seen
 
     def fail(self, *workers: str) -> None:
         """They see the generation that they are in fail."""
         for worker in workers:
-            self.set(worker, broken=self.seen(worker).record.generation)
+            seen = self.seen(worker)
+            self.set(worker, broken=self.view().adopted_by(seen))
 
     def adopt(self) -> None:
-        """All members of the newest generation switch to it; of an empty one, everybody stops."""
+        """All members of the newest generation switch to it; of an empty one, everybody stops.
+
+        Agents say so where they hold rank 0 or have stopped for it; the others' word comes when they change otherwise.
+        """
+        if not self.generations:
+            return
         newest = self.generations[-1]
+        view = self.view()
+        first = newest.first
         for seen in list(self.members.values()):
-            stops = not newest.members and seen.record.generation
-            if stops or newest.member(seen.id) is not None:
+            stopped = newest.member(seen.id) is None and view.adopted_by(seen)
+            if stopped or (first is not None and seen.id == first.id):
                 self.set(seen.record.worker, generation=newest.number)
 
     def pass_time(self, seconds: float) -> None:
@@ -84,12 +96,16 @@ class Job:
             members=tuple(self.members.values()),
             generation=self.base,
             generation_mod_revision=len(self.generations),
+            generations=tuple(self.generations[-KEPT:]),
+            gone=tuple(self.gone.values()),
+            told=self.told,
             finished=self.finished,
             suspects=frozenset(self.seen(w).id for w in self.suspects),
             unsure=frozenset(self.seen(w).id for w in self.unsure),
             step=self.step,
         )
-        return replace(view, self_id=self_id or view.leader or "")
+        leader = next(iter(view.alive), None)  # the eldest: as good as any
+        return replace(view, self_id=self_id or leader or "", leader=leader)
 
     def decide(self) -> Action:
         """What the leader decides now."""
@@ -103,6 +119,9 @@ class Job:
         if isinstance(action, Propose):
             assert action.expected_mod_revision == len(self.generations)
             self.generations.append(action.generation)
+            self.told.update(dict.fromkeys(action.generation.ended, action.generation.why))
+        elif isinstance(action, Condemn):
+            self.told.update(dict.fromkeys(action.numbers, action.why))
         return action
 
     def workers(self) -> list[str]:
@@ -129,3 +148,17 @@ def make_job() -> Callable[..., Job]:
 def job() -> Job:
     """An empty job: 1 to 8 members, 8 wanted."""
     return Job()
+
+
+@pytest.fixture
+def make_generation() -> Callable[[int], Generation]:
+    """A generation of so many members."""
+
+    def make(size: int) -> Generation:
+        places = tuple(
+            GenerationMember(id=f"w{i}.x", worker=f"w{i}", address="10.0.0.1", store_port=1, rank_offset=i)
+            for i in range(size)
+        )
+        return Generation(number=3, members=places, reason="Grow", leader="w0.x")
+
+    return make

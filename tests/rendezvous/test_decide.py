@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastrain.api.records import Phase, Target
-from elastrain.rendezvous.decide import MAX_OUTSTANDING, Nothing, Propose, Timing, Wait, decide
+from elastrain.rendezvous.decide import MAX_OUTSTANDING, Condemn, Nothing, Propose, Timing, Wait, decide
 
 
 # ---- the first generation ------------------------------------------------------------------------------------------
@@ -208,6 +208,7 @@ def test_survivors_wait_if_they_are_too_few(job):
     job.target = Target(min=2, max=2, desired=2)
     job.train("a", "b")
     job.die("b")
+    job.run()
     assert job.run() == Nothing("1 of at least 2 members are left")
     job.join("c")
     job.run()
@@ -258,8 +259,8 @@ def test_a_loop_of_broken_generations_backs_off(job):
     for _ in range(8):
         job.fail("a", "b")
         failed = job.now
-        while isinstance(action := job.run(), Wait):
-            job.now = action.until
+        while isinstance(action := job.run(), Wait | Condemn):
+            job.now = action.until if isinstance(action, Wait) else job.now
         assert job.base.reason == "Broken"
         pauses.append(job.now - failed)
         job.adopt()
@@ -302,6 +303,90 @@ def test_stock_agents_are_not_waited_for_for_ever_if_a_generation_broke(job):
     assert job.workers() == ["b", "c"]
 
 
+# ---- what members are told of a loss -------------------------------------------------------------------------------
+def test_the_next_generation_says_what_it_replaces_if_a_member_is_lost(job):
+    job.train("a", "b", "c")
+    job.die("c")
+    job.run()
+    assert (job.base.ended, job.base.why) == ((1,), "worker c is gone")
+    job.adopt()
+    assert isinstance(job.run(), Nothing), "told once"
+
+
+def test_a_planned_change_ends_nothing(job):
+    job.train("a", "b", "c")
+    job.set("c", phase=Phase.LEAVING)
+    job.run()
+    job.adopt()
+    job.die("c")
+    assert isinstance(job.run(), Nothing)
+    assert job.base.ended == ()
+
+
+def test_only_the_proposal_is_ended_if_only_a_joiner_dies(job):
+    job.train("a", "b")
+    job.join("c")
+    job.run()
+    job.die("c")
+    job.run()
+    assert (job.base.number, job.base.ended) == (3, (2,))
+
+
+def test_both_are_ended_if_a_member_of_both_dies(job):
+    job.train("a", "b")
+    job.join("c")
+    job.run()
+    job.die("b")
+    job.run()
+    assert (job.base.number, job.base.ended) == (3, (1, 2))
+
+
+def test_survivors_are_told_to_give_up_if_they_are_too_few(job):
+    job.target = Target(min=2, max=2, desired=2)
+    job.train("a", "b")
+    job.die("b")
+    assert job.run() == Condemn((1,), "worker b is gone")
+    assert job.run() == Nothing("1 of at least 2 members are left")
+    job.join("c")
+    job.run()
+    assert job.workers() == ["a", "c"]
+
+
+def test_survivors_are_told_to_give_up_if_the_next_generation_must_wait(job):
+    job.train("a", "b", "c")
+    job.fail("a")
+    job.unsure.add("c")
+    action = job.run()
+    assert isinstance(action, Wait)
+    assert action.until == job.now + job.timing.tell
+    job.pass_time(job.timing.tell)
+    assert job.run() == Condemn((1,), "worker a reports a broken collective")
+    assert isinstance(job.run(), Wait)
+
+
+def test_those_that_still_train_are_told_if_a_leaver_dies_before_they_have_switched(job):
+    job.train("a", "b")
+    job.set("b", phase=Phase.LEAVING)
+    job.run()
+    job.die("b")
+    assert job.run() == Condemn((1,), "worker b is gone")
+    assert job.workers() == ["a"]
+
+
+def test_a_generation_is_adopted_by_all_if_one_of_it_says_so(job):
+    job.train("a", "b", "c")
+    job.run()
+    assert [m.record.generation for m in job.view().members] == [1, 0, 0]
+    assert job.view().adopted and not job.view().entered
+    assert job.view().in_force == 1
+
+
+def test_a_generation_that_ended_is_not_in_force_even_if_nobody_says_broken(job):
+    job.train("a", "b")
+    job.told[1] = "worker x is gone"
+    assert job.view().in_force is None
+
+
 # ---- the end, and bounds -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["progress", "member"])
 def test_nothing_is_formed_any_more_if_the_job_has_finished(job, how):
@@ -311,6 +396,7 @@ def test_nothing_is_formed_any_more_if_the_job_has_finished(job, how):
     else:
         job.set("a", phase=Phase.FINISHED)
     job.die("b")
+    assert job.run() == Condemn((1,), "worker b is gone")
     assert job.run() == Nothing("the job has ended")
 
 
@@ -359,8 +445,7 @@ def test_the_bound_is_lifted_if_the_generation_in_force_breaks(job):
         job.die("j")
         job.run()
         job.pass_time(job.timing.backoff_max)
-    job.die("b")
     assert isinstance(job.run(), Nothing)
-    job.fail("a")
+    job.die("b")
     job.run()
-    assert job.workers() == ["a"]
+    assert (job.workers(), 1 in job.base.ended) == (["a"], True)

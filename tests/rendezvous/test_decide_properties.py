@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from elastrain.api.records import Phase, Target
-from elastrain.rendezvous.decide import MAX_OUTSTANDING, Propose, Wait, decide
+from elastrain.rendezvous.decide import MAX_OUTSTANDING, Condemn, Propose, Wait, decide
 
 
 class AnyHistory(RuleBasedStateMachine):
@@ -57,17 +57,20 @@ class AnyHistory(RuleBasedStateMachine):
             self.job.ready(pick.choice(warming).record.worker)
 
     @precondition(lambda self: self.job.members)
-    @rule(pick=st.randoms(use_true_random=False), known_by=st.sampled_from(["key", "probe"]))
-    def die(self, pick: Any, known_by: str) -> None:
+    @rule(pick=st.randoms(use_true_random=False), known_by=st.sampled_from(["key", "probe"]), speak=st.booleans())
+    def die(self, pick: Any, known_by: str, speak: bool) -> None:
+        """``speak``: peers say that their collectives broke, before they are told."""
         dead = pick.choice(list(self.job.members.values()))
-        peers = [m for m in self.job.members.values() if m.record.generation == dead.record.generation]
+        view = self.job.view()
+        peers = [m for m in view.members if view.adopted_by(m) == view.adopted_by(dead)]
+        trained = view.adopted_by(dead)
         if known_by == "key":
             self.job.suspects.discard(dead.record.worker)
             self.job.die(dead.record.worker)
         else:
             self.job.suspects.add(dead.record.worker)
         for peer in peers:
-            if peer.id != dead.id and dead.record.generation:
+            if peer.id != dead.id and trained and speak:
                 self.job.fail(peer.record.worker)
 
     @precondition(lambda self: self.job.members)
@@ -78,10 +81,12 @@ class AnyHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.job.base is not None)
     @rule()
     def break_collective(self) -> None:
-        number = max((m.record.generation for m in self.job.members.values()), default=0)
-        for m in list(self.job.members.values()):
-            if number and m.record.generation == number:
+        view = self.job.view()
+        number = max((view.adopted_by(m) for m in view.members), default=0)
+        for m in view.members:
+            if number and view.adopted_by(m) == number:
                 self.job.fail(m.record.worker)
+                break  # the others are told
 
     @precondition(lambda self: self.job.base is not None)
     @rule()
@@ -113,6 +118,14 @@ class AnyHistory(RuleBasedStateMachine):
         action = self.job.run()
         if isinstance(action, Wait):
             assert action.until > self.job.now, "a wait lies ahead"
+        if isinstance(action, Condemn | Propose):
+            over = action.numbers if isinstance(action, Condemn) else action.generation.ended
+            assert set(over) <= view.condemned.keys(), "only a generation that lost a member or broke is given up"
+            told = self.job.view().told
+            assert view.condemned.keys() <= told.keys(), "whoever is in a generation that is over is told"
+        elif view.leader and view.condemned.keys() - view.told.keys():
+            assert isinstance(action, Wait), "a generation that is over is told to be, soon"
+            assert action.until <= self.job.memory.untold_since + self.job.timing.tell, "soon"
         if not isinstance(action, Propose):
             return
         proposed = action.generation
@@ -159,7 +172,7 @@ class AnyHistory(RuleBasedStateMachine):
                 job.adopt()
             for m in list(job.members.values()):  # who has been let go goes
                 let_go = job.base is not None and job.base.member(m.id) is None and job.view().is_leaving(m)
-                if let_go and job.base.number <= max(m.record.generation, m.record.broken, 0):
+                if let_go and job.base.number <= max(job.view().adopted_by(m), m.record.broken, 0):
                     job.die(m.record.worker)
             job.pass_time(100.0)
         view = job.view()

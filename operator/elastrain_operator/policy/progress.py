@@ -12,19 +12,20 @@ from elastrain_operator.model import Coordination
 def in_force(previous: GenerationStatus | None, seen: Coordination) -> tuple[GenerationStatus | None, int]:
     """The generation that trains and how many of its workers are alive.
 
-    A proposed generation is in force when all of its members that are alive have adopted it; until then the one before
-    (``previous``, from the status) is.
+    A proposed generation is in force when one of its members says that it has adopted it (ranks do so together, and
+    the others' word comes later); until then the one before (``previous``, from the status) is.
     """
     newest = seen.generation
     if newest is None:
         return previous, 0
     ids = {m.id for m in newest.members}
     alive = [m for m in seen.members if m.id in ids]
-    if all(m.generation >= newest.number for m in alive) and (alive or not newest.members):
+    if any(m.generation >= newest.number for m in alive) or not newest.members:
         return GenerationStatus(number=newest.number, size=len(newest.members), reason=newest.reason), len(alive)
     if previous is None:
         return None, 0
-    return previous, sum(m.generation == previous.number for m in seen.members)
+    placed = {m.id for m in seen.earlier(previous.number)}
+    return previous, sum(m.id in placed or m.generation == previous.number for m in seen.members)
 
 
 def last_rescale(previous: LastRescale | None, seen: Coordination, now: datetime) -> LastRescale | None:

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elastrain.api.records import Generation, Member, Phase
+from elastrain.api.records import Generation
+from elastrain.rendezvous.election import FIRST
+from elastrain.rendezvous.suspicion import place_in
+
+HEARSAY_SECONDS = 1.0
+"""How long a member whose collectives broke leaves it to the first few of its generation to say so."""
 
 
-def why_abort(
-    generation: Generation,
-    me: str,
-    members: Mapping[str, Member],
-    last_seen: Mapping[str, Member],
-) -> str | None:
+def why_abort(generation: Generation, me: str, ended: Mapping[int, str]) -> str | None:
     """Why nobody should wait in ``generation`` any longer, or None while it can still make progress. Pure.
 
-    ``members`` are those that live, ``last_seen`` every record ever seen. A member that is not there has not been
-    lost if its last record says that it had finished, or had already stopped for a later generation: then it left the
-    way it should, and its part in this one is done. We are not asked about: where others give us up, their broken
-    collectives tell our ranks.
+    The leader says so (``ended``): only it sees all members. It does not count those that left as they should.
     """
-    if generation.member(me) is None:
-        return None
-    for place in generation.members:
-        if place.id == me:
-            continue
-        member = members.get(place.id)
-        if member is None:
-            last = last_seen.get(place.id)
-            if last is not None and (last.phase is Phase.FINISHED or last.generation > generation.number):
-                continue
-            return f"worker {place.worker} is gone"
-        if member.broken >= generation.number:
-            return f"worker {place.worker} reports a broken collective"
-    return None
+    return ended.get(generation.number) if generation.member(me) is not None else None
+
+
+def say_broken_at(generation: Generation | None, me: str, since: float) -> float:
+    """When to write that ``generation`` was seen to break, at ``since``, if the leader has not ended it by then. Pure.
+
+    All ranks see it break, and the leader needs to hear it once: O(1) writes, not O(N).
+    """
+    place = place_in(generation, me)
+    return since if place is None or place < FIRST else since + HEARSAY_SECONDS

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from elastrain.agent import endings
-from elastrain.agent.abort import why_abort
+from elastrain.agent.abort import say_broken_at, why_abort
 from elastrain.agent.events import (
     Effect,
     End,
@@ -36,7 +36,7 @@ from elastrain.agent.events import (
 from elastrain.agent.rank import Rank
 from elastrain.agent.restart import may_restart
 from elastrain.api.messages import Abort, AgentMessage, Exit, Hello, Proposed, RankMessage, Report, Welcome
-from elastrain.api.records import Generation, GenerationMember, Member, Phase, Progress, Termination
+from elastrain.api.records import Generation, GenerationMember, Phase, Progress, Termination
 
 STRAGGLER_SECONDS = 60.0
 """How long ranks of one worker may go on after another of them has ended its script without finishing its loop."""
@@ -75,12 +75,13 @@ class Core:
         self.ranks: list[Rank] = []
         self.member_id: str | None = None
         self.seen: Seen | None = None
-        self.last_seen: dict[str, Member] = {}
         self.generations: dict[int, Generation] = {}
         self.fenced: dict[int, str] = {}
         """Generations that must not commit any more, and why."""
         self.progress: Progress | None = None
         self.published = Publish()
+        self.broke: tuple[int, float] = (0, 0.0)
+        """The greatest generation that a rank saw fail, and since when."""
         self.restarts: list[float] = []
         self.drain_deadline: float | None = None
         """Set by a signal. A leave that the target asks for has no bound here: who asked bounds it, by a signal."""
@@ -103,14 +104,14 @@ class Core:
             return self.kill_deadline
         if self.mode is not Mode.RUNNING:
             return None
-        deadlines = [self.drain_deadline, self.exit_deadline, self.straggler_deadline]
+        deadlines = [self.drain_deadline, self.exit_deadline, self.straggler_deadline, self._say_broken_at()]
         return min((d for d in deadlines if d is not None), default=None)
 
     def _note(self, event: Event, now: float) -> Iterator[Effect]:
         match event:
             case Registered(member_id=member_id):
                 self.member_id = member_id
-                self.published = Publish()
+                self.published, self.broke = Publish(), (0, 0.0)
             case Fenced(seconds=seconds):
                 self._fence(seconds)
             case Seen():
@@ -132,14 +133,11 @@ class Core:
 
     def _note_seen(self, seen: Seen) -> None:
         self.seen = seen
-        self.last_seen.update(seen.members)
         if seen.generation is not None:
             self.generations[seen.generation.number] = seen.generation
             needed = {r.adopted for r in self.ranks}
             oldest = min(needed, default=0)
             self.generations = {n: g for n, g in self.generations.items() if n >= oldest}
-            places = {m.id for g in self.generations.values() for m in g.members}
-            self.last_seen = {i: m for i, m in self.last_seen.items() if i in places or i in seen.members}
 
     def _note_message(self, rank: Rank, message: RankMessage) -> Iterator[Effect]:
         rank.heard(message)
@@ -206,7 +204,7 @@ class Core:
         else:
             self._watch_stragglers(now)
             yield from self._talk(now)
-            yield from self._publish()
+            yield from self._publish(now)
 
     def _rank_failed(self, exited: RankExited, now: float) -> Iterator[Effect]:
         rank = self.ranks[exited.local_rank]
@@ -291,7 +289,7 @@ class Core:
             if number < rank.adopted or number <= rank.broken:
                 continue
             why = self.fenced.get(number)
-            why = why or why_abort(self.generations[number], me, seen.members, self.last_seen)
+            why = why or why_abort(self.generations[number], me, seen.ended)
             if why is not None:
                 yield number, why
 
@@ -318,7 +316,7 @@ class Core:
         """Nobody else can see us. In a generation with others their part in every step is the proof that no other one
         was formed; alone there is none, so training stops until etcd is back and a new generation follows this one."""
         for number, generation in self.generations.items():
-            if [m.id for m in generation.members] == [self.member_id]:
+            if generation.size == 1 and self._my_place(number) is not None:
                 self.fenced[number] = f"etcd has not confirmed the lease for {seconds:.1f} s"
 
     # ---- to everybody ----------------------------------------------------------------------------------------------
@@ -345,9 +343,11 @@ class Core:
             return Phase.READY
         return Phase.WARMING
 
-    def _publish(self) -> Iterator[Effect]:
+    def _publish(self, now: float) -> Iterator[Effect]:
         if self.member_id is None:
             return
+        if (number := max(r.broken for r in self.ranks)) > self.broke[0]:
+            self.broke = (number, now)
         record = Publish(
             phase=self.phase,
             generation=min(r.adopted for r in self.ranks),
@@ -355,10 +355,29 @@ class Core:
             broken=max(r.broken for r in self.ranks),
             store_port=self.ranks[0].store_port,
         )
-        # The step alone is no news: it travels with the next change (and in progress).
-        if replace(record, step=self.published.step) != self.published:
+        if self._is_news(record, now):
             self.published = record
             yield record
+
+    def _is_news(self, record: Publish, now: float) -> bool:
+        """Whether to write it now. What others know, or do not need, travels with the next change: the step (it is in
+        progress, too), that a generation was adopted (the member with rank 0 says so for all who are in it), that one
+        broke (where the leader knows)."""
+        old = self.published
+        place = self._my_place(record.generation)
+        adopted = record.generation != old.generation and (place is None or place.rank_offset == 0)
+        say_at = self._say_broken_at()
+        told = replace(record, step=old.step, generation=old.generation, broken=old.broken)
+        return told != old or adopted or (say_at is not None and now >= say_at)
+
+    def _say_broken_at(self) -> float | None:
+        """When it must be written that a generation broke; None: there is none, or the leader knows."""
+        number, since = self.broke
+        if self.seen is None or self.member_id is None or number <= self.published.broken:
+            return None
+        if number in self.seen.ended or number < min(r.adopted for r in self.ranks):
+            return None
+        return say_broken_at(self.generations.get(number), self.member_id, since)
 
     def _my_place(self, number: int) -> GenerationMember | None:
         generation = self.generations.get(number)
@@ -376,7 +395,7 @@ class Core:
         number = self.ranks[0].adopted
         generation = self.generations[number]
         base = self.progress or Progress(
-            generation=number, world_size=generation.world_size, members=len(generation.members), step=self.step
+            generation=number, world_size=generation.world_size, members=generation.size, step=self.step
         )
         return base.model_copy(update={"finished": True, "step": self.step})
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elastrain.api.messages import AgentMessage, RankMessage
-from elastrain.api.records import Generation, Member, Phase, Progress, Target, Termination
+from elastrain.api.records import Generation, Phase, Progress, Target, Termination
 
 
 # ---- events --------------------------------------------------------------------------------------------------------
@@ -22,9 +22,10 @@ class Seen:
     """The job's records as etcd shows them now."""
 
     target: Target | None = None
-    members: Mapping[str, Member] = field(default_factory=dict)
-    """By id: those that live, that is, have a key, answer probes and have no younger incarnation."""
     generation: Generation | None = None
+    """The newest; of a large one, only this member's place in it."""
+    ended: Mapping[int, str] = field(default_factory=dict)
+    """Numbers of generations that cannot go on, says the leader, and why."""
     finished: bool = False
     """``progress.finished``."""
     step: int = 0

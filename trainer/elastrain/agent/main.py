@@ -41,7 +41,7 @@ from elastrain.agent.settings import BadSettings, Settings
 from elastrain.agent.socket import RankServer
 from elastrain.agent.supervisor import Supervisor, become_reaper
 from elastrain.agent.tether import EXIT_NO_COMMAND
-from elastrain.api import names
+from elastrain.api import names, roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Termination
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable
@@ -347,8 +347,8 @@ def seen(view: View) -> Seen:
     """The part of a membership's view that the core asks about. Pure."""
     return Seen(
         target=view.target,
-        members={m.id: m.record for m in view.alive.values()},
-        generation=view.generation,
+        generation=roster.seen_by(view.generation, view.self_id) if view.generation else None,
+        ended=view.told,
         finished=view.finished,
         step=view.step,
     )
@@ -361,10 +361,10 @@ def _log_news(event: rendezvous.MembershipEvent) -> None:
         case rendezvous.EtcdBack():
             log.info("etcd is back")
         case rendezvous.NewGeneration(generation=g):
-            workers = [m.worker for m in g.members]
+            workers = [m.worker for m in g.members] if g.roster is None else g.size
             log.info("generation", number=g.number, reason=g.reason, workers=workers, world_size=g.world_size)
-        case rendezvous.MemberLost(generation=number, member=member, reason=reason):
-            log.warning("member lost", generation=number, member=member, reason=reason)
+        case rendezvous.GenerationEnded(number=number, reason=reason):
+            log.warning("generation ended", number=number, reason=reason)
         case rendezvous.JobEnded(reason=reason):
             log.info("the job has ended", reason=reason)
         case _:

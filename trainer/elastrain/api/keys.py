@@ -30,6 +30,25 @@ class JobKeys:
         return self.prefix + "generation"
 
     @property
+    def leader(self) -> str:
+        """Held by the member that leads, under its lease; taken by compare-and-swap when it is vacant."""
+        return self.generation + "/leader"
+
+    @property
+    def ended(self) -> str:
+        """Written by the leader: generations that cannot go on, where no next one says so."""
+        return self.generation + "/ended"
+
+    @property
+    def rosters(self) -> str:
+        """Prefix of the members of the last few generations, in parts."""
+        return self.prefix + "roster/"
+
+    def roster(self, number: int, part: int = 0) -> str:
+        """Written with generation ``number``, in the same transaction. Sorts by number."""
+        return f"{self.rosters}{number:010d}/{part:03d}"
+
+    @property
     def progress(self) -> str:
         """Written by rank 0's agent, at most once a second."""
         return self.prefix + "progress"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -75,11 +76,14 @@ class Member(Record):
     """Ranks of this member."""
     phase: Phase = Phase.WARMING
     generation: int = 0
-    """Number of the generation that all its ranks have adopted; 0: none yet."""
+    """Number of the generation that all its ranks have adopted; 0: none yet. Written at once by a member that holds the
+    generation's rank 0, or is not in it: ranks adopt together, so one word is enough. Others' comes with their next
+    change."""
     step: int = 0
     """Committed steps when the record was written; not a heartbeat."""
     broken: int = 0
-    """Greatest generation number whose collectives were seen to fail by this member; 0: none."""
+    """Greatest generation number whose collectives were seen to fail by this member; 0: none. Not written where the
+    leader has already said that it ended."""
     restarts: int = 0
     """How often this worker's ranks were restarted in place."""
 
@@ -96,6 +100,18 @@ class GenerationMember(Record):
     """Global rank of its local rank 0."""
 
 
+class Roster(Record):
+    """What the record of a large generation says instead of all its members; they are in ``roster/``, in parts."""
+
+    size: Annotated[int, Field(ge=1)]
+    """Members."""
+    world_size: Annotated[int, Field(ge=1)]
+    """Ranks."""
+    first: GenerationMember
+    parts: Annotated[int, Field(ge=1)]
+    """Keys over which the members are spread: see :mod:`elastrain.api.roster`."""
+
+
 class Generation(Record):
     """A numbered, immutable set of members that train together. Written by the leader by compare-and-swap.
 
@@ -105,33 +121,75 @@ class Generation(Record):
 
     number: Annotated[int, Field(ge=1)]
     members: tuple[GenerationMember, ...] = ()
-    """In rank order. The first one's store is the generation's rendezvous point."""
+    """In rank order. The first one's store is the generation's rendezvous point. Where ``roster`` is set: none of them,
+    or just the one that the reader asked for."""
     reason: str
     """Why it was formed, one CamelCase word: Start, Grow, Drain, Lost, Broken, Replace, Suspend, Stop."""
     leader: str
     """Id of the member that wrote it."""
+    step: int = 0
+    """Committed steps that the leader knew of."""
+    ended: tuple[int, ...] = ()
+    """Earlier generations that cannot go on, since they lost a member or broke: whoever is in one must give it up."""
+    why: str = ""
+    """What ended them, in words."""
+    roster: Roster | None = None
+    """Set where there are too many members for a record that everybody gets."""
 
     @model_validator(mode="after")
     def _offsets_follow_slots(self) -> Self:
         offset = 0
-        for m in self.members:
+        for m in self.members if self.roster is None else ():
             if m.rank_offset != offset:
                 raise ValueError(f"members: {m.id} has rank_offset {m.rank_offset}, expected {offset}")
             offset += m.slots
         return self
 
     @property
+    def size(self) -> int:
+        """Members in all; 0: the order to stop."""
+        return self.roster.size if self.roster else len(self.members)
+
+    @property
     def world_size(self) -> int:
         """Ranks in all."""
-        return sum(m.slots for m in self.members)
+        return self.roster.world_size if self.roster else sum(m.slots for m in self.members)
+
+    @property
+    def first(self) -> GenerationMember | None:
+        """The member that has rank 0 and serves the store; None for an empty generation."""
+        return self.roster.first if self.roster else next(iter(self.members), None)
 
     @property
     def store(self) -> tuple[str, int] | None:
         """Host and port of the generation's store; None for an empty generation."""
-        return (self.members[0].address, self.members[0].store_port) if self.members else None
+        return (self.first.address, self.first.store_port) if self.first else None
+
+    @cached_property
+    def _places(self) -> dict[str, GenerationMember]:
+        return {m.id: m for m in self.members}
 
     def member(self, member_id: str) -> GenerationMember | None:
-        return next((m for m in self.members if m.id == member_id), None)
+        return self._places.get(member_id)
+
+
+class Leader(Record):
+    """Who leads: watches all members and writes generations. Held under that member's lease, read by all agents."""
+
+    member: str
+    """Id of the member."""
+    worker: str
+    address: str
+    agent_port: int = 0
+    """Where it answers probes; 0: it does not."""
+
+
+class Ended(Record):
+    """Generations that cannot go on although no next one was formed yet. Written by the leader, read by all agents."""
+
+    numbers: tuple[int, ...]
+    why: str
+    """In words."""
 
 
 class Rescale(Record):

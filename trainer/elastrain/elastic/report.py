@@ -124,7 +124,7 @@ class Reporter:
         return Progress(
             generation=generation.number,
             world_size=generation.world_size,
-            members=len(generation.members),
+            members=generation.size,
             step=step,
             total_steps=total_steps,
             epoch=epoch,

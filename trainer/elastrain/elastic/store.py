@@ -124,7 +124,7 @@ class MeetingStore(dist.Store):
             raise CalledOff
         if time.monotonic() > end:
             address, port = self._generation.store or ("", 0)
-            host = self._generation.members[0].worker
+            host = self._generation.first.worker if self._generation.first else ""
             raise TimeoutError(
                 f"generation {self._generation.number}: the meeting point at {address}:{port} ({host}) "
                 f"does not answer: {error or 'silence'}"

@@ -146,7 +146,7 @@ class World:
         # Where everybody stops, the state in memory is all there is. In a healthy generation rank 0 speaks for all;
         # ranks that were stranded by a loss cannot tell who is first, and writing the same step twice is harmless.
         speaks = self.communicator is None or self._place[1] == 0
-        if not generation.members and speaks:
+        if not generation.size and speaks:
             self._save_now()
         self._number = generation.number
         self._leave()
@@ -236,6 +236,8 @@ class World:
 
     def _brings_in(self, generation: Generation) -> bool:
         """Whether it has members that were not in the generation before, as far as this rank knows."""
+        if generation.roster is not None:
+            return True  # of a large one a rank knows only its own place
         before = {m.id for m in self._generation.members} if self._generation else set()
         return any(m.id not in before for m in generation.members)
 

@@ -9,6 +9,7 @@ from elastrain.etcd.config import EtcdConfig
 from elastrain.etcd.errors import EtcdDenied, EtcdError, EtcdUnavailable, LeaseLost
 from elastrain.etcd.kv import KeyValue
 from elastrain.etcd.lease import Lease, LeaseCallbacks
+from elastrain.etcd.txn import Range, Transaction
 from elastrain.etcd.watch import Batch, Delete, Event, Put, Watch, WatchState
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "LeaseCallbacks",
     "LeaseLost",
     "Put",
+    "Range",
+    "Transaction",
     "Watch",
     "WatchState",
 ]

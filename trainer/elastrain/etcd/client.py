@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from elastrain.etcd.config import EtcdConfig
 from elastrain.etcd.errors import LeaseLost
 from elastrain.etcd.kv import KeyValue
 from elastrain.etcd.lease import Lease, LeaseCallbacks
+from elastrain.etcd.txn import Range, Transaction, listed, listing
 from elastrain.etcd.watch import Batch, Watch, WatchState
 from elastrain.etcd.wire import Wire, messages, range_end
 
@@ -52,6 +53,18 @@ class EtcdClient:
         request = messages.RangeRequest(key=prefix.encode(), range_end=range_end(prefix))
         answer = self._kv("Range", request, f"list {prefix}")
         return [KeyValue.of(kv) for kv in answer.kvs], int(answer.header.revision)
+
+    def list_ranges(self, ranges: Sequence[Range]) -> tuple[list[KeyValue], int]:
+        """All keys of all ranges, read at one revision of etcd, and that revision."""
+        what = f"list {', '.join(r.key for r in ranges)}"
+        return listed(self._kv("Txn", listing(ranges), what))
+
+    def commit(self, transaction: Transaction, what: str, *, timeout: float | None = None) -> bool:
+        """Whether the transaction's conditions held and it was written. ``what`` completes "tried to ..." in errors.
+
+        Raises ``LeaseLost`` if its lease is gone. A lost answer is repeated on another endpoint, which then says no.
+        """
+        return bool(self._kv("Txn", transaction.request(), what, timeout).succeeded)
 
     def put(self, key: str, value: bytes, *, lease: int = 0, timeout: float | None = None) -> int:
         """Write; returns the new revision. With ``lease``, raises ``LeaseLost`` if that lease is gone."""
@@ -141,7 +154,16 @@ class EtcdClient:
         self, prefix: str, on_events: Callable[[Batch], None], on_state: Callable[[WatchState], None] | None = None
     ) -> Watch:
         """Report all keys under ``prefix`` and every later change, for ever; see :class:`Watch`. Does not block."""
-        watch = Watch(self, prefix, on_events, on_state or _ignore)
+        return self.watch((Range.prefix(prefix),), on_events, on_state)
+
+    def watch(
+        self,
+        ranges: Sequence[Range],
+        on_events: Callable[[Batch], None],
+        on_state: Callable[[WatchState], None] | None = None,
+    ) -> Watch:
+        """The same for all keys of ``ranges``, over one stream."""
+        watch = Watch(self, ranges, on_events, on_state or _ignore)
         watch.start()
         return watch
 

@@ -1,17 +1,18 @@
-"""Watch a prefix for ever: across restarts of etcd, failover, compaction and connections that die without a word."""
+"""Watch keys for ever: across restarts of etcd, failover, compaction and connections that die without a word."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elastrain.etcd.errors import Compacted, EtcdDenied, EtcdError, EtcdUnavailable
 from elastrain.etcd.kv import KeyValue
-from elastrain.etcd.wire import Stream, messages, range_end
+from elastrain.etcd.txn import Range
+from elastrain.etcd.wire import Stream, messages
 
 if TYPE_CHECKING:
     from elastrain.etcd.client import EtcdClient
@@ -42,7 +43,7 @@ Event = Put | Delete
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Changes in the order in which they happened; whole transactions, never half of one."""
+    """Changes in the order in which they happened; of one range whole transactions, never half of one."""
 
     events: tuple[Event, ...]
     revision: int
@@ -50,6 +51,8 @@ class Batch:
     snapshot: bool = False
     """The events lead from what was reported before to a full list read at ``revision`` (the first batch, and after a
     compaction). Reported even when there are none."""
+    ranges: tuple[Range, ...] = ()
+    """What a snapshot covers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +64,19 @@ class WatchState:
 
 
 class Watch:
-    """Calls ``on_events`` with a snapshot of the prefix, then with every change, in order, from one thread.
+    """Calls ``on_events`` with a snapshot of the ranges, then with every change, from one thread.
 
-    A broken stream is resumed at the last revision seen, so nothing is missed or repeated. When that history was
-    compacted, or etcd came back without its data, the prefix is listed again and the difference is reported, deletions
-    included. ``on_state`` hears the first failure of an outage and the recovery from it. A callback that raises is
-    logged with its trace and the watch goes on.
+    Changes within a range come in order; changes of two ranges may overtake each other. A broken stream is resumed at
+    the last revisions seen, so nothing is missed or repeated. When that history was compacted, or etcd came back
+    without its data, the ranges are listed again and the difference is reported, deletions included. ``on_state`` hears
+    the first failure of an outage and the recovery from it. A callback that raises is logged with its trace and the
+    watch goes on.
     """
 
     def __init__(
         self,
         client: EtcdClient,
-        prefix: str,
+        ranges: Sequence[Range],
         on_events: Callable[[Batch], None],
         on_state: Callable[[WatchState], None],
         *,
@@ -80,13 +84,16 @@ class Watch:
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         self._client = client
-        self._prefix = prefix
+        self._ranges = tuple(ranges)
+        self._wanted = self._ranges
         self._on_events = on_events
         self._on_state = on_state
         self._progress_seconds = progress_seconds
         self._silence_seconds = silence_seconds
         self._known: dict[str, int] = {}  # key -> mod_revision, to find what a new list no longer has
-        self._revision = 0  # 0: nothing was listed yet, or history is gone
+        self._listed = False  # nothing was listed yet, or history is gone
+        self._revisions: list[int] = []  # of the last change seen, by range
+        self._index: dict[int, int] = {}  # which range etcd's watch of this number is for
         self._heard = 0.0
         self._reported: bool | None = None
         self._closed = threading.Event()
@@ -97,6 +104,13 @@ class Watch:
     def start(self) -> None:
         self._thread.start()
 
+    def move(self, ranges: Sequence[Range]) -> None:
+        """Watch these ranges from now on. A snapshot of them follows; what they leave out is reported as deleted."""
+        with self._lock:
+            self._wanted = tuple(ranges)
+            if self._stream is not None:
+                self._stream.cancel()
+
     def close(self) -> None:
         """End it and wait (bounded) for the last callback. Must not be called from a callback."""
         self._closed.set()
@@ -106,41 +120,55 @@ class Watch:
         self._thread.join(timeout=self._client.timeout + 1.0)
 
     # ---- the thread ------------------------------------------------------------------------------------------------
+    @property
+    def _what(self) -> str:
+        return f"watch {', '.join(r.key for r in self._ranges)}"
+
     def _run(self) -> None:
         while not self._closed.is_set():
+            with self._lock:
+                if self._wanted != self._ranges:
+                    self._ranges, self._listed = self._wanted, False
             try:
-                if not self._revision:
+                if not self._listed:
                     self._list()
                 self._follow()
             except Compacted:
-                self._revision = 0
+                self._listed = False
                 continue
             except EtcdError as error:
                 if self._closed.is_set() or self._client.wire.closed:
                     return
+                if self._moved():
+                    continue
                 self._report(WatchState(connected=False, error=error))
                 self._closed.wait(_DENIED_RETRY_SECONDS if isinstance(error, EtcdDenied) else _RETRY_SECONDS)
 
+    def _moved(self) -> bool:
+        with self._lock:
+            return self._wanted != self._ranges
+
     def _list(self) -> None:
-        kvs, revision = self._client.get_prefix(self._prefix)
+        kvs, revision = self._client.list_ranges(self._ranges)
         events: list[Event] = [Put(kv) for kv in kvs if self._known.get(kv.key) != kv.mod_revision]
         listed = {kv.key: kv.mod_revision for kv in kvs}
         events += [Delete(key, revision) for key in self._known if key not in listed]
         self._known = listed
-        self._revision = revision
+        self._revisions = [revision] * len(self._ranges)
+        self._listed = True
         self._report(WatchState(connected=True))
-        self._deliver(Batch(tuple(events), revision, snapshot=True))
+        self._deliver(Batch(tuple(events), revision, snapshot=True, ranges=self._ranges))
 
     def _follow(self) -> None:
         """Until the stream ends, which it always does by raising."""
         self._heard = time.monotonic()
+        self._index.clear()
         ended = threading.Event()
-        what = f"watch {self._prefix}"
-        stream = self._client.wire.stream("watch", "Watch", self._requests(ended), what=what)
+        stream = self._client.wire.stream("watch", "Watch", self._requests(ended), what=self._what)
         with self._lock:
             self._stream = stream
         try:
-            if self._closed.is_set():
+            if self._closed.is_set() or self._moved():
                 return
             for answer in stream:
                 self._heard = time.monotonic()
@@ -148,26 +176,30 @@ class Watch:
         finally:
             ended.set()
             stream.cancel()
-        raise EtcdUnavailable(self._client.wire.endpoint, what, "etcd ended the stream")
+        raise EtcdUnavailable(self._client.wire.endpoint, self._what, "etcd ended the stream")
 
     def _take(self, answer: Any) -> None:
         if answer.compact_revision:
-            raise Compacted(f"watch {self._prefix}", f"compacted at {answer.compact_revision}")
-        if answer.created and answer.header.revision < self._revision:
-            raise Compacted(f"watch {self._prefix}", "etcd has lost its data: its revision has gone back")
+            raise Compacted(self._what, f"compacted at {answer.compact_revision}")
+        if answer.created and answer.header.revision < max(self._revisions):
+            raise Compacted(self._what, "etcd has lost its data: its revision has gone back")
         if answer.canceled:
             reason = answer.cancel_reason or "etcd cancelled the watch"
             if "permission denied" in reason:
-                raise EtcdDenied(
-                    self._client.wire.endpoint, self._client.config.username, f"watch {self._prefix}", reason
-                )
-            raise EtcdUnavailable(self._client.wire.endpoint, f"watch {self._prefix}", reason)
+                raise EtcdDenied(self._client.wire.endpoint, self._client.config.username, self._what, reason)
+            raise EtcdUnavailable(self._client.wire.endpoint, self._what, reason)
         self._report(WatchState(connected=True))
-        events = [event for event in answer.events if event.kv.mod_revision > self._revision]
+        if answer.created:  # etcd answers in the order in which it was asked, and chooses the number
+            followed = [i for i, r in enumerate(self._ranges) if not r.listed_only]
+            self._index[answer.watch_id] = followed[len(self._index)]
+        if not answer.events:
+            return
+        index = self._index[answer.watch_id]
+        events = [event for event in answer.events if event.kv.mod_revision > self._revisions[index]]
         if events:
             # Not the header's revision: while a watch catches up, that one is ahead of the events sent so far.
-            self._revision = max(event.kv.mod_revision for event in events)
-            self._deliver(Batch(tuple(self._event(event) for event in events), self._revision))
+            self._revisions[index] = max(event.kv.mod_revision for event in events)
+            self._deliver(Batch(tuple(self._event(event) for event in events), max(self._revisions)))
 
     def _event(self, event: Any) -> Event:
         if event.type == event.DELETE:
@@ -180,16 +212,11 @@ class Watch:
 
     def _requests(self, ended: threading.Event) -> Iterator[Any]:
         """What this side of the stream says; gRPC runs it in a thread of its own. It also listens for silence."""
-        yield messages.WatchRequest(
-            create_request=messages.WatchCreateRequest(
-                key=self._prefix.encode(),
-                range_end=range_end(self._prefix),
-                # Not one later, and what was seen is skipped below: etcd stays silent about the progress of a watch
+        for index, watched in enumerate(self._ranges):
+            if not watched.listed_only:
+                # Not one later, and what was seen is skipped above: etcd stays silent about the progress of a watch
                 # that begins in the future, and then a quiet watch looks like a dead one.
-                start_revision=self._revision,
-                progress_notify=True,
-            )
-        )
+                yield watched.watch_request(self._revisions[index])
         while not ended.wait(self._progress_seconds):
             if time.monotonic() - self._heard > self._silence_seconds:
                 log.warning("no sign of life from etcd for %.0f s, watching anew", self._silence_seconds)

@@ -34,6 +34,8 @@ _CHANNEL_OPTIONS = [
     # etcd is inside the cluster; a proxy meant for the internet must not see it.
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
+    # All records of a job with thousands of members are listed at once (gRPC's default is 4 MiB).
+    ("grpc.max_receive_message_length", 64 << 20),
 ]
 # A member that lost its quorum ends streams at once instead of serving silence.
 _REQUIRE_LEADER = ("hasleader", "true")

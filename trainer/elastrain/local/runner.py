@@ -379,7 +379,11 @@ class LocalJob:
 
     def _status(self) -> LocalStatus:
         mirror = self._mirror
-        members = {m.record.worker: m.record for m in mirror.members.values()}
+        view = mirror.view("")
+        members = {
+            m.record.worker: m.record.model_copy(update={"generation": view.adopted_by(m)})
+            for m in mirror.members.values()
+        }
         return LocalStatus(
             job=self.spec.name,
             phase=phase_of(

@@ -59,11 +59,11 @@ class LocalStatus(BaseModel):
 
     @property
     def in_force(self) -> int:
-        """Workers that have adopted the newest generation and are in it."""
+        """Workers that have adopted the newest generation and are in it. One speaks for all: they adopt it together."""
         if self.generation is None:
             return 0
-        inside = {m.id for m in self.generation.members}
-        return sum(1 for w in self.workers if w.member in inside and w.generation == self.generation.number)
+        inside = [w for w in self.workers if self.generation.member(w.member)]
+        return len(inside) if any(w.generation == self.generation.number for w in inside) else 0
 
 
 def in_generation(generation: Generation | None, members: Iterable[Member]) -> set[str]:
@@ -89,8 +89,9 @@ def phase_of(
         return "Suspended"
     if generation is None or not generation.members:
         return "Pending"
-    adopted = [m.id in members and members[m.id].generation == generation.number for m in generation.members]
-    return "Running" if len(adopted) == desired and all(adopted) else "Rescaling"
+    alive = [members[m.id] for m in generation.members if m.id in members]
+    adopted = any(m.generation == generation.number for m in alive)
+    return "Running" if adopted and len(alive) == generation.size == desired else "Rescaling"
 
 
 def eta_seconds(progress: Progress) -> float | None:

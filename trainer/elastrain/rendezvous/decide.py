@@ -1,8 +1,7 @@
 """Which generation comes next. Pure: the same view, memory and time always give the same action.
 
-Every member runs :func:`remember` and :func:`decide` on every change it sees, so that whoever becomes leader knows how
-long things have been as they are; :mod:`elastrain.rendezvous.membership` acts on the result, and only the leader's
-result is ever more than :class:`Nothing`. Times are seconds of the caller's monotonic clock.
+The leader runs :func:`remember` and :func:`decide` on every change; :mod:`elastrain.rendezvous.membership` acts on the
+result. A new leader begins with an empty memory: waits begin anew. Times are seconds of the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -34,6 +33,8 @@ class Timing:
     milliseconds before its agent has reaped it and said so. Forming the same generation again would be in vain."""
     probe: float = 1.0
     """For the answers of silent members to a probe, before a broken generation that lost nobody is formed again."""
+    tell: float = 0.25
+    """After a generation was seen to be over and no next one could be formed yet: then its members are told."""
     steady: float = 30.0
     """A generation that lasted so long, or committed a step, was a good one: its end is not one of a series."""
     backoff: float = 1.0
@@ -60,6 +61,8 @@ class Memory:
     """Generations in a row that ended unplanned without a committed step."""
     retry_at: float = 0.0
     """Not before this time after such a series."""
+    untold_since: float | None = None
+    """Since when a generation is over and its members have not been told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,14 @@ class Propose:
 
     generation: Generation
     expected_mod_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Condemn:
+    """Tell the members of these generations that they cannot go on, since no next one can be formed now."""
+
+    numbers: tuple[int, ...]
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +96,7 @@ class Nothing:
     reason: str
 
 
-Action = Propose | Wait | Nothing
+Action = Propose | Condemn | Wait | Nothing
 
 
 def remember(memory: Memory, view: View, now: float, timing: Timing = Timing()) -> Memory:
@@ -99,6 +110,7 @@ def remember(memory: Memory, view: View, now: float, timing: Timing = Timing()) 
         memory,
         change_since=(now if memory.change_since is None else memory.change_since) if changed else None,
         enough_since=(now if memory.enough_since is None else memory.enough_since) if enough else None,
+        untold_since=(now if memory.untold_since is None else memory.untold_since) if _untold(view) else None,
     )
     return memory if view.intact else _count_break(memory, view, now, timing)
 
@@ -114,10 +126,26 @@ def _count_break(memory: Memory, view: View, now: float, timing: Timing) -> Memo
     return replace(memory, counted=memory.base, counted_step=view.step, breaks=breaks, retry_at=now + pause)
 
 
-def decide(view: View, memory: Memory, now: float, timing: Timing = Timing()) -> Action:  # noqa: PLR0911 - one return per rule
+def decide(view: View, memory: Memory, now: float, timing: Timing = Timing()) -> Action:
     """The next thing to do for the job. ``memory`` must come from :func:`remember` with this ``view``."""
     if view.leader != view.self_id:
         return Nothing(f"{view.leader or 'nobody'} leads")
+    action = _next(view, memory, now, timing)
+    untold = _untold(view)
+    if not untold or isinstance(action, Propose):  # a next generation says itself what it replaces
+        return action
+    due = _since(memory.untold_since, now) + timing.tell
+    if isinstance(action, Wait) and now < due:
+        return replace(action, until=min(action.until, due))
+    return Condemn(tuple(untold), "; ".join(dict.fromkeys(untold.values())))
+
+
+def _untold(view: View) -> dict[int, str]:
+    return {number: why for number, why in view.condemned.items() if number not in view.told}
+
+
+def _next(view: View, memory: Memory, now: float, timing: Timing) -> Action:
+    """The next generation, or why there is none now."""
     if view.target is None:
         return Nothing("there is no target yet")
     if view.ended:
@@ -206,7 +234,7 @@ def _candidates(view: View, last: bool) -> tuple[tuple[Seen, ...], tuple[Seen, .
     if not last:
         return view.stayers, view.joiners
     in_force = view.in_force or 0
-    return tuple(m for m in view.stayers if m.record.generation >= in_force), ()
+    return tuple(m for m in view.stayers if view.adopted_by(m) >= in_force), ()
 
 
 def _propose_or_stop(view: View, chosen: tuple[Seen, ...], reason: str) -> Action:
@@ -229,10 +257,17 @@ def _propose(view: View, chosen: tuple[Seen, ...], reason: str) -> Propose:
             )
         )
         offset += r.slots
-    # Members' own numbers count too: etcd may have lost its data under a running job, and numbers never go back.
     known = [max(m.record.generation, m.record.broken) for m in view.members]
-    number = 1 + max([view.generation.number if view.generation else 0, *known])
-    generation = Generation(number=number, members=tuple(members), reason=reason, leader=view.self_id)
+    number = 1 + max([view.generation.number if view.generation else 0, view.highest, *known])
+    generation = Generation(
+        number=number,
+        members=tuple(members),
+        reason=reason,
+        leader=view.self_id,
+        step=view.step,
+        ended=tuple(view.condemned),
+        why="; ".join(dict.fromkeys(view.condemned.values())),
+    )
     return Propose(generation, view.generation_mod_revision)
 
 

@@ -16,11 +16,10 @@ class NewGeneration:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberLost:
-    """Another member of a generation that this one is in, and has not left behind, is gone. Once per both."""
+class GenerationEnded:
+    """A generation that this member is in cannot go on, says the leader: it lost a member, or broke."""
 
-    generation: int
-    member: str
+    number: int
     reason: str
 
 
@@ -56,4 +55,4 @@ class JobEnded:
     reason: str
 
 
-MembershipEvent = NewGeneration | MemberLost | TargetChanged | EtcdLost | EtcdBack | Fenced | JobEnded
+MembershipEvent = NewGeneration | GenerationEnded | TargetChanged | EtcdLost | EtcdBack | Fenced | JobEnded

@@ -1,9 +1,9 @@
 """The executor: one object per agent that makes it a member of its job.
 
-It holds the lease and the member's record, mirrors the job's records, runs :func:`~elastrain.rendezvous.decide.decide`
-on every change and at every deadline, writes the generation when this member leads, and probes members that fell
-silent when a generation broke. Its owner changes the own record by :meth:`Membership.update` and hears the rest from
-the queue of :mod:`~elastrain.rendezvous.events`.
+It holds the lease and the member's record, watches what :class:`~elastrain.rendezvous.seat.Seat` wants to know, does
+what that says on every change and at every deadline, and probes members that fell silent when a generation broke. Its
+owner changes the own record by :meth:`Membership.update` and hears the rest from the queue of
+:mod:`~elastrain.rendezvous.events`.
 
     events: queue.Queue[MembershipEvent] = queue.Queue()
     member = Membership(client, keys, worker="digits-0", address="10.0.0.7", slots=1, events=events)
@@ -12,8 +12,9 @@ the queue of :mod:`~elastrain.rendezvous.events`.
     event = events.get(timeout=60)                    # NewGeneration(...)
     member.update(generation=event.generation.number)
 
-Cost: a member writes its own key per change of its own state; the leader adds one write per generation. While etcd is
-unreachable nobody acts and :meth:`update` still returns at once: the newest record is written when etcd is back.
+Cost: a member writes its own key per change of its own state; the leader adds one transaction per generation, of which
+every member hears once. Only the leader hears what others say about themselves. While etcd is unreachable nobody acts
+and :meth:`update` still returns at once: the newest record is written when etcd is back.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from elastrain.api import names
+from elastrain.api import names, roster
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Generation, Member, Phase, Progress
+from elastrain.api.records import Closed, Generation, Member, Phase, Progress
 from elastrain.etcd import (
     Batch,
     Delete,
@@ -37,22 +38,23 @@ from elastrain.etcd import (
     EtcdUnavailable,
     Lease,
     LeaseCallbacks,
+    Transaction,
     Watch,
     WatchState,
 )
-from elastrain.rendezvous.decide import Action, Memory, Propose, Timing, Wait, decide, remember
+from elastrain.rendezvous.decide import Action, Propose, Timing
 from elastrain.rendezvous.events import (
     EtcdBack,
     EtcdLost,
     Fenced,
+    GenerationEnded,
     JobEnded,
-    MemberLost,
     MembershipEvent,
     NewGeneration,
     TargetChanged,
 )
-from elastrain.rendezvous.mirror import Mirror
-from elastrain.rendezvous.suspicion import Suspicion
+from elastrain.rendezvous.seat import Seat, Todo
+from elastrain.rendezvous.suspicion import Suspicion, whom_to_probe
 from elastrain.rendezvous.view import View
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,8 @@ log = logging.getLogger(__name__)
 PROGRESS_INTERVAL = 1.0
 """Least seconds between two writes of ``progress``."""
 _RETRY_SECONDS = 0.5
-_REMEMBERED_GENERATIONS = 16
+_LONGEST_REST = 0.25
+"""Seconds that the leader of a large job collects news at most, rather than look at each piece of it."""
 
 Clock = Callable[[], float]
 
@@ -82,12 +85,14 @@ class Membership:
         lease_ttl: int = names.DEFAULT_LEASE_TTL,
         timing: Timing = Timing(),  # noqa: B008 - frozen
         clock: Clock = time.monotonic,
+        sees_all: bool = False,
     ) -> None:
+        """``sees_all``: :attr:`view` has all members although another one leads. That costs every member an event per
+        change of any."""
         self.keys = keys
         self._events = events
         self.lease_ttl = lease_ttl
         self._client = client
-        self._timing = timing
         self._clock = clock
         self._record = Member(
             id=_new_id(worker), worker=worker, node=node, address=address, agent_port=agent_port, slots=slots
@@ -102,16 +107,16 @@ class Membership:
         self._progress: Progress | None = None
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
         # What follows belongs to the thread alone.
-        self._mirror = Mirror(keys)
-        self._view = View(self_id=self._record.id)
-        self._memory = Memory()
-        self._action: Action | None = None
+        self._seat = Seat(keys, timing, sees_all=sees_all)
+        self._scope = self._seat.scope(self._record)
+        self._view = View(self_id=self._record.id, complete=False)
+        self._todo: Todo | None = None
+        self._rest_until = 0.0
         self._suspicion = Suspicion(lease_ttl, clock, answered=lambda: self._inbox.put(_nothing))
         self._generations: dict[int, Generation] = {}
-        self._told_lost: set[tuple[int, str]] = set()
+        self._told_over: set[int] = set()
         self._told_ended = False
         self._told_fenced = False
-        self._proposed_at = -1  # mod_revision of the generation that we last tried to replace
         self._retry_at = 0.0
         self._watching = False
         self._leased = True
@@ -138,7 +143,7 @@ class Membership:
     @property
     def action(self) -> Action | None:
         """What was decided last, and why: for logs and error messages."""
-        return self._action
+        return self._todo.action if self._todo else None
 
     @property
     def reachable(self) -> bool:
@@ -161,7 +166,7 @@ class Membership:
             self._lease.set(self.keys.member(self.id), self._record.encode())
             if not self._lease.flush(timeout):
                 raise EtcdUnavailable(self._client.wire.endpoint, "register", f"not done within {timeout:g} s")
-            self._watch = self._client.watch_prefix(self.keys.prefix, self._on_batch, self._on_watch_state)
+            self._watch = self._client.watch(self._scope, self._on_batch, self._on_watch_state)
             if not self._listed.wait(timeout):
                 raise EtcdUnavailable(
                     self._client.wire.endpoint, f"list {self.keys.prefix}", f"not done within {timeout:g} s"
@@ -224,7 +229,7 @@ class Membership:
         if progress is None:
             return True
         try:
-            self._client.put(self.keys.progress, progress.encode(), timeout=max(0.1, deadline - time.monotonic()))
+            self._put_progress(progress, max(0.1, deadline - time.monotonic()))
         except EtcdUnavailable:
             with self._lock:
                 self._progress = self._progress or progress
@@ -260,6 +265,7 @@ class Membership:
     def _write(self) -> None:
         if self._lease is not None and not self._stopped.is_set():
             self._lease.set(self.keys.member(self._record.id), self._record.encode())
+            self._inbox.put(_nothing)
 
     # ---- callbacks of lease and watch: into the inbox --------------------------------------------------------------
     def _on_batch(self, batch: Batch) -> None:
@@ -299,6 +305,9 @@ class Membership:
         items: list[Callable[[], None] | None] = []
         try:
             items.append(self._inbox.get(timeout=self._seconds_to_next_deadline()))
+            rest = self._rest_until - self._clock()
+            if rest > 0:
+                self._stopped.wait(rest)
             while True:
                 items.append(self._inbox.get_nowait())
         except queue.Empty:
@@ -307,21 +316,25 @@ class Membership:
     def _seconds_to_next_deadline(self) -> float:
         now = self._clock()
         deadlines = [now + self.lease_ttl]
-        if isinstance(self._action, Wait) and self._watching:
-            deadlines.append(self._action.until)
+        if self._todo is not None and self._todo.until is not None and self._watching:
+            deadlines.append(self._todo.until)
         if self._progress is not None and self._reachable:
             deadlines.append(self._progress_at + PROGRESS_INTERVAL)
         if not self._reachable and not self._told_fenced:
             deadlines.append(now + self.lease_ttl - self.seconds_since_confirmed())
         if self._retry_at > now:
             deadlines.append(self._retry_at)
-        if self._mirror.missing and self._grace_until > now:
+        if self._seat.mirror.missing and self._grace_until > now:
             deadlines.append(self._grace_until)
         deadlines += self._suspicion.deadlines()
         return max(0.01, min(deadlines) - now)
 
+    @property
+    def _outage(self) -> bool:
+        return not self._reachable or self._clock() < self._grace_until
+
     def _take(self, batch: Batch) -> None:
-        self._mirror.apply(batch, keep_missing=not self._reachable or self._clock() < self._grace_until)
+        self._seat.take(batch, outage=self._outage)
         own = self.keys.member(self.id)
         if self._lease is not None and any(isinstance(e, Delete) and e.key == own for e in batch.events):
             self._lease.rewrite(own)  # not by us: our lease ran out unnoticed, or somebody was wrong about us
@@ -346,36 +359,43 @@ class Membership:
     def _step(self) -> None:
         now = self._clock()
         record = self._record
-        if self._mirror.missing and self._reachable and now >= self._grace_until:
-            self._mirror.drop_missing()
-        seen = self._mirror.view(record.id)
-        self._suspicion.look(seen)
-        suspects, unsure = self._suspicion.of(seen)
-        old = self._view
+        self._seat.bridge(outage=self._outage)
+        old, view = self._view, self._look(record)
         with self._viewed:
-            self._view = self._mirror.view(record.id, suspects, unsure)
+            self._view = view
             self._viewed.notify_all()
-        if old.generation_mod_revision != self._view.generation_mod_revision:
-            self._proposed_at = -1
-        self._tell(old, self._view, record)
+        self._tell(old, view, record)
         self._fence(record)
         if self._watching and self._reachable:
-            self._memory = remember(self._memory, self._view, now, self._timing)
-            self._action = decide(self._view, self._memory, now, self._timing)
-            if isinstance(self._action, Propose) and now >= self._retry_at:
-                self._propose(self._action)
+            lease = self._lease.id if self._lease is not None else 0
+            self._todo = self._seat.next(view, record, lease, now)
+            if now >= self._retry_at:
+                self._do(self._todo, record)
             self._write_progress(now)
+        scope = self._seat.scope(record)
+        if scope != self._scope and self._watch is not None:
+            self._scope = scope
+            self._watch.move(scope)
+        done = self._clock()
+        self._rest_until = done + min(_LONGEST_REST, done - now)
 
-    def _propose(self, action: Propose) -> None:
-        if action.expected_mod_revision == self._proposed_at:
-            return  # tried; the watch will bring what came of it
-        generation = action.generation
-        won, _ = self._client.compare_and_swap(
-            self.keys.generation, generation.encode(), expected_mod_revision=action.expected_mod_revision
-        )
-        self._proposed_at = action.expected_mod_revision
-        workers = ", ".join(m.worker for m in generation.members) or "nobody"
-        log.info("generation %d (%s): %s%s", generation.number, generation.reason, workers, "" if won else ": too late")
+    def _look(self, record: Member) -> View:
+        """The view, with what probes have found; begins those that are due."""
+        suspects, unsure = self._suspicion.of(record.id)
+        view = self._seat.look(record, suspects, unsure)
+        known = {m.id for m in view.members} if self._seat.leads(record) and view.complete else None
+        self._suspicion.look(whom_to_probe(view, record, self._seat.mirror.leader), known)
+        found = self._suspicion.of(record.id)
+        return view if found == (suspects, unsure) else self._seat.look(record, *found)
+
+    def _do(self, todo: Todo, record: Member) -> None:
+        if todo.part is not None:
+            self._seat.found(record, todo.part, self._client.get(todo.part))
+            self._inbox.put(_nothing)
+        if todo.transaction is not None:
+            done = self._client.commit(todo.transaction, todo.what)
+            self._seat.tried(todo.transaction, self._clock())
+            log.info("%s: %s%s", todo.what, "done" if done else "too late", _whom(todo))
 
     def _write_progress(self, now: float) -> None:
         if now < self._progress_at + PROGRESS_INTERVAL:
@@ -386,18 +406,25 @@ class Membership:
             return
         self._progress_at = now
         try:
-            self._client.put(self.keys.progress, progress.encode(), timeout=2.0)
+            self._put_progress(progress, 2.0)
         except EtcdError:
             with self._lock:
                 self._progress = self._progress or progress
             raise
+
+    def _put_progress(self, progress: Progress, timeout: float) -> None:
+        """Everybody hears of the end by the key ``closed``; of the steps until then only the leader does."""
+        puts = [(self.keys.progress, progress.encode())]
+        if progress.finished:
+            puts.append((self.keys.closed, Closed(member=self.id, reason="Finished").encode()))
+        self._client.commit(Transaction((), tuple(puts)), "write progress", timeout=timeout)
 
     def _fence(self, record: Member) -> None:
         if self._reachable or self._told_fenced:
             return
         seconds = self.seconds_since_confirmed()
         generation = self._generations.get(record.generation)
-        if seconds >= self.lease_ttl and generation is not None and len(generation.members) == 1:
+        if seconds >= self.lease_ttl and generation is not None and generation.size == 1:
             self._told_fenced = True
             self._emit(Fenced(seconds))
 
@@ -406,31 +433,26 @@ class Membership:
             self._emit(TargetChanged(view.target))
         newest = view.generation
         if newest is not None and (old.generation is None or newest.number > old.generation.number):
+            newest = roster.seen_by(newest, record.id)
             self._generations[newest.number] = newest
-            for number in [n for n in self._generations if n < newest.number - _REMEMBERED_GENERATIONS]:
+            for number in [n for n in self._generations if n <= newest.number - roster.KEPT]:
                 del self._generations[number]
             self._emit(NewGeneration(newest))
-        for generation in self._generations.values():
-            if generation.number >= record.generation and generation.member(record.id) is not None:
-                self._tell_lost(generation, view)
+        for number, why in view.told.items():
+            mine = self._generations.get(number)
+            if mine is not None and mine.member(record.id) is not None and number not in self._told_over:
+                self._told_over.add(number)
+                self._emit(GenerationEnded(number, why))
         if view.ended and not self._told_ended:
             self._told_ended = True
             self._emit(JobEnded(self._why_ended(view)))
-
-    def _tell_lost(self, generation: Generation, view: View) -> None:
-        for m in generation.members:
-            if m.id in view.alive or m.id == view.self_id or (generation.number, m.id) in self._told_lost:
-                continue
-            self._told_lost.add((generation.number, m.id))
-            why = "does not answer at its port" if m.id in view.suspects else "has no key in etcd any more"
-            self._emit(MemberLost(generation.number, m.id, f"{m.worker} {why}"))
 
     def _emit(self, event: MembershipEvent) -> None:
         if self._events is not None:
             self._events.put(event)
 
     def _why_ended(self, view: View) -> str:
-        closed = self._mirror.closed
+        closed = view.closed
         if closed is not None:
             return f"closed by {closed.member}: {closed.reason} {closed.message}".rstrip()
         if view.finished:
@@ -440,6 +462,13 @@ class Membership:
 
 def _new_id(worker: str) -> str:
     return f"{worker}.{uuid.uuid4().hex[:8]}"
+
+
+def _whom(todo: Todo) -> str:
+    if not isinstance(todo.action, Propose):
+        return ""
+    workers = [m.worker for m in todo.action.generation.members[: roster.INLINE]]
+    return f" ({todo.action.generation.reason}): {', '.join(workers) or 'nobody'}"
 
 
 def _nothing() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from elastrain.api.records import Generation, Leader, Member
+from elastrain.rendezvous.election import FIRST
 from elastrain.rendezvous.probe import Evidence, probe
-from elastrain.rendezvous.view import Seen, View
+from elastrain.rendezvous.view import View
 
 REPEAT_SECONDS = 2.0
 """A silent member is asked again after so long, while its generation stays broken."""
@@ -20,19 +22,45 @@ class _Answer:
     at: float
 
 
-def whom_to_probe(view: View) -> tuple[Seen, ...]:
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A member that may be dead, and where it answers if it is not."""
+
+    id: str
+    address: str
+    agent_port: int
+
+
+def whom_to_probe(view: View, own: Member, leader: Leader | None) -> tuple[Silent, ...]:
     """Members to ask, when a generation is broken. Pure.
 
-    The leader asks all of that generation that did not say themselves that it broke; everybody else asks the leader
-    only. So N members cost O(N) probes, and a dead leader is found, then the next one, then the rest.
+    The leader asks all of that generation that did not say themselves that it broke. The first few others, if their own
+    collectives broke, ask the leader only. So N members cost O(N) probes, and a dead leader is found, then the next
+    one, then the rest.
     """
-    if view.generation is None or not view.broken:
+    if view.generation is None:
         return ()
     number = view.generation.number
-    silent = [m for m in view.members if m.record.broken < number and m.record.agent_port and m.id != view.self_id]
-    if view.leader == view.self_id:
-        return tuple(m for m in silent if view.generation.member(m.id) is not None)
-    return tuple(m for m in silent if m.id == view.leader)
+    if view.leader == own.id:
+        if not view.broken:
+            return ()
+        seen = (view.alive[m.id].record for m in view.generation.members if m.id in view.alive)
+        return tuple(_silent(r) for r in seen if r.broken < number and r.agent_port and r.id != own.id)
+    place = place_in(view.generation, own.id)
+    broken = own.broken >= number or (view.complete and view.broken)
+    if leader is None or not leader.agent_port or not broken or place is None or place >= FIRST:
+        return ()
+    return (Silent(leader.member, leader.address, leader.agent_port),)
+
+
+def place_in(generation: Generation | None, member_id: str) -> int | None:
+    """Where in the order of its members, from 0; exact where all have as many ranks."""
+    place = generation.member(member_id) if generation else None
+    return place.rank_offset // place.slots if place else None
+
+
+def _silent(record: Member) -> Silent:
+    return Silent(record.id, record.address, record.agent_port)
 
 
 class Suspicion:
@@ -47,28 +75,24 @@ class Suspicion:
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="probe")
         self._repeat_at: float | None = None
 
-    def look(self, view: View) -> None:
-        """Start the probes that ``view`` (without suspects) calls for, and forget old answers."""
+    def look(self, wanted: Sequence[Silent], known: Container[str] | None) -> None:
+        """Start the probes of ``wanted``. Forget old answers, and those of members that are not among the ``known``
+        (None: nobody knows)."""
         now = self._clock()
-        present = {m.id for m in view.members}
         with self._lock:
             for member_id, answer in list(self._answers.items()):
-                if member_id not in present or (answer.evidence is not None and now >= answer.at + self._lifetime):
+                old = answer.evidence is not None and now >= answer.at + self._lifetime
+                if old or (known is not None and member_id not in known):
                     del self._answers[member_id]
-            dead = frozenset(i for i, a in self._answers.items() if a.evidence is Evidence.DEAD)
-        known = View(
-            self_id=view.self_id, members=view.members, generation=view.generation, target=view.target, suspects=dead
-        )
-        wanted = whom_to_probe(known)
         for member in wanted:
-            if member.id not in dead and self._due(member.id, now):
+            if self._due(member.id, now):
                 self._pool.submit(self._probe, member)
         self._repeat_at = now + REPEAT_SECONDS if wanted else None
 
-    def of(self, view: View) -> tuple[frozenset[str], frozenset[str]]:
+    def of(self, self_id: str) -> tuple[frozenset[str], frozenset[str]]:
         """Ids of members that were found dead, and of members whose answer is awaited."""
         with self._lock:
-            dead = frozenset(i for i, a in self._answers.items() if a.evidence is Evidence.DEAD and i != view.self_id)
+            dead = frozenset(i for i, a in self._answers.items() if a.evidence is Evidence.DEAD and i != self_id)
             unsure = frozenset(i for i, a in self._answers.items() if a.evidence is None)
         return dead, unsure
 
@@ -82,13 +106,13 @@ class Suspicion:
     def _due(self, member_id: str, now: float) -> bool:
         with self._lock:
             answer = self._answers.get(member_id)
-            if answer is not None and (answer.evidence is None or now < answer.at + REPEAT_SECONDS):
+            if answer is not None and (answer.evidence in (None, Evidence.DEAD) or now < answer.at + REPEAT_SECONDS):
                 return False
             self._answers[member_id] = _Answer(None, now)
             return True
 
-    def _probe(self, member: Seen) -> None:
-        evidence = probe(member.record.address, member.record.agent_port, member.id)
+    def _probe(self, member: Silent) -> None:
+        evidence = probe(member.address, member.agent_port, member.id)
         with self._lock:
             self._answers[member.id] = _Answer(evidence, self._clock())
         self._answered()

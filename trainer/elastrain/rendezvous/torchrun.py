@@ -196,6 +196,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
                 agent_port=probes.port,
                 lease_ttl=self._options.lease_ttl,
                 timing=Timing(settle=self._options.settle),
+                sees_all=True,  # num_nodes_waiting() asks about the others
             )
             member.start()
         except EtcdError:
@@ -258,14 +259,14 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         """True when all its members have entered it; False when it came to nothing before."""
 
         def settled(view: View) -> bool:
-            return self._over(view, generation) or view.adopted
+            return self._over(view, generation) or view.entered
 
         while True:
             member.wait_for(settled, _WAKE_SECONDS)
             view = member.view
             if self._over(view, generation):
                 return False
-            if view.adopted:
+            if view.entered:
                 return True
             if time.monotonic() >= deadline:
                 raise RendezvousTimeoutError(self._timeout_message(member, f"generation {generation.number}'s members"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from elastrain.api.records import Closed, Generation, Member, Phase, Target
@@ -22,14 +23,31 @@ class Seen:
 
 @dataclass(frozen=True)
 class View:
-    """A consistent snapshot of a job's records."""
+    """A snapshot of a job's records: all of them, and consistent, for the leader (:attr:`complete`)."""
 
     self_id: str
     target: Target | None = None
     members: tuple[Seen, ...] = ()
-    """Members that have a key, in any order."""
+    """Members that have a key, in any order. Empty for who does not lead."""
+    complete: bool = True
+    """All records are known. Else only what concerns everybody: questions about members have no answer then."""
+    leader: str | None = None
+    """Id of the member that leads."""
+    leader_mod_revision: int = 0
+    """Of the key ``leader``."""
+    generations: tuple[Generation, ...] = ()
+    """The newest ones with all their members, oldest first; :attr:`generation` is the last."""
+    gone: tuple[Seen, ...] = ()
+    """Last records of members of those generations that have no key any more."""
+    was_adopted: frozenset[int] = frozenset()
+    """Numbers of generations of which it was seen earlier that they were adopted."""
+    told: Mapping[int, str] = field(default_factory=dict)
+    """Numbers of generations of which all members were told that they cannot go on, and why."""
     generation: Generation | None = None
     """The newest generation, the *base* of the next."""
+    highest: int = 0
+    """Greatest number of a generation ever seen: etcd may have lost its data under a running job, and numbers never go
+    back."""
     generation_mod_revision: int = 0
     """Of the key ``generation``; 0: it does not exist."""
     finished: bool = False
@@ -51,11 +69,6 @@ class View:
         ordered = sorted(self.members, key=lambda m: m.create_revision)
         youngest = {m.record.worker: m.id for m in ordered}
         return {m.id: m for m in ordered if m.id not in self.suspects and youngest[m.record.worker] == m.id}
-
-    @cached_property
-    def leader(self) -> str | None:
-        """Id of the oldest live member."""
-        return next(iter(self.alive), None)
 
     @cached_property
     def base_alive(self) -> tuple[Seen, ...]:
@@ -125,14 +138,32 @@ class View:
         """Nothing is formed any more."""
         return self.finished or any(m.record.phase is Phase.FINISHED for m in self.members)
 
+    # ---- adoption: ranks adopt a generation together, so what one member of it says is true of all ------------------
+    @cached_property
+    def taken(self) -> frozenset[int]:
+        """Numbers of known generations that have been adopted."""
+        known = {g.number: g for g in self.generations}
+        said = {m.record.generation for m in (*self.members, *self.gone) if _is_in(known.get(m.record.generation), m)}
+        return frozenset(said | (self.was_adopted & known.keys()))
+
+    @cached_property
+    def _adopted_by(self) -> dict[str, int]:
+        return {m.id: g.number for g in self.generations if g.number in self.taken for m in g.members}
+
+    def adopted_by(self, member: Seen) -> int:
+        """Number of the newest generation that a member has adopted; 0: none."""
+        return max(member.record.generation, self._adopted_by.get(member.id, 0))
+
     @cached_property
     def in_force(self) -> int | None:
         """The oldest generation that still trains: the least one adopted by a live member of the newest generation
-        (of an empty one: by any live member) that has not seen it fail. None: none trains."""
+        (of an empty one: by any live member) that is neither broken for that member nor over for all. None: none."""
         number = self.generation.number if self.generation else 0
-        empty = self.generation is not None and not self.generation.members
+        empty = self.generation is not None and not self.generation.size
         members = self.alive.values() if empty else self.base_alive
-        trains = [m.record.generation for m in members if m.record.generation > m.record.broken]
+        over = self.told.keys() | self.condemned.keys()
+        adopted = ((self.adopted_by(m), m.record.broken) for m in members)
+        trains = [n for n, broken in adopted if n > broken and n not in over]
         return min(trains) if trains and number else None
 
     @property
@@ -141,9 +172,52 @@ class View:
         if self.generation is None:
             return True
         number = self.generation.number
-        if not self.generation.members:
+        if not self.generation.size:
             return self.in_force is None or self.in_force >= number
-        return all(m.record.generation >= number for m in self.base_alive)
+        return all(self.adopted_by(m) >= number for m in self.base_alive)
+
+    @property
+    def entered(self) -> bool:
+        """Whether every member of the newest generation has said so itself."""
+        return self.generation is None or all(m.record.generation >= self.generation.number for m in self.base_alive)
+
+    # ---- generations that are over ----------------------------------------------------------------------------------
+    @cached_property
+    def condemned(self) -> dict[int, str]:
+        """Known generations that cannot go on, and why: a member was lost in it, or saw it fail."""
+        found = ((g.number, self._why_over(g)) for g in self.generations)
+        return {number: why for number, why in found if why}
+
+    def _why_over(self, generation: Generation) -> str:
+        alive, gone = self.alive, {m.id: m for m in self.gone}
+        lost = [
+            m.worker
+            for m in generation.members
+            if m.id not in alive and not self._left(gone.get(m.id), m.id, generation.number)
+        ]
+        if lost:
+            return f"{_few(lost)} gone"
+        broke = [alive[m.id].record for m in generation.members if m.id in alive]
+        failed = [r.worker for r in broke if r.broken >= generation.number]
+        return f"worker {failed[0]} reports a broken collective" if failed else ""
+
+    def _left(self, last: Seen | None, member_id: str, number: int) -> bool:
+        """A member that is not there has not been lost from generation ``number`` if its last record says that it had
+        finished, or if it had already stopped for a later one: its part in this one was done."""
+        if last is None:
+            return self._adopted_by.get(member_id, 0) > number
+        return last.record.phase is Phase.FINISHED or self.adopted_by(last) > number
+
+
+def _is_in(generation: Generation | None, member: Seen) -> bool:
+    return generation is not None and generation.member(member.id) is not None
+
+
+def _few(workers: list[str]) -> str:
+    if len(workers) == 1:
+        return f"worker {workers[0]} is"
+    more = f" and {len(workers) - 3} more" if len(workers) > 3 else ""
+    return f"workers {', '.join(workers[:3])}{more} are"
 
 
 def is_ready(member: Seen) -> bool:
