@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from elastrain.api.heartbeat import Beat
 from elastrain.api.messages import AgentMessage, RankMessage
-from elastrain.api.records import Generation, Member, Phase, Progress, Target, Termination
+from elastrain.api.records import Generation, Health, Member, Phase, Progress, Target, Termination
 
 
 # ---- events --------------------------------------------------------------------------------------------------------
@@ -72,11 +73,19 @@ class Signalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Pulse:
+    """What the heartbeat pages of the ranks say, by local rank; those that cannot be read are left out."""
+
+    incarnation: int
+    beats: Mapping[int, Beat]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-Event = Registered | Seen | Fenced | RankSaid | RankHungUp | RankExited | Signalled | Tick
+Event = Registered | Seen | Fenced | RankSaid | RankHungUp | RankExited | Signalled | Pulse | Tick
 
 
 # ---- effects -------------------------------------------------------------------------------------------------------
@@ -100,6 +109,8 @@ class Publish:
     step: int = 0
     broken: int = 0
     store_port: int = 0
+    health: str = Health.OK
+    health_message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +132,22 @@ class KillRanks:
 
 
 @dataclass(frozen=True, slots=True)
+class PrintStacks:
+    """Have this process, a rank, print the stacks of its threads."""
+
+    local_rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillRank:
+    """SIGKILL to the process group of one rank; its end follows as :class:`RankExited`."""
+
+    local_rank: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     local_rank: int
     message: AgentMessage
@@ -137,4 +164,4 @@ class End:
         return self.termination.exit_code
 
 
-Effect = Reincarnate | Leave | Publish | PublishProgress | StartRanks | KillRanks | Send | End
+Effect = Reincarnate | Leave | Publish | PublishProgress | StartRanks | KillRanks | PrintStacks | KillRank | Send | End

@@ -15,17 +15,20 @@ from types import FrameType
 
 import structlog
 
-from elastrain.agent import endings, logs
+from elastrain.agent import endings, logs, pulse
 from elastrain.agent.core import Config, Core
 from elastrain.agent.events import (
     Effect,
     End,
     Event,
     Fenced,
+    KillRank,
     KillRanks,
     Leave,
+    PrintStacks,
     Publish,
     PublishProgress,
+    Pulse,
     RankExited,
     Registered,
     Reincarnate,
@@ -35,6 +38,7 @@ from elastrain.agent.events import (
     StartRanks,
     Tick,
 )
+from elastrain.agent.pulse import Pages
 from elastrain.agent.settings import BadSettings, Settings
 from elastrain.agent.socket import RankServer
 from elastrain.agent.supervisor import Supervisor, become_reaper
@@ -140,10 +144,12 @@ class Agent:
                 nproc=settings.nproc,
                 lease_ttl=settings.lease_ttl,
                 drain_timeout=settings.drain_timeout,
+                health=settings.health,
             )
         )
         self._supervisor = Supervisor(command, environ, settings.nproc)
         self._server: RankServer | None = None
+        self._pages = Pages(settings.health.look_seconds)
         self._membership: Membership | None = None
         self._view: View | None = None
         self._ended: Termination | None = None
@@ -203,6 +209,8 @@ class Agent:
             case _:
                 self._handle(item)
         self._look()
+        if (beats := self._pages.due(time.monotonic())) is not None:
+            self._handle(Pulse(self._core.incarnation, beats))
 
     def _look(self) -> None:
         """Pass the job's records on if they have changed."""
@@ -242,9 +250,15 @@ class Agent:
             case KillRanks(signum=signum, why=why):
                 log.warning("stopping the ranks", signal=signal.Signals(signum).name, why=why)
                 self._supervisor.kill(signum)
+            case PrintStacks(local_rank=local_rank, pid=pid):
+                log.warning("a rank hangs; its stacks follow in its output", local_rank=local_rank, pid=pid)
+                pulse.print_stacks(pid)
+            case KillRank(local_rank=local_rank, why=why):
+                log.warning("killing a rank", local_rank=local_rank, why=why)
+                self._supervisor.kill(signal.SIGKILL, local_rank)
             case Reincarnate():
                 if self._membership is not None:
-                    self._inbox.put(Registered(self._membership.reincarnate().id))
+                    self._inbox.put(Registered(self._membership.reincarnate(health="", health_message="").id))
             case Leave():
                 self._leave()
             case End(termination=termination):
@@ -253,12 +267,16 @@ class Agent:
     def _publish(self, record: Publish) -> None:
         assert self._membership is not None
         log.info("member", id=self._membership.id, phase=record.phase, generation=record.generation, step=record.step)
+        if record.health != self._membership.record.health:
+            log.warning("health", health=record.health or "ok", why=record.health_message)
         self._membership.update(
             phase=record.phase,
             generation=record.generation,
             step=record.step,
             broken=record.broken,
             store_port=record.store_port,
+            health=record.health,
+            health_message=record.health_message,
         )
 
     def _publish_progress(self, effect: PublishProgress, *, final: bool) -> None:
@@ -289,6 +307,7 @@ class Agent:
             self._server.close()
         self._server = RankServer(self._directory, incarnation, self._inbox.put)
         self._supervisor.start(self._server.path)
+        self._pages.of(self._server.path, self._settings.nproc)
         log.info("ranks started", incarnation=incarnation, pids=self._supervisor.pids)
 
     def _register(self, agent_port: int) -> Termination | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from elastrain.agent.health import Policy
 from elastrain.api import names
 
 """Seconds from SIGTERM until ranks that still run are killed. Set it a few seconds below the pod's grace period."""
@@ -33,6 +34,14 @@ class Settings(BaseModel):
     lease_ttl: Annotated[int, Field(alias=names.ENV_LEASE_TTL, ge=2)] = names.DEFAULT_LEASE_TTL
     termination_log: Path = Field(Path(names.DEFAULT_TERMINATION_LOG), alias=names.ENV_TERMINATION_LOG)
     drain_timeout: Annotated[float, Field(alias=names.ENV_DRAIN_TIMEOUT, gt=0)] = 25.0
+    stuck_timeout: Annotated[float, Field(alias=names.ENV_STUCK_TIMEOUT, ge=0)] = Policy().stuck_timeout
+    stragglers: Literal["name", "exclude"] = Field("name", alias=names.ENV_STRAGGLERS)
+    min_timeout: Annotated[float, Field(alias=names.ENV_MIN_TIMEOUT, gt=0)] = Policy().min_timeout
+
+    @property
+    def health(self) -> Policy:
+        """What to do about ranks that hang, stragglers and a job below its minimum."""
+        return Policy(self.stuck_timeout, self.stragglers == "exclude", self.min_timeout)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:

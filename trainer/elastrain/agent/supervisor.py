@@ -105,10 +105,11 @@ class Supervisor:
         """Local rank to pid, of ranks that have not been reaped."""
         return {child.local_rank: pid for pid, child in self._children.items()}
 
-    def kill(self, signum: int) -> None:
-        """Signal the process group of every rank that has not been reaped."""
-        for pid in self._children:
-            _kill_group(pid, signum)
+    def kill(self, signum: int, local_rank: int | None = None) -> None:
+        """Signal the process group of every rank that has not been reaped, or only of this one."""
+        for pid, child in self._children.items():
+            if local_rank in (None, child.local_rank):
+                _kill_group(pid, signum)
 
     def reap(self) -> list[Reaped]:
         """Collect every ended child, the orphans that PID 1 inherits included; return those that were ranks."""

@@ -120,11 +120,12 @@ class ElasticModule(nn.Module):
             buckets = [[numbers[id(p)] for p in b.parameters()] for b in ddp.reducer._get_zeros_like_grad_buckets()]
             self._layout = digest.of_value(buckets)
 
-    def set_control(self, connected: Collection[int], weighted_loss: torch.Tensor) -> None:
+    def set_control(self, connected: Collection[int], weighted_loss: torch.Tensor, compute: float = 0.0) -> None:
         """What the next backward contributes (:mod:`elastrain.elastic.control`); nothing waits for the loss."""
         values: torch.Tensor = self._carrier.values
         values[: control.SLOTS] = torch.tensor(control.encode(connected), dtype=values.dtype)
         values[control.LOSS] = weighted_loss.detach()
+        values[control.COMPUTE] = compute
 
     def control_sums(self) -> list[float]:
         """The vector summed over all ranks by the last backward. On a GPU this waits for it."""
