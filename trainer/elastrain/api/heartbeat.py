@@ -56,8 +56,10 @@ def path_of(socket_path: str, local_rank: int) -> str:
 
 
 def write(page: memoryview, count: int, *fields: float) -> None:
-    """Store ``fields``, those of :class:`Beat` in their order, into ``page`` (``SIZE`` bytes). ``count`` is greater with
-    each write, from 1 on. (No ``Beat`` is made here: this runs several times per step.)"""
+    """Store ``fields``, those of :class:`Beat` in their order, into ``page`` (``SIZE`` bytes).
+
+    ``count`` is greater with each write, from 1 on. No ``Beat`` is made here: this runs several times per step.
+    """
     _LAYOUT.pack_into(page, 0, count, *fields, count)
 
 
