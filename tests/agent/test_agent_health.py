@@ -242,9 +242,10 @@ def test_a_job_below_its_minimum_is_told_after_a_while_and_given_up_at_the_bound
         situation(1, 2, trains=True),
         replace(situation(1, 2), idle=False),
         replace(situation(1, 2), target=None),
+        replace(situation(1, 2), current=False),
         replace(situation(1, 2), target=Target(min=2, max=9, desired=0)),
     ],
-    ids=["enough", "it trains", "not ready itself", "no target", "suspended"],
+    ids=["enough", "it trains", "not ready itself", "no target", "etcd is away", "suspended"],
 )
 def test_no_job_is_below_its_minimum_if(well) -> None:
     assert not below_min(well)

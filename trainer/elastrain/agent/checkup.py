@@ -21,6 +21,8 @@ class Situation:
 
     me: str
     """Member id."""
+    current: bool = True
+    """etcd answers; else what follows is from before and nobody leaves because of it."""
     members: Mapping[str, Member] = field(default_factory=dict)
     """Those that live, by id."""
     target: Target | None = None
@@ -58,6 +60,8 @@ class Checkup:
 
     def why_resign(self, situation: Situation, now: float) -> str | None:
         """Why this worker should leave although nobody asked it to, or None."""
+        if not situation.current:
+            return None
         if self._lacks_for(now) >= self.policy.min_timeout:
             return f"fewer than minReplicas members were ready for {self.policy.min_timeout:.0f} s"
         if not self.policy.exclude_stragglers or self.verdict.health is not Health.SLOW or situation.target is None:
@@ -88,7 +92,7 @@ def peers(situation: Situation) -> Peers:
 def below_min(situation: Situation) -> bool:
     """Whether this worker could train and only the number of members stands in the way."""
     target = situation.target
-    if target is None or target.desired == 0 or situation.trains or not situation.idle:
+    if not situation.current or target is None or target.desired == 0 or situation.trains or not situation.idle:
         return False
     return _ready(situation) < target.min
 

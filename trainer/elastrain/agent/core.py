@@ -169,7 +169,7 @@ class Core:
             return
         running = {r.local_rank for r in self.ranks if r.exited is None}
         beats = {rank: beat for rank, beat in pulse.beats.items() if rank in running}
-        situation = self._situation(self.member_id, self.seen)
+        situation = self._situation(self.member_id, self.seen, pulse.current)
         verdict = self.checkup.look(beats, situation, now)
         for rank in verdict.dump:
             yield PrintStacks(rank, self.ranks[rank].pid)
@@ -181,12 +181,13 @@ class Core:
         if why_resign is not None and not self.leaving:
             self.resigned, self.drain_deadline = why_resign, now + self.config.drain_timeout
 
-    def _situation(self, me: str, seen: Seen) -> Situation:
+    def _situation(self, me: str, seen: Seen, current: bool) -> Situation:
         adopted = min((r.adopted for r in self.ranks), default=0)
         unbroken = all(r.broken < r.adopted and r.adopted not in r.aborted for r in self.ranks)
         return Situation(
             me=me,
             members=seen.members,
+            current=current,
             target=seen.target,
             generation=self.generations.get(adopted),
             trains=unbroken and self._my_place(adopted) is not None,

@@ -78,6 +78,8 @@ class Pulse:
 
     incarnation: int
     beats: Mapping[int, Beat]
+    current: bool = True
+    """etcd answers, so that what was :class:`Seen` is how things are."""
 
 
 @dataclass(frozen=True, slots=True)

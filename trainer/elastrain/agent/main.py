@@ -210,7 +210,8 @@ class Agent:
                 self._handle(item)
         self._look()
         if (beats := self._pages.due(time.monotonic())) is not None:
-            self._handle(Pulse(self._core.incarnation, beats))
+            current = self._membership is not None and self._membership.reachable
+            self._handle(Pulse(self._core.incarnation, beats, current))
 
     def _look(self) -> None:
         """Pass the job's records on if they have changed."""
