@@ -24,6 +24,7 @@ from elastrain.agent.health import (
 from elastrain.api.heartbeat import Beat, Where
 from elastrain.api.records import Generation, GenerationMember, Health, Member, Phase, Target
 
+FEW = settings(max_examples=60, deadline=None)
 POLICY = Policy(stuck_timeout=300)
 BODY = Beat(Where.BODY, since=0.0, generation=1, world_size=2, commits=5, compute=0.1)
 SOMEBODY_WAITS = Peers(place=0, members=2, waiting=True)
@@ -118,11 +119,13 @@ def run(history: list[list[float]], seconds: float = 1.0, steps: int = 5) -> lis
     return [judge(watches, times, 100 + i * seconds, 10 + i * steps) for i, times in enumerate(history)]
 
 
+@FEW
 @given(st.integers(2, 50), SECONDS)
 def test_a_uniformly_slow_world_names_nobody(size, seconds) -> None:
     assert run([[seconds] * size] * 10)[-1] == set()
 
 
+@FEW
 @given(st.integers(3, 50), st.data())
 def test_a_rank_ten_times_slower_than_the_rest_is_named_and_no_other(size, data) -> None:
     base = data.draw(st.lists(st.floats(0.05, 0.1), min_size=size, max_size=size))
@@ -131,18 +134,18 @@ def test_a_rank_ten_times_slower_than_the_rest_is_named_and_no_other(size, data)
     assert run([base] * 10)[-1] == {slow}
 
 
-@settings(max_examples=300)
+@FEW
 @given(st.integers(2, 12).flatmap(lambda n: st.lists(SECONDS, min_size=n, max_size=n)))
 def test_at_most_a_third_is_named_whatever_the_times_are(times) -> None:
     assert len(run([times] * 10)[-1]) <= (len(times) + 2) // 3
 
 
 HISTORIES = st.integers(2, 8).flatmap(
-    lambda n: st.lists(st.lists(SECONDS, min_size=n, max_size=n), min_size=5, max_size=40)
+    lambda n: st.lists(st.lists(SECONDS, min_size=n, max_size=n), min_size=5, max_size=25)
 )
 
 
-@settings(max_examples=200)
+@FEW
 @given(HISTORIES)
 def test_a_verdict_stands_for_as_long_as_the_contrary_evidence_needs(history) -> None:
     named = run(history)
@@ -152,7 +155,8 @@ def test_a_verdict_stands_for_as_long_as_the_contrary_evidence_needs(history) ->
         assert all(gap >= HOLD_SECONDS for gap in gaps), "the verdict flaps"
 
 
-@given(st.lists(st.booleans(), min_size=5, max_size=40))
+@FEW
+@given(st.lists(st.booleans(), min_size=5, max_size=25))
 def test_nobody_is_named_if_the_evidence_never_stands_for_long(bad) -> None:
     bad = [b and (i % int(HOLD_SECONDS) != 0) for i, b in enumerate(bad)]
     assert not any(run([[1.0 if b else 0.1, 0.1, 0.1] for b in bad]))
@@ -162,6 +166,7 @@ def test_nobody_is_named_or_cleared_while_no_steps_are_committed() -> None:
     assert not any(run([[1.0, 0.1, 0.1]] * 20, steps=0))
 
 
+@FEW
 @given(st.lists(st.floats(2.01, 2.99), min_size=5, max_size=30), st.booleans())
 def test_between_the_two_bounds_a_verdict_stays_as_it_is(ratios, named) -> None:
     watch = Watch(slow=Verdict(Health.SLOW, "as before") if named else None)
@@ -205,7 +210,7 @@ BEATS = st.builds(
 )
 
 
-@settings(max_examples=300)
+@FEW
 @given(st.dictionaries(st.integers(0, 3), BEATS), st.builds(Peers, st.integers(0, 3), st.integers(1, 4), st.booleans()))
 def test_only_ranks_in_user_code_that_are_waited_for_are_ever_accused(beats, peers) -> None:
     for rank in stuck(beats, peers, 1000.0, POLICY):
@@ -251,6 +256,7 @@ def test_no_job_is_below_its_minimum_if(well) -> None:
     assert not below_min(well)
 
 
+@FEW
 @given(st.integers(1, 6), st.integers(1, 4), st.sets(st.integers(0, 5)))
 def test_at_most_one_straggler_leaves_at_a_time_and_never_below_min(ready, least, slow) -> None:
     here = situation(ready, least)
