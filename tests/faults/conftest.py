@@ -30,7 +30,7 @@ from elastrain.local.etcd_server import EtcdServer
 
 SCRIPT = Path(__file__).with_name("train_faults.py")
 TTL = 2
-PATIENCE = 60.0
+PATIENCE = 90.0
 """Seconds that a test waits for a condition before it fails, saying which."""
 
 
@@ -69,6 +69,11 @@ class Worker:
     def rank_pid(self) -> int:
         """Of its rank's newest process."""
         return self.log("ranks started")[-1]["pids"]["0"]
+
+    @property
+    def adopted(self) -> int:
+        """Newest generation that its rank trains in, or has seen without being in it; 0: none."""
+        return self.log("member")[-1]["generation"] if self.log("member") else 0
 
     def kill_rank(self) -> None:
         os.kill(self.rank_pid, signal.SIGKILL)
