@@ -160,11 +160,12 @@ class Job:
         return None if kv is None else Progress.decode(kv.value)
 
     # -- what a test waits for -----------------------------------------------------------------------------------------
-    def wait(self, what: str, condition: Callable[[], object], within: float = PATIENCE) -> None:
-        end = time.monotonic() + within
+    def wait(self, what: str, condition: Callable[[], object], pause: float = 0.02) -> None:
+        """Look every ``pause`` seconds until ``condition`` holds; fail with ``what`` and the logs if it never does."""
+        end = time.monotonic() + PATIENCE
         while not condition():
-            assert time.monotonic() < end, f"not within {within:.0f} s: {what}\n{self.story()}"
-            time.sleep(0.02)
+            assert time.monotonic() < end, f"not within {PATIENCE:.0f} s: {what}\n{self.story()}"
+            time.sleep(pause)
 
     def together(self, *workers: str, after: int = 0) -> int:
         """Wait until exactly these train in one generation numbered above ``after``; its number."""
