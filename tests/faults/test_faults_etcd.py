@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.slow
 def test_the_switch_completes_if_etcd_restarts_during_it(job) -> None:
     job.want(2)
     job.start("a", "b")
@@ -64,6 +65,7 @@ with open(os.environ["CLOCK_SHOWN"], "w") as file:
 """
 
 
+@pytest.mark.slow
 def test_losses_are_found_and_healed_if_clocks_differ_by_an_hour(job) -> None:
     (job.folder / "site").mkdir()
     (job.folder / "site" / "sitecustomize.py").write_text(CLOCK)
@@ -132,6 +134,7 @@ def without_names(tmp_path: Path):
         server.close()
 
 
+@pytest.mark.slow
 def test_no_name_is_looked_up_if_dns_is_gone(job, without_names) -> None:
     server, prefix = without_names
     job.want(2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elastrain.api.records import Health, Outcome
 
 
@@ -45,6 +47,7 @@ def test_a_straggler_is_named_in_its_record_and_in_progress_until_it_is_none(job
     job.verdict()
 
 
+@pytest.mark.slow
 def test_a_straggler_leaves_if_it_is_to_be_excluded_and_enough_remain(job) -> None:
     job.want(3, min=2)
     job.start("a", "b", "c", delay=0.03, ELASTRAIN_STRAGGLERS="exclude")
@@ -61,6 +64,7 @@ def test_a_straggler_leaves_if_it_is_to_be_excluded_and_enough_remain(job) -> No
     job.verdict()
 
 
+@pytest.mark.slow
 def test_survivors_wait_bounded_and_say_for_what_if_fewer_than_min_are_left(job) -> None:
     job.want(2, min=2)
     job.start("a", "b", ELASTRAIN_MIN_TIMEOUT="14")

@@ -53,6 +53,7 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+@pytest.mark.slow
 def test_joiner_gets_the_state_from_another_survivor_if_its_source_dies_during_the_transfer(job) -> None:
     job.want(2)
     job.start("a", "b", BALLAST_MB="384")
@@ -75,6 +76,7 @@ def test_joiner_gets_the_state_from_another_survivor_if_its_source_dies_during_t
     assert len(verdict.pids[source]) == 2
 
 
+@pytest.mark.slow
 def test_survivors_go_on_after_the_lease_and_the_thawed_member_joins_again_if_a_node_falls_silent(job) -> None:
     job.want(3)
     job.start("a", "b", "c")
