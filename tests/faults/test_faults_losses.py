@@ -64,7 +64,7 @@ def test_joiner_gets_the_state_from_another_survivor_if_its_source_dies_during_t
     job.start("j", BALLAST_MB="384")
     job.wait("the state to be taken from its source", (job.folder / f"{source}.captured").exists)
     joiner = job["j"].rank_pid
-    before = resident(joiner)  # its own ballast is zeros that it has never touched
+    before = resident(joiner)  # it has not touched its own ballast
     job.wait("some of it to arrive", lambda: resident(joiner) > before + (8 << 20), pause=0.001)
     os.kill(joiner, signal.SIGSTOP)  # what the test does next takes longer than the rest of the transfer
     assert job["j"].adopted <= first, "the transfer was over: use a larger BALLAST_MB"

@@ -24,10 +24,10 @@ labels = torch.randint(0, 3, (203,), generator=torch.Generator().manual_seed(2))
 
 
 class Ballast:
-    """State without a use. It is not zero where it did not come from a peer's first copy."""
+    """State without a use. Its memory has not been touched before a peer's state arrives: the test sees that happen."""
 
     def __init__(self, megabytes: int) -> None:
-        self.tensor = torch.zeros(megabytes << 20, dtype=torch.uint8)
+        self.tensor = torch.empty(megabytes << 20, dtype=torch.uint8)
 
     def state_dict(self) -> dict:
         if job.step:
