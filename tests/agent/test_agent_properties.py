@@ -11,8 +11,11 @@ from elastrain.agent.core import Config, Core, Mode
 from elastrain.agent.events import (
     End,
     Fenced,
+    KillRank,
     Leave,
+    PrintStacks,
     Publish,
+    Pulse,
     RankExited,
     RankHungUp,
     RankSaid,
@@ -24,6 +27,8 @@ from elastrain.agent.events import (
     StartRanks,
     Tick,
 )
+from elastrain.agent.health import Policy
+from elastrain.api.heartbeat import Beat, Where
 from elastrain.api.messages import Abort, Adopted, Broken, Exit, Finished, Hello, Left, Proposed, Ready, Welcome
 from elastrain.api.records import Generation, GenerationMember, Target
 
@@ -60,6 +65,16 @@ TARGETS = st.one_of(
         leaving=st.sampled_from([(), ("a",), ("b",)]),
     ),
 )
+BEATS = st.builds(
+    Beat,
+    where=st.sampled_from(Where),
+    since=st.sampled_from([0.0, -100.0, -1000.0]),
+    generation=NUMBERS,
+    world_size=st.integers(1, 4),
+    commits=st.integers(0, 99),
+    compute=st.sampled_from([0.1, 1.0]),
+    total=st.sampled_from([0.0, 0.4, 4.0]),
+)
 HAPPENINGS = st.one_of(
     st.tuples(st.just("say"), RANKS, MESSAGES),
     st.tuples(st.just("hang up"), RANKS),
@@ -67,6 +82,7 @@ HAPPENINGS = st.one_of(
     st.tuples(st.just("see"), TARGETS, MEMBERS, st.integers(0, 6), st.sets(NUMBERS), st.booleans()),
     st.tuples(st.just("signal")),
     st.tuples(st.just("fence")),
+    st.tuples(st.just("look"), st.dictionaries(RANKS, BEATS)),
     st.tuples(st.just("time"), st.floats(0, 30)),
 )
 
@@ -75,7 +91,8 @@ class World:
     """What surrounds the core, as far as the promises need it: processes that exit once, generations that only grow."""
 
     def __init__(self) -> None:
-        self.core = Core(Config(worker="a", address="h", nproc=NPROC))
+        policy = Policy(exclude_stragglers=True, min_timeout=50)
+        self.core = Core(Config(worker="a", address="h", nproc=NPROC, health=policy))
         self.now = 0.0
         self.running: set[int] = set()
         self.incarnation = 0
@@ -95,6 +112,8 @@ class World:
                 self.running, self.incarnation = set(range(NPROC)), effect.incarnation
             if isinstance(effect, Reincarnate):
                 self.feed(Registered(next(self.ids)))
+            if isinstance(effect, KillRank | PrintStacks):
+                assert effect.local_rank in self.running, "only a rank that runs is looked at"
             if isinstance(effect, End):
                 assert not self.running, "the agent ends only when every rank has been reaped"
                 assert Leave() in self.history, "the agent leaves before it ends"
@@ -116,9 +135,20 @@ class World:
                 self.feed(Signalled(15))
             case ("fence",):
                 self.feed(Fenced(5.0))
+            case ("look", beats):
+                self.feed(Pulse(self.incarnation, beats))
             case ("time", seconds):
                 self.now += seconds
                 self.feed(Tick())
+
+
+def lives(history: list[object]) -> list[tuple[int, object]]:
+    """Each effect with the number of the incarnation that it falls into."""
+    life, numbered = 0, []
+    for effect in history:
+        life += isinstance(effect, StartRanks)
+        numbered.append((life, effect))
+    return numbered
 
 
 def to_rank(history: list[object], rank: int) -> list[list[object]]:
@@ -141,6 +171,8 @@ def test_the_core_keeps_its_promises(happenings):
     assert sum(isinstance(e, End) for e in world.history) <= 1, "a worker ends once"
     published = [e for e in world.history if isinstance(e, Publish)]
     assert all(x != y for x, y in itertools.pairwise(published)), "a record is written when it changes"
+    kills = [(life, e.local_rank) for life, e in lives(world.history) if isinstance(e, KillRank)]
+    assert len(kills) == len(set(kills)), "a rank that hangs is killed once"
     for rank in range(NPROC):
         for sent in to_rank(world.history, rank):
             proposed = [m.generation.number for m in sent if isinstance(m, Proposed)]

@@ -40,6 +40,14 @@ def test_a_restart_in_place_is_told():
     assert news(before, after) == ["j-0: a rank was killed; its ranks are started again"]
 
 
+def test_what_is_wrong_with_a_worker_is_told_and_when_it_is_well_again():
+    well = status(WorkerStatus(name="j-0", pid=7, phase="ready"))
+    slow = status(WorkerStatus(name="j-0", pid=7, phase="ready", health="slow", message="10 times as long"))
+    assert news(well, slow) == ["j-0 is a straggler: 10 times as long"]
+    assert news(slow, slow) == []
+    assert news(slow, well) == ["j-0 is well again"]
+
+
 def test_a_generation_and_its_rescale_are_told_once():
     place = GenerationMember(id="j-0.x", worker="j-0", address="a", store_port=1, rank_offset=0)
     formed = Generation(number=2, members=(place,), reason="Grow", leader="j-0.x")

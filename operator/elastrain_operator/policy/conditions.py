@@ -157,6 +157,8 @@ def _suspended(p: Picture) -> Claim:
 def _running(p: Picture) -> Claim:
     if p.generation and p.generation.size and p.ready:
         words = f"generation {p.generation.number}: {p.ready} of {p.generation.size} workers alive"
+        if p.progress and p.progress.stragglers:
+            words += f"; held up by {', '.join(p.progress.stragglers)}"
         return Claim(ConditionType.RUNNING, "True", "Training", words)
     return Claim(ConditionType.RUNNING, "False", "NoGeneration", "no generation trains")
 

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from elastrain.agent import endings
 from elastrain.agent.abort import say_broken_at, why_abort
+from elastrain.agent.checkup import Checkup, Situation, stragglers
 from elastrain.agent.events import (
     Effect,
     End,
     Event,
     Fenced,
+    KillRank,
     KillRanks,
     Leave,
+    PrintStacks,
     Publish,
     PublishProgress,
+    Pulse,
     RankExited,
     RankHungUp,
     RankSaid,
@@ -33,6 +37,7 @@ from elastrain.agent.events import (
     StartRanks,
     Tick,
 )
+from elastrain.agent.health import Policy
 from elastrain.agent.rank import Rank
 from elastrain.agent.restart import may_restart
 from elastrain.api.messages import Abort, AgentMessage, Exit, Hello, Proposed, RankMessage, Report, Welcome
@@ -52,6 +57,7 @@ class Config:
     lease_ttl: float = 5.0
     drain_timeout: float = 25.0
     """Seconds that a drain may take, from the signal to the end of the last rank."""
+    health: Policy = field(default_factory=Policy)
 
 
 class Mode(Enum):
@@ -83,6 +89,9 @@ class Core:
         self.broke: tuple[int, float] = (0, 0.0)
         """The greatest generation that a rank saw fail, and since when."""
         self.restarts: list[float] = []
+        self.checkup = Checkup(config.health)
+        self.resigned = ""
+        """Why this worker leaves of its own accord, if it does."""
         self.drain_deadline: float | None = None
         """Set by a signal. A leave that the target asks for has no bound here: who asked bounds it, by a signal."""
         self.exit_deadline: float | None = None
@@ -128,7 +137,9 @@ class Core:
             case Signalled():
                 first = self.drain_deadline is None
                 self.drain_deadline = now + self.config.drain_timeout if first else now
-            case RankSaid() | RankHungUp() | RankExited() | Tick():
+            case Pulse(incarnation=self.incarnation):
+                yield from self._note_pulse(event, now)
+            case RankSaid() | RankHungUp() | RankExited() | Pulse() | Tick():
                 pass  # of an earlier incarnation, or only time
 
     def _note_seen(self, seen: Seen) -> None:
@@ -145,8 +156,41 @@ class Core:
             rank.welcomed = False
             rank.proposed.clear()
         elif isinstance(message, Report) and self._place(message.progress.generation, rank.local_rank) == 0:
-            self.progress = message.progress
-            yield PublishProgress(message.progress)
+            self.progress = message.progress.model_copy(
+                update={"stragglers": stragglers(self.seen.members)} if self.seen and self.seen.members else {}
+            )
+            yield PublishProgress(self.progress)
+
+    def _note_pulse(self, pulse: Pulse, now: float) -> Iterator[Effect]:
+        """Judge where the ranks are. A rank that hangs is killed like by anybody else's hand: its end follows."""
+        if self.mode is not Mode.RUNNING or self.seen is None or self.member_id is None:
+            return
+        running = {r.local_rank for r in self.ranks if r.exited is None}
+        beats = {rank: beat for rank, beat in pulse.beats.items() if rank in running}
+        situation = self._situation(self.member_id, self.seen, pulse.current)
+        verdict = self.checkup.look(beats, situation, now)
+        for rank in verdict.dump:
+            yield PrintStacks(rank, self.ranks[rank].pid)
+        for rank, why in verdict.restart:
+            if not self.ranks[rank].hung:
+                self.ranks[rank].hung = why
+                yield KillRank(rank, why)
+        why_resign = self.checkup.why_resign(situation, now)
+        if why_resign is not None and not self.leaving:
+            self.resigned, self.drain_deadline = why_resign, now + self.config.drain_timeout
+
+    def _situation(self, me: str, seen: Seen, current: bool) -> Situation:
+        adopted = min((r.adopted for r in self.ranks), default=0)
+        unbroken = all(r.broken < r.adopted and r.adopted not in r.aborted for r in self.ranks)
+        return Situation(
+            me=me,
+            members=seen.members or {},
+            current=current and seen.members is not None,
+            target=seen.target,
+            generation=self.generations.get(adopted),
+            trains=unbroken and self._my_place(adopted) is not None,
+            idle=self.phase is Phase.READY and not seen.finished,
+        )
 
     # ---- reactions -------------------------------------------------------------------------------------------------
     def _react(self, now: float) -> Iterator[Effect]:
@@ -177,6 +221,7 @@ class Core:
 
     def _start_ranks(self) -> Iterator[Effect]:
         self.mode = Mode.RUNNING
+        self.checkup = Checkup(self.config.health)
         self.ranks = [Rank(i) for i in range(self.config.nproc)]
         yield StartRanks(self.incarnation)
 
@@ -216,19 +261,24 @@ class Core:
             rank.exited = RankExited(exited.incarnation, exited.local_rank)
             yield from self._run(now)
         elif self.leaving or not may_restart(self.restarts, now):
-            ending = endings.rank_killed(self.step, exited, self._place(rank.adopted, rank.local_rank), self.leaving)
+            place = self._place(rank.adopted, rank.local_rank)
+            if rank.hung and not self.leaving:
+                ending = endings.rank_stuck(self.step, exited, place, rank.hung)
+            else:
+                ending = endings.rank_killed(self.step, exited, place, self.leaving)
             yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
         else:
             self.mode, self.member_id = Mode.RESTARTING, None
             yield Reincarnate()
-            yield KillRanks(signal.SIGKILL, f"rank {exited.local_rank} was killed by signal {exited.signal}")
+            why = rank.hung or f"rank {exited.local_rank} was killed by signal {exited.signal}"
+            yield KillRanks(signal.SIGKILL, why)
             if self._reaped():
                 yield from self._restart(now)
 
     def _all_ended(self) -> Iterator[Effect]:
         finished = self.seen is not None and self.seen.finished
         if any(r.told_exit and r.ended != "finished" for r in self.ranks) and not finished:
-            yield from self._ended(endings.drained(self.step))
+            yield from self._ended(endings.drained(self.step, self.resigned))
             return
         early = any(r.joined and r.ended is None and not r.told_exit for r in self.ranks)
         if self._holds_rank_zero() and not finished:
@@ -305,7 +355,8 @@ class Core:
             return "the job has finished"
         wanted = seen.generation is not None and seen.generation.member(me) is not None
         if self.leaving and not inside and not wanted:
-            return "told to stop" if self.drain_deadline is not None else f"target: {self._target_reason()}"
+            told = self.resigned or "told to stop"
+            return told if self.drain_deadline is not None else f"target: {self._target_reason()}"
         return None
 
     def _target_reason(self) -> str:
@@ -354,6 +405,8 @@ class Core:
             step=self.step,
             broken=max(r.broken for r in self.ranks),
             store_port=self.ranks[0].store_port,
+            health=self.checkup.health,
+            health_message=self.checkup.message,
         )
         if self._is_news(record, now):
             self.published = record

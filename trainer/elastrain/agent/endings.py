@@ -55,6 +55,20 @@ def rank_killed(step: int, exited: RankExited, rank: int | None, leaving: bool) 
     )
 
 
+def rank_stuck(step: int, exited: RankExited, rank: int | None, hung: str) -> Termination:
+    """A rank hung again and again, was killed for it, and is not started again."""
+    return Termination(
+        outcome=Outcome.FAILED,
+        step=step,
+        exit_code=128 + exited.signal,
+        signal=exited.signal,
+        rank=rank,
+        reason="RankStuck",
+        message=f"{hung} while others waited for it, again and again; no restarts are left (its stacks are in the log)",
+        log_tail=exited.log_tail,
+    )
+
+
 def straggler(step: int, local_ranks: Sequence[int]) -> Termination:
     """Some ranks of the worker left the loop by themselves while others wait in it for ever."""
     return Termination(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from elastrain.api.heartbeat import Beat
 from elastrain.api.messages import AgentMessage, RankMessage
-from elastrain.api.records import Generation, Phase, Progress, Target, Termination
+from elastrain.api.records import Generation, Health, Member, Phase, Progress, Target, Termination
 
 
 # ---- events --------------------------------------------------------------------------------------------------------
@@ -24,6 +25,8 @@ class Seen:
     target: Target | None = None
     generation: Generation | None = None
     """The newest; of a large one, only this member's place in it."""
+    members: Mapping[str, Member] | None = None
+    """All that live, by id; None where this member does not see them (in a large job only the leader does)."""
     ended: Mapping[int, str] = field(default_factory=dict)
     """Numbers of generations that cannot go on, says the leader, and why."""
     finished: bool = False
@@ -73,11 +76,21 @@ class Signalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Pulse:
+    """What the heartbeat pages of the ranks say, by local rank; those that cannot be read are left out."""
+
+    incarnation: int
+    beats: Mapping[int, Beat]
+    current: bool = True
+    """etcd answers, so that what was :class:`Seen` is how things are."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-Event = Registered | Seen | Fenced | RankSaid | RankHungUp | RankExited | Signalled | Tick
+Event = Registered | Seen | Fenced | RankSaid | RankHungUp | RankExited | Signalled | Pulse | Tick
 
 
 # ---- effects -------------------------------------------------------------------------------------------------------
@@ -101,6 +114,8 @@ class Publish:
     step: int = 0
     broken: int = 0
     store_port: int = 0
+    health: str = Health.OK
+    health_message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +137,22 @@ class KillRanks:
 
 
 @dataclass(frozen=True, slots=True)
+class PrintStacks:
+    """Have this process, a rank, print the stacks of its threads."""
+
+    local_rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillRank:
+    """SIGKILL to the process group of one rank; its end follows as :class:`RankExited`."""
+
+    local_rank: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     local_rank: int
     message: AgentMessage
@@ -138,4 +169,4 @@ class End:
         return self.termination.exit_code
 
 
-Effect = Reincarnate | Leave | Publish | PublishProgress | StartRanks | KillRanks | Send | End
+Effect = Reincarnate | Leave | Publish | PublishProgress | StartRanks | KillRanks | PrintStacks | KillRank | Send | End

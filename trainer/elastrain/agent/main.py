@@ -15,17 +15,20 @@ from types import FrameType
 
 import structlog
 
-from elastrain.agent import endings, logs
+from elastrain.agent import endings, logs, pulse
 from elastrain.agent.core import Config, Core
 from elastrain.agent.events import (
     Effect,
     End,
     Event,
     Fenced,
+    KillRank,
     KillRanks,
     Leave,
+    PrintStacks,
     Publish,
     PublishProgress,
+    Pulse,
     RankExited,
     Registered,
     Reincarnate,
@@ -37,6 +40,7 @@ from elastrain.agent.events import (
 )
 from elastrain.agent.forker import Zygote
 from elastrain.agent.plan import NO_ZYGOTE, Executed
+from elastrain.agent.pulse import Pages
 from elastrain.agent.settings import BadSettings, Settings
 from elastrain.agent.socket import RankServer
 from elastrain.agent.supervisor import Supervisor, become_reaper
@@ -149,12 +153,14 @@ class Agent:
                 nproc=settings.nproc,
                 lease_ttl=settings.lease_ttl,
                 drain_timeout=settings.drain_timeout,
+                health=settings.health,
             )
         )
         self._supervisor = Supervisor(
             command, environ, settings.nproc, zygote, wake=lambda: self._inbox.put(_ChildChanged())
         )
         self._server: RankServer | None = None
+        self._pages = Pages(settings.health.look_seconds)
         self._membership: Membership | None = None
         self._view: View | None = None
         self._ended: Termination | None = None
@@ -214,6 +220,9 @@ class Agent:
             case _:
                 self._handle(item)
         self._look()
+        if (beats := self._pages.due(time.monotonic())) is not None:
+            current = self._membership is not None and self._membership.reachable
+            self._handle(Pulse(self._core.incarnation, beats, current))
 
     def _look(self) -> None:
         """Pass the job's records on if they have changed."""
@@ -253,9 +262,15 @@ class Agent:
             case KillRanks(signum=signum, why=why):
                 log.warning("stopping the ranks", signal=signal.Signals(signum).name, why=why)
                 self._supervisor.kill(signum)
+            case PrintStacks(local_rank=local_rank, pid=pid):
+                log.warning("a rank hangs; its stacks follow in its output", local_rank=local_rank, pid=pid)
+                pulse.print_stacks(pid)
+            case KillRank(local_rank=local_rank, why=why):
+                log.warning("killing a rank", local_rank=local_rank, why=why)
+                self._supervisor.kill(signal.SIGKILL, local_rank)
             case Reincarnate():
                 if self._membership is not None:
-                    self._inbox.put(Registered(self._membership.reincarnate().id))
+                    self._inbox.put(Registered(self._membership.reincarnate(health="", health_message="").id))
             case Leave():
                 self._leave()
             case End(termination=termination):
@@ -264,12 +279,16 @@ class Agent:
     def _publish(self, record: Publish) -> None:
         assert self._membership is not None
         log.info("member", id=self._membership.id, phase=record.phase, generation=record.generation, step=record.step)
+        if record.health != self._membership.record.health:
+            log.warning("health", health=record.health or "ok", why=record.health_message)
         self._membership.update(
             phase=record.phase,
             generation=record.generation,
             step=record.step,
             broken=record.broken,
             store_port=record.store_port,
+            health=record.health,
+            health_message=record.health_message,
         )
 
     def _publish_progress(self, effect: PublishProgress, *, final: bool) -> None:
@@ -300,6 +319,7 @@ class Agent:
             self._server.close()
         self._server = RankServer(self._directory, incarnation, self._inbox.put)
         self._supervisor.start(self._server.path)
+        self._pages.of(self._server.path, self._settings.nproc)
 
     def _register(self, agent_port: int) -> Termination | None:
         """Become a member; the ending if that is impossible. Bounded by ``ETCD_SECONDS``."""
@@ -347,6 +367,7 @@ def seen(view: View) -> Seen:
     """The part of a membership's view that the core asks about. Pure."""
     return Seen(
         target=view.target,
+        members={m.id: m.record for m in view.alive.values()} if view.complete else None,
         generation=roster.seen_by(view.generation, view.self_id) if view.generation else None,
         ended=view.told,
         finished=view.finished,

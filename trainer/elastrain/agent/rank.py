@@ -16,6 +16,10 @@ class Rank:
     local_rank: int
     joined: bool = False
     """It has said Hello."""
+    pid: int = 0
+    """Of its Python process, in its own words; a shell around the script has another."""
+    hung: str = ""
+    """Why the agent killed it, where it did."""
     connected: bool = False
     ready: bool = False
     """It has said Ready (and may have hung up since)."""
@@ -46,8 +50,9 @@ class Rank:
     def heard(self, message: RankMessage) -> None:
         """Take note of what the rank said."""
         match message:
-            case Hello():
+            case Hello(pid=pid):
                 self.joined = self.connected = True
+                self.pid = pid
             case Ready(store_port=port, step=step):
                 self.ready, self.store_port, self.step = True, port, max(self.step, step)
             case Adopted(generation=number, step=step):

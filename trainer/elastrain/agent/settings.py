@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from elastrain.agent.health import Policy
 from elastrain.api import names
 
 """Seconds from SIGTERM until ranks that still run are killed. Set it a few seconds below the pod's grace period."""
@@ -35,6 +36,14 @@ class Settings(BaseModel):
     drain_timeout: Annotated[float, Field(alias=names.ENV_DRAIN_TIMEOUT, gt=0)] = 25.0
     fork_ranks: Annotated[Literal["on", "off"], Field(alias=names.ENV_FORK_RANKS)] = "on"
     """Checked here; acted on by ``plan_start``, which runs before anything as heavy as this module is imported."""
+    stuck_timeout: Annotated[float, Field(alias=names.ENV_STUCK_TIMEOUT, ge=0)] = Policy().stuck_timeout
+    stragglers: Literal["name", "exclude"] = Field("name", alias=names.ENV_STRAGGLERS)
+    min_timeout: Annotated[float, Field(alias=names.ENV_MIN_TIMEOUT, gt=0)] = Policy().min_timeout
+
+    @property
+    def health(self) -> Policy:
+        """What to do about ranks that hang, stragglers and a job below its minimum."""
+        return Policy(self.stuck_timeout, self.stragglers == "exclude", self.min_timeout)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:

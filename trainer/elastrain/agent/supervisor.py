@@ -147,13 +147,14 @@ class Supervisor:
         """Local rank to pid, of ranks that have not been reaped."""
         return {child.local_rank: pid for pid, child in self._children.items()}
 
-    def kill(self, signum: int) -> None:
-        """Signal the process group of every rank that has not been reaped."""
-        for pid in self._children:
-            _kill_group(pid, signum)
-        if self._due is not None:
+    def kill(self, signum: int, local_rank: int | None = None) -> None:
+        """Signal the process group of every rank that has not been reaped, or only of this one."""
+        for pid, child in self._children.items():
+            if local_rank in (None, child.local_rank):
+                _kill_group(pid, signum)
+        if self._due is not None and local_rank is None:
             self._due = None
-            self._unborn = [Reaped(local_rank, 0, signum, "") for local_rank in range(self._nproc)]
+            self._unborn = [Reaped(n, 0, signum, "") for n in range(self._nproc)]
             self._wake()
 
     def reap(self) -> list[Reaped]:

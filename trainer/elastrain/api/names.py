@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 GROUP = "elastrain.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -41,10 +43,16 @@ ENV_AUDIT_DIR = "ELASTRAIN_AUDIT_DIR"  # where ranks write the audit log; absent
 ENV_TERMINATION_LOG = "ELASTRAIN_TERMINATION_LOG"  # default /dev/termination-log
 ENV_FORK_RANKS = "ELASTRAIN_FORK_RANKS"  # "on" (default) or "off": execute the command for each rank instead
 ENV_PRELOAD = "ELASTRAIN_PRELOAD"  # modules that the zygote imports beside torch, separated by commas
+ENV_STUCK_TIMEOUT = "ELASTRAIN_STUCK_TIMEOUT"  # seconds after which a rank that others wait for is restarted; 0: never
+ENV_STRAGGLERS = "ELASTRAIN_STRAGGLERS"  # name (default) or exclude
+ENV_MIN_TIMEOUT = "ELASTRAIN_MIN_TIMEOUT"  # seconds that a worker waits for the least number of members
 
 # Environment of a rank (set by its agent).
 ENV_AGENT_SOCKET = "ELASTRAIN_AGENT_SOCKET"
 ENV_LOCAL_RANK = "LOCAL_RANK"  # torch's own name: scripts choose their device by it
+
+STACKS_SIGNAL = signal.SIGRTMIN + 1
+"""At this signal a rank prints the stacks of its Python threads; no script and no scheduler uses it by custom."""
 
 DEFAULT_ETCD_PORT = 2379
 DEFAULT_LEASE_TTL = 5

@@ -54,6 +54,20 @@ class Phase(StrEnum):
     """All its ranks have ended the training loop. Nothing is formed any more."""
 
 
+class Health(StrEnum):
+    """What is wrong with a member's ranks, in its agent's judgement (``agent/health.py``)."""
+
+    OK = ""
+    WAITING = "waiting"
+    """They have waited for others in a collective for unusually long."""
+    SLOW = "slow"
+    """A straggler: its ranks compute several times as long per step as the others do."""
+    STUCK = "stuck"
+    """One of them does not come back from the script's code while others wait for it."""
+    BELOW_MIN = "belowMin"
+    """They could train, but fewer than ``target.min`` members are ready."""
+
+
 class Member(Record):
     """One incarnation of a worker's agent. Written by that agent under its lease; read by all agents and the operator.
 
@@ -86,6 +100,10 @@ class Member(Record):
     leader has already said that it ended."""
     restarts: int = 0
     """How often this worker's ranks were restarted in place."""
+    health: str = Health.OK
+    """A word of :class:`Health`; readers take words that they do not know as they are."""
+    health_message: str = ""
+    """The same for people. Written when ``health`` changes, not with every new figure."""
 
 
 class GenerationMember(Record):
@@ -243,6 +261,8 @@ class Progress(Record):
     rescales: tuple[Rescale, ...] = ()
     """The newest ten, oldest first."""
     checkpoint: CheckpointState | None = None
+    stragglers: tuple[str, ...] = ()
+    """Workers that hold the others up (``Member.health`` is ``slow``), by name. Added by rank 0's agent."""
     finished: bool = False
     """The training loop has ended on every rank and the script of rank 0's worker exited with 0."""
 

@@ -13,7 +13,9 @@ SLOTS = 8
 """Proposals that can be outstanding at once, plus one for the generation in force."""
 LOSS = SLOTS
 """Index of the loss: each rank adds its mean loss times its share of the global batch."""
-SIZE = SLOTS + 1
+COMPUTE = SLOTS + 1
+"""Index of the seconds that the ranks compute per step (:mod:`elastrain.elastic.heartbeat`)."""
+SIZE = SLOTS + 2
 
 
 def encode(connected: Collection[int]) -> list[float]:

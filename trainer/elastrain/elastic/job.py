@@ -32,6 +32,7 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order, Slice
 from elastrain.elastic import control
 from elastrain.elastic.gate import track
+from elastrain.elastic.heartbeat import Heartbeat
 from elastrain.elastic.module import ElasticModule
 from elastrain.elastic.session import ExitRequested, Session
 from elastrain.elastic.state import Stateful
@@ -60,7 +61,8 @@ def join() -> Job:
             f"elastrain.join(): ${names.ENV_AGENT_SOCKET} is not set, so no agent started this process. "
             "Run the script by 'elastrain run job.yaml', or on a cluster by 'kubectl apply -f job.yaml'."
         )
-    return Job(Session(path, int(os.environ.get(names.ENV_LOCAL_RANK, "0"))))
+    heartbeat = Heartbeat.of_environment()
+    return Job(Session(path, int(os.environ.get(names.ENV_LOCAL_RANK, "0"))), heartbeat)
 
 
 @dataclass(slots=True)
@@ -84,8 +86,9 @@ class _Step:
 class Job:
     """One rank's handle of the job. Made by :func:`join`; not thread-safe."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, heartbeat: Heartbeat) -> None:
         self._session = session
+        self._heartbeat = heartbeat
         self._model: ElasticModule | None = None
         self._tracked: dict[str, Stateful] = {}
         self._order: Order | None = None
@@ -197,7 +200,9 @@ class Job:
         while True:
             self._settle()
             if self.step >= (self._total or 0):
+                self._heartbeat.outside()
                 return
+            self._heartbeat.body(self._world.place[0], self.world_size)
             batch, part = loader.fetch(self.step, self.rank, self.world_size)
             self._step = _Step(self.step, part, self._world.place)
             try:
@@ -227,9 +232,11 @@ class Job:
         assert communicator is not None
         connected = self._session.connected()
         weighted = loss * step.part.weight
-        model.set_control(connected, weighted)
+        model.set_control(connected, weighted, self._heartbeat.share())
+        self._heartbeat.backward(weighted)
         weighted.backward()
         sums = model.control_sums()
+        self._heartbeat.resumed(sums[control.COMPUTE] if communicator.broken is None else 0.0)
         if communicator.broken is None:
             step.ok = True
             step.agreed = control.agreed(sums, communicator.generation, connected)
@@ -289,8 +296,10 @@ class Job:
         assert step is not None and self._order is not None
         if not step.backward_done:
             raise RuntimeError("job.steps(): the loop body must call job.backward(loss) once per step")
+        self._heartbeat.runtime()
         if not step.ok:
             return  # discarded; _settle() enters the next generation and the same step comes again
+        self._heartbeat.committed()
         self._step = None
         self._log(step, "commit")
         self._world.commit(self._order, self._total, step.loss, step.agreed)

@@ -126,11 +126,12 @@ class ElasticModule(nn.Module):
             self._ddp.reducer = _Settled(self._ddp.reducer)
             self._layout = _IN_ORDER_OF_PARAMETERS
 
-    def set_control(self, connected: Collection[int], weighted_loss: torch.Tensor) -> None:
+    def set_control(self, connected: Collection[int], weighted_loss: torch.Tensor, compute: float = 0.0) -> None:
         """What the next backward contributes (:mod:`elastrain.elastic.control`); nothing waits for the loss."""
         values: torch.Tensor = self._carrier.values
         values[: control.SLOTS] = torch.tensor(control.encode(connected), dtype=values.dtype)
         values[control.LOSS] = weighted_loss.detach()
+        values[control.COMPUTE] = compute
 
     def control_sums(self) -> list[float]:
         """The vector summed over all ranks by the last backward. On a GPU this waits for it."""

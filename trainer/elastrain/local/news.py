@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from elastrain.api.records import Progress, Rescale, in_words
 from elastrain.local.status import LocalStatus, WorkerStatus, eta_seconds
 
+HEALTH_WORDS = {"belowMin": "ready", "slow": "a straggler"}
+"""For people; other words of ``Health`` are used as they are."""
+
 
 def news(before: LocalStatus | None, after: LocalStatus) -> list[str]:
     """One sentence per change, in a fixed order; steps and losses are no news (see :func:`progress_line`)."""
@@ -39,6 +42,10 @@ def _workers(before: LocalStatus | None, after: LocalStatus) -> Iterator[str]:
             yield f"{worker.name} was told to leave"
         if old and worker.restarts > old.restarts:
             yield f"{worker.name}: a rank was killed; its ranks are started again"
+        if worker.health and not (old and old.health == worker.health):
+            yield f"{worker.name} is {HEALTH_WORDS.get(worker.health, worker.health)}: {worker.message}"
+        if old and old.health and not worker.health:
+            yield f"{worker.name} is well again"
         if worker.phase == "ready" and (old is None or old.phase in ("starting", "warming")):
             yield f"{worker.name} is ready"
 

@@ -428,4 +428,6 @@ def _worker_status(worker: LocalWorker, member: Member | None) -> WorkerStatus:
         step=member.step,
         restarts=member.restarts,
         leaving=worker.leaving,
+        health=member.health,
+        message=member.health_message,
     )

@@ -29,8 +29,10 @@ class WorkerStatus(BaseModel):
     step: int = 0
     restarts: int = 0
     leaving: bool = False
+    health: str = ""
+    """A word of ``api.records.Health``; empty: nothing is wrong."""
     message: str = ""
-    """Why it ended, where there is something to say."""
+    """Why it ended, or what is wrong with it, where there is something to say."""
 
 
 class LocalStatus(BaseModel):

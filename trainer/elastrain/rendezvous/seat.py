@@ -57,8 +57,10 @@ class Seat:
         return self.mirror.leader is not None and self.mirror.leader.member == own.id
 
     def scope(self, own: Member) -> tuple[Range, ...]:
-        """What to watch now."""
-        everywhere = self._sees_all or self.leads(own)
+        """What to watch now. In a small job everybody sees all, as the judgement of ranks' health needs it."""
+        target = self.mirror.target
+        small = target is not None and target.max <= roster.INLINE
+        everywhere = self._sees_all or small or self.leads(own)
         if (everywhere, own.id) != self._scoped:
             self._scoped = (everywhere, own.id)
             self._scope = everything(self.keys) if everywhere else own_part(self.keys, own.id)

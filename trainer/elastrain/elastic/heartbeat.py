@@ -1,0 +1,114 @@
+"""The rank's side of its heartbeat page (:mod:`elastrain.api.heartbeat`): where it is, and how long its own part takes.
+
+``compute`` counts the loop body without the wait for other ranks: backward overlaps with the collectives, and what ends
+this rank's part is the moment at which its own gradients are done. The autograd engine calls what was queued with it in
+order, so a callback that is queued when backward begins runs before the one by which DDP waits for its peers.
+Times are the host's: work that a GPU still does counts as waiting.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import time
+from collections.abc import Callable
+
+import torch
+
+from elastrain.api import heartbeat, names
+from elastrain.api.heartbeat import Where
+
+_SMOOTHING = 0.1
+"""Weight of the newest step."""
+
+
+class Heartbeat:
+    """Marks where the training thread is. Every method costs about a microsecond and none waits."""
+
+    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Make the page at ``path``. Raises ``OSError`` naming it."""
+        with open(path, "w+b") as file:  # noqa: PTH123 - the page lives as long as the mapping
+            file.truncate(heartbeat.SIZE)
+            self._page = memoryview(mmap.mmap(file.fileno(), heartbeat.SIZE))
+        self._clock = clock
+        self._count = 0
+        self._where = Where.STARTING
+        self._since = clock()
+        self._generation, self._world_size, self._commits = 0, 1, 0
+        self._shared = self._total = self._spent = 0.0
+        self._smoothed: float | None = None
+        self._write()
+
+    @classmethod
+    def of_environment(cls) -> Heartbeat:
+        """The page that this rank's agent looks at; also lets the agent ask for the stacks of all Python threads."""
+        stacks_on_demand()
+        socket_path = os.environ[names.ENV_AGENT_SOCKET]
+        return cls(heartbeat.path_of(socket_path, int(os.environ.get(names.ENV_LOCAL_RANK, "0"))))
+
+    # -- where the training thread is --------------------------------------------------------------------------------
+    def body(self, generation: int, world_size: int) -> None:
+        """A loop body begins (before its batch is fetched)."""
+        self._generation, self._world_size = generation, world_size
+        self._to(Where.BODY)
+        self._spent = 0.0
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """``loss.backward()`` follows: from the end of this rank's own part of it on, it waits for the others."""
+        if loss.requires_grad:
+            loss.register_hook(self._backward_began)
+
+    def resumed(self, total: float) -> None:
+        """The collective is over; ``total``: the sum of ``compute`` over all ranks that it brought, 0 if it failed."""
+        self._total = total
+        self._to(Where.BODY)
+
+    def runtime(self) -> None:
+        """The loop body has ended."""
+        self._to(Where.RUNTIME)
+
+    def committed(self) -> None:
+        """The step of the body that has just ended counts."""
+        old = self._smoothed
+        self._smoothed = self._spent if old is None else old + _SMOOTHING * (self._spent - old)
+        self._commits += 1
+        self._write()
+
+    def outside(self) -> None:
+        """``job.steps`` has ended."""
+        self._to(Where.OUTSIDE)
+
+    def share(self) -> float:
+        """``compute`` as this rank tells it to the others with the next collective."""
+        self._shared = self._smoothed or 0.0
+        return self._shared
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+    def _backward_began(self, _gradient: torch.Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(self._gradients_done)
+
+    def _gradients_done(self) -> None:
+        self._to(Where.COLLECTIVE)
+
+    def _to(self, where: Where) -> None:
+        now = self._clock()
+        if self._where is Where.BODY:
+            self._spent += now - self._since
+        self._where, self._since = where, now
+        self._write()
+
+    def _write(self) -> None:
+        self._count += 1
+        heartbeat.write(
+            self._page, self._count, self._where, self._since, self._generation, self._world_size, self._commits,
+            self._shared, self._total,
+        )  # fmt: skip
+
+
+def stacks_on_demand() -> None:
+    """Print the stacks of all Python threads to standard error whenever :data:`names.STACKS_SIGNAL` arrives.
+
+    By faulthandler, which needs no interpreter: it works while the main thread hangs in C code.
+    """
+    faulthandler.register(names.STACKS_SIGNAL, file=2, all_threads=True)
