@@ -20,7 +20,11 @@ from elastrain.agent.events import (
     Tick,
 )
 from elastrain.api.messages import Adopted, AgentMessage, Broken, Finished, Hello, Left, Ready
-from elastrain.api.records import Generation, GenerationMember, Target
+from elastrain.api.records import Generation, GenerationMember, Member, Phase, Target
+
+
+def member(worker: str, phase: Phase = Phase.READY, **fields) -> Member:
+    return Member(id=f"{worker}.x", worker=worker, address="10.0.0.1", phase=phase, store_port=1, **fields)
 
 
 def generation(number: int, *workers: str, slots: int = 1, reason: str = "Grow") -> Generation:
@@ -40,6 +44,7 @@ class Story:
         self.log: list[Effect] = []
         self._ids = itertools.chain(["a.x"], (f"a.x{i}" for i in itertools.count(2)))
         self.target = Target(min=1, max=4, desired=2)
+        self.others: tuple[Member, ...] = ()
         self.ended: dict[int, str] = {}
         self.generation: Generation | None = None
         self.finished = False
@@ -57,7 +62,10 @@ class Story:
         return self.event(Registered(next(self._ids)))
 
     def seen(self) -> list[Effect]:
-        return self.event(Seen(self.target, self.generation, dict(self.ended), self.finished))
+        members = {m.id: m for m in self.others}
+        if self.core.member_id:
+            members[self.core.member_id] = member("a").model_copy(update={"id": self.core.member_id})
+        return self.event(Seen(self.target, self.generation, dict(self.ended), self.finished, members=members))
 
     def sees(self, generation: Generation | None = None, **fields) -> list[Effect]:
         """etcd now shows this generation, if given, and what else is given."""
@@ -134,3 +142,8 @@ def sent():
         return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
 
     return sent
+
+
+@pytest.fixture
+def make_member():
+    return member

@@ -42,8 +42,8 @@ def of(effects, kind) -> list:
 @pytest.fixture
 def waited_for(story, make_generation, make_member):
     """Worker a trains with b, which says that it waits."""
-    story.training_in(make_generation(1, "a", "b"), make_member("b", generation=1))
-    story.sees(make_member("b", generation=1, health="waiting"))
+    story.training_in(make_generation(1, "a", "b"))
+    story.sees(others=(make_member("b", generation=1, health="waiting"),))
     return story
 
 
@@ -93,7 +93,8 @@ def test_figures_cause_no_writes(waited_for) -> None:
 
 
 def test_rank_0s_agent_adds_the_stragglers_to_progress(story, make_generation, make_member) -> None:
-    story.training_in(make_generation(1, "a", "b"), make_member("b", generation=1, health="slow"))
+    story.training_in(make_generation(1, "a", "b"))
+    story.sees(others=(make_member("b", generation=1, health="slow"),))
     progress = Progress(generation=1, world_size=2, members=2, step=5)
     (published,) = of(story.says(Report(progress=progress)), PublishProgress)
     assert published.progress == progress.model_copy(update={"stragglers": ("b",)})

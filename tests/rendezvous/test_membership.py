@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from elastrain.api import roster
 from elastrain.api.records import Closed, Generation, Phase, Progress, Target
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUnavailable, Transaction
 from elastrain.rendezvous.decide import Timing
@@ -81,9 +82,11 @@ def play(client, job_keys):
     """``play("a", "b", ...)`` starts members that form the first generation; wanted are as many."""
     players: list[Player] = []
 
-    def start(*names: str, desired: int | None = None, with_client: EtcdClient = client) -> list[Player]:
+    def start(
+        *names: str, desired: int | None = None, most: int = 8, with_client: EtcdClient = client
+    ) -> list[Player]:
         if not players:
-            target = Target(min=1, max=8, desired=desired or len(names))
+            target = Target(min=1, max=most, desired=desired or len(names))
             with_client.put(job_keys.target, target.encode())
         new = [Player(with_client, job_keys, name) for name in names]
         players.extend(new)
@@ -279,12 +282,21 @@ def test_a_probe_tells_the_living_from_the_dead():
 
 
 # ---- the leader ----------------------------------------------------------------------------------------------------
-def test_only_the_leader_sees_what_others_say_about_themselves(play, eventually):
-    a, b, c = play("a", "b", "c")
+@pytest.mark.parametrize(("most", "seeing"), [(roster.INLINE, 3), (roster.INLINE + 1, 1)])
+def test_only_the_leader_sees_what_others_say_about_themselves_if_the_job_may_be_large(play, most, seeing):
+    a, b, c = play("a", "b", "c", most=most)
     for p in (a, b, c):
         p.enter()
-    assert [p.member.view.complete for p in (a, b, c)].count(True) == 1
-    assert sum(len(p.member.view.members) for p in (a, b, c)) == 3
+    assert [p.member.view.complete for p in (a, b, c)].count(True) == seeing
+    assert sum(len(p.member.view.members) for p in (a, b, c)) == 3 * seeing
+
+
+def test_survivors_of_a_large_job_hear_of_a_loss_from_the_leader(play):
+    a, b, c = play("a", "b", "c", most=roster.INLINE + 1)
+    for p in (a, b, c):
+        p.enter()
+    c.die()
+    assert [workers(p.enter(within=4 * TTL)) for p in (a, b)] == [["a", "b"]] * 2
 
 
 def test_the_next_one_leads_if_several_die_at_once(play):

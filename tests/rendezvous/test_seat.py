@@ -64,7 +64,8 @@ class Job:
         self.now = 0.0
         self.seats: dict[str, Seat] = {}
         self.records: dict[str, Member] = {}
-        self.etcd.write({KEYS.target: (Target(min=1, max=size, desired=size).encode(), 0)})
+        most = size + roster.INLINE  # so that members do not see each other
+        self.etcd.write({KEYS.target: (Target(min=1, max=most, desired=size).encode(), 0)})
         for i in range(size):
             self.join(f"w{i:04d}")
 
@@ -180,7 +181,7 @@ def test_members_of_old_generations_are_forgotten():
     job.settle()
     for i in range(20):
         job.join(f"w{i + 10:04d}")
-        job.etcd.write({KEYS.target: (Target(min=1, max=50, desired=4 + i).encode(), 0)})
+        job.etcd.write({KEYS.target: (Target(min=1, max=500, desired=4 + i).encode(), 0)})
         leader = next(m for m, s in job.seats.items() if s.mirror.complete)
         job.settle(0.2)
         number = next(iter(job.known()))[0]

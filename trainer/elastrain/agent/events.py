@@ -25,14 +25,14 @@ class Seen:
     target: Target | None = None
     generation: Generation | None = None
     """The newest; of a large one, only this member's place in it."""
-    members: Mapping[str, Member] | None = None
-    """All that live, by id; None where this member does not see them (in a large job only the leader does)."""
     ended: Mapping[int, str] = field(default_factory=dict)
     """Numbers of generations that cannot go on, says the leader, and why."""
     finished: bool = False
     """``progress.finished``."""
     step: int = 0
     """Greatest number of committed steps that anybody has reported."""
+    members: Mapping[str, Member] | None = None
+    """All that live, by id; None where this member does not see them (in a large job only the leader does)."""
 
 
 @dataclass(frozen=True, slots=True)

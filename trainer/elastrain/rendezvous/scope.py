@@ -1,4 +1,7 @@
-"""What a member watches of its job: all of it if it leads, else what concerns everybody and itself. Pure."""
+"""What a member watches of its job: all of it if it leads or the job is small, else what concerns everybody and itself.
+
+Pure. A job is small if it can never have more than :data:`elastrain.api.roster.INLINE` members.
+"""
 
 from __future__ import annotations
 
