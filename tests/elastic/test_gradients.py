@@ -24,7 +24,7 @@ def one_step(way: Bitwise, net: nn.Module, model: nn.Module, communicator) -> tu
     way.begin(ORDER.leaves(*place))
     for part in parts:
         last = part is parts[-1]
-        with way.body(last=last):
+        with way.body(part, communicator, last=last):
             loss = model(INPUTS[list(part.fetch)]).pow(2).mean()
             sums = way.backward(loss, part, [], communicator, last=last)
     return torch.cat([torch.zeros(1) if p.grad is None else p.grad.flatten() for p in net.parameters()]).clone(), sums
@@ -84,5 +84,11 @@ def test_error_names_the_argument_if_it_does_not_go_with_the_numerics() -> None:
         Averaged().check(ORDER)
     with pytest.raises(ValueError, match="static_graph"):
         Bitwise().wrap(network(), {"static_graph": True})
+    with pytest.raises(ValueError, match="1 is a SyncBatchNorm"):
+        Bitwise().wrap(nn.Sequential(nn.Linear(6, 4), nn.SyncBatchNorm(4)), {})
+    averaged = Averaged()
+    averaged.wrap(nn.Sequential(nn.Linear(6, 4), nn.SyncBatchNorm(4)), {})
+    with pytest.raises(ValueError, match=r"micro_batch_size=.*SyncBatchNorm"):
+        averaged.check(Order(10, 5, micro_batch_size=2))
     with pytest.raises(RuntimeError, match=r"running_mean.*GroupNorm"):
         Bitwise().check_warm_up(["1.running_mean"])

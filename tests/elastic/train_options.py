@@ -1,7 +1,7 @@
 """A training script for the tests, with what differs between them in the environment.
 
 ``NUMERICS``; ``LOADER``, options of ``job.dataloader`` as JSON; ``RANDOM``: 1 for a float32 model with dropout on data
-that are augmented at random, 0 for a float64 model without; ``SEED`` of this process.
+that are augmented at random, 0 for a float64 model without; ``NORM``: sync for SyncBatchNorm; ``SEED`` of this process.
 """
 
 import json
@@ -35,7 +35,8 @@ class Noisy(Dataset):
 
 
 with elastrain.join(numerics=os.environ.get("NUMERICS", "exact")) as job:
-    net = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.2 if random else 0), nn.Tanh(), nn.Linear(64, 3)).to(dtype)
+    norm = nn.SyncBatchNorm(64) if os.environ.get("NORM") == "sync" else nn.Identity()
+    net = nn.Sequential(nn.Linear(6, 64), norm, nn.Dropout(0.2 if random else 0), nn.Tanh(), nn.Linear(64, 3)).to(dtype)
     model = job.wrap(net)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.99)

@@ -73,6 +73,8 @@ class Bitwise:
     def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
         if ddp_options:
             raise ValueError(f"job.wrap({', '.join(ddp_options)}=…): numerics='bitwise' does without DDP")
+        if norms := [name for name, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]:
+            raise ValueError(f"job.wrap(): numerics='bitwise': {norms[0]} is a SyncBatchNorm; use GroupNorm")
         model = BitwiseModule(module)
         self._buffers = _Buffers(module)
         return model
@@ -92,7 +94,7 @@ class Bitwise:
         self._leaves, self._next_leaf = leaves, leaves[0]
         self._sum = TreeSum(leaves[2], self._add)
 
-    def body(self, *, last: bool) -> AbstractContextManager[None]:
+    def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
         assert self._buffers is not None
         self._buffers.clear_gradients()
         return nullcontext()

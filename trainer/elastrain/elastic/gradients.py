@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from elastrain.data.order import Order, Slice
+from elastrain.elastic import batchnorm
 from elastrain.elastic.communicator import Communicator
 from elastrain.elastic.module import ElasticModule
 
@@ -18,7 +19,10 @@ class Gradients(Protocol):
     """One of the two ways, ``Averaged`` and :class:`elastrain.elastic.bitwise.Bitwise`. Training thread only."""
 
     def check(self, order: Order) -> None:
-        """Raises ``ValueError`` naming the argument if data cut like this cannot be trained on in this way."""
+        """Raises ``ValueError`` naming the argument if data cut like this cannot be trained on in this way.
+
+        Asked for a new loader, and again when the loop begins: then the model is known.
+        """
 
     def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
         """The model in this way's wrapper. Raises ``ValueError``."""
@@ -29,7 +33,7 @@ class Gradients(Protocol):
     def begin(self, leaves: tuple[int, int, int] | None) -> None:
         """A step begins, or begins again. ``leaves``: of this rank, as of :meth:`Order.leaves`, where there are any."""
 
-    def body(self, *, last: bool) -> AbstractContextManager[None]:
+    def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
         """Around the loop body on a micro-batch, the ``last`` one of this rank's or not."""
 
     def backward(
@@ -47,6 +51,7 @@ class Averaged:
 
     def __init__(self) -> None:
         self._model: ElasticModule | None = None
+        self._synchronises_norms = False
         self._loss: torch.Tensor | None = None
 
     def check(self, order: Order) -> None:
@@ -55,8 +60,14 @@ class Averaged:
                 "job.dataloader(micro_batches=…): belongs to elastrain.join(numerics='bitwise'); "
                 "to save memory give micro_batch_size=…"
             )
+        if order.micro_batch_size is not None and self._synchronises_norms:
+            raise ValueError(
+                "job.dataloader(micro_batch_size=…): not with nn.SyncBatchNorm, whose ranks must communicate equally "
+                "often; use GroupNorm, or plain BatchNorm"
+            )
 
     def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
+        self._synchronises_norms = batchnorm.adopt(module)
         self._model = ElasticModule(module, **ddp_options)
         return self._model
 
@@ -66,8 +77,10 @@ class Averaged:
     def begin(self, leaves: tuple[int, int, int] | None) -> None:
         self._loss = None
 
-    def body(self, *, last: bool) -> AbstractContextManager[None]:
+    def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
         assert self._model is not None
+        if self._synchronises_norms:  # there is one micro-batch only
+            return batchnorm.over(communicator, counts=bool(part.indices))
         return nullcontext() if last else self._model.no_sync()
 
     def backward(

@@ -35,6 +35,7 @@ from elastrain.data.rng import Kept
 from elastrain.data.stream import ElasticIterable, length_of
 from elastrain.elastic import control
 from elastrain.elastic.bitwise import Bitwise, make_deterministic
+from elastrain.elastic.buffers import Buffers
 from elastrain.elastic.gate import Gates, gate, track
 from elastrain.elastic.gradients import Averaged, Gradients
 from elastrain.elastic.module import ElasticModule
@@ -89,6 +90,7 @@ class Job:
         self._tracked: dict[str, Stateful] = {}
         self._order: Order | None = None
         self._total: int | None = None
+        self._buffers: Buffers | None = None
         self._step: Step | None = None
         self._on_commit: list[Callable[[], None]] = []
         checkpoint = os.environ.get(names.ENV_CHECKPOINT)
@@ -225,6 +227,7 @@ class Job:
             raise RuntimeError("job.steps(): call model = job.wrap(model) first")
         if epochs is not None and loader.order.length is None:
             raise ValueError("job.steps(epochs=…): the data set has no length, so its epoch does not end; give steps=…")
+        self._gradients.check(loader.order)
         self._order = loader.order
         self._total = loader.order.steps_per_epoch * epochs if epochs is not None else steps
         if not self._world.ready:
@@ -307,7 +310,7 @@ class Job:
         It makes allocator, threads and kernels ready: without it a joiner's first step would hold up the whole world.
         """
         assert self._model is not None
-        buffers = [(name, b, b.detach().clone()) for name, b in self._model.module.named_buffers()]
+        self._buffers = Buffers(self._model.module)
         batch, part = loader.fetch(0, 0, max(self._session.expected_world_size(), 1))
         self._step = Step(0, (part,), self._world.place, warm_up=True)
         with Kept():
@@ -315,25 +318,27 @@ class Job:
             yield batch
         self._step = None
         self._model.detach()
-        changed = [name for name, b, before in buffers if not torch.equal(b, before)]
-        with torch.no_grad():
-            for _, buffer, value in buffers:
-                buffer.copy_(value)
-        self._gradients.check_warm_up(changed)
+        self._gradients.check_warm_up(self._buffers.after_warm_up())
 
     def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
         """One execution of a step: all micro-batches of this rank, as far as the generation holds."""
         place, order = self._world.place, loader.order
         at = (self.step, *place[1:])
         step = self._step = Step(self.step, order.micro_slices(*at), place)
+        assert self._buffers is not None
+        self._buffers.save()
         self._gradients.begin(order.leaves(*at) if order.micro_batches else None)
-        for micro in range(len(step.parts)):
-            if self._world.communicator is None or self._world.communicator.broken is not None:
+        for micro, part in enumerate(step.parts):
+            communicator = self._world.communicator
+            if communicator is None or communicator.broken is not None:
                 return  # discarded; _settle() enters the next generation and the same step comes again
             batch, _ = loader.fetch(*at, micro)
             try:
                 last = micro == len(step.parts) - 1
-                with Kept() if loader.randomness else nullcontext(), self._gradients.body(last=last):
+                with (
+                    Kept() if loader.randomness else nullcontext(),
+                    self._gradients.body(part, communicator, last=last),
+                ):
                     self._enter_body(loader, step)
                     yield batch
             except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
@@ -368,8 +373,9 @@ class Job:
     def _settle(self) -> None:
         """Be in a healthy generation at a step boundary. Raises :class:`Drained`."""
         unfinished, self._step = self._step, None
-        if unfinished is not None and self._model is not None:  # what its micro-batches have added up is void
-            self._model.zero_grad(set_to_none=True)
+        if unfinished is not None and self._model is not None and self._buffers is not None:
+            self._model.zero_grad(set_to_none=True)  # what its micro-batches have added up is void
+            self._buffers.restore()
         try:
             self._world.settle()
         except ExitRequested as e:
