@@ -49,7 +49,8 @@ class ElasticLoader:
             persistent_workers=num_workers > 0,
             collate_fn=as_it_is,
             worker_init_fn=WorkerStart(worker_init_fn),
-            generator=torch.Generator(),  # the workers' base seed would else be drawn from the user's stream
+            # Where samples have keys, the workers' base seed is not drawn from the user's stream.
+            generator=torch.Generator() if keyed else None,
             **loader_options,
         )
         self._batches: Iterator[tuple[int, Any]] | None = None

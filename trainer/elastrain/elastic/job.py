@@ -91,6 +91,7 @@ class Job:
         self._order: Order | None = None
         self._total: int | None = None
         self._buffers: Buffers | None = None
+        self._streams = Kept()
         self._step: Step | None = None
         self._on_commit: list[Callable[[], None]] = []
         checkpoint = os.environ.get(names.ENV_CHECKPOINT)
@@ -313,7 +314,7 @@ class Job:
         self._buffers = Buffers(self._model.module)
         batch, part = loader.fetch(0, 0, max(self._session.expected_world_size(), 1))
         self._step = Step(0, (part,), self._world.place, warm_up=True)
-        with Kept():
+        with self._streams:
             self._enter_body(loader, self._step)
             yield batch
         self._step = None
@@ -334,11 +335,8 @@ class Job:
                 return  # discarded; _settle() enters the next generation and the same step comes again
             batch, _ = loader.fetch(*at, micro)
             try:
-                last = micro == len(step.parts) - 1
-                with (
-                    Kept() if loader.randomness else nullcontext(),
-                    self._gradients.body(part, communicator, last=last),
-                ):
+                of_gradients = self._gradients.body(part, communicator, last=micro == len(step.parts) - 1)
+                with self._streams if loader.randomness else nullcontext(), of_gradients:
                     self._enter_body(loader, step)
                     yield batch
             except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
