@@ -1,5 +1,6 @@
 """The loader is a cursor: it can go on anywhere, for any part."""
 
+import ctypes
 import os
 import random
 import signal
@@ -142,3 +143,17 @@ def test_an_error_of_the_data_set_arrives_with_its_traceback() -> None:
     loader = ElasticLoader(Broken(), ORDER, num_workers=1)
     with pytest.raises(KeyError, match="is damaged"):
         loader.fetch(0, 0, 1)
+
+
+def test_the_kernel_ends_worker_processes_with_their_rank() -> None:
+    class DeathSignal:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, _index: int) -> int:
+            found = ctypes.c_int()
+            ctypes.CDLL(None).prctl(2, ctypes.byref(found), 0, 0, 0)  # PR_GET_PDEATHSIG
+            return found.value
+
+    batch, _ = ElasticLoader(DeathSignal(), ORDER, num_workers=1, collate_fn=list).fetch(0, 0, 1)
+    assert set(batch) == {signal.SIGKILL}
