@@ -18,6 +18,7 @@ def start(world, *ranks: str, **loader: object) -> None:
     world.ready(*ranks)
 
 
+@pytest.mark.slow  # four processes that import torch
 def test_steps_are_those_of_whole_batches_if_they_come_in_micro_batches_and_a_rank_is_lost(
     world, tmp_path_factory
 ) -> None:

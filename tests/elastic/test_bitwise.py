@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 SCRIPT = Path(__file__).parent / "train_options.py"
@@ -23,6 +24,7 @@ def assert_same_bits(a: dict, b: dict) -> None:
         assert torch.equal(value, b["model"][name]), name
 
 
+@pytest.mark.slow  # six processes that import torch
 def test_bits_are_those_of_the_fixed_size_run_if_the_world_grows_loses_a_rank_and_shrinks(
     world, tmp_path_factory
 ) -> None:
