@@ -27,6 +27,8 @@ from rescale_harness.results import Machine
 HERE = Path(__file__).parent
 SKIPPED = 10
 """First steps, which are not counted: caches, rebuilt buckets."""
+QUIET = 0.5
+"""Load average above which somebody else used the machine."""
 PATIENCE = 300.0
 """Seconds that one run may take."""
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -139,8 +141,12 @@ def header(report: Report) -> list[str]:
 def notes(report: Report) -> list[str]:
     m = report.machine
     counted = len(report.figures[0].steps)
+    noise = (
+        ["The machine was not quiet: others' work is in these figures, in the ratios too."] if m.load > QUIET else []
+    )
     return [
-        f"Median and 10th to 90th percentile of {counted} steps in {report.runs} runs; {WORKLOAD}.",
+        *noise,
+        f"Median and 10th to 90th percentile of {counted} steps, runs: {report.runs}; {WORKLOAD}.",
         f"{report.began}; {m.cores} cores of {m.processor}, load {m.load:g} before it began; torch {m.torch}, "
         f"elastrain {m.revision or m.elastrain}.",
     ]
