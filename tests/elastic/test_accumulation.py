@@ -14,11 +14,12 @@ SCRIPT = Path(__file__).parent / "train_options.py"
 def start(world, *ranks: str, **loader: object) -> None:
     for rank in ranks:
         seed = str(len(world.ranks))
-        world.start(rank, epochs=8, delay=0.03, script=SCRIPT, LOADER=json.dumps(loader), SEED=seed, RANDOM="0")
+        world.start(rank, epochs=8, delay=0.08, script=SCRIPT, LOADER=json.dumps(loader), SEED=seed, RANDOM="0")
     world.ready(*ranks)
 
 
-@pytest.mark.slow  # four processes that import torch
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # four processes that import torch, on a busy machine
 def test_steps_are_those_of_whole_batches_if_they_come_in_micro_batches_and_a_rank_is_lost(
     world, tmp_path_factory
 ) -> None:

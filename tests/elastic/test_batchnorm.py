@@ -86,12 +86,13 @@ def test_a_discarded_step_leaves_no_trace_in_running_statistics() -> None:
     assert_like(committed)
 
 
-@pytest.mark.slow  # four processes that import torch
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # four processes that import torch, on a busy machine
 def test_model_and_statistics_are_those_of_one_rank_if_the_world_shrinks_while_it_trains(world, tmp_path_factory):
     def start(where, *ranks: str) -> None:
         for rank in ranks:
             seed = str(len(where.ranks))
-            where.start(rank, epochs=6, delay=0.03, script=SCRIPT, LOADER="{}", SEED=seed, RANDOM="0", NORM="sync")
+            where.start(rank, epochs=6, delay=0.2, script=SCRIPT, LOADER="{}", SEED=seed, RANDOM="0", NORM="sync")
         where.ready(*ranks)
         where.propose(*ranks)
 

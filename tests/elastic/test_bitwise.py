@@ -13,7 +13,7 @@ def start(world, *ranks: str, **loader: object) -> None:
     options = {"LOADER": json.dumps({"micro_batches": 8, **loader}), "NUMERICS": "bitwise", "RANDOM": "1"}
     for rank in ranks:
         # The first rank's weights are those of all; whatever else a rank draws by itself must not matter.
-        world.start(rank, epochs=8, delay=0.03, script=SCRIPT, SEED=str(len(world.ranks)), **options)
+        world.start(rank, epochs=8, delay=0.08, script=SCRIPT, SEED=str(len(world.ranks)), **options)
     world.ready(*ranks)
 
 
@@ -24,7 +24,8 @@ def assert_same_bits(a: dict, b: dict) -> None:
         assert torch.equal(value, b["model"][name]), name
 
 
-@pytest.mark.slow  # six processes that import torch
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # six processes that import torch, on a busy machine
 def test_bits_are_those_of_the_fixed_size_run_if_the_world_grows_loses_a_rank_and_shrinks(
     world, tmp_path_factory
 ) -> None:
@@ -38,10 +39,10 @@ def test_bits_are_those_of_the_fixed_size_run_if_the_world_grows_loses_a_rank_an
     assert_same_bits(results[1], results[2])
 
     start(world, "a", "b")
+    start(world, "c", num_workers=1)
     world.propose("a", "b")
     world.adopted("a", "b")
     world.progressed("a", 3)
-    start(world, "c", num_workers=1)
     world.propose("a", "b", "c")
     world.adopted("a", "b", "c")
     world.progressed("a", 3)
