@@ -1,9 +1,19 @@
 """The loader is a cursor: it can go on anywhere, for any part."""
 
+import ctypes
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
 import pytest
+import torch
 
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order
+from elastrain.data.rng import Kept
 
 ORDER = Order(length=40, global_batch_size=6, seed=2)
 
@@ -20,3 +30,130 @@ def test_a_stand_in_sample_is_loaded_if_the_part_is_empty() -> None:
     batch, part = ElasticLoader(range(40), ORDER, collate_fn=list).fetch(0, 7, 8)
     assert part.indices == ()
     assert batch == [ORDER.batch(0)[0]]
+
+
+class Slow:
+    """Sample i is i, and takes a while; says which were begun."""
+
+    def __init__(self, log: Path, seconds: float) -> None:
+        self.log, self.seconds = log, seconds
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        with self.log.open("a") as f:
+            f.write(f"{os.getpid()} {index}\n")
+        time.sleep(self.seconds)
+        return index
+
+    def begun(self) -> list[tuple[int, int]]:
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [(int(pid), int(index)) for pid, index in map(str.split, lines)]
+
+
+def test_workers_stay_and_drop_what_they_had_prefetched_if_the_world_changes(tmp_path) -> None:
+    dataset = Slow(tmp_path / "log", 0.1)
+    loader = ElasticLoader(dataset, ORDER, num_workers=2, collate_fn=list)
+    loader.fetch(0, 0, 1)
+    before = dataset.begun()
+    batch, part = loader.fetch(20, 1, 2)  # both workers were at work on steps 1 to 4 for the old world
+    assert batch == list(part.indices)
+    begun = dataset.begun()
+    assert {pid for pid, _ in begun} == {pid for pid, _ in before}, "workers were replaced"
+    needed = {i for step in range(20, 26) for i in ORDER.slice(step, 1, 2).indices}
+    stale = [index for _, index in begun[len(before) :] if index not in needed]
+    # The one that each is at; more only while this process is not scheduled. All that was prefetched would be 24.
+    assert len(stale) <= 8, f"samples were begun that nobody needed any more: {stale}"
+
+
+def test_augmentation_of_a_sample_is_the_same_whichever_rank_or_worker_loads_it() -> None:
+    class Augmented:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+            return index, torch.rand(()).item(), np.random.rand(), random.random()
+
+    def epoch(world: int, num_workers: int, epoch: int) -> set[tuple]:
+        found = []
+        loader = ElasticLoader(Augmented(), ORDER, num_workers=num_workers, collate_fn=list)
+        for step in range(epoch * 7, epoch * 7 + 7):
+            for rank in range(world):
+                batch, part = loader.fetch(step, rank, world)
+                found += batch if part.indices else []
+        assert len(found) == 40
+        return set(found)
+
+    with Kept():
+        expected = epoch(1, 0, epoch=0)
+        assert epoch(3, 2, epoch=0) == expected
+        assert epoch(2, 0, epoch=0) == expected
+        assert not epoch(1, 0, epoch=1) & expected
+
+
+def test_own_streams_are_left_alone_if_samples_draw_in_the_training_process() -> None:
+    class Drawing:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> float:
+            return random.random() + np.random.rand() + torch.rand(()).item()
+
+    loader = ElasticLoader(Drawing(), ORDER, collate_fn=list)
+    with Kept():
+        random.seed(1)
+        expected = random.random()
+        random.seed(1)
+        loader.fetch(0, 0, 1)
+        loader.fetch(1, 0, 1)
+        assert random.random() == expected
+
+
+def test_batched_access_is_used_if_the_data_set_has_it_and_draws_nothing() -> None:
+    class Batched:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitems__(self, indices: list[int]) -> list[str]:
+            return [f"together {i}" for i in indices]
+
+    batch, part = ElasticLoader(Batched(), ORDER, collate_fn=list).fetch(3, 0, 2)
+    assert batch == [f"together {i}" for i in part.indices]
+
+
+def test_the_error_says_so_if_a_worker_process_is_killed(tmp_path) -> None:
+    dataset = Slow(tmp_path / "log", 0.01)
+    loader = ElasticLoader(dataset, ORDER, num_workers=1, collate_fn=list)
+    loader.fetch(0, 0, 1)
+    os.kill(dataset.begun()[0][0], signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        for step in range(1, 30):
+            loader.fetch(step, 0, 1)
+
+
+def test_an_error_of_the_data_set_arrives_with_its_traceback() -> None:
+    class Broken:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> int:
+            raise KeyError(f"sample {index} is damaged")
+
+    loader = ElasticLoader(Broken(), ORDER, num_workers=1)
+    with pytest.raises(KeyError, match="is damaged"):
+        loader.fetch(0, 0, 1)
+
+
+def test_the_kernel_ends_worker_processes_with_their_rank() -> None:
+    class DeathSignal:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, _index: int) -> int:
+            found = ctypes.c_int()
+            ctypes.CDLL(None).prctl(2, ctypes.byref(found), 0, 0, 0)  # PR_GET_PDEATHSIG
+            return found.value
+
+    batch, _ = ElasticLoader(DeathSignal(), ORDER, num_workers=1, collate_fn=list).fetch(0, 0, 1)
+    assert set(batch) == {signal.SIGKILL}

@@ -1,5 +1,7 @@
 """Properties of the data order: the design page's promises 2 and 3."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,3 +68,41 @@ def test_epochs_differ_and_repeat_by_seed_if_shuffled() -> None:
 def test_error_names_the_argument_if_it_is_out_of_range(options, field) -> None:
     with pytest.raises(ValueError, match=field):
         Order(**{"length": 10, "global_batch_size": 2, **options})
+
+
+@given(orders, st.integers(0, 500), st.integers(1, 20), st.integers(1, 20))
+def test_micro_batches_cover_each_sample_once_and_weigh_1_if_they_are_cut_to_a_size(order, step, world, size) -> None:
+    order = replace(order, micro_batch_size=size)
+    cut = [order.micro_slices(step, rank, world) for rank in range(world)]
+    assert [i for parts in cut for p in parts for i in p.indices] == list(order.batch(step))
+    assert sum(p.weight for parts in cut for p in parts) == pytest.approx(1)
+    for rank, parts in enumerate(cut):
+        part = order.slice(step, rank, world)
+        assert tuple(i for p in parts for i in p.indices) == part.indices
+        assert all(len(p.fetch) <= size for p in parts)
+        assert len(parts) == max(1, -(-len(part.indices) // size)), "more micro-batches than needed"
+
+
+@given(orders, st.integers(0, 500), st.integers(1, 20), st.integers(1, 20), st.integers(1, 40))
+def test_logical_micro_batches_are_the_same_if_the_world_is_another(order, step, world, other, count) -> None:
+    order = replace(order, micro_batches=count)
+
+    def cut(size: int) -> list:
+        parts = [p for rank in range(size) for p in order.micro_slices(step, rank, size)]
+        return [(p.start, p.indices, p.weight) for p in parts if p.indices]
+
+    assert cut(world) == cut(other)
+    assert [i for _, indices, _ in cut(world) for i in indices] == list(order.batch(step))
+    assert sum(weight for *_, weight in cut(world)) == pytest.approx(1)
+    assert len(cut(world)) == min(count, len(order.batch(step)))
+    bounds = [order.leaves(step, rank, world) for rank in range(world)]
+    assert [b[1] - b[0] for b in bounds] == [
+        sum(bool(p.indices) for p in order.micro_slices(step, rank, world)) for rank in range(world)
+    ]
+
+
+def test_error_names_the_field_if_the_batch_is_cut_in_two_ways() -> None:
+    with pytest.raises(ValueError, match="micro_batches: already says"):
+        Order(10, 5, micro_batches=2, micro_batch_size=1)
+    with pytest.raises(ValueError, match="micro_batch_size: 0: must be at least 1"):
+        Order(10, 5, micro_batch_size=0)

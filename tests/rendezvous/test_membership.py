@@ -82,9 +82,7 @@ def play(client, job_keys):
     """``play("a", "b", ...)`` starts members that form the first generation; wanted are as many."""
     players: list[Player] = []
 
-    def start(
-        *names: str, desired: int | None = None, most: int = 8, with_client: EtcdClient = client
-    ) -> list[Player]:
+    def start(*names: str, desired: int | None = None, most: int = 8, with_client: EtcdClient = client) -> list[Player]:
         if not players:
             target = Target(min=1, max=most, desired=desired or len(names))
             with_client.put(job_keys.target, target.encode())

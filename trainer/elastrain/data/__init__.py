@@ -1,1 +1,8 @@
-"""Which samples a step trains on (``order``), how they reach a rank (``loader``), and the proof (``audit``)."""
+"""Which samples a step trains on (``order``), how they reach a rank (``loader``), and the proof (``audit``).
+
+Scripts may import :class:`ElasticIterable` and :class:`Replayed` from here, for data that comes in a sequence.
+"""
+
+from elastrain.data.stream import ElasticIterable, Replayed
+
+__all__ = ["ElasticIterable", "Replayed"]

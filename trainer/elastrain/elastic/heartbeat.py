@@ -59,9 +59,10 @@ class Heartbeat:
         if loss.requires_grad:
             loss.register_hook(self._backward_began)
 
-    def resumed(self, total: float) -> None:
-        """The collective is over; ``total``: the sum of ``compute`` over all ranks that it brought, 0 if it failed."""
-        self._total = total
+    def resumed(self, total: float | None) -> None:
+        """Backward is over; ``total``: the sum of ``compute`` over all ranks that it brought; None: it brought none."""
+        if total is not None:
+            self._total = total
         self._to(Where.BODY)
 
     def runtime(self) -> None:

@@ -2,26 +2,27 @@
 
 The order of things in one step::
 
-    loop body starts     the batch of this rank's part of the global batch job.backward(loss)   gradients are summed
-    over the generation; with them travels who is ready for the next generation optimizer.step()     applied, unless the
-    collective failed: then this and every tracked step() does nothing loop body ends       the step is committed (or
-    discarded, and the same step comes again) boundary             a switch that was agreed, or a new generation after a
-    loss, happens here and nowhere else
+    loop body starts     a micro-batch of this rank's part of the global batch; most often there is one, all of it
+    job.backward(loss)   with the last micro-batch gradients are summed over the generation, and with them travels who
+                         is ready for the next generation
+    optimizer.step()     applied after the last micro-batch, unless the collective failed: then this and every tracked
+                         step() does nothing
+    loop body ends       after the last micro-batch the step is committed, or discarded, and then comes again as a whole
+    boundary             a switch that was agreed, or a new generation after a loss, happens here and nowhere else
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import structlog
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 from elastrain.api import names
 from elastrain.api.job import CheckpointSpec
@@ -29,13 +30,19 @@ from elastrain.api.messages import Finished, Left
 from elastrain.checkpoint import CheckpointVolume
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
-from elastrain.data.order import Order, Slice
+from elastrain.data.order import Order
+from elastrain.data.rng import Kept
+from elastrain.data.stream import ElasticIterable, length_of
 from elastrain.elastic import control
-from elastrain.elastic.gate import track
+from elastrain.elastic.bitwise import Bitwise, make_deterministic
+from elastrain.elastic.buffers import Buffers
+from elastrain.elastic.gate import Gates, gate, track
+from elastrain.elastic.gradients import Averaged, Gradients
 from elastrain.elastic.heartbeat import Heartbeat
 from elastrain.elastic.module import ElasticModule
 from elastrain.elastic.session import ExitRequested, Session
 from elastrain.elastic.state import Stateful
+from elastrain.elastic.step import Step
 from elastrain.elastic.world import World
 
 log = structlog.get_logger(__name__)
@@ -49,51 +56,46 @@ class Drained(SystemExit):
     """
 
 
-def join() -> Job:
+def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
     """Join the job that this process was started for; used as ``with elastrain.join() as job:``.
 
+    ``numerics``: "exact" gives the fixed-size run's model up to the order in which floating-point numbers are added;
+    "bitwise" to the bit, at a cost (docs/numerics.md), and has torch choose deterministic algorithms in this process.
+
     Returns as soon as the agent has answered; the first iteration of :meth:`Job.steps` waits for a generation, so that
-    the others train on while this rank imports and builds. Raises ``RuntimeError`` if no agent started this process.
+    the others train on while this rank imports and builds. Raises ``RuntimeError`` if no agent started this process,
+    ``ValueError`` for other ``numerics``.
     """
+    if numerics not in ("exact", "bitwise"):
+        raise ValueError(f"elastrain.join(numerics={numerics!r}): must be 'exact' or 'bitwise'")
     path = os.environ.get(names.ENV_AGENT_SOCKET)
     if not path:
         raise RuntimeError(
             f"elastrain.join(): ${names.ENV_AGENT_SOCKET} is not set, so no agent started this process. "
             "Run the script by 'elastrain run job.yaml', or on a cluster by 'kubectl apply -f job.yaml'."
         )
+    if numerics == "bitwise":
+        make_deterministic()
+    gradients: Gradients = Bitwise() if numerics == "bitwise" else Averaged()
     heartbeat = Heartbeat.of_environment()
-    return Job(Session(path, int(os.environ.get(names.ENV_LOCAL_RANK, "0"))), heartbeat)
-
-
-@dataclass(slots=True)
-class _Step:
-    """The step that is being computed."""
-
-    number: int
-    part: Slice
-    place: tuple[int, int, int]
-    """Generation, rank and world size that it is computed in."""
-    warm_up: bool = False
-    backward_done: bool = False
-    ok: bool = False
-    """Gradients are complete on this rank: the step will be committed at the end of the loop body."""
-    agreed: int | None = None
-    """Generation that all ranks switch to after this step."""
-    loss: float = 0.0
-    """Mean loss over the global batch."""
+    return Job(Session(path, int(os.environ.get(names.ENV_LOCAL_RANK, "0"))), gradients, heartbeat)
 
 
 class Job:
     """One rank's handle of the job. Made by :func:`join`; not thread-safe."""
 
-    def __init__(self, session: Session, heartbeat: Heartbeat) -> None:
+    def __init__(self, session: Session, gradients: Gradients, heartbeat: Heartbeat) -> None:
         self._session = session
         self._heartbeat = heartbeat
+        self._gradients = gradients
+        self._gates: Gates = {"step": lambda: self.committed, "zero_grad": self._may_clear}
         self._model: ElasticModule | None = None
         self._tracked: dict[str, Stateful] = {}
         self._order: Order | None = None
         self._total: int | None = None
-        self._step: _Step | None = None
+        self._buffers: Buffers | None = None
+        self._streams = Kept()
+        self._step: Step | None = None
         self._on_commit: list[Callable[[], None]] = []
         checkpoint = os.environ.get(names.ENV_CHECKPOINT)
         spec = CheckpointSpec.model_validate_json(checkpoint) if checkpoint else None
@@ -120,12 +122,22 @@ class Job:
     @property
     def epoch(self) -> int:
         """Epoch of the step that is being computed, from 0."""
-        return self._step.part.epoch if self._step else 0
+        return self._step.parts[0].epoch if self._step else 0
 
     @property
     def committed(self) -> bool:
-        """True in the loop body after :meth:`backward` if this execution of the step counts: log metrics under it."""
+        """True in the loop body after :meth:`backward` if this execution of the step counts: log metrics under it.
+
+        With several micro-batches: after the last one.
+        """
         return self._step is not None and self._step.ok
+
+    @property
+    def synchronised(self) -> bool:
+        """True in the loop body after :meth:`backward` of the last micro-batch: gradients are those of the whole global
+        batch now. Whether the step counts is said by :attr:`committed`.
+        """
+        return self._step is not None and self._step.complete
 
     @property
     def loss(self) -> float | None:
@@ -141,7 +153,8 @@ class Job:
         """
         if self._model is not None:
             raise RuntimeError("job.wrap() was called twice; put several networks into one nn.Module")
-        self._model = self._world.model = ElasticModule(module, **ddp_options)
+        self._model = self._world.model = self._gradients.wrap(module, ddp_options)
+        gate(self._model, {"zero_grad": self._may_clear})
         self._tracked["model"] = module
         return self._model
 
@@ -149,9 +162,10 @@ class Job:
         """Make optimizers, schedulers, scalers, metrics … part of the state that joiners and checkpoints get.
 
         Each needs ``state_dict()`` and ``load_state_dict()``. A ``step()`` method does nothing in a step that is not
-        committed, so the loop body needs no ``if``. Raises ``TypeError``/``ValueError`` naming the argument.
+        committed, ``zero_grad()`` nothing between micro-batches, so the loop body needs no ``if``. Raises
+        ``TypeError``/``ValueError`` naming the argument.
         """
-        track(self._tracked, objects, lambda: self.committed)
+        track(self._tracked, objects, self._gates)
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` after the loop body, exactly once for each committed step that this rank took part in.
@@ -162,29 +176,52 @@ class Job:
 
     def dataloader(
         self,
-        dataset: Dataset[Any],
+        dataset: Any,
         *,
         global_batch_size: int,
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         drop_last: bool = False,
+        micro_batch_size: int | None = None,
+        micro_batches: int | None = None,
+        randomness: Literal["keyed", "own"] = "keyed",
         **loader_options: Any,
     ) -> ElasticLoader:
-        """Batches of a map-style data set in an order that depends on (seed, step) only.
+        """Batches in an order that depends on (seed, step) only.
 
-        ``global_batch_size``: samples of one optimizer step over all ranks, at any world size. ``loader_options``:
-        ``num_workers``, ``collate_fn``, ``pin_memory`` as of ``torch.utils.data.DataLoader``.
-        Raises ``ValueError`` naming the argument.
+        ``dataset``: map-style, or an :class:`elastrain.data.ElasticIterable`. ``global_batch_size``: samples of one
+        optimizer step over all ranks, at any world size. ``shuffle``: None means yes for map-style data; streams come
+        in their own order. ``micro_batch_size``: at most so many samples at a time; the loop body runs once for each
+        micro-batch, gradients add up. ``micro_batches``: for ``numerics="bitwise"``, into how many the global batch is
+        cut. ``randomness``: "keyed" seeds the default generators by (seed, step, micro-batch) for each loop body and by
+        (seed, epoch, index) for each sample; "own" leaves them alone. ``loader_options``: ``num_workers``,
+        ``collate_fn``, ``pin_memory``, ``prefetch_factor``, ``timeout``, ``worker_init_fn``,
+        ``multiprocessing_context`` as of ``torch.utils.data.DataLoader``.
+        Raises ``ValueError`` or ``TypeError`` naming the argument.
         """
-        length = len(dataset)
-        order = Order(length, global_batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last)
-        return ElasticLoader(dataset, order, **loader_options)
+        stream = isinstance(dataset, ElasticIterable)
+        if stream and shuffle:
+            raise ValueError("job.dataloader(shuffle=True): a stream comes in its own order; shuffle inside of it")
+        if randomness not in ("keyed", "own"):
+            raise ValueError(f"job.dataloader(randomness={randomness!r}): must be 'keyed' or 'own'")
+        order = Order(
+            length_of(dataset),
+            global_batch_size,
+            seed=seed,
+            shuffle=not stream if shuffle is None else shuffle,
+            drop_last=drop_last,
+            micro_batch_size=micro_batch_size,
+            micro_batches=micro_batches,
+        )
+        self._gradients.check(order)
+        return ElasticLoader(dataset, order, keyed=randomness == "keyed", **loader_options)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     def steps(self, loader: ElasticLoader, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
-        """Yield this rank's batch of every step up to ``epochs`` or ``steps`` (counted over the whole job).
+        """Yield this rank's batch of every step up to ``epochs`` or ``steps`` (counted over the whole job), in
+        micro-batches where the loader was told so.
 
-        A batch may come twice in a row (the first one was not committed), and the very first one of a process is a
+        A step may come twice in a row (the first one was not committed), and the very first batch of a process is a
         warm-up that is never committed. Called again with a higher bound it goes on where it stopped. Leaves by
         :class:`Drained` if this worker is to go. Raises ``ValueError`` for missing bounds.
         """
@@ -192,6 +229,9 @@ class Job:
             raise ValueError("job.steps(): give either epochs=... or steps=...")
         if self._model is None:
             raise RuntimeError("job.steps(): call model = job.wrap(model) first")
+        if epochs is not None and loader.order.length is None:
+            raise ValueError("job.steps(epochs=…): the data set has no length, so its epoch does not end; give steps=…")
+        self._gradients.check(loader.order)
         self._order = loader.order
         self._total = loader.order.steps_per_epoch * epochs if epochs is not None else steps
         if not self._world.ready:
@@ -202,45 +242,48 @@ class Job:
             if self.step >= (self._total or 0):
                 self._heartbeat.outside()
                 return
-            self._heartbeat.body(self._world.place[0], self.world_size)
-            batch, part = loader.fetch(self.step, self.rank, self.world_size)
-            self._step = _Step(self.step, part, self._world.place)
-            try:
-                yield batch
-            except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
-                if self._step.ok:
-                    self._end_of_body()
-                raise
-            self._end_of_body()
+            yield from self._compute(loader)
 
     def backward(self, loss: torch.Tensor) -> None:
         """``loss.backward()``, with gradients averaged exactly over the global batch.
 
-        ``loss``: scalar, the *mean* over the samples of this rank's batch. Once per step. A lost peer does not raise
-        here: the step is then not committed and comes again. Raises ``RuntimeError`` on misuse.
+        ``loss``: scalar, the *mean* over the samples of this rank's (micro-)batch. Once per batch that the loop yields.
+        A lost peer does not raise here: the step is then not committed and comes again. Raises ``RuntimeError`` on
+        misuse.
         """
-        step, model = self._step, self._model
-        if step is None or model is None:
+        step = self._step
+        if step is None:
             raise RuntimeError("job.backward(): only inside 'for batch in job.steps(...)'")
-        if step.backward_done:
-            raise RuntimeError("job.backward(): called twice in one step")
-        step.backward_done = True
+        if step.done == step.begun:
+            raise RuntimeError("job.backward(): called twice for one batch")
+        part = step.parts[step.done]
+        step.done += 1
         if step.warm_up:
             loss.backward()
             return
         communicator = self._world.communicator
         assert communicator is not None
         connected = self._session.connected()
-        weighted = loss * step.part.weight
-        model.set_control(connected, weighted, self._heartbeat.share())
-        self._heartbeat.backward(weighted)
-        weighted.backward()
-        sums = model.control_sums()
-        self._heartbeat.resumed(sums[control.COMPUTE] if communicator.broken is None else 0.0)
-        if communicator.broken is None:
+        self._heartbeat.backward(loss)
+        compute = self._heartbeat.share()
+        sums = self._gradients.backward(loss, part, connected, compute, communicator, last=step.complete)
+        known = sums is not None and communicator.broken is None
+        self._heartbeat.resumed(sums[control.COMPUTE] if known and sums is not None else None)
+        if sums is not None and known:
             step.ok = True
             step.agreed = control.agreed(sums, communicator.generation, connected)
             step.loss = sums[control.LOSS]
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
+        """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``; call it between
+        :meth:`backward` and the optimizer's step.
+
+        Returns the norm of the true gradient, that of the mean over the global batch, equal on all ranks. Before a
+        step's last micro-batch there is none yet: it then does nothing and returns None.
+        """
+        if self._model is None or not self.synchronised:
+            return None
+        return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm, norm_type)
 
     def fit(self, step_fn: Callable[[Any], torch.Tensor], loader: ElasticLoader, **bounds: int) -> None:
         """The loop itself: ``step_fn(batch)`` returns the mean loss; tracked optimizers and schedulers are stepped.
@@ -276,34 +319,61 @@ class Job:
         It makes allocator, threads and kernels ready: without it a joiner's first step would hold up the whole world.
         """
         assert self._model is not None
-        module = self._model.module
-        buffers = [(b, b.detach().clone()) for b in module.buffers()]
-        generators = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        self._buffers = Buffers(self._model.module)
         batch, part = loader.fetch(0, 0, max(self._session.expected_world_size(), 1))
-        self._step = _Step(0, part, self._world.place, warm_up=True)
-        yield batch
+        self._step = Step(0, (part,), self._world.place, warm_up=True)
+        with self._streams:
+            self._enter_body(loader, self._step)
+            yield batch
         self._step = None
         self._model.detach()
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
-        torch.set_rng_state(generators[0])
-        if generators[1]:
-            torch.cuda.set_rng_state_all(generators[1])
+        self._gradients.check_warm_up(self._buffers.after_warm_up())
 
-    def _end_of_body(self) -> None:
-        step = self._step
-        assert step is not None and self._order is not None
-        if not step.backward_done:
-            raise RuntimeError("job.steps(): the loop body must call job.backward(loss) once per step")
+    def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
+        """One execution of a step: all micro-batches of this rank, as far as the generation holds."""
+        place, order = self._world.place, loader.order
+        at = (self.step, *place[1:])
+        step = self._step = Step(self.step, order.micro_slices(*at), place)
+        assert self._buffers is not None
+        self._buffers.save()
+        self._gradients.begin(order.leaves(*at) if order.micro_batches else None)
+        self._heartbeat.body(place[0], place[2])
+        for micro, part in enumerate(step.parts):
+            communicator = self._world.communicator
+            if communicator is None or communicator.broken is not None:
+                return  # discarded; _settle() enters the next generation and the same step comes again
+            batch, _ = loader.fetch(*at, micro)
+            try:
+                of_gradients = self._gradients.body(part, communicator, last=micro == len(step.parts) - 1)
+                with self._streams if loader.randomness else nullcontext(), of_gradients:
+                    self._enter_body(loader, step)
+                    yield batch
+            except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
+                if step.ok:
+                    self._commit(step)
+                raise
+            if step.done < step.begun:
+                raise RuntimeError("job.steps(): the loop body must call job.backward(loss) once per batch")
         self._heartbeat.runtime()
-        if not step.ok:
-            return  # discarded; _settle() enters the next generation and the same step comes again
+        if step.ok:
+            self._commit(step)
+
+    def _enter_body(self, loader: ElasticLoader, step: Step) -> None:
+        if loader.randomness is not None:
+            loader.randomness.seed_body(step.number, step.parts[step.begun])
+        step.begun += 1
+
+    def _commit(self, step: Step) -> None:
+        assert self._order is not None
         self._heartbeat.committed()
         self._step = None
         self._log(step, "commit")
         self._world.commit(self._order, self._total, step.loss, step.agreed)
         self._tell_committed()
+
+    def _may_clear(self) -> bool:
+        """Gradients may be cleared before the first micro-batch of a step has added to them, and after the last."""
+        return self._step is None or self._step.done == 0 or self._step.complete
 
     def _tell_committed(self) -> None:
         for callback in self._on_commit:
@@ -312,6 +382,9 @@ class Job:
     def _settle(self) -> None:
         """Be in a healthy generation at a step boundary. Raises :class:`Drained`."""
         unfinished, self._step = self._step, None
+        if unfinished is not None and self._model is not None and self._buffers is not None:
+            self._model.zero_grad(set_to_none=True)  # what its micro-batches have added up is void
+            self._buffers.restore()
         try:
             self._world.settle()
         except ExitRequested as e:
@@ -330,9 +403,10 @@ class Job:
             log.info("the job has finished", step=self.step)
         self._session.send(Finished(step=self.step))
 
-    def _log(self, step: _Step, kind: str) -> None:
+    def _log(self, step: Step, kind: str) -> None:
         if self._audit is not None and self._order is not None:
-            self._audit.write(kind, step.number, step.part, self._order, step.place)
+            part = self._order.slice(step.number, *step.place[1:])
+            self._audit.write(kind, step.number, part, self._order, step.place)
 
 
 def _audit_log() -> AuditLog | None:

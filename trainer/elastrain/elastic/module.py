@@ -132,6 +132,7 @@ class ElasticModule(nn.Module):
         values[: control.SLOTS] = torch.tensor(control.encode(connected), dtype=values.dtype)
         values[control.LOSS] = weighted_loss.detach()
         values[control.COMPUTE] = compute
+        self._carrier.control.grad = None  # backward under no_sync has added to it
 
     def control_sums(self) -> list[float]:
         """The vector summed over all ranks by the last backward. On a GPU this waits for it."""

@@ -1,0 +1,81 @@
+"""Random numbers by position: the same for whoever computes it, and without a trace in the user's own streams."""
+
+import random
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrain.data.order import Order
+from elastrain.data.rng import Kept, Keys, Probe, Randomness
+
+
+def draw() -> list[float]:
+    return [*torch.rand(2).tolist(), *np.random.rand(2).tolist(), random.random(), random.gauss(0, 1)]
+
+
+@given(st.integers(), st.integers(0, 2**40), st.sets(st.integers(0, 2**31), min_size=2, max_size=50))
+def test_keys_are_distinct_in_the_half_that_generators_use_whatever_the_seed(seed, base, counters) -> None:
+    keys = Keys(seed, "step")
+    assert len({keys(base + c) % 2**32 for c in counters}) == len(counters)
+
+
+@given(st.integers(0, 2**63), st.integers(0, 2**40))
+def test_keys_differ_if_seed_or_purpose_differs(seed, counter) -> None:
+    keys = {Keys(seed, "step")(counter), Keys(seed, "sample")(counter), Keys(seed + 1, "step")(counter)}
+    assert len(keys) == 3
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 40))
+def test_numbers_belong_to_the_micro_batch_if_ranks_share_it_out_differently(world, other, step) -> None:
+    order = Order(64, 16, micro_batches=6)
+    randomness = Randomness(order)
+
+    def numbers(size: int) -> list[list[float]]:
+        found = []
+        for rank in range(size):
+            for part in order.micro_slices(step, rank, size):
+                randomness.seed_body(step, part)
+                found += [draw()] if part.indices else []
+        return found
+
+    with Kept():
+        assert numbers(world) == numbers(other)
+
+
+def test_own_streams_go_on_as_if_nothing_was_drawn_inside() -> None:
+    randomness, part, kept = Randomness(Order(8, 4)), Order(8, 4).slice(0, 0, 1), Kept()
+    with Kept():
+        torch.manual_seed(5)
+        np.random.seed(5)
+        random.seed(5)
+        expected = [draw() for _ in range(4)]
+        torch.manual_seed(5)
+        np.random.seed(5)
+        random.seed(5)
+        found = []
+        for step in range(4):
+            with kept:
+                randomness.seed_body(step, part)
+                draw()
+            found.append(draw())
+    assert found == expected
+
+
+def test_a_draw_is_noticed_from_whichever_generator() -> None:
+    draws = {
+        "nothing": lambda: torch.ones(3),
+        "torch": lambda: torch.rand(1),
+        "numpy": lambda: np.random.rand(),
+        "numpy normal": lambda: np.random.randn(),
+        "random": lambda: random.random(),
+    }
+    for name, what in draws.items():
+        probe = Probe()
+        for _ in range(3):  # it stays in step while nothing is drawn
+            with probe:
+                assert not probe.drawn()
+        with probe:
+            what()
+            assert probe.drawn() == (name != "nothing"), name

@@ -1,0 +1,90 @@
+"""Iterable data sets: cut by position, read forwards."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from elastrain.data import Replayed
+from elastrain.data.loader import ElasticLoader
+from elastrain.data.order import Order
+from elastrain.data.stream import ElasticIterable, StreamEnded, length_of
+
+
+class Numbers:
+    """Position p of epoch e is 1000 * e + p. Counts what is read, and how often it is opened."""
+
+    def __init__(self, length: int | None = None, seeks: bool = False) -> None:
+        self.seeks, self.length = seeks, length
+        self.read = self.opened = 0
+
+    def iter_from(self, epoch: int, position: int) -> Iterator[int]:
+        self.opened += 1
+        while self.length is None or position < self.length:
+            self.read += 1
+            yield 1000 * epoch + position
+            position += 1
+
+
+class SizedNumbers(Numbers):
+    def __len__(self) -> int:
+        return self.length
+
+
+def loader(stream: ElasticIterable, num_workers: int = 0) -> ElasticLoader:
+    order = Order(length_of(stream), global_batch_size=6, shuffle=False)
+    return ElasticLoader(stream, order, collate_fn=list, num_workers=num_workers)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("stream", [Numbers(), SizedNumbers(16), SizedNumbers(16, seeks=True)])
+def test_every_position_is_read_exactly_once_if_the_world_changes(stream, num_workers) -> None:
+    ranks = [loader(stream, num_workers) for _ in range(3)]
+    worlds = [1, 1, 3, 2, 2, 3, 1]
+    consumed = []
+    for step, world in enumerate(worlds):
+        for rank in range(world):
+            batch, part = ranks[rank].fetch(step, rank, world)
+            assert len(batch) == len(part.indices)
+            consumed += batch
+    if stream.length is None:
+        assert consumed == list(range(42))
+    else:
+        epochs = [list(range(e * 1000, e * 1000 + 16)) for e in range(3)]
+        assert consumed == [*epochs[0], *epochs[1], *epochs[2][:6]]
+
+
+def test_parts_of_others_are_skipped_by_reading_or_by_seeking_as_the_stream_says() -> None:
+    for seeks, opened, read in ((False, 1, 26), (True, 5, 10)):
+        stream = Numbers(seeks=seeks)
+        one = loader(stream)
+        for step in range(5):
+            one.fetch(step, 1, 3)
+        assert (stream.opened, stream.read) == (opened, read)
+
+
+def test_it_is_read_again_from_its_beginning_if_it_cannot_be_positioned() -> None:
+    stream = Replayed(lambda epoch: (f"{epoch}.{i}" for i in range(10)), length=10)
+    assert loader(stream).fetch(3, 1, 2)[0] == ["1.8", "1.9"]
+    assert length_of(Replayed(lambda _: iter(int, 1))) is None
+
+
+def test_error_says_the_way_out_if_a_data_set_states_no_contract() -> None:
+    with pytest.raises(TypeError, match=r"generator has neither .* iter_from.*Replayed"):
+        length_of(i for i in range(3))
+
+
+def test_error_names_the_position_if_a_stream_is_shorter_than_its_length() -> None:
+    stream = SizedNumbers(20)
+    one = loader(stream)
+    stream.length = 10
+    one.fetch(0, 0, 1)
+    with pytest.raises(StreamEnded, match="epoch 0 ends before position 10"):
+        one.fetch(1, 0, 1)
+
+
+def test_an_endless_stream_has_one_epoch_and_no_shuffle() -> None:
+    order = Order(None, 4, shuffle=False)
+    assert order.slice(10**9, 0, 2).epoch == 0
+    assert order.samples_before(7) == 28
+    with pytest.raises(ValueError, match="shuffle"):
+        Order(None, 4)

@@ -1,0 +1,49 @@
+"""Several micro-batches per step, in real processes: the plain loop body trains as if there was one."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from elastrain.data.audit import verify
+
+SCRIPT = Path(__file__).parent / "train_options.py"
+
+
+def start(world, *ranks: str, **loader: object) -> None:
+    for rank in ranks:
+        seed = str(len(world.ranks))
+        world.start(rank, epochs=8, delay=0.08, script=SCRIPT, LOADER=json.dumps(loader), SEED=seed, RANDOM="0")
+    world.ready(*ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # four processes that import torch, on a busy machine
+def test_steps_are_those_of_whole_batches_if_they_come_in_micro_batches_and_a_rank_is_lost(
+    world, tmp_path_factory
+) -> None:
+    at_once = type(world)(tmp_path_factory.mktemp("at-once"))
+    start(at_once, "a")
+    at_once.propose("a")
+    expected = at_once.finished("a")["a"]
+
+    start(world, "a", "b", "c", micro_batch_size=3)
+    world.propose("a", "b", "c")  # 8 samples each; of the last batch of an epoch 4, 4 and 3
+    world.adopted("a", "b", "c")
+    world.progressed("a", 4)
+    world.ranks["b"].kill()
+    world.wait("the loss is reported", lambda: all(world.ranks[r].has("broken") for r in "ac"))
+    world.propose("a", "c")
+    final = world.finished("a", "c")["a"]
+
+    assert (final["largest"], expected["largest"]) == (3, 24)
+    assert list(final["losses"]) == list(range(1, final["step"] + 1)), "a step was told twice, or not at all"
+    assert final["losses"] == pytest.approx(expected["losses"]), "not the mean over the global batch"
+    assert final["norms"] == pytest.approx(expected["norms"]), "not the norm of the averaged gradient"
+    assert final["lr"] == expected["lr"], "the schedule saw another number of steps"
+    for name, value in expected["model"].items():
+        assert torch.allclose(final["model"][name], value, rtol=0, atol=1e-8), name
+    verdict = verify(world.audit)
+    assert verdict.ok, verdict.problems
+    assert verdict.epochs == 8

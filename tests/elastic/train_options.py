@@ -1,0 +1,67 @@
+"""A training script for the tests, with what differs between them in the environment.
+
+``NUMERICS``; ``LOADER``, options of ``job.dataloader`` as JSON; ``RANDOM``: 1 for a float32 model with dropout on data
+that are augmented at random, 0 for a float64 model without; ``NORM``: sync for SyncBatchNorm; ``SEED`` of this process.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import elastrain
+
+out, epochs, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+torch.set_num_threads(1)
+torch.manual_seed(int(os.environ["SEED"]))  # each rank another one: the first rank's weights are those of all
+random = os.environ["RANDOM"] == "1"
+dtype = torch.float32 if random else torch.float64
+generator = torch.Generator().manual_seed(1)
+inputs = torch.randn(203, 6, dtype=dtype, generator=generator)
+labels = torch.randint(0, 3, (203,), generator=generator)
+
+
+class Noisy(Dataset):
+    def __len__(self) -> int:
+        return len(inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return inputs[index] + (0.1 * torch.randn(6) if random else 0), labels[index]
+
+
+with elastrain.join(numerics=os.environ.get("NUMERICS", "exact")) as job:
+    norm = nn.SyncBatchNorm(64) if os.environ.get("NORM") == "sync" else nn.Identity()
+    net = nn.Sequential(nn.Linear(6, 64), norm, nn.Dropout(0.2 if random else 0), nn.Tanh(), nn.Linear(64, 3)).to(dtype)
+    model = job.wrap(net)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.99)
+    job.track(optimizer=optimizer, scheduler=scheduler)
+    losses, norms, largest = {}, {}, 0
+    job.on_commit(lambda: losses.update({job.step: job.loss}))
+    loader = job.dataloader(Noisy(), global_batch_size=24, seed=3, **json.loads(os.environ["LOADER"]))
+    for x, y in job.steps(loader, epochs=epochs):
+        if not (out / "run-free").exists():
+            time.sleep(delay)
+        largest = max(largest, len(y))
+        optimizer.zero_grad()
+        job.backward(nn.functional.cross_entropy(model(x), y))
+        norm = job.clip_grad_norm_(0.5)
+        optimizer.step()
+        scheduler.step()
+        if job.committed:
+            norms[job.step + 1] = float(norm)
+
+state = {
+    "model": net.state_dict(),
+    "step": job.step,
+    "losses": losses,
+    "norms": norms,
+    "lr": scheduler.get_last_lr(),
+    "largest": largest,
+}
+torch.save(state, out / f"final-{os.getpid()}.pt")

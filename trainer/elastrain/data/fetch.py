@@ -1,0 +1,110 @@
+"""Loads a batch, in the training process or in a worker process: the data set as torch's ``DataLoader`` sees it."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from elastrain.data.rng import Kept, Probe, Randomness
+from elastrain.data.stream import ElasticIterable, StreamReader
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One micro-batch to load."""
+
+    ticket: int
+    """Grows with each seek of the loader: a task with an older one than the newest is not needed any more."""
+    epoch: int
+    indices: tuple[int, ...]
+
+
+class Fetcher(Dataset[Any]):
+    """Turns a :class:`Task` into ``(ticket, batch)``; the batch is None if the task had become stale.
+
+    Samples are loaded under keys of their own (:mod:`elastrain.data.rng`) where the data set draws random numbers. To
+    spare those that do not, the first batches are loaded without keys; one that turns out to have drawn something is
+    loaded again, and from then on every sample has its key.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any],
+        randomness: Randomness | None,
+        newest: torch.Tensor,
+    ) -> None:
+        """``newest``: the newest ticket, one int64, shared with the worker processes. ``randomness``: None leaves the
+        generators alone.
+        """
+        self._dataset = dataset
+        self._stream = StreamReader(dataset) if isinstance(dataset, ElasticIterable) else None
+        self._collate = collate
+        self._randomness = randomness
+        self._newest = newest
+        self._draws = False
+        self._kept = Kept()
+        self._probe = Probe()
+
+    def __getitem__(self, task: Task) -> tuple[int, Any]:
+        samples = self._samples(task)
+        return task.ticket, None if samples is None else self._collate(samples)
+
+    def _samples(self, task: Task) -> list[Any] | None:
+        def needed(_index: int) -> bool:
+            return int(self._newest) == task.ticket
+
+        def seeded(index: int) -> bool:
+            assert self._randomness is not None
+            self._randomness.seed_sample(task.epoch, index)
+            return needed(index)
+
+        if self._randomness is None:
+            return self._load(task, needed)
+        if not self._draws:
+            with self._probe as probe:
+                samples = self._load(task, needed)
+                if samples is None or not probe.drawn():
+                    return samples
+            self._draws = True
+        with self._kept:
+            return self._load(task, seeded, one_by_one=True)
+
+    def _load(self, task: Task, before: Callable[[int], bool], *, one_by_one: bool = False) -> list[Any] | None:
+        if self._stream is not None:
+            return self._stream.read(task.epoch, task.indices, before)
+        if not one_by_one and hasattr(self._dataset, "__getitems__"):
+            return list(self._dataset.__getitems__(list(task.indices))) if before(task.indices[0]) else None
+        samples = []
+        for index in task.indices:
+            if not before(index):
+                return None
+            samples.append(self._dataset[index])
+        return samples
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """Runs first in a worker process."""
+
+    user: Callable[[int], None] | None
+
+    def __call__(self, worker: int) -> None:
+        # A killed rank's workers must not outlive it: they hold copies of its connections, and its peers would take it
+        # for alive. (torch's own watchdog looks every 5 s.)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if self.user is not None:
+            self.user(worker)
+
+
+def as_it_is(batch: Any) -> Any:
+    """What torch's ``DataLoader`` calls as collate function: the fetcher has collated already."""
+    return batch
