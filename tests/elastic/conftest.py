@@ -50,7 +50,6 @@ class Rank:
             stderr=subprocess.STDOUT,
             env={
                 **os.environ,
-                "RES_OPTIONS": "timeout:1 attempts:2",  # as agents do
                 "OMP_NUM_THREADS": "1",
                 names.ENV_WORKER: name,
                 names.ENV_AGENT_SOCKET: str(path),

@@ -120,9 +120,6 @@ def rank_environment(base: Mapping[str, str], local_rank: int, nproc: int, socke
     env[names.ENV_LOCAL_RANK] = str(local_rank)
     env["LOCAL_WORLD_SIZE"] = str(nproc)
     env.setdefault("PYTHONUNBUFFERED", "1")  # output goes through a pipe: lines should not wait for a full buffer
-    # torch looks up the name of every address that its stores connect to, only to print it; where an answer is lost,
-    # the resolver's default is to wait 5 s, in the middle of a rescale.
-    env.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
     if nproc > 1:
         env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: ranks of one node must not fight for its cores
     return env

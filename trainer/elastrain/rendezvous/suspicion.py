@@ -34,20 +34,22 @@ class Silent:
 def whom_to_probe(view: View, own: Member, leader: Leader | None) -> tuple[Silent, ...]:
     """Members to ask, when a generation is broken. Pure.
 
-    The leader asks all of that generation that did not say themselves that it broke. The first few others, if their own
-    collectives broke, ask the leader only. So N members cost O(N) probes, and a dead leader is found, then the next
+    The leader asks all of that generation, and of the newest one, that did not say themselves that it broke. The first
+    few others, if their own collectives broke, ask the leader only. So N members cost O(N) probes, and a dead leader is found, then the next
     one, then the rest.
     """
     if view.generation is None:
         return ()
-    number = view.generation.number
     if view.leader == own.id:
-        if not view.broken:
+        number = view.breaking
+        if not number:
             return ()
-        seen = (view.alive[m.id].record for m in view.generation.members if m.id in view.alive)
-        return tuple(_silent(r) for r in seen if r.broken < number and r.agent_port and r.id != own.id)
+        asked = (g for g in (*view.generations, view.generation) if g.number in (number, view.generation.number))
+        ids = dict.fromkeys(m.id for g in asked for m in g.members if m.id in view.alive and m.id != own.id)
+        seen = (view.alive[i].record for i in ids)
+        return tuple(_silent(r) for r in seen if r.broken < number and r.agent_port)
     place = place_in(view.generation, own.id)
-    broken = own.broken >= number or (view.complete and view.broken)
+    broken = own.broken >= max(1, own.generation) or (view.complete and view.breaking > 0)
     if leader is None or not leader.agent_port or not broken or place is None or place >= FIRST:
         return ()
     return (Silent(leader.member, leader.address, leader.agent_port),)

@@ -90,6 +90,13 @@ class View:
         number = self.generation.number if self.generation else 0
         return any(m.record.broken >= number for m in self.base_alive)
 
+    @cached_property
+    def breaking(self) -> int:
+        """Number of the newest generation that a live member trained in, saw fail, and has not left for a later one; 0:
+        none. It may be older than the newest one, which had been proposed but not entered."""
+        failed = (m.record.broken for m in self.alive.values() if m.record.broken >= self.adopted_by(m))
+        return max(failed, default=0)
+
     @property
     def intact(self) -> bool:
         """The newest generation has all its members and none of them saw it fail. True of an empty one."""
