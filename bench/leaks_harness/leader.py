@@ -45,7 +45,7 @@ class Rank:
             self._server.bind(path.name)
         self._server.listen()
         threading.Thread(target=self._serve, daemon=True).start()
-        environment = {names.ENV_WORKER: name, names.ENV_AGENT_SOCKET: path.name, "RES_OPTIONS": "timeout:1 attempts:2"}
+        environment = {names.ENV_WORKER: name, names.ENV_AGENT_SOCKET: path.name}
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 tethered([sys.executable, "-m", "leaks_harness.train"], signal.SIGKILL),

@@ -97,6 +97,6 @@ def test_a_rank_sees_no_fixed_world():
     assert (env["HOME"], env["LOCAL_RANK"], env["OMP_NUM_THREADS"]) == ("/h", "1", "1")
 
 
-@pytest.mark.parametrize(("name", "value"), [("OMP_NUM_THREADS", "4"), ("RES_OPTIONS", "ndots:2")])
+@pytest.mark.parametrize(("name", "value"), [("OMP_NUM_THREADS", "4"), ("PYTHONUNBUFFERED", "0")])
 def test_a_users_setting_is_kept(name, value):
     assert rank_environment({name: value}, 0, 2, Path("/s"))[name] == value

@@ -35,8 +35,8 @@ def whom_to_probe(view: View, own: Member, leader: Leader | None) -> tuple[Silen
     """Members to ask, when a generation is broken. Pure.
 
     The leader asks all of that generation, and of the newest one, that did not say themselves that it broke. The first
-    few others, if their own collectives broke, ask the leader only. So N members cost O(N) probes, and a dead leader is found, then the next
-    one, then the rest.
+    few others, if their own collectives broke, ask the leader only. So N members cost O(N) probes, and a dead leader is
+    found, then the next one, then the rest.
     """
     if view.generation is None:
         return ()
