@@ -218,7 +218,7 @@ class Communicator:
         A failure marks the group broken and leaves the local values: the caller asks :attr:`broken` after backward and
         discards the step. (An exception inside autograd would leave through user code.)
         """
-        if self._broken is None:
+        if self._broken is None and self.world_size > 1:
             try:
                 return self._own(self.group.allreduce([buffer]), buffer, on_failure=buffer)
             except RuntimeError as e:

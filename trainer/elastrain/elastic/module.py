@@ -57,6 +57,7 @@ class ElasticModule(nn.Module):
         self._keeps = not any(ddp_options.get(option) for option in _OWN_COLLECTIVES)
         self._communicator: Communicator | None = None
         self._layout = 0
+        self._told_connected: frozenset[int] | None = None
 
     @property
     def layout(self) -> int:
@@ -129,7 +130,9 @@ class ElasticModule(nn.Module):
     def set_control(self, connected: Collection[int], weighted_loss: torch.Tensor, compute: float = 0.0) -> None:
         """What the next backward contributes (:mod:`elastrain.elastic.control`); nothing waits for the loss."""
         values: torch.Tensor = self._carrier.values
-        values[: control.SLOTS] = torch.tensor(control.encode(connected), dtype=values.dtype)
+        if connected != self._told_connected:  # it seldom is
+            values[: control.SLOTS] = torch.tensor(control.encode(connected), dtype=values.dtype)
+            self._told_connected = frozenset(connected)
         values[control.LOSS] = weighted_loss.detach()
         values[control.COMPUTE] = compute
         self._carrier.control.grad = None  # backward under no_sync has added to it
