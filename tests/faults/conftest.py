@@ -171,16 +171,22 @@ class Job:
         """Wait until exactly these train in one generation numbered above ``after``; its number."""
 
         def condition() -> bool:
-            g, members = self.generation(), self.members()
-            if g is None or g.number <= after or {m.worker for m in g.members} != set(workers):
-                return False
-            return all(w in members and members[w].generation == g.number for w in workers)
+            g = self.generation()
+            return g is not None and g.number > after and self.entered(*workers)
 
         self.wait(f"{workers} to train together", condition)
         g = self.generation()
         assert g is not None
         self.trained(g.number)
         return g.number
+
+    def entered(self, *workers: str) -> bool:
+        """Whether the newest generation is of exactly these, and they have entered it: the agent of rank 0 says so."""
+        g, members = self.generation(), self.members()
+        if g is None or {m.worker for m in g.members} != set(workers) or not workers:
+            return False
+        first = members.get(g.members[0].worker)
+        return first is not None and first.generation == g.number
 
     def commits(self) -> list[dict]:
         """Every commit line of the audit log, of all ranks."""

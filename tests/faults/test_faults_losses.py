@@ -38,12 +38,7 @@ def test_the_next_oldest_leads_if_the_leader_dies_while_forming_a_generation(job
     if when.startswith("after"):
         job.wait("a to have written it", lambda: job.generation().number > 1)
     job["a"].signal(signal.SIGKILL)
-
-    def formed() -> bool:
-        g, members = job.generation(), job.members()
-        return {m.worker for m in g.members} == {"b", "c"} and all(members[w].generation == g.number for w in "bc")
-
-    job.wait("b and c to train together", formed)
+    job.wait("b and c to train together", lambda: job.entered("b", "c"))
     assert job.generation().leader.startswith(("b.", "c."))
     assert all(job[w].process.poll() is None for w in "bc")
 
