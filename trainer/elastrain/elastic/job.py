@@ -267,12 +267,13 @@ class Job:
         self._heartbeat.backward(loss)
         compute = self._heartbeat.share()
         sums = self._gradients.backward(loss, part, connected, compute, communicator, last=step.complete)
-        known = sums is not None and communicator.broken is None
-        self._heartbeat.resumed(sums[control.COMPUTE] if known and sums is not None else None)
-        if sums is not None and known:
-            step.ok = True
-            step.agreed = control.agreed(sums, communicator.generation, connected)
-            step.loss = sums[control.LOSS]
+        if sums is None or communicator.broken is not None:
+            self._heartbeat.resumed(None)
+            return
+        self._heartbeat.resumed(sums[control.COMPUTE])
+        step.ok = True
+        step.agreed = control.agreed(sums, communicator.generation, connected)
+        step.loss = sums[control.LOSS]
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``; call it between
@@ -354,7 +355,6 @@ class Job:
                 raise
             if step.done < step.begun:
                 raise RuntimeError("job.steps(): the loop body must call job.backward(loss) once per batch")
-        self._heartbeat.runtime()
         if step.ok:
             self._commit(step)
 
@@ -365,6 +365,7 @@ class Job:
 
     def _commit(self, step: Step) -> None:
         assert self._order is not None
+        self._heartbeat.runtime()
         self._heartbeat.committed()
         self._step = None
         self._log(step, "commit")
@@ -381,6 +382,7 @@ class Job:
 
     def _settle(self) -> None:
         """Be in a healthy generation at a step boundary. Raises :class:`Drained`."""
+        self._heartbeat.runtime()
         unfinished, self._step = self._step, None
         if unfinished is not None and self._model is not None and self._buffers is not None:
             self._model.zero_grad(set_to_none=True)  # what its micro-batches have added up is void
