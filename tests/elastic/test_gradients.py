@@ -26,7 +26,7 @@ def one_step(way: Bitwise, net: nn.Module, model: nn.Module, communicator) -> tu
         last = part is parts[-1]
         with way.body(part, communicator, last=last):
             loss = model(INPUTS[list(part.fetch)]).pow(2).mean()
-            sums = way.backward(loss, part, [], communicator, last=last)
+            sums = way.backward(loss, part, [], 0.0, communicator, last=last)
     return torch.cat([torch.zeros(1) if p.grad is None else p.grad.flatten() for p in net.parameters()]).clone(), sums
 
 
