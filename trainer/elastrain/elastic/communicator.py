@@ -86,10 +86,7 @@ class Communicator:
         backend._set_default_timeout(COLLECTIVE_TIMEOUT)
         peers = {int(store.get(f"listen/{r}")) for r in range(world_size) if r != rank}
         self._sockets = [s for s in _tcp_sockets(listening=False) if _belongs(s, port, peers)]
-        self.group = dist.ProcessGroup(store, rank, world_size)
-        self.group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-            self.group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
+        self.group = _group_over(backend, store, rank, world_size)
         self._invitations = {r: store.get(f"channels/{r}").decode() for r in range(world_size)}
         self.connected_at = time.monotonic()
 
@@ -223,9 +220,7 @@ class Communicator:
                 return self._own(self.group.allreduce([buffer]), buffer, on_failure=buffer)
             except RuntimeError as e:
                 self.abort(first_line(e))
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        done.set_result(buffer)
-        return done
+        return completed(buffer)
 
 
 @dataclass(slots=True)
@@ -245,6 +240,13 @@ class _Pending:
             self.future.set_exception(error)
 
 
+def completed(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """The future of what is there already."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
 def solo_group() -> dist.ProcessGroup:
     """A group of this rank alone, for what must have one before there is a generation. It has no connections."""
     store = dist.HashStore()
@@ -252,9 +254,13 @@ def solo_group() -> dist.ProcessGroup:
     with _device_lock:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=True)]
     options._timeout = CONNECT_TIMEOUT
-    group = dist.ProcessGroup(store, 0, 1)
+    return _group_over(dist.ProcessGroupGloo(store, 0, 1, options), store, 0, 1)
+
+
+def _group_over(backend: dist.ProcessGroupGloo, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
+    """What DDP takes, for tensors wherever they are."""
+    group = dist.ProcessGroup(store, rank, world_size)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    backend = dist.ProcessGroupGloo(store, 0, 1, options)
     for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
     return group

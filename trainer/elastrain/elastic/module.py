@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
 
 from elastrain.elastic import control, digest
-from elastrain.elastic.communicator import Communicator, solo_group
+from elastrain.elastic.communicator import Communicator, completed, solo_group
 
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
@@ -106,9 +106,7 @@ class ElasticModule(nn.Module):
     def _sum_bucket(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self._communicator is not None:
             return self._communicator.sum_bucket(bucket.buffer())
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
+        return completed(bucket.buffer())
 
     def _rebuild(self) -> None:
         """Have DDP rebuild its buckets now, as it does once after its first backward, and take note of them."""
