@@ -91,3 +91,10 @@ def test_every_byte_travels_once_in_pieces_within_the_bound(sizes, sources, rece
     givers = transfer.share(pieces, sources, receiver)
     assert set(givers) <= set(sources)
     assert all(giver == sources[0] for p, giver in zip(pieces, givers, strict=True) if p.packed)
+
+
+@pytest.mark.parametrize(("mine", "sources", "receivers"), [(0, [0], [1]), (1, [0], [1])])
+def test_giver_and_taker_stop_waiting_for_a_silent_peer_if_aborted(pair, mine, sources, receivers) -> None:
+    threading.Timer(0.05, pair[mine].abort, ["the peer is silent"]).start()
+    with pytest.raises(GenerationBroken, match="the peer is silent"):
+        transfer.move(lambda: TREE, pair[mine], sources, receivers, reuse=False)
