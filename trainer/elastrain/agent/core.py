@@ -321,27 +321,27 @@ class Core:
             yield Welcome(member=me, address=self.config.address, lease_ttl=self.config.lease_ttl, step=seen.step)
         if not rank.listens or rank.told_exit:
             return
+        yield from self._aborts(rank, me, seen)  # first what is over: until then a rank may be blocked in it
         if seen.generation is not None and seen.generation.number > max(rank.proposed, default=0):
             rank.proposed.add(seen.generation.number)
             yield Proposed(generation=seen.generation)
-        for number, why in self._aborts(rank, me, seen):
-            rank.aborted.add(number)
-            yield Abort(generation=number, reason=why)
+            yield from self._aborts(rank, me, seen)
         why_exit = self._why_exit(rank, me, seen)
         if why_exit is not None:
             rank.told_exit = True
             self.exit_deadline = self.exit_deadline or now + self.config.drain_timeout
             yield Exit(reason=why_exit)
 
-    def _aborts(self, rank: Rank, me: str, seen: Seen) -> Iterator[tuple[int, str]]:
-        """Generations that the rank is in, or is connecting to, and should give up."""
+    def _aborts(self, rank: Rank, me: str, seen: Seen) -> Iterator[Abort]:
+        """Of generations that the rank is in, or is connecting to, and should give up."""
         for number in sorted(rank.proposed & self.generations.keys() - rank.aborted):
             if number < rank.adopted or number <= rank.broken:
                 continue
             why = self.fenced.get(number)
             why = why or why_abort(self.generations[number], me, seen.ended)
             if why is not None:
-                yield number, why
+                rank.aborted.add(number)
+                yield Abort(generation=number, reason=why)
 
     def _why_exit(self, rank: Rank, me: str, seen: Seen) -> str | None:
         """Why the rank should end its loop, or None."""
