@@ -59,8 +59,10 @@ class Fetcher(Dataset[Any]):
         return task.ticket, None if samples is None else self._collate(samples)
 
     def _samples(self, task: Task) -> list[Any] | None:
+        newest = self._newest.numpy()  # shares its memory, and is ten times as quick to read
+
         def needed(_index: int) -> bool:
-            return int(self._newest) == task.ticket
+            return bool(newest[0] == task.ticket)
 
         def seeded(index: int) -> bool:
             assert self._randomness is not None
