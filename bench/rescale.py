@@ -25,7 +25,7 @@ from rescale_harness.goals import with_goals
 from rescale_harness.load import Load
 from rescale_harness.machine import machine
 from rescale_harness.report import Terminal, between_markers, markdown, show
-from rescale_harness.results import Report, RunResult, SystemResult
+from rescale_harness.results import Machine, Report, RunResult, SystemResult
 from rescale_harness.scenario import Run
 from rescale_harness.systems import SYSTEMS, Settings
 
@@ -47,6 +47,7 @@ Examples:
   bench/rescale.py                                                  the default scenario, three runs: half an hour
   bench/rescale.py --scenarios all --systems elastrain --busy       every scenario, and again beside a load
   bench/rescale.py --systems elastrain --runs 1 --events grow,term  a quick look
+  bench/rescale.py --json rescale.json --add --scenarios silent     further runs, into an earlier report
   bench/rescale.py --render rescale.json                            the tables as Markdown; nothing is run
   bench/rescale.py --render rescale.json --into docs/benchmarks.md  ... written between that page's markers
 
@@ -83,9 +84,14 @@ class Benchmark:
     """All runs of all systems, and the report on those that are over."""
 
     def __init__(
-        self, systems: Sequence[str], scenarios: Mapping[str, Scenario], settings: Settings, limit: float
+        self,
+        systems: Sequence[str],
+        scenarios: Mapping[str, Scenario],
+        settings: Settings,
+        limit: float,
+        earlier: Report | None = None,
     ) -> None:
-        """Raises ``EtcdNotFound``."""
+        """``earlier``: its runs count, too. Raises ``EtcdNotFound``, and ``ValueError`` if they cannot."""
         self._systems = systems
         self._scenarios = scenarios
         self._settings = settings
@@ -93,6 +99,18 @@ class Benchmark:
         self._machine = machine()
         self._began, self._clock = datetime.now(UTC), time.monotonic()
         self._results: dict[tuple[bool, str], list[RunResult]] = {}
+        self._earlier = earlier
+        if earlier is not None:
+            self._go_on_from(earlier)
+
+    def _go_on_from(self, earlier: Report) -> None:
+        same_conditions(earlier, self._machine, self._settings, self._limit)
+        revisions = dict.fromkeys((*earlier.machine.revision.split(", "), self._machine.revision))
+        self._machine = earlier.machine.model_copy(update={"revision": ", ".join(revisions)})
+        self._systems = list(dict.fromkeys((*earlier.systems, *earlier.busy, *self._systems)))
+        for busy, systems in ((False, earlier.systems), (True, earlier.busy)):
+            for name, result in systems.items():
+                self._results[busy, name] = list(result.runs)
 
     def measure(self, name: str, scenario: str, directory: Path, terminal: Terminal, busy: bool) -> None:
         """One run of a system, with its logs in a new ``directory``; ``busy``: beside a load."""
@@ -106,17 +124,19 @@ class Benchmark:
         self._results.setdefault((busy, name), []).append(result)
 
     def report(self) -> Report:
+        earlier = self._earlier
         ttl = self._settings.lease_ttl if any(s.short_lease for s in self._scenarios.values()) else None
+        events = (e.value for s in self._scenarios.values() for e in s.events)
         return Report(
             machine=self._machine,
-            began=self._began.strftime("%Y-%m-%d %H:%M UTC"),
-            seconds=round(time.monotonic() - self._clock, 1),
-            events=tuple(dict.fromkeys(e.value for s in self._scenarios.values() for e in s.events)),
+            began=earlier.began if earlier else self._began.strftime("%Y-%m-%d %H:%M UTC"),
+            seconds=round(time.monotonic() - self._clock + (earlier.seconds if earlier else 0), 1),
+            events=tuple(dict.fromkeys((*(earlier.events if earlier else ()), *events))),
             checkpoint_every=self._settings.checkpoint_every,
             limit=self._limit,
             systems=self._summaries(busy=False),
-            scenarios=tuple(self._scenarios),
-            lease_ttl=ttl,
+            scenarios=tuple(dict.fromkeys((*(earlier.scenarios if earlier else ()), *self._scenarios))),
+            lease_ttl=ttl or (earlier.lease_ttl if earlier else None),
             busy=self._summaries(busy=True),
             load_after=round(os.getloadavg()[0], 2),
         )
@@ -126,6 +146,19 @@ class Benchmark:
         if REFERENCE in found:
             found[REFERENCE] = with_goals(found[REFERENCE], float(self._settings.lease_ttl or 0))
         return with_ratios(found, REFERENCE)
+
+
+def same_conditions(earlier: Report, here: Machine, settings: Settings, limit: float) -> None:
+    """Raises ``ValueError`` if runs made here and now do not belong beside those of ``earlier``."""
+    told = {"load": 0.0, "revision": ""}  # both are in the report, and may differ
+    if earlier.machine.model_copy(update=told) != here.model_copy(update=told):
+        raise ValueError(f"it was measured on another machine or with other versions: {earlier.machine}")
+    ttl = earlier.lease_ttl or settings.lease_ttl
+    if (earlier.checkpoint_every, earlier.limit, ttl) != (settings.checkpoint_every, limit, settings.lease_ttl):
+        raise ValueError(
+            f"it was measured with --checkpoint-every {earlier.checkpoint_every} --limit {earlier.limit:g}"
+            f" --lease-ttl {ttl}"
+        )
 
 
 def plan(systems: Sequence[str], scenarios: Mapping[str, Scenario], runs: int, busy: bool) -> list[Job]:
@@ -203,6 +236,7 @@ def main(
     ] = None,
     limit: Annotated[float, typer.Option(min=10, help="Seconds that an event may take to be recovered from.")] = 180,
     logs: Annotated[Path | None, typer.Option(help="Where runs leave their logs. Default: bench/results/TIME.")] = None,
+    add: Annotated[bool, typer.Option("--add", help="Add to the runs that the file of --json has already.")] = False,
     render_: Annotated[Path | None, typer.Option("--render", help="Run nothing; print this report.")] = None,
     into: Annotated[Path | None, typer.Option(help="With --render: write into this page.")] = None,
 ) -> None:
@@ -217,10 +251,15 @@ def main(
     for name in names:
         if (lacks := SYSTEMS[name].missing(settings)) is not None:
             refuse(lacks)
+    if add and json is None:
+        refuse("--add: needs --json FILE, with the runs to add to")
     try:
-        benchmark = Benchmark(names, chosen, settings, limit)
+        earlier = Report.model_validate_json(json.read_bytes()) if add and json else None
+        benchmark = Benchmark(names, chosen, settings, limit, earlier)
     except EtcdNotFound as error:
         refuse(str(error))
+    except (OSError, ValueError) as error:  # pydantic's are among them
+        refuse(f"--add {json}: {error}")
     signal.signal(signal.SIGTERM, interrupt)
     console = Console()
     place = logs or Path(__file__).parent / "results" / time.strftime("%Y%m%d-%H%M%S")

@@ -126,6 +126,8 @@ print(agent, log.read_text())
         (["--events", "grow-many,grow"], "grow after 1 events: 9 nodes, must be 1 to 8"),
         (["--scenarios", "calm"], "--scenarios: 'calm' must be one of default, kill-first"),
         (["--systems", "torchft-tuned"], "torchft-tuned: --torchft-python must be the Python of a virtual environment"),
+        (["--add"], "--add: needs --json FILE"),
+        (["--add", "--json", "/nowhere.json"], "--add /nowhere.json: [Errno 2] No such file"),
         (["--render", "/nowhere.json"], "--render /nowhere.json: [Errno 2] No such file"),
     ],
 )
