@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from elastrain import __version__
+from elastrain.cluster import app as cluster
 
 app = typer.Typer(
     name="elastrain",
@@ -24,9 +27,23 @@ app = typer.Typer(
         elastrain status digits                     how it stands
         elastrain audit .elastrain/digits/audit/*   was every sample used exactly once?
 
-    [bold]On a cluster[/bold]: kubectl apply -f job.yaml; kubectl scale etj/digits --replicas=4
+    [bold]On a cluster[/bold] (the same as kubectl etj ...):
+
+        elastrain submit job.yaml                   or a script: train.py --max 8 --image ...
+        elastrain list                              all jobs of the namespace
+        elastrain watch digits                      until it ends
+        elastrain explain digits                    why it has this size, and what would change it
+        elastrain doctor                            is everything there?
+
+    A job of this machine comes first where a name is given; -n or --context mean the cluster.
+
+    Exit codes: 0 done; 1 the job has failed; 2 asked wrongly, or refused; 3 no cluster, or not allowed there;
+    130 Ctrl-C.
     """,
 )
+for _command in cluster.app.registered_commands:
+    if _command.callback not in {cluster.scale, cluster.status}:  # they have a local meaning, too: below
+        app.registered_commands.append(_command)
 
 Manifest = Annotated[Path, typer.Argument(help="The job's manifest: YAML of kind ElasticTrainingJob.", metavar="FILE")]
 
@@ -82,13 +99,18 @@ def run(
 
 @app.command()
 def scale(
-    job: Annotated[str, typer.Argument(help="Name of a job that runs on this machine.")],
+    job: cluster.Job,
     replicas: Annotated[int, typer.Argument(help="Workers wanted, between minReplicas and maxReplicas.")],
+    namespace: cluster.Namespace = None,
+    context: cluster.Context = None,
 ) -> None:
-    """Change how many workers a running local job has. It goes on training meanwhile.
+    """Change how many workers a running job has, on this machine or on the cluster. It goes on training meanwhile.
 
-    Example: elastrain scale digits 4
+    Examples: elastrain scale digits 4, elastrain scale digits 4 -n research
     """
+    if not _is_local(job, namespace, context):
+        with _nor_here(job):
+            cluster.scale(job, replicas, namespace, context)
     from elastrain.local.command import scale_job
     from elastrain.local.control import ControlError
 
@@ -100,20 +122,45 @@ def scale(
 
 @app.command()
 def status(
-    job: Annotated[str | None, typer.Argument(help="Name of a local job; absent: all that run.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+    job: Annotated[str | None, typer.Argument(help="Name of the job; absent: all that run on this machine.")] = None,
+    output: cluster.Format = cluster.Output.TABLE,
+    namespace: cluster.Namespace = None,
+    context: cluster.Context = None,
 ) -> None:
-    """Show how local jobs stand.
+    """Show how a job stands, on this machine or on the cluster.
 
-    Examples: elastrain status, elastrain status digits, elastrain status digits --json
+    Examples: elastrain status, elastrain status digits, elastrain status digits -n research -o yaml
     """
+    if job is not None and not _is_local(job, namespace, context):
+        with _nor_here(job):
+            cluster.status(job, output, namespace, context)
     from elastrain.local.command import show_status
     from elastrain.local.control import ControlError
 
     try:
-        show_status(job, as_json=json)
+        show_status(job, output)
     except ControlError as error:
         _refuse(str(error))
+
+
+@contextlib.contextmanager
+def _nor_here(job: str) -> Iterator[None]:
+    """Where there is no cluster, a local job may have been meant."""
+    try:
+        yield
+    except typer.Exit as leaving:
+        if leaving.exit_code == cluster.EXIT_NO_CLUSTER:
+            typer.echo(f"and no job {job} runs on this machine (elastrain status lists those that do)", err=True)
+        raise
+
+
+def _is_local(job: str, namespace: str | None, context: str | None) -> bool:
+    """Whether the job of this name is one that runs on this machine."""
+    if namespace or context:
+        return False
+    from elastrain.local.control import control_directory, running_jobs
+
+    return job in running_jobs(control_directory())
 
 
 @app.command()
@@ -169,7 +216,8 @@ def _refuse(message: str) -> NoReturn:
 
 def main() -> None:
     """All commands. (The ``elastrain`` script begins in ``__main__``.)"""
-    app(prog_name="elastrain")
+    with cluster.explained():
+        app(prog_name="elastrain")
 
 
 if __name__ == "__main__":

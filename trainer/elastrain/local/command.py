@@ -189,19 +189,26 @@ def scale_job(job: str, replicas: int) -> str:
     return f"{job}: {answer['desired']} workers wanted (was {answer['before']})"
 
 
-def show_status(job: str | None, *, as_json: bool) -> None:
-    """``elastrain status``: prints. Raises :class:`ControlError`."""
+def show_status(job: str | None, output: str) -> None:
+    """``elastrain status``: prints, as a table, ``json``, ``yaml`` or only each ``name``. Raises
+    :class:`ControlError`.
+    """
     directory = control_directory()
     jobs = [job] if job else running_jobs(directory)
     stati = [ask(directory, name, {"do": "status"}) for name in jobs]
-    console = Console()
-    if as_json:
-        console.print_json(json.dumps(stati[0] if job else stati))
-        return
-    for status in stati:
-        console.print(render(LocalStatus.model_validate(status), None))
-    if not stati:
-        console.print("no local job is running")
+    console = Console(soft_wrap=True)
+    match output:
+        case "json":
+            console.print_json(json.dumps(stati[0] if job else stati))
+        case "yaml":
+            console.out(yaml.safe_dump(stati[0] if job else stati, sort_keys=False), end="", highlight=False)
+        case "name":
+            console.out("\n".join(jobs), highlight=False)
+        case _:
+            for status in stati:
+                console.print(render(LocalStatus.model_validate(status), None))
+            if not stati:
+                console.print("no local job is running; elastrain list shows those of the cluster")
 
 
 def audit_directory(directory: Path, *, as_json: bool) -> bool:

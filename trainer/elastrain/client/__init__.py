@@ -1,0 +1,32 @@
+"""A client for jobs on a cluster, over the official ``kubernetes`` package: ``pip install 'elastrain[client]'``.
+
+::
+
+    from elastrain.client import Jobs
+
+    with Jobs(namespace="research") as jobs:
+        jobs.scale("digits", 4)
+        job = jobs.wait("digits", timeout_seconds=3600)
+        print(job.status.phase, job.status.step)
+
+:class:`AsyncJobs` is the same with ``await``. Every error is a :class:`ClusterError` that says what was asked, why it
+was refused, and what to do.
+"""
+
+from elastrain.client.asynchronous import AsyncJobs
+from elastrain.client.blocking import Jobs
+from elastrain.client.errors import (
+    ClusterError,
+    JobExists,
+    JobNotFound,
+    NotAllowed,
+    NotConnected,
+    NotInstalled,
+    Refused,
+)
+from elastrain.client.records import Event, LogLine, Worker
+
+__all__ = [
+    "AsyncJobs", "ClusterError", "Event", "JobExists", "JobNotFound", "Jobs", "LogLine", "NotAllowed", "NotConnected",
+    "NotInstalled", "Refused", "Worker",
+]  # fmt: skip

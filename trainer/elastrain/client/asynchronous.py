@@ -1,0 +1,222 @@
+"""The client for programs with an event loop; ``Jobs`` is the same for those without."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Self
+
+from elastrain.api import names
+from elastrain.api.job import ElasticTrainingJob
+from elastrain.client import errors
+from elastrain.client.connection import MERGE_PATCH, Connection
+from elastrain.client.records import Event, LogLine, Worker, event_of, job_of, worker_of
+
+ENDED = ("Succeeded", "Failed")
+_WATCH_SECONDS = 300
+"""The API server ends a watch after this long; it is taken up again."""
+_AGAIN_SECONDS = 1.0
+"""Between the end of a watch and the next."""
+_PAGE = 500
+"""Objects of one answer to a list."""
+
+
+class AsyncJobs:
+    """The ``ElasticTrainingJob`` resources of one namespace.
+
+    ``async with await AsyncJobs.connect() as jobs: job = await jobs.get("digits")``. Every method may raise a
+    :class:`~elastrain.client.ClusterError`.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        """Over a connection that exists already; :meth:`connect` makes one."""
+        self._connection = connection
+        self.namespace = connection.namespace
+
+    @classmethod
+    async def connect(
+        cls, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
+    ) -> Self:
+        """By a kubeconfig (``kubeconfig``, else ``$KUBECONFIG``, else ``~/.kube/config``), or in a pod by its service
+        account.
+
+        ``namespace``: None means the context's own, or the pod's. Raises :class:`~elastrain.client.NotConnected`.
+        """
+        return cls(await Connection.open(namespace=namespace, context=context, kubeconfig=kubeconfig))
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -- jobs --------------------------------------------------------------------------------------------------------
+    async def submit(self, job: ElasticTrainingJob | Mapping[str, Any], *, dry_run: bool = False) -> ElasticTrainingJob:
+        """Create the job, in the namespace that its metadata names, else in this one; with ``dry_run`` the API server
+        only checks it. Raises ``JobExists`` and ``Refused``.
+        """
+        body = _body(job)
+        metadata = body.get("metadata", {})
+        query = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+        name, path = str(metadata.get("name", "")), self._path(namespace=metadata.get("namespace"))
+        return job_of(await self._connection.call("POST", path, f"submit job {name}", name, body=body, query=query))
+
+    async def add_files(self, job: ElasticTrainingJob, name: str, files: Mapping[str, str]) -> None:
+        """Create the ConfigMap ``name`` with text ``files`` for a job that mounts it; it is deleted with the job.
+
+        Raises ``Refused`` if there is one of this name already, or the files are too large together (1 MiB).
+        """
+        owner = {
+            "apiVersion": names.API_VERSION, "kind": names.KIND, "name": job.name, "uid": job.metadata["uid"],
+        }  # fmt: skip
+        body = {
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "ownerReferences": [owner]},
+            "data": dict(files),
+        }  # fmt: skip
+        path = f"/api/v1/namespaces/{job.namespace}/configmaps"
+        await self._connection.call("POST", path, f"send the files of job {job.name}", job.name, body=body)
+
+    async def get(self, name: str) -> ElasticTrainingJob:
+        """The job as it is now. Raises ``JobNotFound``."""
+        return job_of(await self._connection.call("GET", self._path(name), f"read job {name}", name))
+
+    async def list(self, *, all_namespaces: bool = False) -> tuple[ElasticTrainingJob, ...]:
+        """All jobs of the namespace, or of the cluster, by namespace and name."""
+        path = f"/apis/{names.API_VERSION}/{names.PLURAL}" if all_namespaces else self._path()
+        found = [job_of(item) for item in await self._all(path, "list jobs")]
+        return tuple(sorted(found, key=lambda job: (job.namespace, job.name)))
+
+    async def scale(self, name: str, replicas: int) -> int:
+        """Want ``replicas`` workers, within the job's bounds; returns how many were wanted before."""
+        before = (await self.get(name)).spec.desired_replicas
+        await self._patch(name, {"replicas": replicas}, f"scale job {name} to {replicas} workers")
+        return before
+
+    async def suspend(self, name: str) -> None:
+        """Drain all workers at a step boundary and keep the job."""
+        await self._patch(name, {"suspend": True}, f"suspend job {name}")
+
+    async def resume(self, name: str) -> None:
+        """Start the workers of a suspended job again."""
+        await self._patch(name, {"suspend": False}, f"resume job {name}")
+
+    async def delete(self, name: str) -> None:
+        """Delete the job, and with it its pods."""
+        await self._connection.call("DELETE", self._path(name), f"delete job {name}", name)
+
+    # -- what becomes of them ----------------------------------------------------------------------------------------
+    async def watch(self, name: str) -> AsyncIterator[ElasticTrainingJob]:
+        """The job as it is, and again after each change; ends when it has been deleted.
+
+        A watch that breaks off is taken up again; if the API server cannot be reached then, ``NotConnected`` is raised.
+        """
+        version = ""
+        while True:
+            try:
+                job = await self.get(name)  # what the last watch may have missed is in here
+            except errors.JobNotFound:
+                if not version:
+                    raise
+                return
+            if job.metadata.get("resourceVersion") != version:
+                version = str(job.metadata.get("resourceVersion"))
+                yield job
+            async for body in self._changes(name, version):
+                if body is None:
+                    return
+                job = job_of(body)
+                version = str(job.metadata.get("resourceVersion"))
+                yield job
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def wait(
+        self, name: str, *, until: tuple[str, ...] = ENDED, timeout_seconds: float | None = None
+    ) -> ElasticTrainingJob:
+        """The job once its phase is one of ``until``. Raises ``TimeoutError`` saying what it was instead, and
+        ``JobNotFound`` if it is deleted meanwhile.
+        """
+        phase: str | None = None
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                async for job in self.watch(name):
+                    phase = job.status.phase if job.status else None
+                    if phase in until:
+                        return job
+        except TimeoutError:
+            raise TimeoutError(
+                f"job {name} is {phase or 'not seen by an operator yet'} after {timeout_seconds:g} s, "
+                f"waited for {' or '.join(until)}"
+            ) from None
+        raise errors.JobNotFound(f"job {name} was deleted while it was waited for")
+
+    async def workers(self, name: str) -> tuple[Worker, ...]:
+        """Its pods, oldest first."""
+        path, selector = f"/api/v1/namespaces/{self.namespace}/pods", f"{names.LABEL_JOB}={name}"
+        found = await self._all(path, f"list the workers of job {name}", labelSelector=selector)
+        return tuple(sorted(map(worker_of, found), key=lambda worker: worker.ordinal))
+
+    async def events(self, name: str) -> tuple[Event, ...]:
+        """What was told about it, oldest first. The API server forgets after an hour."""
+        path = f"/api/v1/namespaces/{self.namespace}/events"
+        selector = f"involvedObject.kind={names.KIND},involvedObject.name={name}"
+        found = await self._all(path, f"read the events of job {name}", fieldSelector=selector)
+        events = sorted(map(event_of, found), key=lambda event: event.time.timestamp() if event.time else 0.0)
+        return tuple(events)
+
+    async def logs(self, worker: str, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
+        """Lines of one worker's training container: all or the last ``tail``, with ``follow`` until it ends."""
+        what, path = f"read the log of {worker}", f"/api/v1/namespaces/{self.namespace}/pods/{worker}"
+        pod = await self._connection.call("GET", path, what, worker)
+        containers = [c["name"] for c in pod["spec"]["containers"]]
+        trains = names.TRAINER_CONTAINER if names.TRAINER_CONTAINER in containers else containers[0]
+        query = {"container": trains, "follow": str(follow).lower()}
+        if tail is not None:
+            query["tailLines"] = str(tail)
+        async for line in self._connection.lines(f"{path}/log", what, worker, query):
+            yield LogLine(worker, line.decode(errors="replace").rstrip("\n"))
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+    def _path(self, name: str = "", namespace: str | None = None) -> str:
+        jobs = f"/apis/{names.API_VERSION}/namespaces/{namespace or self.namespace}/{names.PLURAL}"
+        return f"{jobs}/{name}" if name else jobs
+
+    async def _patch(self, name: str, spec: Mapping[str, Any], what: str) -> None:
+        await self._connection.call("PATCH", self._path(name), what, name, body={"spec": spec}, content=MERGE_PATCH)
+
+    async def _all(self, path: str, what: str, **query: str) -> Sequence[dict[str, Any]]:
+        """Every object of a list, page by page."""
+        items = []
+        go_on = ""
+        while True:
+            page = query | {"limit": str(_PAGE)} | ({"continue": go_on} if go_on else {})
+            answer = await self._connection.call("GET", path, what, query=page)
+            items += answer["items"]
+            go_on = answer["metadata"].get("continue", "")
+            if not go_on:
+                return items
+
+    async def _changes(self, name: str, version: str) -> AsyncIterator[dict[str, Any] | None]:
+        """The job after each change since ``version``, None when it has been deleted; ends when the watch does."""
+        query = {
+            "watch": "true", "fieldSelector": f"metadata.name={name}", "resourceVersion": version,
+            "timeoutSeconds": str(_WATCH_SECONDS),
+        }  # fmt: skip
+        try:
+            async for line in self._connection.lines(self._path(), f"watch job {name}", name, query):
+                change = json.loads(line)
+                if change["type"] == "ERROR":  # the version is too old
+                    return
+                yield None if change["type"] == "DELETED" else change["object"]
+        except errors.NotConnected:
+            return  # the caller finds out whether the API server is there
+
+
+def _body(job: ElasticTrainingJob | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(job, ElasticTrainingJob):
+        return job.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"status"})
+    return dict(job)

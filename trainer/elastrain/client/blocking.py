@@ -1,0 +1,121 @@
+"""The client for programs without an event loop: :class:`AsyncJobs`, whose loop runs in a thread of its own.
+
+In a thread, so that it also works where a loop runs already, as in a notebook.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from typing import Any, Self, TypeVar
+
+from elastrain.api.job import ElasticTrainingJob
+from elastrain.client.asynchronous import ENDED, AsyncJobs
+from elastrain.client.records import Event, LogLine, Worker
+
+T = TypeVar("T")
+
+
+class Jobs:
+    """The ``ElasticTrainingJob`` resources of one namespace.
+
+    ``with Jobs() as jobs: print(jobs.get("digits").status.phase)``. Each method does what its namesake of
+    :class:`AsyncJobs` does, and raises what that raises. For one thread at a time.
+    """
+
+    def __init__(
+        self, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
+    ) -> None:
+        """Connect, as :meth:`AsyncJobs.connect` does."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="elastrain-client", daemon=True)
+        self._thread.start()
+        try:
+            self._jobs = self._do(AsyncJobs.connect(namespace=namespace, context=context, kubeconfig=kubeconfig))
+        except BaseException:
+            self._stop()
+            raise
+
+    @property
+    def namespace(self) -> str:
+        return self._jobs.namespace
+
+    def close(self) -> None:
+        """Give the connections back."""
+        if not self._loop.is_closed():
+            self._do(self._jobs.close())
+            self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(self, job: ElasticTrainingJob | Mapping[str, Any], *, dry_run: bool = False) -> ElasticTrainingJob:
+        return self._do(self._jobs.submit(job, dry_run=dry_run))
+
+    def add_files(self, job: ElasticTrainingJob, name: str, files: Mapping[str, str]) -> None:
+        self._do(self._jobs.add_files(job, name, files))
+
+    def get(self, name: str) -> ElasticTrainingJob:
+        return self._do(self._jobs.get(name))
+
+    def list(self, *, all_namespaces: bool = False) -> tuple[ElasticTrainingJob, ...]:
+        return self._do(self._jobs.list(all_namespaces=all_namespaces))
+
+    def scale(self, name: str, replicas: int) -> int:
+        return self._do(self._jobs.scale(name, replicas))
+
+    def suspend(self, name: str) -> None:
+        self._do(self._jobs.suspend(name))
+
+    def resume(self, name: str) -> None:
+        self._do(self._jobs.resume(name))
+
+    def delete(self, name: str) -> None:
+        self._do(self._jobs.delete(name))
+
+    def watch(self, name: str) -> Iterator[ElasticTrainingJob]:
+        return self._each(self._jobs.watch(name))
+
+    def wait(
+        self, name: str, *, until: tuple[str, ...] = ENDED, timeout_seconds: float | None = None
+    ) -> ElasticTrainingJob:
+        return self._do(self._jobs.wait(name, until=until, timeout_seconds=timeout_seconds))
+
+    def workers(self, name: str) -> tuple[Worker, ...]:
+        return self._do(self._jobs.workers(name))
+
+    def events(self, name: str) -> tuple[Event, ...]:
+        return self._do(self._jobs.events(name))
+
+    def logs(self, worker: str, *, follow: bool = False, tail: int | None = None) -> Iterator[LogLine]:
+        return self._each(self._jobs.logs(worker, follow=follow, tail=tail))
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+    def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C ends the call, too
+            raise
+
+    def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
+        """The items of an asynchronous generator, which is closed when the caller has had enough."""
+
+        async def following() -> T | None:
+            return await anext(items, None)
+
+        try:
+            while (item := self._do(following())) is not None:
+                yield item
+        finally:
+            self._do(items.aclose())  # type: ignore[attr-defined]
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,1 @@
+"""The command line on a cluster: what ``elastrain`` does with :mod:`elastrain.client`, in words and tables."""

@@ -1,0 +1,233 @@
+"""The commands that need a cluster, and ``kubectl etj``, which is these alone.
+
+Exit codes: 0 done; 1 the job that was waited for has failed; 2 asked wrongly, or refused; 3 the cluster cannot be
+reached, does not know elastrain or does not allow it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXIT_FAILED, EXIT_REFUSED, EXIT_NO_CLUSTER = 1, 2, 3
+
+Job = Annotated[str, typer.Argument(help="Name of the job.", metavar="JOB")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Default: that of the kubeconfig's context.", metavar="NAME")
+]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: its current one.")]
+
+
+class Output(StrEnum):
+    """How an answer is printed."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+Format = Annotated[Output, typer.Option("--output", "-o", help="table, wide, json, yaml or name.")]
+
+app = typer.Typer(
+    name="kubectl etj",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="""Elastic training jobs on this cluster: the same commands as [bold]elastrain[/bold].
+
+        kubectl etj list
+        kubectl etj submit job.yaml
+        kubectl etj watch digits
+        kubectl etj explain digits
+    """,
+)
+
+
+@app.command("list")
+def list_(
+    *,
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of the whole cluster.")] = False,
+    output: Format = Output.TABLE,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """List the jobs of a namespace.
+
+    Examples: elastrain list -o wide, elastrain list -A, elastrain list -o json
+    """
+    from elastrain.cluster import commands
+
+    raise typer.Exit(commands.list_jobs(commands.Place(namespace, context), output, all_namespaces=all_namespaces))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def submit(
+    file: Annotated[Path, typer.Argument(help="A manifest (.yaml), or a training script (.py).", metavar="FILE")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="For a script: its arguments, after --.", metavar="[-- ARG...]")
+    ] = None,
+    *,
+    image: Annotated[str | None, typer.Option(help="For a script: an image with torch and elastrain.")] = None,
+    least: Annotated[int, typer.Option("--min", help="For a script: minReplicas.", min=1)] = 1,
+    most: Annotated[int | None, typer.Option("--max", help="For a script: maxReplicas.", min=1)] = None,
+    replicas: Annotated[int | None, typer.Option(help="For a script: workers wanted at first.", min=1)] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(help="For a script: of each worker, as nvidia.com/gpu=1 or memory=8Gi.", metavar="RESOURCE=N"),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="For a script: the job's name. Default: the file's.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing; print what would be.")] = False,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Start a job on the cluster, from a manifest or straight from a training script.
+
+    A script travels in a ConfigMap, which is deleted with the job.
+
+    Examples:
+
+        elastrain submit job.yaml
+        elastrain submit train.py --max 8 --image ghcr.io/me/train:1 --limit nvidia.com/gpu=1 -- --epochs 3
+        elastrain submit train.py --max 8 --image ghcr.io/me/train:1 --dry-run > job.yaml
+    """
+    from elastrain.cluster import commands
+
+    asked = commands.ScriptJob(name, image, (least, most, replicas), tuple(limit or ()), tuple(arguments or ()))
+    raise typer.Exit(commands.submit(commands.Place(namespace, context), file, asked, dry_run=dry_run))
+
+
+@app.command()
+def status(job: Job, output: Format = Output.TABLE, namespace: Namespace = None, context: Context = None) -> None:
+    """Show how a job stands: its size, workers, last rescale and events.
+
+    Examples: elastrain status digits, elastrain status digits -o yaml
+    """
+    from elastrain.cluster import commands
+
+    raise typer.Exit(commands.status(commands.Place(namespace, context), job, output))
+
+
+@app.command()
+def watch(job: Job, namespace: Namespace = None, context: Context = None) -> None:
+    """Follow a job until it ends. Exit code 0 if it has succeeded, 1 if it has failed. Ctrl-C leaves it running.
+
+    Example: elastrain watch digits
+    """
+    from elastrain.cluster import commands
+
+    raise typer.Exit(commands.watch(commands.Place(namespace, context), job))
+
+
+@app.command()
+def scale(
+    job: Job,
+    replicas: Annotated[int, typer.Argument(help="Workers wanted, between minReplicas and maxReplicas.")],
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Change how many workers a job wants. It goes on training meanwhile.
+
+    Example: elastrain scale digits 4
+    """
+    from elastrain.cluster import commands
+
+    raise typer.Exit(commands.scale(commands.Place(namespace, context), job, replicas))
+
+
+@app.command()
+def suspend(job: Job, namespace: Namespace = None, context: Context = None) -> None:
+    """Drain all workers of a job at a step boundary, write a checkpoint where it has one, and keep the job.
+
+    Example: elastrain suspend digits
+    """
+    from elastrain.cluster import commands
+
+    raise typer.Exit(commands.suspend(commands.Place(namespace, context), job))
+
+
+@app.command()
+def resume(job: Job, namespace: Namespace = None, context: Context = None) -> None:
+    """Start the workers of a suspended job again, from its newest checkpoint.
+
+    Example: elastrain resume digits
+    """
+    from elastrain.cluster import commands
+
+    raise typer.Exit(commands.resume(commands.Place(namespace, context), job))
+
+
+@app.command()
+def delete(job: Job, namespace: Namespace = None, context: Context = None) -> None:
+    """Delete a job and its workers.
+
+    Example: elastrain delete digits
+    """
+    from elastrain.cluster import commands
+
+    raise typer.Exit(commands.delete(commands.Place(namespace, context), job))
+
+
+@app.command()
+def logs(
+    job: Job,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the workers end.")] = False,
+    tail: Annotated[int, typer.Option(help="Lines of each worker.", min=0)] = 50,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Print the logs of all workers, those of a failed one first.
+
+    Examples: elastrain logs digits, elastrain logs digits -f --tail 10
+    """
+    from elastrain.cluster import commands
+
+    raise typer.Exit(commands.logs(commands.Place(namespace, context), job, follow=follow, tail=tail))
+
+
+@app.command()
+def explain(job: Job, namespace: Namespace = None, context: Context = None) -> None:
+    """Say why a job has the size that it has, and what would change it.
+
+    Example: elastrain explain digits
+    """
+    from elastrain.cluster import commands
+
+    raise typer.Exit(commands.explain(commands.Place(namespace, context), job))
+
+
+@app.command()
+def doctor(namespace: Namespace = None, context: Context = None) -> None:
+    """Check cluster, operator, etcd, accelerators and permissions; each finding comes with its fix. Exit code 3 if
+    something is broken.
+
+    Example: elastrain doctor
+    """
+    from elastrain.cluster import commands
+
+    raise typer.Exit(commands.doctor(commands.Place(namespace, context)))
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Say which part of elastrain is not installed, if a command needs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in {"kubernetes", "aiohttp"}:
+            raise
+        typer.echo(f"this needs the package {error.name}: pip install 'elastrain[client]'", err=True)
+        raise SystemExit(EXIT_REFUSED) from None
+
+
+def main() -> None:
+    """Entry point of ``kubectl-etj``, which kubectl runs for ``kubectl etj``."""
+    with explained():
+        app(prog_name="kubectl etj")

@@ -1,0 +1,186 @@
+"""What ``elastrain doctor`` looks at: each check says what it found, and how to mend it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from elastrain.api import names
+from elastrain.client import ClusterError, NotAllowed
+from elastrain.client.connection import Connection
+
+NEEDS: Sequence[tuple[str, str, str]] = (
+    ("list", names.GROUP, names.PLURAL),
+    ("create", names.GROUP, names.PLURAL),
+    ("patch", names.GROUP, names.PLURAL),
+    ("delete", names.GROUP, names.PLURAL),
+    ("list", "", "pods"),
+    ("get", "", "pods/log"),
+    ("list", "", "events"),
+)
+"""(verb, API group, resource): what the commands of this program need in a namespace."""
+OLDEST = (1, 29)
+"""Kubernetes' first release in which the CRD's rules (CEL) are generally available."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Of one check."""
+
+    check: str
+    state: Literal["ok", "warning", "broken", "unknown"]
+    says: str
+    fix: str = ""
+
+
+async def examine(connection: Connection) -> list[Finding]:
+    """All checks, in the order in which one depends on the other; after one that is broken beyond hope, no more.
+
+    Does not raise: what cannot be asked is a finding.
+    """
+    try:
+        version = await connection.call("GET", "/version", "ask for the cluster's version")
+    except ClusterError as error:
+        return [Finding("API server", "broken", str(error))]
+    found = [api_server(version)]
+    try:
+        group = await connection.call("GET", f"/apis/{names.GROUP}", f"look for {names.KIND}")
+    except ClusterError:
+        group = {}
+    found.append(resource(group))
+    found.append(permissions(await _allowed(connection), connection.namespace))
+    deployments = await _list(connection, "/apis/apps/v1/deployments", "app.kubernetes.io/name=elastrain")
+    found.append(operator(deployments))
+    etcd = "app.kubernetes.io/name=elastrain,app.kubernetes.io/component=etcd"
+    found.append(coordination(await _list(connection, "/api/v1/pods", etcd)))
+    found.append(accelerators(await _list(connection, "/api/v1/nodes", "")))
+    return found
+
+
+# ---- judgements (pure) ---------------------------------------------------------------------------------------------
+def api_server(version: Mapping[str, Any]) -> Finding:
+    """``version``: the answer of ``/version``."""
+    words = str(version.get("gitVersion", "unknown version"))
+    try:
+        release = (int(version["major"]), int(str(version["minor"]).rstrip("+")))
+    except (KeyError, ValueError):
+        return Finding("API server", "unknown", f"answers, with a version that cannot be read: {words}")
+    if release < OLDEST:
+        least = ".".join(map(str, OLDEST))
+        return Finding("API server", "broken", f"{words}", f"elastrain needs Kubernetes {least} or newer")
+    return Finding("API server", "ok", words)
+
+
+def resource(group: Mapping[str, Any]) -> Finding:
+    """``group``: the API server's own account of the group, empty if it has none."""
+    served = [v["version"] for v in group.get("versions", [])]
+    if not served:
+        return Finding(names.KIND, "broken", "this cluster does not know it", "helm install elastrain charts/elastrain")
+    if names.VERSION not in served:
+        return Finding(
+            names.KIND, "broken", f"served as {', '.join(served)}; this program speaks {names.VERSION}",
+            "install the version of elastrain that the operator has",
+        )  # fmt: skip
+    return Finding(names.KIND, "ok", f"served as {', '.join(served)}")
+
+
+def permissions(allowed: Mapping[tuple[str, str, str], bool], namespace: str) -> Finding:
+    """``allowed``: for each of :data:`NEEDS` whether this user may; empty if the cluster would not say."""
+    if not allowed:
+        return Finding("permissions", "unknown", "the cluster does not say what this user may do")
+    lacks = [f"{verb} {resource}" for (verb, _, resource), may in allowed.items() if not may]
+    if lacks:
+        return Finding(
+            "permissions", "warning", f"in namespace {namespace} this user may not {', '.join(lacks)}",
+            "ask for a role with these verbs",
+        )  # fmt: skip
+    return Finding("permissions", "ok", f"all that is needed in namespace {namespace}")
+
+
+def operator(deployments: Sequence[Mapping[str, Any]] | None) -> Finding:
+    """``deployments``: those of elastrain in the cluster; None if this user may not see them."""
+    if deployments is None:
+        return Finding("operator", "unknown", "this user may not list deployments")
+    ours = [d for d in deployments if d["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "operator"]
+    if not ours:
+        return Finding("operator", "broken", "not installed by the chart", "helm install elastrain charts/elastrain")
+    places = {f"{d['metadata']['namespace']}/{d['metadata']['name']}": d.get("status", {}) for d in ours}
+    down = [place for place, status in places.items() if not status.get("readyReplicas")]
+    if down:
+        namespace, name = down[0].split("/")
+        return Finding(
+            "operator", "broken", f"{', '.join(down)}: no replica is ready; running jobs train on, nothing changes",
+            f"kubectl -n {namespace} describe deployment {name}; kubectl -n {namespace} logs deployment/{name}",
+        )  # fmt: skip
+    ready = ", ".join(f"{place} ({status['readyReplicas']} ready)" for place, status in places.items())
+    return Finding("operator", "ok", ready)
+
+
+def coordination(pods: Sequence[Mapping[str, Any]] | None) -> Finding:
+    """``pods``: those of the chart's etcd; None if this user may not see them."""
+    if pods is None:
+        return Finding("etcd", "unknown", "this user may not list pods of all namespaces")
+    if not pods:
+        return Finding("etcd", "unknown", "not the chart's own; the operator's log says whether it reaches it")
+    down = [p["metadata"]["name"] for p in pods if not _is_ready(p)]
+    if down:
+        return Finding(
+            "etcd", "broken", f"{', '.join(down)}: not ready; running jobs train on, none can change its size",
+            f"kubectl -n {pods[0]['metadata']['namespace']} describe pod {down[0]}",
+        )  # fmt: skip
+    return Finding("etcd", "ok", f"{len(pods)} of {len(pods)} ready")
+
+
+def accelerators(nodes: Sequence[Mapping[str, Any]] | None) -> Finding:
+    """``nodes``: of the cluster; None if this user may not see them."""
+    if nodes is None:
+        return Finding("accelerators", "unknown", "this user may not list nodes")
+    total: dict[str, int] = {}
+    for node in nodes:
+        for name, amount in node.get("status", {}).get("allocatable", {}).items():
+            if "/" in name and not name.startswith("kubernetes.io/") and amount.isdigit() and int(amount):
+                total[name] = total.get(name, 0) + int(amount)
+    if not total:
+        return Finding(
+            "accelerators", "warning", f"none on {len(nodes)} nodes: only CPU jobs can run",
+            "install the device plugin of your accelerators",
+        )  # fmt: skip
+    return Finding("accelerators", "ok", ", ".join(f"{count} {name}" for name, count in sorted(total.items())))
+
+
+def _is_ready(pod: Mapping[str, Any]) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
+# ---- questions -----------------------------------------------------------------------------------------------------
+async def _list(connection: Connection, path: str, labels: str) -> list[dict[str, Any]] | None:
+    query = {"labelSelector": labels} if labels else {}
+    try:
+        return list((await connection.call("GET", path, f"list {path}", query=query))["items"])
+    except NotAllowed:
+        return None
+
+
+async def _allowed(connection: Connection) -> dict[tuple[str, str, str], bool]:
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+    async def ask(verb: str, group: str, resource: str) -> bool:
+        kind, _, sub = resource.partition("/")
+        attributes = {
+            "namespace": connection.namespace, "verb": verb, "group": group, "resource": kind, "subresource": sub,
+        }  # fmt: skip
+        body = {
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }  # fmt: skip
+        answer = await connection.call("POST", path, "ask for permissions", body=body)
+        return bool(answer.get("status", {}).get("allowed"))
+
+    try:
+        answers = await asyncio.gather(*(ask(*need) for need in NEEDS))
+    except ClusterError:
+        return {}
+    return dict(zip(NEEDS, answers, strict=True))

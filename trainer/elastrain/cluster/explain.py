@@ -1,0 +1,92 @@
+"""Why a job has the size that it has, and what would change it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from elastrain.api.job import Condition, ConditionType, ElasticTrainingJob, JobStatus
+from elastrain.client import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A fact, and what can be done about it."""
+
+    says: str
+    change: str = ""
+    """A command or a step; empty where there is nothing to do."""
+
+
+def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
+    """What keeps the job from being larger or from training at all, the most important first; the last one says what
+    its size is bounded by.
+    """
+    status = job.status or JobStatus()
+    conditions = {c.type: c for c in status.conditions}
+
+    def holds(kind: ConditionType) -> str | None:
+        found = conditions.get(kind)
+        return found.message if found and found.status == "True" else None
+
+    if (message := holds(ConditionType.FAILED)) is not None:
+        return [Reason(f"it has failed: {message}", f"elastrain logs {job.name}; then delete it and submit it again")]
+    if (message := holds(ConditionType.SUCCEEDED)) is not None:
+        return [Reason(f"it has finished: {message}")]
+    if status.observed_generation is None:
+        return [Reason("no operator has looked at it yet", "elastrain doctor")]
+    if job.spec.suspend:
+        return [Reason("it is suspended: 0 workers are wanted", f"elastrain resume {job.name}")]
+    return [*_unmet(conditions), *_stopped(workers), _bounds(job, status)]
+
+
+def _unmet(conditions: Mapping[str, Condition]) -> list[Reason]:
+    remedies = {
+        ConditionType.COORDINATION_AVAILABLE: "elastrain doctor; healthy jobs train on meanwhile",
+        ConditionType.PODS_READY: "",
+        ConditionType.CHECKPOINT_HEALTHY: "look at the volume of spec.checkpoint.path",
+    }
+    reasons = []
+    for kind, remedy in remedies.items():
+        found = conditions.get(kind)
+        if found is not None and found.status == "False":
+            reasons.append(Reason(found.message, remedy))
+    return reasons
+
+
+_REMEDIES = {
+    "Unschedulable": "free or add nodes with what it asks for, or lower replicas",
+    "ImagePullBackOff": "check the image's name, and imagePullSecrets",
+    "ErrImagePull": "check the image's name, and imagePullSecrets",
+    "CreateContainerConfigError": "check the secrets and config maps that the template names",
+    "OOMKilled": "raise the memory limit in the template",
+}
+
+
+def _stopped(workers: Sequence[Worker]) -> list[Reason]:
+    """Workers that do not run, those with the same reason together."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for worker in workers:
+        if worker.reason and worker.phase in {"Pending", "Failed"}:
+            together.setdefault((worker.reason, worker.message), []).append(worker.name)
+    return [
+        Reason(
+            f"{', '.join(names)}: {reason}{f': {message}' if message else ''}",
+            _REMEDIES.get(reason, f"kubectl describe pod {names[0]}"),
+        )
+        for (reason, message), names in together.items()
+    ]
+
+
+def _bounds(job: ElasticTrainingJob, status: JobStatus) -> Reason:
+    spec = job.spec
+    wanted = status.desired_replicas if status.desired_replicas is not None else spec.desired_replicas
+    said = f"{status.ready_replicas} of {wanted} wanted workers train"
+    if wanted >= spec.max_replicas:
+        return Reason(f"{said}; more than maxReplicas ({spec.max_replicas}) it may not have", "raise spec.maxReplicas")
+    if spec.replicas is None:
+        return Reason(f"{said}; the operator chooses between {spec.min_replicas} and {spec.max_replicas}")
+    return Reason(
+        f"{said}: spec.replicas is {spec.replicas} (between {spec.min_replicas} and {spec.max_replicas})",
+        f"elastrain scale {job.name} {min(wanted + 1, spec.max_replicas)}",
+    )
