@@ -153,9 +153,13 @@ def validate(manifest: Manifest) -> None:
     except InvalidManifest as error:
         _refuse(str(error))
     spec = job.spec
+    try:
+        ranks = spec.ranks_per_worker
+    except ValueError as error:
+        _refuse(f"{manifest}: not a valid {job.kind}\n  {error}")
     typer.echo(
         f"{manifest}: valid: job {job.name}, {spec.desired_replicas} workers "
-        f"({spec.min_replicas} to {spec.max_replicas}) of {spec.nproc_per_node} rank(s)"
+        f"({spec.min_replicas} to {spec.max_replicas}) of {ranks} rank(s)"
     )
 
 
