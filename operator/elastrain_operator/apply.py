@@ -74,19 +74,20 @@ class Executor:
         for notice in plan.notices:
             await self._tell(job, notice)
         if plan.create and spec is not None:
-            await self._create(job, spec, plan.create, memory)
+            await self._create(job, spec, plan, memory)
         await asyncio.gather(*(self._delete(job, d.pod, d.uid, d.why) for d in plan.delete))
         if plan.delete_job:
             log.info("deleting job", job=_name(job), why="ttlSecondsAfterFinished")
             await self._kube.delete_job(job.namespace, job.name, job.uid)
 
     # ---- pods ------------------------------------------------------------------------------------------------------
-    async def _create(self, job: JobRef, spec: JobSpec, ordinals: tuple[int, ...], memory: Memory) -> None:
+    async def _create(self, job: JobRef, spec: JobSpec, plan: Plan, memory: Memory) -> None:
         """Create the first alone: what the API server refuses once it is not asked a hundred times."""
+        ordinals, keep_off = plan.create, plan.keep_off
         first, *others = ordinals
-        results: dict[int, Pod | _Refused | ApiError] = {first: await self._create_one(job, spec, first)}
+        results: dict[int, Pod | _Refused | ApiError] = {first: await self._create_one(job, spec, first, keep_off)}
         if isinstance(results[first], Pod):
-            more = await asyncio.gather(*(self._create_one(job, spec, n) for n in others))
+            more = await asyncio.gather(*(self._create_one(job, spec, n, keep_off) for n in others))
             results.update(zip(others, more, strict=True))
         created = [r for r in results.values() if isinstance(r, Pod)]
         refused = [r for r in results.values() if isinstance(r, _Refused)]
@@ -101,10 +102,12 @@ class Executor:
             if isinstance(result, ApiError):
                 raise result
 
-    async def _create_one(self, job: JobRef, spec: JobSpec, ordinal: int) -> Pod | _Refused | ApiError:
+    async def _create_one(
+        self, job: JobRef, spec: JobSpec, ordinal: int, keep_off: tuple[str, ...]
+    ) -> Pod | _Refused | ApiError:
         """The pod, or why there is none."""
         try:
-            manifest = render.pod(job, spec, ordinal, self._config)
+            manifest = render.pod(job, spec, ordinal, self._config, keep_off)
             async with self._limit:
                 body = await self._create_or_find(job, manifest)
         except render.TemplateInvalid as error:

@@ -102,6 +102,8 @@ class JobLoop:
         body, memory = self._body, self._memory
         if body["metadata"].get("deletionTimestamp"):
             return self._config.resync  # its pods are the garbage collector's now
+        if not observe.is_ours(body):
+            return self._config.resync  # spec.managedBy names somebody else
         self.job = observe.job_ref(body)
         status = memory.status or observe.job_status(body)
         try:

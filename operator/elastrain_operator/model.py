@@ -71,6 +71,10 @@ class Pod:
     disruption: str = ""
     """Reason of a true condition DisruptionTarget: PreemptionByScheduler, EvictionByEvictionAPI, ..."""
     trouble: Trouble | None = None
+    node: str = ""
+    """Name of its node; empty until it is scheduled."""
+    template: str = ""
+    """Version of the template that it was made from (``rollout.version``); empty: nobody has said."""
 
 
 class Cause(StrEnum):
@@ -201,5 +205,7 @@ class Plan:
     notices: tuple[Notice, ...] = ()
     leaving: frozenset[str] = frozenset()
     """Workers (pod names) that are asked to leave, for the clock of their drain."""
+    keep_off: tuple[str, ...] = ()
+    """Nodes (names) on which the pods to create are not to run."""
     requeue_after: float | None = None
     """Seconds until something is due by the clock alone; None: nothing is."""

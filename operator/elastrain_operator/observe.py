@@ -44,6 +44,13 @@ def job_ref(body: Raw) -> JobRef:
     return JobRef(meta["namespace"], meta["name"], meta["uid"], meta.get("generation"))
 
 
+def is_ours(body: Raw) -> bool:
+    """Whether this operator is the one that a job says is to manage it."""
+    spec = body.get("spec")
+    manager = spec.get("managedBy") if isinstance(spec, Mapping) else None
+    return manager in (None, names.CONTROLLER)
+
+
 def job_spec(body: Raw) -> JobSpec:
     """The spec of a job.
 
@@ -93,6 +100,8 @@ def pod(body: Raw) -> Pod | None:
         over=status.get("phase") in ("Succeeded", "Failed"),
         disruption=_true_reason(conditions.get("DisruptionTarget")),
         trouble=None if ending else _trouble(meta["name"], status, conditions),
+        node=str(spec.get("nodeName") or ""),
+        template=str(meta.get("labels", {}).get(names.LABEL_TEMPLATE, "")),
     )
 
 
@@ -143,7 +152,19 @@ def _ending(status: Raw, trainer: Raw, created: datetime) -> Ending | None:
             message=status.get("message") or terminated.get("message") or "",
         )
     if status.get("phase") in ("Failed", "Succeeded"):
+        if check := _failed_check(status):
+            return check
         return Ending(at=created, reason=status.get("reason") or "", message=status.get("message") or "")
+    return None
+
+
+def _failed_check(status: Raw) -> Ending | None:
+    """The pre-flight check refused the node: the worker itself never ran."""
+    for container in status.get("initContainerStatuses") or []:
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if container.get("name") == names.PREFLIGHT_CONTAINER and ended.get("exitCode") and ended.get("finishedAt"):
+            at, words = timestamp(ended["finishedAt"]), ended.get("message") or ""
+            return Ending(at, exit_code=ended["exitCode"], reason="PreflightFailed", message=words)
     return None
 
 

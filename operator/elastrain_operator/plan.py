@@ -8,13 +8,29 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from elastrain.api import names
-from elastrain.api.job import ConditionType, JobSpec, JobStatus
+from elastrain.api.job import ConditionType, JobSpec, JobStatus, LossStreak, Withdrawal
 from elastrain.api.records import Target
 from elastrain_operator.model import Coordination, Deletion, Loss, Notice, Observed, Outage, Plan, Pod
-from elastrain_operator.policy import clean, conditions, drain, losses, news, progress, restarts, scale, targets
+from elastrain_operator.policy import (
+    clean,
+    conditions,
+    drain,
+    exclusion,
+    losses,
+    news,
+    pending,
+    progress,
+    restarts,
+    rollout,
+    scale,
+    streak,
+    success,
+    targets,
+)
 from elastrain_operator.policy import ttl as ttl_policy
 from elastrain_operator.policy import verdict as verdicts
 from elastrain_operator.policy.conditions import Claim
+from elastrain_operator.policy.rollout import Rollout, Scene
 from elastrain_operator.policy.verdict import Verdict
 
 DRAIN_EXTRA = 30.0
@@ -37,9 +53,11 @@ def plan(spec: JobSpec, status: JobStatus, observed: Observed, now: datetime, dr
     if standing:
         return _after_end(sight, standing)
     verdict = (
-        verdicts.success(observed.pods, observed.coordination)
+        success.verdict(spec.success_policy, observed.pods, observed.coordination)
         or verdicts.failure(spec.backoff_limit, sight.count.restarts, sight.losses)
+        or streak.verdict(spec, sight.streak)
         or verdicts.overdue(spec, sight.start, now)
+        or (None if sight.finishing else pending.verdict(spec, sight.workers, now))
     )
     return _end(sight, verdict) if verdict else _go_on(sight)
 
@@ -107,7 +125,57 @@ class _Sight:
         """Workers to be asked to leave now; nobody while etcd cannot tell them, or when they are about to end."""
         if self.etcd is None or self.finishing:
             return ()
-        return scale.victims(self.workers, len(self.workers) - self.spec.desired_replicas, self.members)
+        chosen = self.rollout.leave
+        others = [p for p in self.workers if p not in chosen]
+        surplus = len(others) - self.spec.desired_replicas - self.rollout.extra
+        return (*chosen, *scale.victims(others, surplus, self.members))
+
+    @cached_property
+    def rollout(self) -> Rollout:
+        """What is to be done about workers of another version of the template."""
+        if self.etcd is None or self.finishing:
+            return Rollout()
+        refusal = self.seen.refusal
+        return rollout.rollout(
+            Scene(
+                workers=self.workers,
+                pods=self.seen.pods,
+                version=rollout.version(self.spec.template),
+                desired=self.spec.desired_replicas,
+                minimum=self.spec.min_replicas,
+                at_a_time=self.spec.max_unavailable,
+                leaving=sum(not p.over for p in self.seen.pods if p.name in self.asked),
+                refusal=refusal if refusal and refusal.generation == self.seen.job.generation else None,
+                members=self.members,
+                now=self.now,
+            )
+        )
+
+    @cached_property
+    def step(self) -> int | None:
+        """Committed steps, as last reported."""
+        return self.etcd.progress.step if self.etcd and self.etcd.progress else self.status.step
+
+    @cached_property
+    def streak(self) -> LossStreak | None:
+        return streak.update(self.status.loss_streak, self.count.fresh, self.step, self.now)
+
+    @cached_property
+    def late(self) -> tuple[Pod, ...]:
+        """Workers that have not started in time and are to go; a verdict comes first where they are needed."""
+        workers = [p for p in self.workers if p not in self.victims]
+        return pending.late(workers, self.spec.pending_deadline_seconds, self.now)
+
+    @cached_property
+    def withdrawal(self) -> Withdrawal | None:
+        fresh = pending.withdraw(self.late, self.spec.pending_deadline_seconds, self.now)
+        return fresh or pending.standing(self.status.withdrawal, self.workers, self.spec.min_replicas, self.now)
+
+    @cached_property
+    def ledger(self) -> exclusion.Ledger:
+        """Nodes that new workers keep off, with what was lost just now."""
+        old, cooldown = self.status, self.spec.node_cooldown_seconds
+        return exclusion.update(old.excluded_nodes, old.node_losses, self.count.fresh, cooldown, self.now)
 
     @cached_property
     def finishing(self) -> bool:
@@ -135,7 +203,7 @@ def _go_on(sight: _Sight) -> Plan:
     wait = _creation_wait(sight)
     create = () if wait or sight.etcd is None or sight.finishing else _create(sight)
     ended = clean.ended(seen.pods, frozenset(sight.count.counted), now)
-    delete = _unique((*_drained(sight), *_silenced(sight), *ended))
+    delete = _unique((*_drained(sight), *_silenced(sight), *pending.deletions(sight.late), *ended))
     target = targets.target(spec, sight.etcd.target, sight.leaving, stop=False) if sight.etcd else None
     status = _status(sight, create, wait)
     return _finish_plan(
@@ -144,7 +212,7 @@ def _go_on(sight: _Sight) -> Plan:
 
 
 def _create(sight: _Sight) -> tuple[int, ...]:
-    missing = max(sight.spec.desired_replicas - len(sight.workers), 0)
+    missing = max(sight.spec.desired_replicas - len(sight.workers), 0) or sight.rollout.create
     if sight.seen.refusal:
         missing = min(missing, 1)  # one pod tells whether the API server has changed its mind
     return scale.ordinals(missing, sight.seen.unborn, sight.seen.pods, sight.status.next_ordinal)
@@ -153,6 +221,9 @@ def _create(sight: _Sight) -> tuple[int, ...]:
 def _creation_wait(sight: _Sight) -> datetime | None:
     """Until when no worker is created; None: no need to wait."""
     waits = [restarts.not_before(sight.count.restarts, sight.seen.pods, sight.now)]
+    waits.append(streak.not_before(sight.spec, sight.streak))
+    if sight.withdrawal:
+        waits.append(datetime.fromisoformat(sight.withdrawal.until))
     refusal = sight.seen.refusal
     if refusal and refusal.generation == sight.seen.job.generation:
         delay = REFUSAL_DELAYS[min(refusal.attempts, len(REFUSAL_DELAYS)) - 1]
@@ -236,7 +307,7 @@ def _status(sight: _Sight, create: tuple[int, ...], wait: datetime | None) -> Jo
     picture = conditions.Picture(
         desired=spec.desired_replicas,
         ready=ready,
-        workers=tuple(p for p in sight.workers if p not in sight.victims),
+        workers=tuple(p for p in sight.workers if p not in sight.victims and p not in sight.late),
         draining=sum(not p.over for p in seen.pods if p.name in sight.leaving),
         generation=generation,
         pending_generation=_pending(etcd, generation.number if generation else None),
@@ -246,9 +317,11 @@ def _status(sight: _Sight, create: tuple[int, ...], wait: datetime | None) -> Jo
         suspended=spec.suspend,
         finishing=sight.finishing,
         refusal=seen.refusal,
+        withdrawal=sight.withdrawal,
         waits_until=wait,
     )
-    merged = conditions.merge(old.conditions, conditions.active(picture, sight.now), seen.job.generation, sight.now)
+    claims = (*conditions.active(picture, sight.now), *_claims(sight))
+    merged = conditions.merge(old.conditions, claims, seen.job.generation, sight.now)
     following = max([old.next_ordinal, *(n + 1 for n in create), *(p.ordinal + 1 for p in seen.pods)])
     return JobStatus(
         phase=conditions.phase(merged, ready),
@@ -258,14 +331,27 @@ def _status(sight: _Sight, create: tuple[int, ...], wait: datetime | None) -> Jo
         ready_replicas=ready,
         selector=f"{names.LABEL_JOB_UID}={seen.job.uid}",
         generation=generation,
-        step=report.step if report else old.step,
+        step=sight.step,
         last_rescale=progress.last_rescale(old.last_rescale, etcd, sight.now) if etcd else old.last_rescale,
         restarts=sight.count.restarts,
         counted_failures=list(sight.count.counted),
         next_ordinal=following,
         start_time=sight.start.isoformat() if sight.start else None,
+        loss_streak=sight.streak,
+        withdrawal=sight.withdrawal,
+        excluded_nodes=list(sight.ledger.excluded),
+        node_losses=list(sight.ledger.losses),
         observed_generation=seen.job.generation,
     )
+
+
+def _claims(sight: _Sight) -> Iterable[Claim]:
+    """Conditions that only some jobs have."""
+    old, total = sight.status.conditions, len(sight.workers)
+    if sight.etcd is not None:
+        was_told = any(c.type == ConditionType.UP_TO_DATE for c in old)
+        yield from rollout.claim(sight.rollout, total, was_told, sight.spec.max_unavailable)
+    yield from exclusion.claim(sight.ledger, old)
 
 
 def _pending(etcd: Coordination | None, in_force: int | None) -> int | None:
@@ -278,7 +364,9 @@ def _deadlines(sight: _Sight, wait: datetime | None) -> list[datetime | None]:
     drains = [sight.due(p) for p in sight.seen.pods if p.name in sight.leaving and not p.terminating]
     sidecars = [clean.sidecar_deadline(p) for p in sight.seen.pods if p.ending and not p.over]
     patience = [p.created + timedelta(seconds=p.trouble.patience) for p in sight.workers if p.trouble]
-    return [wait, verdicts.deadline(sight.spec, sight.start), *drains, *sidecars, *patience]
+    limit = sight.spec.pending_deadline_seconds
+    clocks = [sight.rollout.until, sight.ledger.until, pending.next_deadline(sight.workers, limit)]
+    return [wait, verdicts.deadline(sight.spec, sight.start), *clocks, *drains, *sidecars, *patience]
 
 
 def _finish_plan(
@@ -310,6 +398,7 @@ def _finish_plan(
         delete_job=delete_job,
         notices=told,
         leaving=sight.leaving,
+        keep_off=sight.ledger.nodes,
         requeue_after=(min(moments) - sight.now).total_seconds() if moments else None,
     )
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from copy import deepcopy
 from typing import Any
 
 from elastrain.api import names
+from elastrain.api.accelerators import AcceleratorUnclear, accelerator, extended
 from elastrain.api.job import JobSpec, trainer_container
+from elastrain_operator import fitness, furnish
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import JobRef
 from elastrain_operator.observe import DEFAULT_GRACE
+from elastrain_operator.policy.rollout import version
 
 AGENT = ("elastrain", "agent", "--")
 """What runs as PID 1 of the trainer container, followed by the user's command."""
@@ -31,8 +35,10 @@ def pod_name(job: JobRef, ordinal: int) -> str:
     return f"{job.name}-{ordinal}"
 
 
-def pod(job: JobRef, spec: JobSpec, ordinal: int, config: OperatorConfig) -> dict[str, Any]:
-    """Manifest of worker ``ordinal``.
+def pod(
+    job: JobRef, spec: JobSpec, ordinal: int, config: OperatorConfig, keep_off: Collection[str] = ()
+) -> dict[str, Any]:
+    """Manifest of worker ``ordinal``, which is not to run on the nodes ``keep_off`` (names).
 
     What the template says stays, but for what makes a pod a worker: name, owner, our labels, ``restartPolicy``, the
     agent before the command, the termination log and the ``ELASTRAIN_`` variables. What it does not say about service
@@ -51,6 +57,8 @@ def pod(job: JobRef, spec: JobSpec, ordinal: int, config: OperatorConfig) -> dic
     for container in [*(body.get("initContainers") or []), *body["containers"]]:
         container.setdefault("securityContext", deepcopy(_CONTAINER_SECURITY))
     trainer = next(c for c in body["containers"] if c.get("name") == trainer_name)
+    _furnish(body, trainer, spec, job)
+    fitness.keep_off(body, keep_off)
     grace = body.get("terminationGracePeriodSeconds")
     _make_trainer(trainer, _environment(job, spec, config, DEFAULT_GRACE if grace is None else float(grace)))
     _mount_credentials(body, trainer, config.worker_etcd)
@@ -62,19 +70,30 @@ def pod(job: JobRef, spec: JobSpec, ordinal: int, config: OperatorConfig) -> dic
             **{k: v for k, v in metadata.items() if k in ("annotations", "finalizers")},
             "name": pod_name(job, ordinal),
             "namespace": job.namespace,
-            "labels": {**(metadata.get("labels") or {}), **labels(job, ordinal)},
+            "labels": {**(metadata.get("labels") or {}), **labels(job, ordinal, spec)},
             "ownerReferences": [owner(job)],
         },
         "spec": body,
     }
 
 
-def labels(job: JobRef, ordinal: int) -> dict[str, str]:
+def _furnish(body: dict[str, Any], trainer: dict[str, Any], spec: JobSpec, job: JobRef) -> None:
+    """What torch needs, where the template says nothing about it."""
+    devices = extended(trainer)
+    furnish.shared_memory(body, trainer, spec.shared_memory)
+    furnish.tolerate(body, devices)
+    if not devices:
+        furnish.spread(body, job.uid)
+    fitness.check_first(body, trainer, spec.preflight, _accelerators(trainer, spec))
+
+
+def labels(job: JobRef, ordinal: int, spec: JobSpec) -> dict[str, str]:
     """Labels of a worker pod."""
     return {
         names.LABEL_JOB: job.name,
         names.LABEL_JOB_UID: job.uid,
         names.LABEL_ORDINAL: str(ordinal),
+        names.LABEL_TEMPLATE: version(spec.template),
         names.LABEL_MANAGED_BY: names.MANAGED_BY,
     }
 
@@ -112,7 +131,7 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
         names.ENV_NAMESPACE: job.namespace,
         names.ENV_JOB: job.name,
         names.ENV_JOB_UID: job.uid,
-        names.ENV_NPROC: str(spec.nproc_per_node),
+        names.ENV_NPROC: str(_ranks(spec)),
         names.ENV_LEASE_TTL: str(config.lease_ttl),
         names.ENV_DRAIN_TIMEOUT: f"{max(grace - _DRAIN_MARGIN, 1.0):g}",
         names.ENV_ETCD_ENDPOINTS: etcd.endpoints,
@@ -137,6 +156,22 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
         source = {"secretKeyRef": {"name": etcd.secret, "key": "username"}}
         environment.append({"name": names.ENV_ETCD_USERNAME, "valueFrom": source})
     return environment
+
+
+def _accelerators(trainer: dict[str, Any], spec: JobSpec) -> int:
+    """How many the pre-flight check must find; 0 where nobody can tell."""
+    try:
+        found = accelerator(trainer, spec.accelerator)
+    except AcceleratorUnclear:
+        return 0
+    return found.count if found else 0
+
+
+def _ranks(spec: JobSpec) -> int:
+    try:
+        return spec.ranks_per_worker
+    except AcceleratorUnclear as error:
+        raise TemplateInvalid(str(error)) from error
 
 
 def _mount_credentials(body: dict[str, Any], trainer: dict[str, Any], etcd: WorkerEtcd) -> None:

@@ -81,6 +81,11 @@ def test_defaults_are_filled_in(apiserver: ApiServer, created: str) -> None:
         "nprocPerNode": 1,
         "suspend": False,
         "backoffLimit": 6,
+        "infrastructureLimit": 20,
+        "preemptionLimit": 100,
+        "successPolicy": "RankZero",
+        "maxUnavailable": 1,
+        "nodeCooldownSeconds": 1800,
         "cleanPodPolicy": "Running",
     }
 
@@ -115,6 +120,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"maxReplicas": 0}, "spec.maxReplicas", "0: spec.maxReplicas in body should be greater than or equal to 1"),
     ({"replicas": 0}, "spec.replicas", "0: spec.replicas in body should be greater than or equal to 1"),
     ({"nprocPerNode": -1}, "spec.nprocPerNode", "-1: spec.nprocPerNode in body should be"),
+    ({"nprocPerNode": "many"}, "spec.nprocPerNode", '"many": spec.nprocPerNode in body should match'),
+    ({"accelerator": "gpu"}, "spec.accelerator", '"gpu": spec.accelerator in body should match'),
+    ({"sharedMemory": "8"}, "spec.sharedMemory", '"8": spec.sharedMemory in body should match'),
+    ({"managedBy": "kueue"}, "spec.managedBy", '"kueue": spec.managedBy in body should match'),
+    ({"pendingDeadlineSeconds": 0}, "spec.pendingDeadlineSeconds", "0: spec.pendingDeadlineSeconds in body should be"),
     ({"backoffLimit": -1}, "spec.backoffLimit", "-1: spec.backoffLimit in body should be"),
     ({"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds", "0: spec.activeDeadlineSeconds in body should be"),
     ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished", "-1: spec.ttlSecondsAfterFinished in body"),
@@ -206,9 +216,10 @@ def test_server_and_pydantic_agree_on_every_combination_of_small_sizes(apiserver
     ("change", "words"),
     [
         ({"nprocPerNode": 2}, "nprocPerNode (2) may only change while suspend is true"),
+        ({"nprocPerNode": "auto"}, "nprocPerNode (auto) may only change while suspend is true"),
         ({"checkpoint": {"path": "/other"}}, "checkpoint.path (/other) may only change while suspend is true"),
     ],
-    ids=["nproc", "checkpoint"],
+    ids=["nproc", "auto", "checkpoint"],
 )
 def test_change_is_refused_if_running_workers_would_not_follow(
     apiserver: ApiServer, created: str, change: dict[str, Any], words: str
@@ -224,6 +235,15 @@ def test_checkpoint_interval_may_change_while_the_job_runs(apiserver: ApiServer)
     assert apiserver.kubectl("create", "-f", "-", document=job(name, checkpoint={"path": "/c"})).returncode == 0
     assert patch(apiserver, name, {"spec": {"checkpoint": {"everySteps": 5}}}).returncode == 0
     assert "(absent) may only change" in patch(apiserver, name, {"spec": {"checkpoint": None}}).stderr
+
+
+def test_manager_never_changes(apiserver: ApiServer) -> None:
+    name, words = "managed", "must not change: two managers would act on the same workers"
+    manifest = job(name, managedBy="kueue.x-k8s.io/multikueue", suspend=True)
+    assert apiserver.kubectl("create", "-f", "-", document=manifest).returncode == 0
+    for manager, shown in (("elastrain.dev/operator", "elastrain.dev/operator"), (None, "absent")):
+        assert f"managedBy ({shown}) {words}" in patch(apiserver, name, {"spec": {"managedBy": manager}}).stderr
+    assert apiserver.kubectl("delete", "etj", name, "--wait=false").returncode == 0
 
 
 # ---- subresources ----------------------------------------------------------------------------------------------------

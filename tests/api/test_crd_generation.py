@@ -73,9 +73,13 @@ def test_schema_has_only_what_a_structural_schema_may_have() -> None:
     allowed = {
         "type", "description", "default", "enum", "format", "required", "properties", "items", "additionalProperties",
         "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "x-kubernetes-preserve-unknown-fields",
-        "x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
+        "x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "pattern",
     }  # fmt: skip
     for path, node in nodes(SCHEMA):
+        if node.get("x-kubernetes-int-or-string"):
+            assert node["anyOf"] == [{"type": "integer"}, {"type": "string"}], path
+            assert "type" not in node, path
+            continue
         assert set(node) <= allowed, path
         assert isinstance(node["type"], str), path
 
@@ -99,7 +103,7 @@ def test_schema_has_every_field_of_the_models() -> None:
 
 
 def test_counts_are_positive_and_fit_the_scale_subresource() -> None:
-    for name in ("minReplicas", "maxReplicas", "replicas", "nprocPerNode"):
+    for name in ("minReplicas", "maxReplicas", "replicas"):
         field = SPEC["properties"][name]
         assert (field["minimum"], field["maximum"], field["format"]) == (1, 2**31 - 1, "int32")
 
@@ -111,6 +115,11 @@ def test_defaults_are_those_of_the_models() -> None:
         "nprocPerNode": 1,
         "suspend": False,
         "backoffLimit": 6,
+        "infrastructureLimit": 20,
+        "preemptionLimit": 100,
+        "successPolicy": "RankZero",
+        "maxUnavailable": 1,
+        "nodeCooldownSeconds": 1800,
         "cleanPodPolicy": "Running",
     }
     assert SPEC["properties"]["checkpoint"]["properties"]["keep"]["default"] == 2

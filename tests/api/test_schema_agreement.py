@@ -39,13 +39,23 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
     optional = {
         "minReplicas": st.just(low),
         "replicas": st.just(now),
-        "nprocPerNode": counts,
+        "nprocPerNode": counts | st.just("auto"),
+        "accelerator": st.sampled_from(["nvidia.com/gpu", "habana.ai/gaudi"]),
+        "sharedMemory": st.sampled_from(["none", "8Gi", "500M"]),
         "checkpoint": checkpoint,
         "suspend": st.booleans(),
         "backoffLimit": st.integers(0, 2**31 - 1),
         "activeDeadlineSeconds": counts,
         "ttlSecondsAfterFinished": st.integers(0, 2**31 - 1),
         "cleanPodPolicy": st.sampled_from([p.value for p in CleanPodPolicy]),
+        "successPolicy": st.sampled_from(["RankZero", "AllWorkers"]),
+        "infrastructureLimit": counts,
+        "preemptionLimit": counts,
+        "pendingDeadlineSeconds": counts,
+        "maxUnavailable": st.integers(0, 2**31 - 1),
+        "nodeCooldownSeconds": st.integers(0, 2**31 - 1),
+        "preflight": st.fixed_dictionaries({}, optional={"minBandwidth": counts, "timeoutSeconds": counts}),
+        "managedBy": st.just("kueue.x-k8s.io/multikueue"),
     }
     return draw(st.fixed_dictionaries({"maxReplicas": st.just(high), "template": st.just(template)}, optional=optional))
 
@@ -73,7 +83,7 @@ def test_schema_accepts_if_pydantic_does(spec: dict[str, Any]) -> None:
     SCHEMA.validate(json.loads(job.model_dump_json(by_alias=True, exclude_none=True)))
 
 
-near_sizes = st.one_of(st.integers(-1, 4), st.sampled_from([2**31 - 1, 2**31, "2", 1.5, True]))
+near_sizes = st.one_of(st.integers(-1, 4), st.sampled_from([2**31 - 1, 2**31, "2", 1.5, True, "auto", ""]))
 
 
 @BUSY_MACHINE

@@ -63,6 +63,29 @@ def agent(
 
 
 @app.command()
+def preflight(
+    *,
+    accelerators: Annotated[int, typer.Option(help="How many there must be. 0: the CPU is what trains.", min=0)] = 0,
+    min_bandwidth: Annotated[
+        float | None, typer.Option(help="Least memory bandwidth of each, in GB/s. Default: measured only.", min=0)
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that it may take.", min=1)] = 300.0,
+) -> None:
+    """Check that this node is fit to train: accelerators, their arithmetic and memory bandwidth, /dev/shm. (The
+    operator runs it before a worker whose job has `spec.preflight`.)
+
+    Exit codes: 0 fit, 10 accelerators missing, 11 wrong results, 12 slow memory, 13 /dev/shm, 14 took too long.
+
+    Example: elastrain preflight --accelerators 8 --min-bandwidth 1500
+    """
+    from elastrain.api import names
+    from elastrain.preflight import run as check
+
+    log = Path(names.DEFAULT_TERMINATION_LOG)
+    raise typer.Exit(check(accelerators, min_bandwidth, timeout, log if log.exists() else None))
+
+
+@app.command()
 def run(
     manifest: Manifest,
     *,
@@ -177,9 +200,13 @@ def validate(manifest: Manifest) -> None:
     except InvalidManifest as error:
         _refuse(str(error))
     spec = job.spec
+    try:
+        ranks = spec.ranks_per_worker
+    except ValueError as error:
+        _refuse(f"{manifest}: not a valid {job.kind}\n  {error}")
     typer.echo(
         f"{manifest}: valid: job {job.name}, {spec.desired_replicas} workers "
-        f"({spec.min_replicas} to {spec.max_replicas}) of {spec.nproc_per_node} rank(s)"
+        f"({spec.min_replicas} to {spec.max_replicas}) of {ranks} rank(s)"
     )
 
 

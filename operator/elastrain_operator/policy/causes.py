@@ -31,6 +31,8 @@ def judge(pod: Pod) -> Loss | None:
         return disrupted(pod)
     if record is not None:
         return None if record.outcome is Outcome.DRAINED else _failed(pod, ending)
+    if ending.reason == "PreflightFailed" and ending.exit_code is not None and ending.exit_code <= 128:
+        return _unfit(pod, ending.exit_code, ending.message)
     return _silent(pod, ending)
 
 
@@ -82,6 +84,15 @@ def _silent(pod: Pod, ending: Ending) -> Loss:
         return Loss(pod, Cause.INFRASTRUCTURE, "AgentFailed", f"the agent of worker {pod.name} gave up{_quote(words)}")
     message = f"worker {pod.name} ended with exit code {code} and left no termination record{_quote(words)}"
     return Loss(pod, Cause.USER, "NoTerminationRecord", message)
+
+
+def _unfit(pod: Pod, code: int, words: str) -> Loss:
+    """The check before the worker said no; or it could not run at all, which is the image's fault, not the node's."""
+    if code not in names.PREFLIGHT_EXITS:
+        message = f"the pre-flight check of worker {pod.name} could not run (exit code {code}){_quote(words)}"
+        return Loss(pod, Cause.USER, "PreflightNotRun", f"{message}; the image must have `elastrain preflight`")
+    where = f"node {pod.node} of worker {pod.name}" if pod.node else f"the node of worker {pod.name}"
+    return Loss(pod, Cause.INFRASTRUCTURE, "PreflightFailed", f"{where} failed the pre-flight check{_quote(words)}")
 
 
 def _quote(words: str) -> str:

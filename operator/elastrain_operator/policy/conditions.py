@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from elastrain.api.job import Condition, ConditionType, GenerationStatus
+from elastrain.api.job import Condition, ConditionType, GenerationStatus, Withdrawal
 from elastrain.api.records import Progress
 from elastrain_operator.model import Outage, Pod, Refusal, Trouble
 from elastrain_operator.policy.verdict import Verdict
@@ -46,6 +46,8 @@ class Picture:
     finishing: bool
     """The training loop has ended, scripts are ending."""
     refusal: Refusal | None
+    withdrawal: Withdrawal | None
+    """Workers that did not start in time and are tried again later."""
     waits_until: datetime | None
     """The next worker is created then, after failures."""
 
@@ -130,6 +132,8 @@ def _obstacles(p: Picture, now: datetime) -> Iterator[tuple[str, str]]:
     missing = len(p.workers) < p.desired
     if p.refusal and missing:
         yield p.refusal.reason, p.refusal.message
+    if p.withdrawal and missing:
+        yield p.withdrawal.reason, f"{p.withdrawal.message}; tried again at {_clock(p.withdrawal.until)}"
     troubles = [t for t in (_trouble(w, now) for w in p.workers) if t]
     if troubles:
         more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
@@ -138,6 +142,10 @@ def _obstacles(p: Picture, now: datetime) -> Iterator[tuple[str, str]]:
         yield "Draining", f"{p.draining} on their way out"
     if p.waits_until and missing:
         yield "BackingOff", f"after failures the next is created at {p.waits_until.isoformat(timespec='seconds')}"
+
+
+def _clock(moment: str) -> str:
+    return datetime.fromisoformat(moment).isoformat(timespec="seconds")
 
 
 def _trouble(pod: Pod, now: datetime) -> Trouble | None:

@@ -24,6 +24,7 @@ def notices(
         *(_lost(x) for x in lost),
         *_scaling(before, after),
         *_rescaled(old, new),
+        *_withdrawn(old, new),
         *_conditions(old, new),
     )
 
@@ -50,6 +51,11 @@ def _rescaled(old: JobStatus, new: JobStatus) -> Iterable[Notice]:
         words = f"from {last.from_} to {last.to} ranks ({last.reason}), pause {last.pause_seconds:.2f} s"
         phases = f" ({in_words(last.phases)})" if last.phases else ""
         yield Notice("Rescaled", f"{words}{phases}, {last.lost_steps} steps lost")
+
+
+def _withdrawn(old: JobStatus, new: JobStatus) -> Iterable[Notice]:
+    if new.withdrawal and new.withdrawal != old.withdrawal:
+        yield Notice("WorkersWithdrawn", _cut(new.withdrawal.message), Severity.WARNING)
 
 
 def _conditions(old: JobStatus, new: JobStatus) -> Iterable[Notice]:
@@ -81,6 +87,13 @@ def _condition(before: Condition | None, now: Condition) -> Notice | None:
             told = Notice("CheckpointRecovered", words)
         case ConditionType.COORDINATION_AVAILABLE if is_false:
             told = Notice(now.reason, words, Severity.WARNING)
+        case ConditionType.UP_TO_DATE if is_false:
+            severity = Severity.WARNING if now.reason == "RolloutStopped" else Severity.NORMAL
+            told = Notice(now.reason, words, severity)
+        case ConditionType.UP_TO_DATE if was_false:
+            told = Notice("RolledOut", words)
+        case ConditionType.NODES_EXCLUDED if is_true:
+            told = Notice("NodesExcluded", words, Severity.WARNING)
         case ConditionType.PODS_READY if is_false and now.reason not in _SELF_EXPLAINING | {"Succeeded", "Failed"}:
             told = Notice(now.reason, words, Severity.WARNING)
     return told

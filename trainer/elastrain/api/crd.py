@@ -120,6 +120,7 @@ def _add_spec_rules(spec: Schema) -> None:
         rules.CHECKPOINT_PATH_IS_FIXED.as_validation(
             ".checkpoint", "has(self.checkpoint) ? self.checkpoint.path : 'absent'"
         ),
+        rules.MANAGED_BY_IS_FIXED.as_validation(".managedBy", "has(self.managedBy) ? self.managedBy : 'absent'"),
     ]
     fields = spec["properties"]
     fields["checkpoint"]["x-kubernetes-validations"] = [rules.CHECKPOINT_PATH.as_validation(".path", "self.path")]

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
-from elastrain.api import names, rules
+from elastrain.api import accelerators, names, rules
 from elastrain.api.embedded import AsDict, JobMeta, PodTemplate, rule_broken
+from elastrain.api.fields import MemorySize, Nproc, QualifiedName
 
 
 class ApiModel(BaseModel):
@@ -32,6 +33,13 @@ class CleanPodPolicy(StrEnum):
     """Delete the pods that still run; keep ended ones for their logs."""
     ALL = "All"
     NONE = "None"
+
+
+class SuccessPolicy(StrEnum):
+    RANK_ZERO = "RankZero"
+    """The job has succeeded when the script of rank 0's worker has; the others get a minute to end."""
+    ALL_WORKERS = "AllWorkers"
+    """All workers of the last generation must end well, however long it takes."""
 
 
 class CheckpointSpec(ApiModel):
@@ -55,6 +63,18 @@ class CheckpointSpec(ApiModel):
         return path
 
 
+class PreflightSpec(ApiModel):
+    """A check of the node, in an init container of the trainer's own image (`elastrain preflight`): are the
+    accelerators there, do they compute what they should, how fast is their memory. A worker that fails it is replaced
+    elsewhere."""
+
+    min_bandwidth: PositiveInt | None = None
+    """Least memory bandwidth of each accelerator (of the host for CPU-only workers), in GB/s. Absent: it is measured
+    and logged only."""
+    timeout_seconds: PositiveInt = 300
+    """A check that takes longer has failed."""
+
+
 class JobSpec(ApiModel):
     """Written by users (and ``kubectl scale`` or an HPA); the operator only reads it."""
 
@@ -66,12 +86,20 @@ class JobSpec(ApiModel):
     replicas: PositiveInt | None = None
     """Workers wanted now, between ``minReplicas`` and ``maxReplicas``; ``kubectl scale`` and an HPA write it.
     Absent: as many as ``maxReplicas``."""
-    nproc_per_node: PositiveInt = 1
-    """Training processes (ranks) in each worker. May only change while ``suspend`` is true."""
+    nproc_per_node: Nproc = 1
+    """Training processes (ranks) in each worker, or `auto`: one for each accelerator in the trainer container's limits,
+    one if it has none. Local mode counts the CUDA devices of the machine. May only change while ``suspend`` is true."""
+    accelerator: QualifiedName | None = None
+    """Extended resource that ranks compute on, such as `nvidia.com/gpu`. Absent: the one in the trainer container's
+    limits; needed only where several are and none, or more than one, is a known accelerator."""
+    shared_memory: MemorySize | None = None
+    """Size of `/dev/shm`, a volume in memory for data loaders and collectives, such as `16Gi`; `none`: the container
+    runtime's own (64 MiB). What is written there counts as the pod's memory. Absent: half of the trainer container's
+    memory limit; without a limit, what the node gives to pods. A template that mounts `/dev/shm` keeps its own."""
     template: Annotated[dict[str, Any], AsDict(PodTemplate)]
     """Pod template of a worker. The container named ``trainer``, else the first, runs the training command; elastrain
-    puts its agent before that command and adds what the agent needs to know to the environment. A change applies to
-    workers made after it: running ones are never restarted for it."""
+    puts its agent before that command and adds what the agent needs to know to the environment. A change is rolled
+    out: running workers are replaced a few at a time (`maxUnavailable`) while the others train."""
     checkpoint: CheckpointSpec | None = None
     """Durable checkpoints: what the job resumes from when every worker is gone. Absent: none; the job then lives as
     long as one worker does."""
@@ -79,12 +107,36 @@ class JobSpec(ApiModel):
     """True: drain all workers at a step boundary, keep the job."""
     backoff_limit: NonNegativeInt = 6
     """Failures of the training script that are retried before the job fails. Lost nodes and preemption do not count."""
+    infrastructure_limit: PositiveInt = 20
+    """The job fails when, without one more committed step, more than so many times `maxReplicas` workers were lost to
+    their node, to eviction or to a signal. Replacements come ever later meanwhile."""
+    preemption_limit: PositiveInt = 100
+    """The same for workers that the scheduler preempted."""
     active_deadline_seconds: PositiveInt | None = None
     """The job fails when it has been active (not suspended) for so long. Absent: no deadline."""
     ttl_seconds_after_finished: NonNegativeInt | None = None
     """Delete the job so long after it finished. Absent: keep it."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which pods are deleted when the job has finished."""
+    success_policy: SuccessPolicy = SuccessPolicy.RANK_ZERO
+    """Whose end is the job's: RankZero, the script of rank 0's worker (the others then have a minute to end), or
+    AllWorkers, where each does something after the training loop that must not be lost, such as its share of an
+    evaluation; one that fails then fails the job."""
+    pending_deadline_seconds: PositiveInt | None = None
+    """How long a worker may take to start, from its creation. One that does not is withdrawn and tried again after the
+    same time, as long as `minReplicas` others run; where fewer do, the job fails, naming the pod and what kept it.
+    Pods that a queue holds back are not late. Absent: workers are waited for, and the condition PodsReady says why."""
+    max_unavailable: NonNegativeInt = 1
+    """Workers replaced at a time after a change of `template`; their replacements are started first where there is room
+    (so that as many pods more exist for a moment). 0: running workers keep the template that they were made from."""
+    node_cooldown_seconds: NonNegativeInt = 1800
+    """How long new workers keep off a node on which the pre-flight check failed, or three workers were lost within half
+    an hour. 0: no node is ever excluded."""
+    preflight: PreflightSpec | None = None
+    """Check each node before a worker trains on it. Absent: no check."""
+    managed_by: QualifiedName | None = None
+    """Who creates the workers: absent or `elastrain.dev/operator`, this operator; anything else, such as
+    `kueue.x-k8s.io/multikueue`: somebody else, and this operator leaves the job alone. May not change."""
 
     @field_validator("min_replicas", "replicas")
     @classmethod
@@ -103,6 +155,14 @@ class JobSpec(ApiModel):
             return 0
         return self.max_replicas if self.replicas is None else self.replicas
 
+    @property
+    def ranks_per_worker(self) -> int:
+        """``nprocPerNode`` as a number.
+
+        Raises ``AcceleratorUnclear`` (a ``ValueError``) where it is ``auto`` and the template's limits do not tell.
+        """
+        return accelerators.ranks(self.nproc_per_node, trainer_container(self.template), self.accelerator)
+
 
 class ConditionType(StrEnum):
     """Types of ``status.conditions``; exactly one of the last three is ever True."""
@@ -117,6 +177,10 @@ class ConditionType(StrEnum):
     """The last durable checkpoint succeeded."""
     COORDINATION_AVAILABLE = "CoordinationAvailable"
     """The operator reaches etcd."""
+    UP_TO_DATE = "UpToDate"
+    """All workers are of the present template. Absent while it has never changed."""
+    NODES_EXCLUDED = "NodesExcluded"
+    """New workers keep off some nodes for a while. Absent while they never did."""
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -181,6 +245,54 @@ class RestartCounts(ApiModel):
     """The scheduler preempted the pod."""
 
 
+class LossStreak(ApiModel):
+    """Workers lost in a row, without a committed step in between, through no fault of the script."""
+
+    infrastructure: int = 0
+    """To their node, to eviction or to a signal."""
+    preemption: int = 0
+    """To the scheduler."""
+    step: int | None = None
+    """Committed steps at the last loss."""
+    time: str
+    """When the last loss was counted."""
+    message: str = ""
+    """The last loss, for people."""
+
+
+class Withdrawal(ApiModel):
+    """Workers that did not start within `pendingDeadlineSeconds` and are not tried again for a while."""
+
+    until: str
+    """When they are."""
+    reason: str
+    """What kept the first of them, as one CamelCase word."""
+    message: str
+    """The same for people, with the pod's name and Kubernetes' own words."""
+
+
+class ExcludedNode(ApiModel):
+    """A node that new workers keep off."""
+
+    node: str
+    """Its name."""
+    until: str
+    """When that ends."""
+    reason: str
+    """PreflightFailed or WorkersLost."""
+    message: str
+    """The same for people."""
+
+
+class NodeLoss(ApiModel):
+    """A worker lost on a node for infrastructure's sake."""
+
+    node: str
+    """The node's name."""
+    time: str
+    """When it was counted."""
+
+
 class JobStatus(ApiModel):
     """Written by the operator only. Unknown fields (of a newer operator) are ignored on reading."""
 
@@ -214,6 +326,14 @@ class JobStatus(ApiModel):
     """When the job became active, for ``activeDeadlineSeconds``. Absent while it is suspended."""
     completion_time: str | None = None
     """When the job succeeded or failed."""
+    loss_streak: LossStreak | None = None
+    """Losses since the last committed step. Absent: none."""
+    withdrawal: Withdrawal | None = None
+    """Workers that did not start in time. Absent: none, or it is time to try again."""
+    excluded_nodes: list[ExcludedNode] = []
+    """Nodes that new workers keep off; the newest 16."""
+    node_losses: list[NodeLoss] = []
+    """Recent losses by node; the newest 64."""
     observed_generation: int | None = None
     """``metadata.generation`` of the spec that this status answers."""
 

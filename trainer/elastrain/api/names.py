@@ -21,6 +21,17 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_ORDINAL = f"{GROUP}/ordinal"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "elastrain"
+LABEL_TEMPLATE = f"{GROUP}/template"  # which version of spec.template a worker was made from
+
+CONTROLLER = f"{GROUP}/operator"
+"""Value of ``spec.managedBy`` that means this project's operator, as its absence does."""
+
+PREFLIGHT = ("elastrain", "preflight")
+"""The command of the pre-flight check, before its options."""
+PREFLIGHT_CONTAINER = "elastrain-preflight"
+"""The init container that runs it."""
+PREFLIGHT_EXITS = {10: "accelerator", 11: "compute", 12: "bandwidth", 13: "shared memory", 14: "time"}
+"""Its exit codes that judge the node, and the check that failed; 0: fit. Any other: it could not run."""
 
 # Environment of an agent (set on the pod by the operator, on the process by local mode).
 ENV_ETCD_ENDPOINTS = "ELASTRAIN_ETCD_ENDPOINTS"  # host:port[,host:port]

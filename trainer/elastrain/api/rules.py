@@ -114,6 +114,12 @@ CHECKPOINT_PATH_IS_FIXED = Rule(
 )
 """Workers started later would save to, and resume from, another place than the running ones: progress would be lost."""
 
+MANAGED_BY_IS_FIXED = Rule(
+    field="managedBy",
+    words="must not change: two managers would act on the same workers; create the job anew",
+    cel="(has(self.managedBy) ? self.managedBy : '') == (has(oldSelf.managedBy) ? oldSelf.managedBy : '')",
+)
+
 TRAINER_HAS_COMMAND = Rule(
     field="containers",
     words="must have a command in the container named trainer, else in the first one: elastrain starts its agent "

@@ -13,6 +13,8 @@ from pydantic import BaseModel
 Schema = dict[str, Any]
 
 _INT32_MAX = 2**31 - 1
+_INT_OR_STRING = "x-kubernetes-int-or-string"
+"""The one choice of types that Kubernetes knows; a field says so in its JSON schema."""
 _KEPT = (
     "type", "description", "default", "enum", "pattern", "format", "required",
     "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
@@ -30,6 +32,9 @@ def structural_schema(model: type[BaseModel]) -> Schema:
 
 
 def _structural(schema: Schema, defs: dict[str, Schema], path: str) -> Schema:
+    if schema.get(_INT_OR_STRING):
+        kept = {key: schema[key] for key in (*_KEPT, "anyOf", _INT_OR_STRING) if key in schema}
+        return kept | ({"description": _plain(kept["description"])} if "description" in kept else {})
     schema = _resolved(schema, defs, path)
     out = {key: schema[key] for key in _KEPT if key in schema}
     if "const" in schema:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.api.job import CheckpointSpec, ElasticTrainingJob, trainer_container
+from elastrain.local.devices import cuda_devices
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
@@ -63,7 +64,7 @@ def local_spec(
         min=job.spec.min_replicas,
         max=job.spec.max_replicas,
         desired=job.spec.desired_replicas,
-        nproc=job.spec.nproc_per_node,
+        nproc=_ranks(job.spec.nproc_per_node, environment),
         backoff_limit=job.spec.backoff_limit,
         command=tuple(words),
         environment=environment,
@@ -72,6 +73,11 @@ def local_spec(
         state_dir=state,
         notes=tuple(notes + note),
     )
+
+
+def _ranks(nproc: int | str, environment: Mapping[str, str]) -> int:
+    """A manifest's ``auto`` counts what this machine has, not what its limits ask a cluster for."""
+    return nproc if isinstance(nproc, int) else max(cuda_devices({**os.environ, **environment}), 1)
 
 
 def expand(text: str, environment: Mapping[str, str]) -> str:

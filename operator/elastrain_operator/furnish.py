@@ -1,0 +1,90 @@
+"""What a worker's pod gets without its template asking: shared memory, tolerations, spread. Pure; for ``render.py``.
+
+Each of them only where the template says nothing about it; what the template has in a wrong shape is left for the API
+server to refuse. What is *not* set, and why, is in ``docs/decisions/0044-what-pods-get-unasked.md``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+
+from elastrain.api import names
+from elastrain.api.accelerators import limits_of
+
+SHM_PATH = "/dev/shm"  # noqa: S108 - the place that POSIX shared memory has
+SHM_VOLUME = "elastrain-shm"
+SHM_SHARE = 2
+"""``/dev/shm`` gets the memory limit divided by this: what Linux itself gives a tmpfs of the memory there is."""
+
+_QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)(Ki|Mi|Gi|Ti|Pi|Ei|m|k|M|G|T|P|E)?")
+_UNITS = {"": Decimal(1), "m": Decimal("0.001")} | {
+    unit: Decimal(base) ** power
+    for base, units in ((1000, ("k", "M", "G", "T", "P", "E")), (1024, ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")))
+    for power, unit in enumerate(units, start=1)
+}
+
+
+def shared_memory(body: dict[str, Any], trainer: dict[str, Any], wanted: str | None) -> None:
+    """Mount a volume in memory at ``/dev/shm`` of the trainer container. ``wanted``: ``spec.sharedMemory``."""
+    mounts, volumes = _objects(trainer.get("volumeMounts")), _objects(body.get("volumes"))
+    if wanted == "none" or mounts is None or volumes is None:
+        return
+    if any(str(m.get("mountPath")).rstrip("/") == SHM_PATH for m in mounts):
+        return
+    size = wanted or _share_of_limit(trainer)
+    volume = {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory", **({"sizeLimit": size} if size else {})}}
+    body["volumes"] = [*volumes, volume]
+    trainer["volumeMounts"] = [*mounts, {"name": SHM_VOLUME, "mountPath": SHM_PATH}]
+
+
+def tolerate(body: dict[str, Any], devices: Iterable[str]) -> None:
+    """Let the pod onto nodes that are kept for its ``devices`` (extended resources): by custom they have a taint named
+    after the resource.
+
+    The toleration is that of Kubernetes' admission plugin ExtendedResourceToleration, which few clusters switch on. A
+    template that says anything about a key, or about all keys, keeps its own.
+    """
+    given = _objects(body.get("tolerations"))
+    if given is None:
+        return
+    told = [t.get("key") for t in given]
+    ours = [d for d in devices if d not in told and None not in told]
+    if ours:
+        added = [{"key": d, "operator": "Exists", "effect": "NoSchedule"} for d in ours]
+        body["tolerations"] = [*given, *added]
+
+
+def spread(body: dict[str, Any], job_uid: str) -> None:
+    """Prefer different hosts, so that a lost node costs one worker.
+
+    For CPU-only workers: spreading those with accelerators leaves no whole node for jobs that need one.
+    """
+    if "topologySpreadConstraints" in body:
+        return
+    body["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {names.LABEL_JOB_UID: job_uid}},
+        }
+    ]
+
+
+def _objects(value: Any) -> list[dict[str, Any]] | None:
+    """A list of objects, absent being empty; None for anything else."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) and all(isinstance(item, dict) for item in value) else None
+
+
+def _share_of_limit(trainer: dict[str, Any]) -> str | None:
+    """In whole MiB, rounded down; None without a limit that can be read."""
+    parsed = _QUANTITY.fullmatch(str(limits_of(trainer).get("memory", "")))
+    if parsed is None:
+        return None
+    share = Decimal(parsed[1]) * _UNITS[parsed[2] or ""] / SHM_SHARE
+    return f"{max(int(share) // 2**20, 1)}Mi"
