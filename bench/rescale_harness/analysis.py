@@ -146,11 +146,20 @@ def redone(lines: Iterable[Line], fired: Fired) -> int:
     """Committed steps that the job was rolled back by. ``lines``: of all nodes.
 
     No rank begins a step before all have committed the one before it. So the steps of an undisturbed history never
-    fall, in order of time over all nodes, and no node commits one twice.
+    fall, in order of time over all nodes, and no node commits one twice. But a process that was stopped between the
+    collective of a step and its commit commits that step, the next of its own, when it goes on, however far the others
+    are by then: that is late, not back.
     """
     count, newest = 0, 0
     nodes: set[int] = set()  # that have committed the newest step
+    own: dict[int, int] = {}  # newest step by process
+    done: set[tuple[int, int]] = set()  # steps, with the size of the world that committed them
     for x in sorted((x for x in lines if x.kind == "commit" and x.at <= fired.until), key=lambda x: x.at):
+        late = x.step < newest and own.get(x.pid) == x.step - 1 and (x.step, x.world) in done
+        own[x.pid] = x.step
+        done.add((x.step, x.world))
+        if late:
+            continue
         back = x.step < newest or (x.step == newest and x.node in nodes)
         if back and x.at > fired.at:
             count += newest - x.step + 1

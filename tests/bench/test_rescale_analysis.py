@@ -131,6 +131,16 @@ def test_a_single_step_is_redone_if_a_node_commits_it_twice() -> None:
     assert result(fired(), commit(9, 7), commit(9.1, 7, node=1), commit(12, 7), commit(13, 8)).redone == 1
 
 
+def test_a_step_is_late_and_not_redone_if_a_process_was_stopped_before_it_could_commit_it() -> None:
+    before = [commit(9, 50, pid=1), commit(9, 50, node=1, pid=2), commit(9.5, 51, pid=1)]
+    alone = [commit(11, 52, pid=1, world=1), commit(12, 53, pid=1, world=1)]
+    late = commit(13, 51, node=1, pid=2)
+    after = [commit(14, 54, pid=1), commit(14, 54, node=1, pid=2)]
+    assert result(fired(), *before, *alone, late, *after).redone == 0
+    again = commit(13, 51, node=1, pid=3)  # another process, which has nothing of its own: it was set back
+    assert result(fired(), *before, *alone, again, *after).redone == 3
+
+
 def test_nothing_is_redone_if_steps_go_on() -> None:
     lines = [commit(9 + i + node / 10, 7 + i, node=node) for i in range(3) for node in range(2)]
     assert result(fired(), *lines).redone == 0
