@@ -65,3 +65,21 @@ def test_nothing_is_left_open_if_groups_come_and_go(connect) -> None:
     # A leak would show once per group, 30 times; torch itself keeps one or the other after a slow connect.
     assert last[0] - first[0] < 10, "file descriptors leak"
     assert last[1] - first[1] < 10, "threads leak"
+
+
+def test_a_stuck_group_is_let_go_when_its_last_collective_has_ended(pair, eventually) -> None:
+    late: torch.futures.Future[None] = torch.futures.Future()
+
+    class Endless:
+        def get_future(self) -> torch.futures.Future[None]:
+            return late
+
+    communicator = pair[0]
+    waiting = communicator._own(Endless(), "result", on_failure="given up")
+    communicator.abort("a peer is silent")
+    assert waiting.wait() == "given up"
+    assert communicator.stuck
+    communicator.close()
+    assert communicator.group is not None, "its destructor would wait for the collective"
+    late.set_exception(RuntimeError("timed out"))
+    eventually(lambda: communicator.group is None, what="the group to be let go")

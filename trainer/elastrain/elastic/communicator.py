@@ -13,7 +13,6 @@ group has either our own port at its near end or a peer's port at its far end.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import socket
 import threading
@@ -73,7 +72,9 @@ class Communicator:
         """A collective did not end when it was aborted: what it was given must not be used again."""
         self._sockets: list[socket.socket] = []
         self._pending: dict[int, _Pending] = {}
-        self._given_up = False
+        self._given_up = self._closed = False
+        self._late = 0
+        """Collectives that were given up and have not ended. Each keeps this object, and so the group, alive."""
         options = dist.ProcessGroupGloo._Options()
         device, port = _make_device(address)
         options._devices = [device]
@@ -127,9 +128,10 @@ class Communicator:
         for s in sockets:
             s.close()
         self._channels.close()
-        if self.stuck:
-            # Its destructor would join the threads that do not come back. They hold two stacks and a few descriptors.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
+        with self._lock:
+            self._closed = True
+            if self._late:
+                return  # the last of them lets go: the destructor joins their threads
         self.group = None
 
     def _give_up(self) -> None:
@@ -137,6 +139,7 @@ class Communicator:
             self._given_up = True
             left, self._pending = self._pending, {}
             self.stuck = self.stuck or bool(left)
+            self._late += len(left)
         for pending in left.values():
             pending.end(RuntimeError(self._broken))
 
@@ -155,8 +158,10 @@ class Communicator:
 
         def ended(future: torch.futures.Future[Any]) -> None:
             with self._lock:
-                if self._pending.pop(key, None) is None:
-                    return  # it was waited for no longer
+                in_time = self._pending.pop(key, None) is not None
+            if not in_time:
+                self._ended_late()
+                return
             try:
                 future.value()
             except RuntimeError as e:
@@ -169,6 +174,17 @@ class Communicator:
         if given_up:
             self._give_up()
         return pending.future
+
+    def _ended_late(self) -> None:
+        """A collective has ended (by gloo's own time-out) that is waited for no longer; called in its thread."""
+        with self._lock:
+            self._late -= 1
+            last = self._late == 0 and self._closed
+        if last:
+            threading.Thread(target=self._release, name="elastrain-release").start()
+
+    def _release(self) -> None:
+        self.group = None  # not by one of the threads that this joins
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
