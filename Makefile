@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test lint e2e cluster bench bench-rendezvous clean-cluster
+.PHONY: help demo storm test lint e2e cluster bench bench-rendezvous bench-operator clean-cluster
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,3 +48,8 @@ bench: ## what a rescale costs, beside stock torchrun (more: docs/benchmarks.md)
 bench-rendezvous: ## thousands of simulated members through a real etcd, beside torch's rendezvous
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/rendezvous.py
+
+bench-operator: ## thousands of jobs on a control plane with simulated nodes, beside batch Jobs (docs/operator-scale.md)
+	@scripts/dev-env
+	@e2e/cluster/build.sh kubernetes && scripts/get-kwok
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/operator_scale.py

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
 import structlog
 
-from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
 from elastrain_operator.apply import Executor
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.coordination import Mirror
 from elastrain_operator.kube import Kube
-from elastrain_operator.loops import JobLoop, Loops, PodsOf
-from elastrain_operator.model import JobRef, Outage
+from elastrain_operator.loops import JobLoop, Loops
+from elastrain_operator.model import JobRef, Outage, Pod
+from elastrain_operator.pods import Pods, PodWatch
 from elastrain_operator.sweep import Sweeper
 
 FIRST_LIST_SECONDS = 5.0
@@ -32,21 +33,22 @@ class App:
     def __init__(self, config: OperatorConfig) -> None:
         self._config = config
         self._loops = Loops(self._make_loop)
-        self._pods_of: PodsOf = lambda _: ()
+        self._pods = Pods()
+        self._watches: tuple[PodWatch, ...] = ()
         self._mirror: Mirror | None = None
         self._started = AsyncExitStack()
 
     async def start(self) -> None:
         """Connect. An etcd that does not answer is no reason not to start: jobs say so in their conditions.
 
-        Raises ``ConfigException`` if there is neither a service account nor a kubeconfig.
+        Raises ``kopf.LoginError`` if there is neither a service account nor a kubeconfig.
         """
         config, undo = self._config, self._started
         self._kube = await Kube.connect()
         undo.push_async_callback(self._kube.close)
         etcd = EtcdClient(config.etcd)
         undo.push_async_callback(asyncio.to_thread, etcd.close)
-        self._mirror = Mirror(etcd, config.cluster, self._etcd_changed)
+        self._mirror = Mirror(etcd, config.cluster, self._etcd_changed, self._steps_made)
         self._mirror.start()
         undo.push_async_callback(self._mirror.close)
         if not await self._mirror.wait_listed(FIRST_LIST_SECONDS):
@@ -56,6 +58,14 @@ class App:
         self._sweeper = Sweeper(self._kube, self._mirror, self._is_served)
         sweeping = asyncio.create_task(self._sweeper.run(), name="sweeper")
         undo.callback(sweeping.cancel)
+        # An empty name: all namespaces.
+        self._watches = tuple(PodWatch(self._kube, n, self._pods, self._pod_event) for n in config.namespaces or ("",))
+        for watch in self._watches:
+            watching = asyncio.create_task(watch.run(), name="pods")
+            undo.callback(watching.cancel)
+        # What was imported and built so far stays: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
         log.info("started", endpoints=config.etcd.endpoints, namespaces=config.namespaces or "all")
 
     async def stop(self) -> None:
@@ -66,26 +76,31 @@ class App:
     def state(self) -> dict[str, Any]:
         """For the health endpoint. An etcd outage is told but is no reason to restart the operator."""
         outage = self._mirror.outage if self._mirror else Outage()
-        return {"jobs": len(self._loops), "etcd": outage.message if outage else "connected"}
+        return {
+            "jobs": len(self._loops),
+            "unplanned": self._loops.unplanned,
+            "etcd": outage.message if outage else "connected",
+        }
 
     # ---- events ----------------------------------------------------------------------------------------------------
-    async def job_event(self, kind: str | None, body: Mapping[str, Any], pods_of: PodsOf) -> None:
+    async def job_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
         """A job was listed (``kind`` None), ADDED, MODIFIED or DELETED."""
-        self._pods_of = pods_of
         if kind == "DELETED":
-            await self._loops.forget(body["metadata"]["uid"])
-            self._sweeper.nudge()
-        else:
-            self._loops.see(body, pods_of)
+            meta = body["metadata"]
+            await self._loops.forget(meta["uid"])
+            self._sweeper.nudge(JobKeys(meta["namespace"], meta["name"], meta["uid"]))
+            return
+        for watch in self._watches:
+            # Nothing is planned while the pods that exist are not known; the watch logs why it takes long.
+            await watch.listed.wait()
+        self._loops.see(body, self._pods.of)
 
-    def pod_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
-        """A worker pod was listed (``kind`` None), ADDED, MODIFIED or DELETED."""
-        meta = body["metadata"]
-        job_uid = meta.get("labels", {}).get(names.LABEL_JOB_UID, "")
-        if kind == "DELETED":
-            self._loops.pod_gone(job_uid, meta["uid"])
-            self._sweeper.nudge()
-        self._loops.wake(job_uid)
+    def _pod_event(self, job: JobKeys, pod: Pod, gone: bool) -> None:
+        if gone:
+            self._loops.pod_gone(job.uid, pod.uid)
+            self._sweeper.nudge(job)
+        else:
+            self._loops.pod_seen(job.uid, pod)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
     def _make_loop(self, job: JobRef) -> JobLoop:
@@ -98,5 +113,8 @@ class App:
         else:
             self._loops.wake(keys.uid)
 
+    def _steps_made(self, keys: JobKeys) -> None:
+        self._loops.wake_later(keys.uid)
+
     def _is_served(self, keys: JobKeys) -> bool:
-        return keys.uid in self._loops or any(True for _ in self._pods_of(keys.uid))
+        return keys.uid in self._loops or bool(self._pods.of(keys.uid))

@@ -96,7 +96,9 @@ class Executor:
         memory.created.update({pod.uid: (pod, _now()) for pod in created})
         memory.unborn = tuple(sorted({*memory.unborn, *ordinals} - taken))
         memory.refusal = refused[0].as_refusal(job, before + 1) if refused else None
-        if created:
+        # A start is told once: how many are wanted says as much as the names of the first pods.
+        told = any(notice.reason == "TargetSet" for notice in plan.notices)
+        if created and not told:
             await self._tell(job, Notice("WorkersCreated", f"created {', '.join(p.name for p in created)}"))
         for result in results.values():
             if isinstance(result, ApiError):
@@ -176,8 +178,10 @@ def _refused(error: ApiError) -> _Refused:
 def status_patch(status: JobStatus) -> dict[str, Any]:
     """A merge patch that makes a stored status equal to ``status``: absent fields become null at the top level, where
     null removes, and are left out inside, where lists are replaced whole."""
-    wire = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return dict.fromkeys(status.model_dump(mode="json", by_alias=True)) | wire
+    return _NO_STATUS | status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+_NO_STATUS: dict[str, Any] = {field.alias or name: None for name, field in JobStatus.model_fields.items()}
 
 
 def event(job: JobRef, notice: Notice, now: datetime) -> dict[str, Any]:

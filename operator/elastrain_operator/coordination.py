@@ -40,11 +40,22 @@ class Etcd(Protocol):
 class Mirror:
     """All jobs' records as etcd last reported them. Lives in one event loop; the watch's thread only posts to it."""
 
-    def __init__(self, etcd: Etcd, cluster: str, on_change: Callable[[JobKeys | None], None]) -> None:
-        """``on_change`` is called in the event loop with the job whose records changed, or None: all may have."""
+    def __init__(
+        self,
+        etcd: Etcd,
+        cluster: str,
+        on_change: Callable[[JobKeys | None], None],
+        on_steps: Callable[[JobKeys], None] | None = None,
+    ) -> None:
+        """``on_change`` is called in the event loop with the job whose records changed, or None: all may have.
+
+        ``on_steps`` is called instead where a job has only made steps, which all jobs do all the time; absent: so is
+        ``on_change``.
+        """
         self._etcd = etcd
         self._cluster = cluster
         self._on_change = on_change
+        self._on_steps = on_steps or on_change
         self._raw: dict[JobKeys, dict[str, bytes]] = {}
         self._outage: Outage | None = Outage()
         self._listed = asyncio.Event()
@@ -96,30 +107,40 @@ class Mirror:
 
     def jobs(self) -> list[JobKeys]:
         """Jobs that have records written by this cluster's operator."""
-        mine = self._cluster.encode()
-        return [keys for keys, raw in self._raw.items() if raw.get(_owner(keys)) == mine]
+        return [keys for keys in self._raw if self.is_ours(keys)]
+
+    def is_ours(self, keys: JobKeys) -> bool:
+        """Whether a job has records written by this cluster's operator."""
+        return self._raw.get(keys, {}).get(_owner(keys)) == self._cluster.encode()
 
     # ---- writing ---------------------------------------------------------------------------------------------------
     async def put_target(self, keys: JobKeys, target: Target) -> None:
         """Publish what the operator wants. Raises ``EtcdError``."""
+        records = [(keys.target, target.encode())]
         if _owner(keys) not in self._raw.get(keys, {}):
-            await asyncio.to_thread(self._etcd.put, _owner(keys), self._cluster.encode())
-        await asyncio.to_thread(self._etcd.put, keys.target, target.encode())
+            records.insert(0, (_owner(keys), self._cluster.encode()))
+        await asyncio.to_thread(self._put_all, records)
 
     async def delete_records(self, keys: JobKeys) -> None:
         """Delete all records of a job that is gone. Raises ``EtcdError``."""
         await asyncio.to_thread(self._etcd.delete_prefix, keys.prefix)
 
+    def _put_all(self, records: Iterable[tuple[str, bytes]]) -> None:
+        for key, value in records:
+            self._etcd.put(key, value)
+
     # ---- what the watch says ---------------------------------------------------------------------------------------
     def take(self, batch: Batch) -> None:
         """Changes from the watch, in order."""
         changed: set[JobKeys] = set()
+        stepped: set[JobKeys] = set()
         for event in batch.events:
             key, value = (event.kv.key, event.kv.value) if isinstance(event, Put) else (event.key, None)
             keys = JobKeys.of(key)
             if keys is None:
                 continue
-            changed.add(keys)
+            before = self._raw.get(keys, {}).get(key)
+            (stepped if key == keys.progress and _only_steps(before, value) else changed).add(keys)
             if value is None:
                 self._forget(keys, key)
             else:
@@ -129,6 +150,8 @@ class Mirror:
             self._on_change(None)
         for keys in changed:
             self._on_change(keys)
+        for keys in stepped - changed:
+            self._on_steps(keys)
 
     def heard(self, state: WatchState) -> None:
         """The watch was connected, or lost etcd."""
@@ -160,6 +183,21 @@ class Mirror:
 def _owner(keys: JobKeys) -> str:
     """Which cluster's operator wrote the target: only that one may delete the records of a job that is gone."""
     return keys.prefix + "owner"
+
+
+_STEPS: dict[str, object] = {"step": 0, "epoch": 0, "samples": 0, "loss": None, "step_seconds": None}
+"""Fields of a progress record that change with every step."""
+
+
+def _only_steps(before: bytes | None, after: bytes | None) -> bool:
+    """Whether two records of progress differ only in what changes with every step."""
+    if before is None or after is None:
+        return False
+    try:
+        old, new = Progress.decode(before), Progress.decode(after)
+    except ValidationError:
+        return False  # whoever plans says so
+    return old.model_copy(update=_STEPS) == new.model_copy(update=_STEPS)
 
 
 def _decode(keys: JobKeys, raw: Mapping[str, bytes]) -> Coordination:

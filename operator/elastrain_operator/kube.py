@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from kubernetes.aio import client as kubernetes_client
-from kubernetes.aio import config as kubernetes_config
+import kopf
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from elastrain.api import names
+from elastrain_operator.access import Access
 
 PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     (names.GROUP, names.PLURAL): frozenset({"get", "list", "watch", "delete"}),
@@ -27,6 +28,15 @@ REQUEST_SECONDS = 10.0
 """One attempt of a call."""
 CALL_SECONDS = 25.0
 """All attempts of a call."""
+IN_FLIGHT = 32
+"""Calls at a time. More would only wait in the API server, where the time of an attempt runs."""
+PAGE = 500
+"""Objects in one answer to a list."""
+WATCH_SECONDS = 300
+"""After so long the API server ends a watch, and it is resumed."""
+WATCH_SILENCE = 90.0
+"""A watch that hears nothing for so long is dead: the API server sends a bookmark every minute."""
+_ACCEPT = {"Accept": "application/json", "Accept-Encoding": "identity"}  # within a cluster, compression costs more
 _ATTEMPTS = 4
 _RETRIED = frozenset({429, 500, 502, 503, 504})
 
@@ -48,20 +58,19 @@ class ApiError(Exception):
 class Kube:
     """Calls with bounded retries on 429, 5xx and timeouts. Every call may raise :class:`ApiError`."""
 
-    def __init__(self, client: kubernetes_client.ApiClient) -> None:
-        self._client = client
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._slots = asyncio.Semaphore(IN_FLIGHT)
+        connector = aiohttp.TCPConnector(ssl=access.ssl, limit=0)
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=access.trust_env)
 
     @classmethod
     async def connect(cls) -> Kube:
-        """By the pod's service account, else by the kubeconfig. Raises ``ConfigException`` if there is neither."""
-        try:
-            kubernetes_config.load_incluster_config()
-        except kubernetes_config.ConfigException:
-            await kubernetes_config.load_kube_config()
-        return cls(kubernetes_client.ApiClient())
+        """By the pod's service account, else by the kubeconfig. Raises ``kopf.LoginError`` if there is neither."""
+        return cls(await Access.find())
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._session.close()
 
     # ---- jobs ------------------------------------------------------------------------------------------------------
     async def get_job(self, namespace: str, name: str) -> dict[str, Any] | None:
@@ -80,19 +89,53 @@ class Kube:
     # ---- pods ------------------------------------------------------------------------------------------------------
     async def get_pod(self, namespace: str, name: str) -> dict[str, Any] | None:
         """The pod, or None if the API server says that there is none."""
-        return await self._get(f"{_pods_path(namespace)}/{name}", f"read pod {namespace}/{name}")
+        return await self._get(f"{pods_path(namespace)}/{name}", f"read pod {namespace}/{name}")
 
     async def create_pod(self, namespace: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Create; unknown fields of the template are refused. Code 409: the name is taken."""
         what = f"create pod {namespace}/{manifest['metadata']['name']}"
-        return await self._call("POST", _pods_path(namespace), what, manifest, query={"fieldValidation": "Strict"})
+        return await self._call("POST", pods_path(namespace), what, manifest, query={"fieldValidation": "Strict"})
 
     async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         """Ask for the deletion of this very pod, with its own grace period; no error if it is gone."""
-        await self._delete(f"{_pods_path(namespace)}/{name}", uid, f"delete pod {namespace}/{name}")
+        await self._delete(f"{pods_path(namespace)}/{name}", uid, f"delete pod {namespace}/{name}")
 
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         await self._call("POST", f"/api/v1/namespaces/{namespace}/events", "record an event", event)
+
+    # ---- lists and watches -----------------------------------------------------------------------------------------
+    async def list_pages(
+        self, path: str, what: str, query: Mapping[str, str]
+    ) -> AsyncIterator[tuple[list[dict[str, Any]], str]]:
+        """Objects, page by page, each with the resource version from which to watch on.
+
+        Code 410: the pages are not to be had any more, begin again.
+        """
+        query = {**query, "limit": str(PAGE)}
+        while True:
+            page = await self._call("GET", path, what, query=query)
+            yield page.get("items") or [], str(page["metadata"]["resourceVersion"])
+            going_on = page["metadata"].get("continue")
+            if not going_on:
+                return
+            query = {**query, "continue": going_on}
+
+    async def changes(
+        self, path: str, what: str, query: Mapping[str, str], version: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Watch events since ``version``, bookmarks included, until the API server ends the watch.
+
+        Raises :class:`ApiError`; code 410: ``version`` is too old, list anew.
+        """
+        query = {
+            **query, "resourceVersion": version, "watch": "true", "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }  # fmt: skip
+        async for event in self._watch(path, query, what):
+            if event["type"] == "ERROR":
+                status = event["object"]
+                raise ApiError(what, int(status.get("code") or 0), "", str(status.get("message") or status))
+            yield event
 
     # ---- inside ----------------------------------------------------------------------------------------------------
     async def _get(self, path: str, what: str) -> dict[str, Any] | None:
@@ -121,35 +164,81 @@ class Kube:
         query: Mapping[str, str] | None = None,
         content: str = "application/json",
     ) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        request = _Request(method, path, what, data, query or {}, content)
+        try:
+            return await self._attempt(request)
+        except ApiError as error:
+            if not error.is_transient:
+                raise
+            failed = error
+        return await self._again(request, failed)
+
+    async def _again(self, request: _Request, failed: ApiError) -> dict[str, Any]:
+        """The attempts after the first one, which has ``failed``. (Few calls come here: the retries' own bookkeeping
+        costs as much time as a call.)"""
+        pending: list[ApiError] = [failed]
+
+        async def attempt() -> dict[str, Any]:
+            if pending:
+                raise pending.pop()
+            return await self._attempt(request)
+
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda e: isinstance(e, ApiError) and e.is_transient),
             stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(CALL_SECONDS),
             wait=wait_random_exponential(multiplier=0.2, max=5),
             reraise=True,
         )
-        request = _Request(method, path, what, body, query or {}, content)
-        return await retrying(self._attempt, request)
+        return await retrying(attempt)
 
     async def _attempt(self, request: _Request) -> dict[str, Any]:
-        # Serialised for every attempt: a service account's token may have been renewed since the last one.
-        method, url, headers, data, _ = await self._client.param_serialize(
-            request.method,
-            request.path,
-            query_params=list(request.query.items()),
-            header_params={"Accept": "application/json", "Content-Type": request.content},
-            body=request.body,
-            auth_settings=["BearerToken"],
-        )
-        try:
-            response = await self._client.rest_client.request(
-                method, url, headers=headers, body=data, _request_timeout=REQUEST_SECONDS
-            )
-            text = await response.read()
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise ApiError(request.what, 0, "Unreachable", str(error) or type(error).__name__) from error
-        if response.status >= 400:
-            raise _refusal(request.what, response.status, text)
+        async with self._slots:  # the time of an attempt begins with one's turn
+            used = self._access.headers
+            status, text = await self._send(request)
+            if status == 401:
+                await self._renew(used, request.what)
+                status, text = await self._send(request)
+        if status >= 400:
+            raise _refusal(request.what, status, text)
         return dict(json.loads(text))
+
+    async def _send(self, request: _Request) -> tuple[int, bytes]:
+        try:
+            async with self._session.request(
+                request.method,
+                self._access.server + request.path,
+                params=request.query,
+                data=request.data,
+                headers={**self._access.headers, **_ACCEPT, "Content-Type": request.content},
+                timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
+            ) as response:
+                return response.status, await response.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise _unreachable(request.what, error) from error
+
+    async def _watch(self, path: str, query: Mapping[str, str], what: str) -> AsyncIterator[dict[str, Any]]:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SILENCE)
+        used = self._access.headers
+        headers = {**used, **_ACCEPT}
+        try:
+            async with self._session.get(
+                self._access.server + path, params=query, headers=headers, timeout=timeout
+            ) as response:
+                if response.status == 401:
+                    await self._renew(used, what)
+                if response.status >= 400:
+                    raise _refusal(what, response.status, await response.read())
+                async for line in _lines(response.content):
+                    yield json.loads(line)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise _unreachable(what, error) from error
+
+    async def _renew(self, refused: dict[str, str], what: str) -> None:
+        try:
+            await self._access.renew(refused)
+        except (kopf.LoginError, OSError) as error:
+            raise ApiError(what, 401, "Unauthorized", f"cannot log in anew: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +246,23 @@ class _Request:
     method: str
     path: str
     what: str
-    body: Mapping[str, Any] | None
+    data: bytes | None
     query: Mapping[str, str]
     content: str
+
+
+async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Whole lines of any length."""
+    rest = b""
+    async for chunk in stream.iter_any():
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            if line:
+                yield line
+
+
+def _unreachable(what: str, error: Exception) -> ApiError:
+    return ApiError(what, 0, "Unreachable", str(error) or type(error).__name__)
 
 
 def _refusal(what: str, code: int, text: bytes) -> ApiError:
@@ -175,5 +278,5 @@ def _job_path(namespace: str, name: str) -> str:
     return f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}/{name}"
 
 
-def _pods_path(namespace: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/pods"
+def pods_path(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"

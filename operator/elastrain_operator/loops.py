@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from elastrain.api.job import JobSpec
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdError
 from elastrain_operator import observe, plan
@@ -18,9 +19,15 @@ from elastrain_operator.config import OperatorConfig
 from elastrain_operator.coordination import Mirror
 from elastrain_operator.kube import ApiError, Kube
 from elastrain_operator.model import JobRef, Observed, Plan, Pod
+from elastrain_operator.plan import STATUS_INTERVAL
 
 COALESCE = 0.05
 """Seconds between a wake-up and the pass it causes: what happens together is looked at once."""
+PACE = 0.2
+"""Seconds between two passes of one job, at least: a start, or a loss, is many events in a few moments."""
+STATUS_SHARE = 0.05
+"""Seconds that each job adds to the interval at which a new step alone is written to the statuses: with many jobs all
+of them together write 20 times a second, not the more often the more there are."""
 RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before a pass is repeated after failures in a row."""
 UNSEEN = timedelta(seconds=30)
@@ -47,17 +54,39 @@ class JobLoop:
         self._body: Mapping[str, Any] = {}
         self._pods_of: PodsOf = lambda _: ()
         self._task: asyncio.Task[None] | None = None
+        self._parsed: tuple[Any, JobSpec] | None = None
+        self._later: asyncio.TimerHandle | None = None
+        self.planned = False
+        """Whether a pass has succeeded."""
+        self.status_interval = STATUS_INTERVAL
+        """Seconds between two writes of the status that tell nothing but progress."""
 
     def see(self, body: Mapping[str, Any], pods_of: PodsOf) -> None:
         """A new version of the job's object; starts the loop on first sight."""
-        self._body, self._pods_of = body, pods_of
-        self.wake()
+        if _others_words(body) != _others_words(self._body):  # else it is the echo of a status that we wrote
+            self.wake()
+        self._body, self._pods_of = _without_bulk(body), pods_of
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"job {self.job.namespace}/{self.job.name}")
 
     def wake(self) -> None:
         """Something about this job may have changed."""
         self._wake.set()
+
+    def wake_later(self) -> None:
+        """Steps were made: worth a look when the next status is due."""
+        if self._later is None:
+            self._later = asyncio.get_running_loop().call_later(self.status_interval, self._look)
+
+    def _look(self) -> None:
+        self._later = None
+        self.wake()
+
+    def pod_seen(self, pod: Pod) -> None:
+        """The watch shows a pod that is new to it, or has changed."""
+        created = self._memory.created.get(pod.uid)
+        if created is None or created[0] != pod:
+            self.wake()
 
     def pod_gone(self, uid: str) -> None:
         """The watch says that this pod does not exist any more."""
@@ -66,18 +95,24 @@ class JobLoop:
 
     async def stop(self) -> None:
         """End the loop, in the middle of a pass if need be: the next operator sees the same world."""
+        if self._later is not None:
+            self._later.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=STOP_SECONDS)
 
     async def _run(self) -> None:
         failures = 0
+        clock = asyncio.get_running_loop().time
+        not_before = 0.0
         while True:
-            await asyncio.sleep(COALESCE)
+            await asyncio.sleep(max(COALESCE, not_before - clock()))
             self._wake.clear()
+            not_before = clock() + PACE
             try:
                 due = await self._pass()
                 failures = 0
+                self.planned = True
             except Exception as error:
                 due = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]
                 failures += 1
@@ -107,7 +142,7 @@ class JobLoop:
         self.job = observe.job_ref(body)
         status = memory.status or observe.job_status(body)
         try:
-            spec = observe.job_spec(body)
+            spec = self._spec(body.get("spec", {}))
         except observe.SpecInvalid as error:
             refusal = plan.refuse(status, self.job.generation, str(error), _now())
             await self._executor.execute(self.job, None, refusal, memory)
@@ -115,7 +150,16 @@ class JobLoop:
         decided = plan.plan(spec, status, await self._observe(), _now(), self._config.drain_extra)
         self._remember_drains(decided)
         await self._executor.execute(self.job, spec, decided, memory)
+        if decided.create:
+            self.wake()  # the status is to show them, and the watch will tell nothing new about them
         return min(decided.requeue_after or self._config.resync, self._config.resync)
+
+    def _spec(self, raw: Mapping[str, Any]) -> JobSpec:
+        """The spec, parsed once for each version of it. Raises ``SpecInvalid``."""
+        if self._parsed is None or (self._parsed[0] is not raw and self._parsed[0] != raw):
+            self._parsed = None
+            self._parsed = (raw, observe.job_spec(self._body))
+        return self._parsed[1]
 
     async def _observe(self) -> Observed:
         memory = self._memory
@@ -130,6 +174,7 @@ class JobLoop:
             unborn=memory.unborn,
             refusal=memory.refusal,
             status_written=memory.status_written,
+            status_interval=self.status_interval,
         )
 
     async def _pods(self) -> tuple[Pod, ...]:
@@ -170,12 +215,19 @@ class Loops:
     def __contains__(self, uid: object) -> bool:
         return uid in self._loops
 
+    @property
+    def unplanned(self) -> int:
+        """Jobs for which no pass has succeeded yet, as after a restart."""
+        return sum(not loop.planned for loop in self._loops.values())
+
     def see(self, body: Mapping[str, Any], pods_of: PodsOf) -> None:
         """A job was added or changed."""
         job = observe.job_ref(body)
         if job.uid not in self._loops:
             self._loops[job.uid] = self._make(job)
-        self._loops[job.uid].see(body, pods_of)
+        loop = self._loops[job.uid]
+        loop.status_interval = max(STATUS_INTERVAL, STATUS_SHARE * len(self))
+        loop.see(body, pods_of)
 
     async def forget(self, uid: str) -> None:
         """A job is gone."""
@@ -187,9 +239,17 @@ class Loops:
         if uid in self._loops:
             self._loops[uid].wake()
 
+    def wake_later(self, uid: str) -> None:
+        if uid in self._loops:
+            self._loops[uid].wake_later()
+
     def wake_all(self) -> None:
         for loop in self._loops.values():
             loop.wake()
+
+    def pod_seen(self, job_uid: str, pod: Pod) -> None:
+        if job_uid in self._loops:
+            self._loops[job_uid].pod_seen(pod)
 
     def pod_gone(self, job_uid: str, pod_uid: str) -> None:
         if job_uid in self._loops:
@@ -199,6 +259,20 @@ class Loops:
         """End all loops."""
         await asyncio.gather(*(loop.stop() for loop in self._loops.values()))
         self._loops.clear()
+
+
+_OURS = frozenset({"resourceVersion", "managedFields"})
+"""Metadata that changes with every status that we write."""
+
+
+def _others_words(body: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What users and other programs say about a job: all but the status and what a write of it changes."""
+    return body.get("spec"), {k: v for k, v in body.get("metadata", {}).items() if k not in _OURS}
+
+
+def _without_bulk(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the record of who wrote which field, which is as large as all the rest."""
+    return {**body, "metadata": {k: v for k, v in body["metadata"].items() if k != "managedFields"}}
 
 
 def _now() -> datetime:

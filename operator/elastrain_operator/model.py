@@ -163,6 +163,8 @@ class Observed:
     refusal: Refusal | None = None
     status_written: datetime | None = None
     """When this operator last wrote the status; None: not yet."""
+    status_interval: float = 5.0
+    """Seconds between two writes of the status that tell nothing urgent: the more jobs, the longer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from elastrain_operator.policy.verdict import Verdict
 DRAIN_EXTRA = 30.0
 """Seconds beyond a pod's own grace period that a worker may take to leave."""
 STATUS_INTERVAL = 5.0
-"""Seconds between two writes of the status that tell nothing but a new step."""
+"""Seconds between two writes of the status that tell nothing urgent (of a few jobs; of many: loops.STATUS_SHARE)."""
 REFUSAL_DELAYS = (2.0, 5.0, 15.0, 60.0)
 """Seconds before a pod that the API server refused is tried again: by number of refusals in a row."""
 
@@ -408,18 +408,19 @@ def _if_changed(old: JobStatus, new: JobStatus) -> JobStatus | None:
 
 
 def _hold(sight: _Sight, written: JobStatus | None) -> datetime | None:
-    """Until when a status that tells nothing but a new step is held back; None: write it now, if at all."""
+    """Until when a status that tells nothing urgent is held back; None: write it now, if at all."""
     last = sight.seen.status_written
     if written is None or last is None or _essence(written) != _essence(sight.status):
         return None
-    until = last + timedelta(seconds=STATUS_INTERVAL)
+    until = last + timedelta(seconds=sight.seen.status_interval)
     return until if until > sight.now else None
 
 
 def _essence(status: JobStatus) -> JobStatus:
-    """A status without what changes with every step: the step itself, and what conditions that hold say about it."""
+    """A status without what can wait: the step, what conditions that hold say about it, and how many pods there are
+    (while they start; every loss and every change of the generation is in other fields, too)."""
     quiet = [c.model_copy(update={"message": ""}) if c.status == "True" else c for c in status.conditions]
-    return status.model_copy(update={"step": None, "conditions": quiet})
+    return status.model_copy(update={"step": None, "replicas": 0, "conditions": quiet})
 
 
 def _unique(deletions: Iterable[Deletion]) -> tuple[Deletion, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
@@ -13,7 +13,7 @@ from elastrain_operator.coordination import Mirror
 from elastrain_operator.kube import ApiError, Kube
 
 INTERVAL = 60.0
-"""Seconds between two looks."""
+"""Seconds between two looks at all records; what was deleted is looked at when that is heard."""
 
 log = structlog.get_logger(__name__)
 
@@ -27,26 +27,35 @@ class Sweeper:
         self._mirror = mirror
         self._is_served = is_served
         self._nudged = asyncio.Event()
+        self._named: set[JobKeys] = set()
 
-    def nudge(self) -> None:
-        """A job was deleted: look now."""
+    def nudge(self, job: JobKeys) -> None:
+        """This job, or a pod of it, was deleted: look now. (Not at all jobs: with many that would be the work of each
+        deletion.)"""
+        self._named.add(job)
         self._nudged.set()
 
     async def run(self) -> None:
         """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
         while True:
-            await self.sweep()
+            if loop.time() >= due:
+                await self.sweep(self._mirror.jobs())
+                due = loop.time() + INTERVAL
             try:
-                await asyncio.wait_for(self._nudged.wait(), INTERVAL)
+                await asyncio.wait_for(self._nudged.wait(), due - loop.time())
             except TimeoutError:
                 continue
             self._nudged.clear()
+            named, self._named = self._named, set()
+            await self.sweep(keys for keys in named if self._mirror.is_ours(keys))
 
-    async def sweep(self) -> None:
-        """One look. A call that fails leaves its records for the next one."""
+    async def sweep(self, jobs: Iterable[JobKeys]) -> None:
+        """One look at jobs that have records of ours. A call that fails leaves its records for the next look."""
         if self._mirror.outage:
             return
-        for keys in self._mirror.jobs():
+        for keys in jobs:
             if not self._is_served(keys):
                 await _logged(keys, self._sweep_one)
 

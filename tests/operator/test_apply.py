@@ -106,6 +106,12 @@ def test_nothing_is_done_if_the_record_could_not_be_written(world, execute, call
     assert world.calls[-1] == call
 
 
+def test_start_is_one_event(world, execute):
+    plan = Plan(target=TARGET, create=(0,), notices=(Notice("TargetSet", "2 workers wanted"),))
+    execute(plan)
+    assert world.calls == ["target", "event TargetSet", "create job-0"]
+
+
 def test_event_that_cannot_be_recorded_holds_nothing_up(world, execute):
     world.errors["event Scaling"] = ApiError("record", 403, "Forbidden", "no")
     execute(EVERYTHING)

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Member, Target
+from elastrain.api.records import Member, Progress, Target
 from elastrain.etcd import Batch, Delete, EtcdDenied, EtcdUnavailable, KeyValue, Put, WatchState
 from elastrain_operator import coordination
 from elastrain_operator.coordination import Mirror
@@ -136,3 +136,22 @@ def test_only_records_that_this_cluster_wrote_are_offered_to_the_sweeper():
         assert etcd.stored == {}
 
     run(scenario)
+
+
+def test_steps_alone_are_told_apart_from_what_is_urgent():
+    progress = Progress(generation=1, world_size=2, members=2, step=10, loss=0.5)
+
+    async def main():
+        woken, stepped = [], []
+        mirror = Mirror(FakeEtcd(), "here", woken.append, stepped.append)
+        mirror.take(batch((KEYS.progress, progress.encode()), snapshot=True))
+        woken.clear()
+        mirror.take(batch((KEYS.progress, progress.model_copy(update={"step": 11, "loss": 0.4}).encode())))
+        assert (woken, stepped) == ([], [KEYS])
+        mirror.take(batch((KEYS.progress, progress.model_copy(update={"step": 12, "finished": True}).encode())))
+        assert (woken, stepped) == ([KEYS], [KEYS])
+        mirror.take(batch((KEYS.progress, b"{}")))
+        mirror.take(batch(KEYS.progress))
+        assert woken == [KEYS] * 3
+
+    asyncio.run(main())

@@ -67,6 +67,7 @@ def body(**spec) -> dict:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(loops, "COALESCE", 0.001)
+    monkeypatch.setattr(loops, "PACE", 0.01)
     monkeypatch.setattr(loops, "RETRY_DELAYS", (0.02,))
 
 
@@ -182,3 +183,107 @@ def test_job_of_the_same_name_is_another_job():
         assert "uid2" in jobs
 
     run(scenario)
+
+
+class Counting(World):
+    """Counts passes: each looks at the records once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+
+    def of(self, keys):
+        self.passes += 1
+        return super().of(keys)
+
+
+def run_counting(scenario) -> None:
+    """Runs ``scenario(world, jobs)`` after both workers of a job were created and the loop has come to rest."""
+
+    async def main():
+        world = Counting()
+        executor = Executor(world, world, CONFIG)
+        jobs = Loops(lambda job: JobLoop(job, executor, world, world, CONFIG))
+        try:
+            jobs.see(body(), lambda _: world.watched)
+            await until(lambda: len(world.pods) == 2, "two pods")
+            await until(lambda: world.passes == 2, "a look at what was created")
+            assert jobs.unplanned == 0
+            await asyncio.wait_for(scenario(world, jobs), 20)
+        finally:
+            await jobs.stop()
+
+    asyncio.run(main())
+
+
+def test_echo_of_our_own_status_makes_no_pass():
+    async def scenario(world, jobs):
+        before = world.passes
+        echo = body()
+        echo["metadata"] |= {"resourceVersion": "7", "managedFields": [{"manager": "elastrain"}]}
+        echo["status"] = {"phase": "Pending"}
+        jobs.see(echo, lambda _: world.watched)
+        await asyncio.sleep(0.05)
+        assert world.passes == before
+        echo["metadata"]["annotations"] = {"who": "a user"}
+        jobs.see(dict(echo, metadata=dict(echo["metadata"])), lambda _: world.watched)
+        await until(lambda: world.passes > before, "a pass for what a user wrote")
+
+    run_counting(scenario)
+
+
+def test_pod_that_looks_as_it_was_created_makes_no_pass():
+    async def scenario(world, jobs):
+        before = world.passes
+        for pod in world.pods.values():
+            jobs.pod_seen("uid", observe.pod(pod))
+        await asyncio.sleep(0.05)
+        assert world.passes == before
+        running = observe.pod({**world.pods["job-0"], "status": {"phase": "Succeeded"}})
+        jobs.pod_seen("uid", running)
+        await until(lambda: world.passes > before, "a pass for a pod that has changed")
+
+    run_counting(scenario)
+
+
+def test_what_happens_in_a_few_moments_is_one_pass(monkeypatch):
+    monkeypatch.setattr(loops, "PACE", 0.1)
+
+    async def scenario(world, jobs):
+        await asyncio.sleep(0.15)
+        before = world.passes
+        for _ in range(20):
+            jobs.wake("uid")
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.25)
+        assert before < world.passes <= before + 2
+
+    run_counting(scenario)
+
+
+def test_steps_are_looked_at_when_the_next_status_is_due(monkeypatch):
+    monkeypatch.setattr(loops, "STATUS_INTERVAL", 0.1)
+
+    async def scenario(world, jobs):
+        jobs.see(body(), lambda _: world.watched)  # takes the interval over
+        before = world.passes
+        for _ in range(10):
+            jobs.wake_later("uid")
+        assert world.passes == before
+        await until(lambda: world.passes > before, "a pass")
+        await asyncio.sleep(0.05)
+        assert world.passes <= before + 2, "one for the ten, and perhaps one for the status that was due"
+
+    run_counting(scenario)
+
+
+def test_all_jobs_together_write_steps_at_a_bounded_rate():
+    async def scenario(world, jobs):
+        for n in range(199):
+            another = body()
+            another["metadata"] |= {"uid": f"uid-{n}", "deletionTimestamp": "2030-01-01T00:00:00Z"}
+            jobs.see(another, lambda _: ())
+        jobs.see(body(suspend=False), lambda _: world.watched)
+        assert jobs._loops["uid"].status_interval == 200 * loops.STATUS_SHARE
+
+    run_counting(scenario)

@@ -1,0 +1,67 @@
+"""How the API server is reached: by the pod's service account, else by the kubeconfig."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import kopf
+import yaml
+
+log = logging.getLogger(__name__)
+
+
+def login(settings: kopf.OperatorSettings | None = None) -> kopf.ConnectionInfo:
+    """Address and credentials, as they are now. May block: a kubeconfig can name a program that fetches a token.
+
+    The official client is asked only about a kubeconfig that needs it (exec plugins, identity providers, relative
+    paths).
+
+    Raises ``kopf.LoginError`` if there is neither a service account nor a usable kubeconfig.
+    """
+    settings = settings or kopf.OperatorSettings()
+    found = kopf.login_with_service_account(settings=settings) or _plain_kubeconfig(settings)
+    found = found or kopf.login_via_client(logger=log, settings=settings)
+    if found is None:
+        raise kopf.LoginError("no service account, and the kubeconfig needs the package 'kubernetes' to be understood")
+    return found
+
+
+def _plain_kubeconfig(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo | None:
+    """What a kubeconfig says in so many words; None if there is none, or more than that is needed to understand it."""
+    try:
+        found = kopf.login_with_kubeconfig(settings=settings)
+    except (OSError, KeyError, ValueError, AttributeError, yaml.YAMLError, kopf.LoginError):
+        return None  # the official client says what is wrong with it
+    if found is None or found.proxy_url:
+        return None
+    who = found.token or found.username or found.certificate_path or found.certificate_data
+    files = (found.ca_path, found.certificate_path, found.private_key_path)
+    return found if who and all(f is None or Path(f).is_absolute() for f in files) else None
+
+
+class Access:
+    """An address with credentials that are renewed when the API server does not know them any more."""
+
+    def __init__(self, info: kopf.ConnectionInfo, log_in: Callable[[], kopf.ConnectionInfo] = login) -> None:
+        self.server: str = info.server.rstrip("/")
+        self.ssl: ssl.SSLContext = info.as_ssl_context()
+        self.trust_env: bool = info.trust_env
+        self.headers: dict[str, str] = info.as_http_headers()
+        self._log_in = log_in
+        self._renewing = asyncio.Lock()
+
+    @classmethod
+    async def find(cls) -> Access:
+        """Raises ``kopf.LoginError``: see :func:`login`."""
+        return cls(await asyncio.to_thread(login))
+
+    async def renew(self, refused: dict[str, str]) -> None:
+        """The headers ``refused`` are not accepted: log in anew, unless somebody has done so meanwhile. (A service
+        account's token is replaced in its file long before it expires.)"""
+        async with self._renewing:
+            if self.headers is refused:
+                self.headers = (await asyncio.to_thread(self._log_in)).as_http_headers()
