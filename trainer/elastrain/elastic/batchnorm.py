@@ -4,7 +4,7 @@ torch's own communicates over the default process group, which elastrain does no
 :func:`adopt` gives the layers of a model the forward of :class:`SyncBatchNorm`, which normalises by the statistics of
 the whole global batch: what a batch norm on one device would see, however the batch is cut over ranks.
 
-One all-gather in forward, one all-reduce in backward per layer. They go over the same group as the gradients, so all
+One all-reduce in forward, one in backward per layer. They go over the same group as the gradients, so all
 ranks must run the same layers in the same order, as with torch's. A failure leaves local statistics and marks the
 generation broken, and so the step as discarded; nothing is raised in user code.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastrain.elastic.communicator import Communicator, GenerationBroken
+from elastrain.elastic.communicator import Communicator
 
 _scope = threading.local()
 
@@ -136,14 +136,10 @@ def _gather(mine: torch.Tensor, communicator: Communicator | None) -> torch.Tens
     """``mine`` of all ranks, in rank order; None if there is nobody to ask, or the generation is broken."""
     if communicator is None or communicator.broken is not None:
         return None
-    sent = mine.cpu()
-    received = [torch.empty_like(sent) for _ in range(communicator.world_size)]
-    try:
-        with communicator.guard():
-            communicator.group.allgather([received], [sent]).wait()
-    except GenerationBroken:
-        return None
-    return torch.stack(received).to(mine)
+    table = torch.zeros(communicator.world_size, len(mine), dtype=mine.dtype)
+    table[communicator.rank] = mine
+    communicator.sum_bucket(table).wait()  # nothing but zeros is added to a row
+    return None if communicator.broken is not None else table.to(mine)
 
 
 def _sum(mine: torch.Tensor, communicator: Communicator | None) -> torch.Tensor:
@@ -151,9 +147,5 @@ def _sum(mine: torch.Tensor, communicator: Communicator | None) -> torch.Tensor:
     if communicator is None or communicator.broken is not None:
         return mine
     total = mine.detach().cpu().clone()
-    try:
-        with communicator.guard():
-            communicator.group.allreduce([total]).wait()
-    except GenerationBroken:
-        return mine
-    return total.to(mine)
+    communicator.sum_bucket(total).wait()
+    return mine if communicator.broken is not None else total.to(mine)
