@@ -1,19 +1,33 @@
 """``numerics="bitwise"``, in real processes: any history of rescales gives the same bits."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 SCRIPT = Path(__file__).parent / "train_options.py"
+VICTIM = Path(__file__).parent / "train_victim.py"
 
 
-def start(world, *ranks: str, **loader: object) -> None:
+@pytest.fixture
+def alone(world, tmp_path_factory) -> Iterator:
+    """Another world, for the run of fixed size."""
+    other = type(world)(tmp_path_factory.mktemp("alone"))
+    yield other
+    for rank in other.ranks.values():
+        rank.stop()
+
+
+def start(
+    world, *ranks: str, epochs: int = 8, script: Path = SCRIPT, env: dict[str, str] | None = None, **loader: object
+) -> None:
     options = {"LOADER": json.dumps({"micro_batches": 8, **loader}), "NUMERICS": "bitwise", "RANDOM": "1"}
     for rank in ranks:
         # The first rank's weights are those of all; whatever else a rank draws by itself must not matter.
-        world.start(rank, epochs=8, delay=0.08, script=SCRIPT, SEED=str(len(world.ranks)), **options)
+        seed = str(len(world.ranks))
+        world.start(rank, epochs=epochs, delay=0.08, script=script, SEED=seed, **options, **(env or {}))
     world.ready(*ranks)
 
 
@@ -57,3 +71,29 @@ def test_bits_are_those_of_the_fixed_size_run_if_the_world_grows_loses_a_rank_an
 
     assert final["step"] == 72
     assert_same_bits(final, results[1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # four processes that import torch, on a busy machine
+def test_survivors_go_on_with_the_same_bits_if_a_rank_is_killed_in_the_middle_of_a_message(world, alone) -> None:
+    wide = {"WIDTH": "20000"}
+    start(alone, "a", epochs=2, env=wide)
+    alone.propose("a")
+    expected = alone.finished("a")["a"]
+
+    start(world, "a", "b", epochs=2, env=wide)
+    # With three ranks and eight micro-batches the third receives four parts of nodes and two of sums in each step, a
+    # third of the 200,004 numbers each: 1.6 MB. It dies in the sixth step, before it can have given anybody a sum.
+    start(world, "c", epochs=2, script=VICTIM, env={**wide, "DIE_AFTER": "8500000"})
+    world.propose("a", "b", "c")
+    world.wait("c kills itself", lambda: world.ranks["c"].process.poll() is not None)
+    # Nobody tells them: their own connections do.
+    world.wait("the loss is reported", lambda: all(world.ranks[r].has("broken", step=5) for r in "ab"))
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    survivors = world.finished("a", "b")
+
+    assert expected["step"] == 18
+    for survivor in survivors.values():
+        assert survivor["step"] == 18
+        assert_same_bits(survivor, expected)

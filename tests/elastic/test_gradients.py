@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from elastrain.data.order import Order
-from elastrain.elastic import control
+from elastrain.elastic import bitwise, control
 from elastrain.elastic.bitwise import Bitwise
 from elastrain.elastic.gradients import Averaged
 
@@ -53,6 +53,13 @@ def bits(connect, each):
 
 def test_gradients_have_the_same_bits_on_any_number_of_ranks_even_more_than_micro_batches(bits) -> None:
     assert len({result for world in (1, 2, 3, 5, 10) for result in bits(world)}) == 1
+
+
+@pytest.mark.parametrize("piece", [1000, 97])
+def test_gradients_have_the_same_bits_if_they_are_added_in_pieces(bits, monkeypatch, piece) -> None:
+    whole = set(bits(1))
+    monkeypatch.setattr(bitwise, "PIECE", piece)
+    assert {result for world in (2, 3, 10) for result in bits(world)} == whole
 
 
 def test_gradients_are_those_of_the_mean_over_the_batch(bits) -> None:

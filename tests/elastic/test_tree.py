@@ -42,6 +42,18 @@ def test_the_association_is_the_same_if_the_leaves_are_split_anyhow(leaves, data
     assert whole.root() == on_one_rank(leaves)
 
 
+@given(st.integers(1, 70))
+def test_the_association_is_the_same_if_right_leaves_are_added_without_being_pushed(leaves) -> None:
+    tree = TreeSum(leaves, add)
+    for leaf in range(leaves):
+        left = tree.take_left((0, leaf))
+        if left is None:
+            tree.push((0, leaf), str(leaf))
+        else:
+            tree.push((1, leaf // 2), add(left, str(leaf)))
+    assert tree.root() == on_one_rank(leaves)
+
+
 @given(st.integers(0, 6), st.integers(0, 3))
 def test_each_rank_sends_one_node_only_if_leaves_and_ranks_are_powers_of_two(exponent, fewer) -> None:
     leaves, world = 2**exponent, 2 ** max(0, exponent - fewer)

@@ -21,6 +21,7 @@ torch.set_num_threads(1)
 torch.manual_seed(int(os.environ["SEED"]))  # each rank another one: the first rank's weights are those of all
 random = os.environ["RANDOM"] == "1"
 dtype = torch.float32 if random else torch.float64
+width = int(os.environ.get("WIDTH", "64"))
 generator = torch.Generator().manual_seed(1)
 inputs = torch.randn(203, 6, dtype=dtype, generator=generator)
 labels = torch.randint(0, 3, (203,), generator=generator)
@@ -35,8 +36,9 @@ class Noisy(Dataset):
 
 
 with elastrain.join(numerics=os.environ.get("NUMERICS", "exact")) as job:
-    norm = nn.SyncBatchNorm(64) if os.environ.get("NORM") == "sync" else nn.Identity()
-    net = nn.Sequential(nn.Linear(6, 64), norm, nn.Dropout(0.2 if random else 0), nn.Tanh(), nn.Linear(64, 3)).to(dtype)
+    norm = nn.SyncBatchNorm(width) if os.environ.get("NORM") == "sync" else nn.Identity()
+    dropout = nn.Dropout(0.2 if random else 0)
+    net = nn.Sequential(nn.Linear(6, width), norm, dropout, nn.Tanh(), nn.Linear(width, 3)).to(dtype)
     model = job.wrap(net)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.99)

@@ -4,6 +4,8 @@ A global batch is cut into a fixed number of logical micro-batches. Each is comp
 the gradients are added in the order of a fixed tree (:mod:`elastrain.elastic.tree`). Over the ranks the tree is
 completed in chunks: rank ``c`` gets chunk ``c`` of every node that the ranks were left with, adds them in the tree's
 order, and sends the sum to all (a reduce-scatter and an all-gather, with the order of additions in our hands).
+Both go in pieces over the ranks' own connections (:mod:`elastrain.elastic.mesh`), so a piece is added and returned
+while the next ones are on their way, and a lost peer ends the step at once.
 
 The cost: nothing overlaps with backward, each micro-batch is a backward of its own, and a rank keeps up to
 ``2 * log2(micro_batches)`` copies of the gradients. Ranks beyond the number of micro-batches compute nothing that
@@ -15,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -23,11 +27,12 @@ from torch import nn
 from elastrain.data.order import Order, Slice, run_of
 from elastrain.elastic import control
 from elastrain.elastic.communicator import Communicator, GenerationBroken
+from elastrain.elastic.mesh import Mesh
 from elastrain.elastic.module import ElasticModule
-from elastrain.elastic.tree import TreeSum, nodes_of
+from elastrain.elastic.tree import Node, TreeSum, nodes_of
 
-_CONTROL_TAG = 0
-"""Of the message with a rank's part of the control vector; the nodes have the tags after it."""
+PIECE = 1 << 18
+"""Numbers that are added and returned at a time: enough that what Python does in between does not count."""
 
 
 def make_deterministic() -> None:
@@ -58,6 +63,7 @@ class Bitwise:
 
     def __init__(self) -> None:
         self._buffers: _Buffers | None = None
+        self._mesh: Mesh | None = None
         self._leaves = (0, 0, 1)
         self._next_leaf = 0
         self._sum: TreeSum[_Buffer] = TreeSum(1, self._add)
@@ -115,8 +121,7 @@ class Bitwise:
         weighted = loss * part.weight
         weighted.backward()
         if part.indices:  # a stand-in is no leaf
-            self._sum.push((0, self._next_leaf), buffers.take_gradients(weighted))
-            self._next_leaf += 1
+            self._push_leaf(buffers, weighted)
         if not last:
             return None
         shares = [*control.encode(connected), compute]
@@ -127,13 +132,22 @@ class Bitwise:
                 with communicator.guard():
                     total, shares = self._exchange(communicator, shares)
             except GenerationBroken:
-                buffers.forget()  # an operation of the broken group may still hold them
+                self._mesh = None
                 return [*shares, 0.0]  # the caller sees from the communicator that the step is discarded
             for _, value in self._sum.parts:
                 buffers.free(value)
         self._sum.parts.clear()
         *slots, compute = shares
         return [*slots, buffers.set_gradients(total), compute]
+
+    def _push_leaf(self, buffers: _Buffers, loss: torch.Tensor) -> None:
+        leaf, left = self._next_leaf, self._sum.take_left((0, self._next_leaf))
+        if left is None:
+            self._sum.push((0, leaf), buffers.take_gradients(loss))
+        else:
+            buffers.add_gradients(left, loss)
+            self._sum.push((1, leaf // 2), left)
+        self._next_leaf += 1
 
     def _add(self, left: _Buffer, right: _Buffer) -> _Buffer:
         assert self._buffers is not None
@@ -145,34 +159,67 @@ class Bitwise:
         """Complete the tree over the ranks: the sum of all leaves, and that of the ranks' ``shares``."""
         buffers, rank, world = self._buffers, communicator.rank, communicator.world_size
         assert buffers is not None
-        group, count, chunk = communicator.group, self._leaves[2], buffers.capacity // world
+        if self._mesh is None or self._mesh.communicator is not communicator:
+            self._mesh = Mesh(communicator)
+        mesh, count, chunk = self._mesh, self._leaves[2], buffers.capacity // world
+        table = torch.tensor(shares).repeat(world, 1)
+        for peer in mesh.peers:
+            mesh.send(peer, table[rank])
+            mesh.receive(peer, table[peer])
         held = [nodes_of(*run_of(count, world, r), count) for r in range(world)]
-        received = iter(buffers.scratch(sum(len(nodes) for r, nodes in enumerate(held) if r != rank), chunk))
-        mine = [value.flat.cpu() for _, value in self._sum.parts]
-        values = {rank: [flat[rank * chunk : (rank + 1) * chunk] for flat in mine]}
-        own_shares = torch.tensor(shares)
-        all_shares = {rank: own_shares}
-        works = []
-        for distance in range(1, world):  # so everybody begins with another peer
-            to, source = (rank + distance) % world, (rank - distance) % world
-            all_shares[source] = torch.empty_like(own_shares)
-            values[source] = [next(received) for _ in held[source]]
-            works.append(group.recv([all_shares[source]], source, _CONTROL_TAG))
-            works += [group.recv([v], source, 1 + k) for k, v in enumerate(values[source])]
-            works.append(group.send([own_shares], to, _CONTROL_TAG))
-            works += [group.send([v[to * chunk : (to + 1) * chunk]], to, 1 + k) for k, v in enumerate(mine)]
-        for work in works:
-            work.wait()
-        tree: TreeSum[torch.Tensor] = TreeSum(count, torch.Tensor.add_)
-        for r in range(world):
-            for node, value in zip(held[r], values[r], strict=True):
-                tree.push(node, value)
+        mine = [value.flat.cpu().view(world, chunk) for _, value in self._sum.parts]
+        scratch = iter(buffers.scratch(sum(len(held[peer]) for peer in mesh.peers), chunk))
+        values = [[flat[r] for flat in mine] if r == rank else [next(scratch) for _ in held[r]] for r in range(world)]
         total = buffers.take()
-        gathered = total.flat if total.flat.device.type == "cpu" else torch.empty(buffers.capacity, dtype=buffers.dtype)
-        group._allgather_base(gathered, tree.root()).wait()
-        if gathered is not total.flat:
-            total.flat.copy_(gathered)
-        return total, torch.stack(list(all_shares.values())).sum(0).tolist()
+        flat = total.flat if total.flat.device.type == "cpu" else torch.empty(buffers.capacity, dtype=buffers.dtype)
+        sums = flat.view(world, chunk)
+        nodes = [pair for r in range(world) for pair in zip(held[r], values[r], strict=True)]
+        own = _Chunk(mesh, count, nodes, sum(bool(held[peer]) for peer in mesh.peers), sums[rank])
+        starts = range(0, chunk, PIECE)
+        for start, peer in product(starts, mesh.peers):
+            for node in mine:
+                mesh.send(peer, node[peer, start : start + PIECE])
+            for left, value in zip(reversed(range(len(values[peer]))), values[peer], strict=True):
+                mesh.receive(peer, value[start : start + PIECE], None if left else partial(own.arrived, start))
+        for start, peer in product(starts, mesh.peers):
+            mesh.receive(peer, sums[peer, start : start + PIECE])
+        own.begin()
+        mesh.run()
+        if flat is not total.flat:
+            total.flat.copy_(flat)
+        return total, table.sum(0).tolist()
+
+
+class _Chunk:
+    """The part of the tree's sum that one rank completes, piece by piece, and sends to all."""
+
+    def __init__(
+        self, mesh: Mesh, leaves: int, nodes: list[tuple[Node, torch.Tensor]], sources: int, into: torch.Tensor
+    ) -> None:
+        """``nodes``: those of all ranks, with where their values are or will be. ``sources``: peers that send some."""
+        self._mesh, self._leaves, self._nodes, self._into = mesh, leaves, nodes, into
+        self._missing = dict.fromkeys(range(0, len(into), PIECE), sources)
+
+    def begin(self) -> None:
+        """Complete what waits for nobody."""
+        for start, missing in self._missing.items():
+            if not missing:
+                self._complete(start)
+
+    def arrived(self, start: int) -> None:
+        """One more peer has sent the piece at ``start`` of all its nodes."""
+        self._missing[start] -= 1
+        if not self._missing[start]:
+            self._complete(start)
+
+    def _complete(self, start: int) -> None:
+        tree: TreeSum[torch.Tensor] = TreeSum(self._leaves, torch.Tensor.add_)
+        for node, value in self._nodes:
+            tree.push(node, value[start : start + PIECE])
+        piece = self._into[start : start + PIECE]
+        piece.copy_(tree.root())
+        for peer in self._mesh.peers:
+            self._mesh.send(peer, piece)
 
 
 @dataclass(slots=True, eq=False)
@@ -243,6 +290,13 @@ class _Buffers:
                 parameter.grad = None
         buffer.flat[self._numbers] = loss.detach()
         return buffer
+
+    def add_gradients(self, buffer: _Buffer, loss: torch.Tensor) -> None:
+        """The same additions as with a buffer from :meth:`take_gradients`, without the copy."""
+        for parameter, view in zip(self._parameters, buffer.views, strict=True):
+            view.add_(0.0 if parameter.grad is None else parameter.grad.to_dense())
+            parameter.grad = None
+        buffer.flat[self._numbers] += loss.detach()
 
     def set_gradients(self, buffer: _Buffer) -> float:
         """Make the buffer's content the gradients, until they are cleared. Returns the loss."""

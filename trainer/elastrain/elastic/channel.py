@@ -1,6 +1,6 @@
-"""Plain connections between two ranks of a generation, for state.
+"""Plain connections between two ranks of a generation, for state and for the partial sums of bitwise mode.
 
-gloo could carry it, but for what it does when a connection ends in the middle of a large message: the operation that
+gloo could carry them, but for what it does when a connection ends in the middle of a large message: the operation that
 was half done is told nothing, and waits for its timeout (its ``Pair::signalException`` passes over ``tx_`` and
 ``rx_``). A joiner whose source is killed while it sends would sit there for minutes. A socket of our own ends at once.
 """
@@ -13,12 +13,22 @@ import secrets
 import socket
 import threading
 from collections.abc import Collection
+from enum import IntEnum
 from typing import Any
 
 CONNECT_SECONDS = 30.0
 """Bound of one connect; both ends are in the generation, and were alive a moment ago."""
+ACCEPT_SECONDS = 1800.0
+"""Bound of waiting for others to connect, who may be slow; for those that are lost the generation is aborted."""
 _TOKEN_BYTES = 16
 _RANK_BYTES = 4
+
+
+class Purpose(IntEnum):
+    """What a connection is for. Two ranks have at most one for each; it is said in the connection's first bytes."""
+
+    STATE = 0
+    GRADIENTS = 1
 
 
 class Channels:
@@ -31,39 +41,50 @@ class Channels:
         """Listen on a free port of ``address``."""
         family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((address, 0), family=family)
+        self._listener.settimeout(ACCEPT_SECONDS)
+        self._address = address
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._lock = threading.Lock()
         self._shut = False
         self._open: list[socket.socket] = [self._listener]
+        self._early: dict[tuple[int, int], socket.socket] = {}
+        """Connections that came before they were waited for, by purpose and rank."""
 
     @property
     def invitation(self) -> str:
         """Where to connect to, and the proof of having been told so."""
-        return f"{self._listener.getsockname()[1]} {self._token.hex()}"
+        return f"{self._address} {self._listener.getsockname()[1]} {self._token.hex()}"
 
-    def accept(self, ranks: Collection[int]) -> dict[int, socket.socket]:
-        """Wait for these ranks to connect. Raises ``OSError`` when shut."""
-        accepted: dict[int, socket.socket] = {}
+    def accept(self, ranks: Collection[int], purpose: Purpose) -> dict[int, socket.socket]:
+        """Wait for these ranks to connect. Raises ``OSError`` when shut, ``TimeoutError`` naming who has not come."""
+        accepted = {r: self._early.pop((purpose, r)) for r in ranks if (purpose, r) in self._early}
         while len(accepted) < len(ranks):
-            connection = self._keep(self._listener.accept()[0])
+            try:
+                connection = self._keep(self._listener.accept()[0])
+            except TimeoutError:
+                missing = ", ".join(str(r) for r in ranks if r not in accepted)
+                raise TimeoutError(f"ranks {missing} have not connected within {ACCEPT_SECONDS:g} s") from None
             with contextlib.suppress(ConnectionError):  # a stranger who hung up
-                hello = receive(connection, bytearray(_TOKEN_BYTES + _RANK_BYTES))
-                rank = int.from_bytes(hello[_TOKEN_BYTES:], "big")
-                if hmac.compare_digest(hello[:_TOKEN_BYTES], self._token) and rank in ranks:
-                    accepted[rank] = connection
+                hello = bytes(receive(connection, bytearray(_TOKEN_BYTES + 1 + _RANK_BYTES)))
+                if hmac.compare_digest(hello[:_TOKEN_BYTES], self._token):
+                    kind, rank = hello[_TOKEN_BYTES], int.from_bytes(hello[_TOKEN_BYTES + 1 :], "big")
+                    if kind == purpose and rank in ranks:
+                        accepted[rank] = connection
+                    else:  # it is further than this rank, which will wait for it later
+                        self._early[kind, rank] = connection
                     continue
             connection.close()
         return accepted
 
-    def connect(self, rank: int, address: str, invitation: str) -> socket.socket:
-        """Connect, as ``rank``, to the one at ``address`` that gave ``invitation``. Raises ``OSError``."""
-        port, token = invitation.split()
+    def connect(self, rank: int, invitation: str, purpose: Purpose) -> socket.socket:
+        """Connect, as ``rank``, to the one that gave ``invitation``. Raises ``OSError``."""
+        address, port, token = invitation.split()
         family, kind, protocol, _, target = socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)[0]
         connection = self._keep(socket.socket(family, kind, protocol))
         connection.settimeout(CONNECT_SECONDS)
         connection.connect(target)
         connection.settimeout(None)
-        connection.sendall(bytes.fromhex(token) + rank.to_bytes(_RANK_BYTES, "big"))
+        connection.sendall(bytes.fromhex(token) + bytes([purpose]) + rank.to_bytes(_RANK_BYTES, "big"))
         return connection
 
     def shut(self) -> None:

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from elastrain.api.records import Generation
-from elastrain.elastic.channel import Channels
+from elastrain.elastic.channel import Channels, Purpose
 
 CONNECT_TIMEOUT = timedelta(seconds=30)
 """Bound of forming a group once all its ranks have met (:func:`elastrain.elastic.store.meet`)."""
@@ -208,14 +208,13 @@ class Communicator:
             self._own(self.group.allgather([out], [mine]), out).wait()
         return [t.tolist() for t in out]
 
-    def accept(self, ranks: Collection[int]) -> dict[int, socket.socket]:
+    def accept(self, ranks: Collection[int], purpose: Purpose) -> dict[int, socket.socket]:
         """Connections from ``ranks``, each of which calls :meth:`connect`. Raises ``OSError`` if aborted."""
-        return self._channels.accept(ranks)
+        return self._channels.accept(ranks, purpose)
 
-    def connect(self, rank: int) -> socket.socket:
+    def connect(self, rank: int, purpose: Purpose) -> socket.socket:
         """A connection to ``rank``, which calls :meth:`accept`. Raises ``OSError``."""
-        address = next(m.address for m in reversed(self.of.members) if m.rank_offset <= rank)
-        return self._channels.connect(self.rank, address, self._invitations[rank])
+        return self._channels.connect(self.rank, self._invitations[rank], purpose)
 
     def fail(self, cause: str) -> NoReturn:
         """Break the generation for a reason that only the caller can see."""

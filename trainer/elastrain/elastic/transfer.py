@@ -113,13 +113,13 @@ def _give(tree: Any, communicator: Communicator, sources: Sequence[int], receive
                 sums.append(digest.of_bytes(data))
         connection.sendall(b"".join(map(_encode, sums)))
 
-    connections = communicator.accept(receivers)
+    connections = communicator.accept(receivers, channel.Purpose.STATE)
     _at_once(partial(serve, place, connections[receiver]) for place, receiver in enumerate(receivers))
 
 
 def _take(mine: Any, communicator: Communicator, sources: Sequence[int], place: int) -> Any:
     """A tree from :func:`_give`; tensors on the CPU, those of ``mine`` where they fit."""
-    connections = [communicator.connect(source) for source in sources]
+    connections = [communicator.connect(source, channel.Purpose.STATE) for source in sources]
     length = int.from_bytes(channel.receive(connections[0], bytearray(_LENGTH_BYTES)), "big")
     header = channel.receive(connections[0], bytearray(length))
     tree = _allocate(pickle.loads(header), mine)  # noqa: S301 - from a rank of the same job

@@ -43,6 +43,13 @@ class TreeSum(Generic[T]):
             level, index = level + 1, index // 2
         self.parts.append(((level, index), value))
 
+    def take_left(self, node: Node) -> T | None:
+        """The left half of the parent of ``node``, if it was given last: for who adds to it and pushes the parent."""
+        level, index = node
+        if index % 2 == 1 and self.parts and self.parts[-1][0] == (level, index - 1):
+            return self.parts.pop()[1]
+        return None
+
     def root(self) -> T:
         """The sum of all leaves. Raises ``ValueError`` if some are missing."""
         if len(self.parts) != 1 or (1 << self.parts[0][0][0]) < self._leaves:

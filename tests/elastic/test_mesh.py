@@ -1,0 +1,90 @@
+"""Buffers between all ranks at once, with the ranks as threads of the test: real sockets."""
+
+import threading
+from datetime import timedelta
+from functools import partial
+
+import pytest
+import torch
+
+from elastrain.elastic.communicator import Communicator, GenerationBroken
+from elastrain.elastic.mesh import Mesh
+
+LARGE = 4 << 20
+"""Numbers of a message that no socket's buffers hold (16 MB)."""
+
+
+def test_everything_arrives_in_order_if_all_send_more_to_all_than_connections_hold(connect, each) -> None:
+    def exchange(c: Communicator) -> dict[int, list[torch.Tensor]]:
+        mesh = Mesh(c)
+        received = {peer: [torch.empty(3), torch.empty(LARGE), torch.empty(1)] for peer in mesh.peers}
+        for peer in mesh.peers:
+            for n in (3, LARGE, 1):
+                mesh.send(peer, torch.full((n,), 10.0 * c.rank + peer))
+            for into in received[peer]:
+                mesh.receive(peer, into)
+        mesh.run()
+        return received
+
+    for rank, received in enumerate(each(exchange, connect(3))):
+        assert sorted(received) == [peer for peer in range(3) if peer != rank]
+        for peer, values in received.items():
+            assert all((value == 10.0 * peer + rank).all() for value in values)
+
+
+def test_what_arrives_may_decide_what_is_sent_and_a_mesh_serves_many_exchanges(pair, each) -> None:
+    def relay(c: Communicator) -> list[float]:
+        mesh, got = Mesh(c), []
+        for step in range(3):
+            first, second = torch.empty(1), torch.empty(1)
+            mesh.receive(1 - c.rank, first, lambda first=first: mesh.send(1 - c.rank, first + 100))
+            mesh.receive(1 - c.rank, second)
+            mesh.send(1 - c.rank, torch.tensor([10.0 * step + c.rank]))
+            mesh.run()
+            got.append(float(second))
+        return got
+
+    assert each(relay, pair) == [[100.0, 110.0, 120.0], [101.0, 111.0, 121.0]]
+
+
+def test_all_others_give_up_at_once_if_a_rank_is_lost_in_the_middle_of_a_message(connect, each) -> None:
+    def exchange(c: Communicator) -> str | None:
+        try:
+            with c.guard():
+                mesh = Mesh(c)
+                for peer in mesh.peers:
+                    mesh.send(peer, torch.zeros(LARGE))
+                    fatal = partial(c.abort, "lost") if c.rank == 2 else None
+                    mesh.receive(peer, torch.empty(LARGE // 2 if fatal else LARGE), fatal)
+                mesh.run()
+        except GenerationBroken as e:
+            return e.cause
+        return None
+
+    first, second, lost = each(exchange, connect(3))
+    assert first and second
+    assert lost == "lost"
+
+
+def test_a_rank_stops_waiting_for_a_silent_peer_if_aborted(pair, each) -> None:
+    waiting, _ = each(Mesh, pair)
+    waiting.send(1, torch.zeros(LARGE))
+    waiting.receive(1, torch.empty(LARGE))
+    threading.Timer(0.05, pair[0].abort, ["the peer is silent"]).start()
+    with pytest.raises(GenerationBroken, match="the peer is silent"), pair[0].guard():
+        waiting.run()
+
+
+def test_no_rank_waits_for_a_connection_of_one_that_has_gone(pair) -> None:
+    waiting, gone = pair
+    gone.abort("gone")
+    with pytest.raises(GenerationBroken):
+        Mesh(waiting)
+
+
+def test_the_peers_that_do_not_move_are_named_if_the_bound_passes(pair, each, monkeypatch) -> None:
+    waiting, _ = each(Mesh, pair)
+    monkeypatch.setattr("elastrain.elastic.mesh.COLLECTIVE_TIMEOUT", timedelta(seconds=0.01))
+    waiting.receive(1, torch.empty(1))
+    with pytest.raises(TimeoutError, match=r"ranks 1 for 0\.01 s"):
+        waiting.run()
