@@ -15,13 +15,14 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.table import Table
 
 from elastrain.local.runner import LocalJob
 from rescale_harness.machine import machine
-from rescale_harness.report import between_markers
+from rescale_harness.report import Table as Words
+from rescale_harness.report import markdown_table, render
 from rescale_harness.results import Machine
 
 HERE = Path(__file__).parent
@@ -153,9 +154,7 @@ def notes(report: Report) -> list[str]:
 
 
 def markdown(report: Report) -> str:
-    names = header(report)
-    rule = ["---", *["---:"] * (len(names) - 1)]
-    table = "\n".join("| " + " | ".join(row) + " |" for row in (names, rule, *rows(report)))
+    table = markdown_table(Words(tuple(header(report)), tuple(rows(report))))
     return table + "\n\n" + "\n".join(f"- {note}" for note in notes(report)) + "\n"
 
 
@@ -168,18 +167,6 @@ def show(report: Report, console: Console) -> None:
         console.print(f"• {note}", style="dim", highlight=False, soft_wrap=True)
 
 
-def render(source: Path, into: Path | None) -> None:
-    try:
-        text = markdown(Report.model_validate_json(source.read_bytes()))
-        if into is None:
-            typer.echo(text)
-        else:
-            into.write_text(between_markers(into.read_text(), text))
-    except (ValidationError, OSError, ValueError) as error:
-        typer.echo(f"--render {source}: {error}", err=True)
-        raise typer.Exit(2) from None
-
-
 def main(
     *,
     json: Annotated[Path, typer.Option(help="Where every figure is written.")] = Path("numerics.json"),
@@ -190,7 +177,7 @@ def main(
     into: Annotated[Path | None, typer.Option(help="With --render: write into this page.")] = None,
 ) -> None:
     if render_ is not None:
-        render(render_, into)
+        render(render_, into, Report, markdown)
         return
     console = Console()
     facts, began = machine(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 
 from elastrain.local.etcd_server import EtcdNotFound
@@ -24,7 +23,7 @@ from rescale_harness.events import DEFAULT, EVENTS, SCENARIOS, Event, Scenario, 
 from rescale_harness.goals import with_goals
 from rescale_harness.load import Load
 from rescale_harness.machine import machine
-from rescale_harness.report import Terminal, between_markers, markdown, show
+from rescale_harness.report import Terminal, markdown, render, show
 from rescale_harness.results import Machine, Report, RunResult, SystemResult
 from rescale_harness.scenario import Run
 from rescale_harness.systems import SYSTEMS, Settings
@@ -200,20 +199,6 @@ def refuse(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def render(source: Path, into: Path | None) -> None:
-    """The tables of an earlier report as Markdown, printed or written into a page."""
-    try:
-        text = markdown(Report.model_validate_json(source.read_bytes()))
-        if into is None:
-            typer.echo(text)
-        else:
-            into.write_text(between_markers(into.read_text(), text))
-    except ValidationError as error:
-        refuse(f"--render {source}: not a report of this benchmark: {error}")
-    except (OSError, ValueError) as error:
-        refuse(f"--render {source}: {error}")
-
-
 def interrupt(_signum: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -243,7 +228,7 @@ def main(
     if into is not None and render_ is None:
         refuse(f"--into {into}: needs --render FILE")
     if render_ is not None:
-        render(render_, into)
+        render(render_, into, Report, markdown)
         return
     names = choose("--systems", systems, list(SYSTEMS))
     chosen = choose_scenarios(scenarios, events)

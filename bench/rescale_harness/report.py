@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from pathlib import Path
+from typing import Self, TypeVar
 
+import typer
+from pydantic import BaseModel, ValidationError
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from rescale_harness.results import EventResult, EventSummary, Report, Spread, SystemResult
+
+R = TypeVar("R", bound=BaseModel)
 
 FEWEST_RUNS = 3
 WORKLOAD = (
@@ -204,8 +209,17 @@ def ratio(value: float | None) -> str:
 # ---- shown ---------------------------------------------------------------------------------------------------------
 def show(report: Report, console: Console) -> None:
     """Tables and notes on a terminal."""
+    show_tables(tables(report), notes(report), console)
+
+
+def markdown(report: Report) -> str:
+    """The same, for the documentation."""
+    return markdown_tables(tables(report), notes(report))
+
+
+def show_tables(titled: Sequence[tuple[str, Table]], remarks: Sequence[str], console: Console) -> None:
     console.width = max(console.width, WIDTH)
-    for title, table in tables(report):
+    for title, table in titled:
         console.print(title, style="bold")
         rich = RichTable(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
         for i, name in enumerate(table.header):
@@ -213,17 +227,17 @@ def show(report: Report, console: Console) -> None:
         for row, following in zip(table.rows, (*table.rows[1:], ("",)), strict=True):
             rich.add_row(*row, end_section=row[0] != following[0] and table.left > 1)
         console.print(rich)
-    for note in notes(report):
-        console.print(f"• {note}", style="dim", highlight=False, soft_wrap=True)
+    for remark in remarks:
+        console.print(f"• {remark}", style="dim", highlight=False, soft_wrap=True)
 
 
-def markdown(report: Report) -> str:
-    """The same, for the documentation."""
-    parts = [f"**{title}**\n\n{_markdown_table(table)}" for title, table in tables(report)]
-    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes(report))]) + "\n"
+def markdown_tables(titled: Sequence[tuple[str, Table]], remarks: Sequence[str]) -> str:
+    parts = [f"**{title}**\n\n{markdown_table(table)}" for title, table in titled]
+    return "\n\n".join([*parts, "\n".join(f"- {remark}" for remark in remarks)]) + "\n"
 
 
-def _markdown_table(table: Table) -> str:
+def markdown_table(table: Table) -> str:
+    """Without a title."""
     rule = ["---" if i < table.left else "---:" for i in range(len(table.header))]
     return "\n".join("| " + " | ".join(row) + " |" for row in (table.header, rule, *table.rows))
 
@@ -235,6 +249,26 @@ def between_markers(page: str, figures: str) -> str:
         raise ValueError(f"no place for the figures: the page must have the lines {begin!r} and {end!r}")
     head, _, rest = page.partition(begin)
     return f"{head}{begin}\n\n{figures}\n{end}{rest.partition(end)[2]}"
+
+
+def render(source: Path, into: Path | None, kind: type[R], markdown: Callable[[R], str]) -> None:
+    """What ``--render`` does: an earlier report, of type ``kind``, printed as Markdown or written into a page.
+
+    Ends the program with 2 and a message if one of the two files cannot be used.
+    """
+    try:
+        text = markdown(kind.model_validate_json(source.read_bytes()))
+        if into is None:
+            typer.echo(text)
+        else:
+            into.write_text(between_markers(into.read_text(), text))
+    except ValidationError as error:
+        typer.echo(f"--render {source}: not a report of this benchmark: {error}", err=True)
+    except (OSError, ValueError) as error:
+        typer.echo(f"--render {source}: {error}", err=True)
+    else:
+        return
+    raise typer.Exit(2)
 
 
 class Terminal:
