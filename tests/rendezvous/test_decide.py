@@ -449,3 +449,15 @@ def test_the_bound_is_lifted_if_the_generation_in_force_breaks(job):
     job.die("b")
     job.run()
     assert (job.workers(), 1 in job.base.ended) == (["a"], True)
+
+
+def test_nothing_changes_before_as_many_members_are_ready_as_it_says_are_missing(job):
+    job.target = Target(min=5, max=8, desired=8)
+    job.join("a", "b")
+    action = job.run()
+    assert isinstance(action, Nothing) and action.changes == 3
+    for worker in "cd":
+        job.join(worker)
+        assert isinstance(job.decide(), Nothing)
+    job.join("e")
+    assert not isinstance(job.decide(), Nothing)

@@ -10,7 +10,7 @@ from elastrain.api.records import Generation, Member, Phase, Target
 from elastrain.etcd import Batch, Delete, KeyValue, Put, Range
 from elastrain.rendezvous.decide import Timing
 from elastrain.rendezvous.election import Claim, Standing, elect
-from elastrain.rendezvous.seat import Seat
+from elastrain.rendezvous.seat import LONGEST_REST, Seat, rest_after
 
 KEYS = JobKeys("test", "job", "1")
 
@@ -192,6 +192,32 @@ def test_members_of_old_generations_are_forgotten():
     kept = {k for k in job.etcd.keys if k.startswith(KEYS.rosters)}
     assert next(iter(job.known()))[0] > 2 * roster.KEPT
     assert len(kept) == roster.KEPT
+
+
+def test_news_of_members_may_wait_until_they_are_as_many_as_are_missing():
+    job = Job(3)
+    job.etcd.write({KEYS.target: (Target(min=10, max=100, desired=10).encode(), 0)})
+    job.settle(0.2)
+    leader = next(s for s in job.seats.values() if s.mirror.complete)
+    for i in range(3, 9):
+        job.join(f"w{i:04d}")
+        assert leader.may_wait
+    job.join("w0009")
+    assert not leader.may_wait
+
+
+def test_news_of_anything_but_members_never_wait():
+    job = Job(3)
+    job.etcd.write({KEYS.target: (Target(min=10, max=100, desired=10).encode(), 0)})
+    job.settle(0.2)
+    leader = next(s for s in job.seats.values() if s.mirror.complete)
+    job.etcd.write({KEYS.target: (Target(min=1, max=100, desired=10).encode(), 0)})
+    assert not leader.may_wait
+
+
+def test_a_look_at_the_job_takes_a_fifth_of_the_time_at_most_and_is_put_off_for_a_moment_only():
+    assert rest_after(0.01) == pytest.approx(0.05)
+    assert rest_after(10.0) == LONGEST_REST
 
 
 # ---- the leader's place --------------------------------------------------------------------------------------------

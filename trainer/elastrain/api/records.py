@@ -6,7 +6,7 @@ can share a job during an upgrade.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Self
@@ -186,6 +186,11 @@ class Generation(Record):
     @cached_property
     def _places(self) -> dict[str, GenerationMember]:
         return {m.id: m for m in self.members}
+
+    @property
+    def ids(self) -> Set[str]:
+        """Of the members that are listed, in rank order."""
+        return self._places.keys()
 
     def member(self, member_id: str) -> GenerationMember | None:
         return self._places.get(member_id)

@@ -6,7 +6,7 @@ result. A new leader begins with an empty memory: waits begin anew. Times are se
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.rendezvous.view import Seen, View
@@ -94,6 +94,8 @@ class Nothing:
     """Nothing until the view changes."""
 
     reason: str
+    changes: int = field(default=1, compare=False)
+    """So many changes of members' records, at the least, come before there can be anything to do."""
 
 
 Action = Propose | Condemn | Wait | Nothing
@@ -166,8 +168,8 @@ def _first(view: View, memory: Memory, now: float, timing: Timing) -> Action:
     assert view.target is not None
     if view.target.desired == 0:
         return Nothing("no members are wanted")
-    if len(view.joiners) < _least(view):
-        return Nothing(f"{len(view.joiners)} of at least {_least(view)} members are ready")
+    if (missing := _least(view) - len(view.joiners)) > 0:
+        return Nothing(f"{len(view.joiners)} of at least {_least(view)} members are ready", changes=missing)
     if not view.adopted and now < memory.base_since + timing.adopt:
         return Wait(memory.base_since + timing.adopt, "everybody to stop")
     if memory.breaks >= 2 and now < memory.retry_at:

@@ -24,7 +24,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from elastrain.api import names, roster
@@ -53,7 +53,7 @@ from elastrain.rendezvous.events import (
     NewGeneration,
     TargetChanged,
 )
-from elastrain.rendezvous.seat import Seat, Todo
+from elastrain.rendezvous.seat import LONGEST_REST, Seat, Todo, rest_after
 from elastrain.rendezvous.suspicion import Suspicion, whom_to_probe
 from elastrain.rendezvous.view import View
 
@@ -62,10 +62,10 @@ log = logging.getLogger(__name__)
 PROGRESS_INTERVAL = 1.0
 """Least seconds between two writes of ``progress``."""
 _RETRY_SECONDS = 0.5
-_LONGEST_REST = 0.25
-"""Seconds that the leader of a large job collects news at most, rather than look at each piece of it."""
 
 Clock = Callable[[], float]
+_Item = Batch | Callable[[], None]
+"""What the inbox holds: news from etcd, or something to do."""
 
 
 class Membership:
@@ -99,7 +99,7 @@ class Membership:
         )
         self._lock = threading.Lock()
         self._viewed = threading.Condition()
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._lease: Lease | None = None
         self._watch: Watch | None = None
         self._listed = threading.Event()
@@ -112,6 +112,7 @@ class Membership:
         self._view = View(self_id=self._record.id, complete=False)
         self._todo: Todo | None = None
         self._rest_until = 0.0
+        self._look_at: float | None = None
         self._suspicion = Suspicion(lease_ttl, clock, answered=lambda: self._inbox.put(_nothing))
         self._generations: dict[int, Generation] = {}
         self._told_over: set[int] = set()
@@ -269,7 +270,7 @@ class Membership:
 
     # ---- callbacks of lease and watch: into the inbox --------------------------------------------------------------
     def _on_batch(self, batch: Batch) -> None:
-        self._inbox.put(lambda: self._take(batch))
+        self._inbox.put(batch)
         self._listed.set()
 
     def _on_watch_state(self, state: WatchState) -> None:
@@ -290,8 +291,12 @@ class Membership:
             try:
                 for item in items:
                     assert item is not None
-                    item()
-                self._step()
+                    if isinstance(item, Batch):
+                        self._take(item)
+                    else:
+                        item()
+                if not self._may_wait(items):
+                    self._step()
             except EtcdError as error:
                 # The watch and the lease tell the owner about outages; here it only means: later.
                 log.info("put off: %s", error)
@@ -300,9 +305,17 @@ class Membership:
                 log.exception("membership step failed")
                 self._retry_at = self._clock() + _RETRY_SECONDS
 
-    def _next_items(self) -> list[Callable[[], None] | None]:
+    def _may_wait(self, items: Sequence[_Item | None]) -> bool:
+        """Only news of members have come, and too few to matter: more are waited for, for a moment."""
+        if not items or not all(isinstance(item, Batch) for item in items) or not self._seat.may_wait:
+            return False
+        now = self._clock()
+        self._look_at = self._look_at or now + LONGEST_REST
+        return now < self._look_at
+
+    def _next_items(self) -> list[_Item | None]:
         """All that is in the inbox, after waiting for the first of it until the next deadline."""
-        items: list[Callable[[], None] | None] = []
+        items: list[_Item | None] = []
         try:
             items.append(self._inbox.get(timeout=self._seconds_to_next_deadline()))
             rest = self._rest_until - self._clock()
@@ -324,6 +337,8 @@ class Membership:
             deadlines.append(now + self.lease_ttl - self.seconds_since_confirmed())
         if self._retry_at > now:
             deadlines.append(self._retry_at)
+        if self._look_at is not None:
+            deadlines.append(self._look_at)
         if self._seat.mirror.missing and self._grace_until > now:
             deadlines.append(self._grace_until)
         deadlines += self._suspicion.deadlines()
@@ -357,7 +372,8 @@ class Membership:
             self._emit(EtcdLost(error))
 
     def _step(self) -> None:
-        now = self._clock()
+        now, busy = self._clock(), time.thread_time()
+        self._look_at = None
         record = self._record
         self._seat.bridge(outage=self._outage)
         old, view = self._view, self._look(record)
@@ -369,6 +385,7 @@ class Membership:
         if self._watching and self._reachable:
             lease = self._lease.id if self._lease is not None else 0
             self._todo = self._seat.next(view, record, lease, now)
+            self._rest_until = now + rest_after(time.thread_time() - busy)
             if now >= self._retry_at:
                 self._do(self._todo, record)
             self._write_progress(now)
@@ -376,8 +393,6 @@ class Membership:
         if scope != self._scope and self._watch is not None:
             self._scope = scope
             self._watch.move(scope)
-        done = self._clock()
-        self._rest_until = done + min(_LONGEST_REST, done - now)
 
     def _look(self, record: Member) -> View:
         """The view, with what probes have found; begins those that are due."""

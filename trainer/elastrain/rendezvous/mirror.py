@@ -177,8 +177,9 @@ class Mirror:
         """A snapshot, as ``self_id`` sees it."""
         members = (*self.members.values(), *self.missing.values()) if self.complete else ()
         generations = tuple(self._generations[n] for n in sorted(self._generations)) if self.complete else ()
-        places = {m.id for g in generations for m in g.members}
-        self._gone = {i: m for i, m in self._gone.items() if i in places and i not in self.members}
+        if self._gone:
+            places = {i for g in generations for i in g.ids}
+            self._gone = {i: m for i, m in self._gone.items() if i in places and i not in self.members}
         said = (self.progress.generation,) if self.progress else ()
         view = View(
             self_id=self_id,
@@ -206,7 +207,7 @@ class Mirror:
 
     def _step(self, members: tuple[Seen, ...]) -> int:
         known = [self.progress.step if self.progress else 0, self.generation.step if self.generation else 0]
-        return max([*known, *(m.record.step for m in members)])
+        return max(known + [m.record.step for m in members])
 
 
 def _decode(kind: type[R], kv: KeyValue | None) -> R | None:

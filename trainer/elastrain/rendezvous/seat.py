@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Ended, Leader, Member
-from elastrain.etcd import Batch, KeyValue, Range, Transaction
+from elastrain.etcd import Batch, Event, KeyValue, Put, Range, Transaction
 from elastrain.rendezvous.decide import Action, Condemn, Memory, Nothing, Propose, Timing, Wait, decide, remember
 from elastrain.rendezvous.election import Claim, Standing, elect
 from elastrain.rendezvous.mirror import Mirror
@@ -21,6 +21,9 @@ from elastrain.rendezvous.view import View
 
 _AGAIN_SECONDS = 2.0
 """A transaction of which nothing has come is tried again after so long."""
+LONGEST_REST = 0.25
+"""Seconds for which news are collected at most, rather than looked at one by one."""
+_RESTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class Seat:
         self._led = False  # somebody has been seen to lead
         self._vacant_since: float | None = None
         self._tried: tuple[Transaction, float] | None = None
+        self._needed = 1
+        self._news = 0
         self._scoped = (False, "")
         self._scope: tuple[Range, ...] = ()
 
@@ -68,7 +73,16 @@ class Seat:
 
     def take(self, batch: Batch, *, outage: bool = False) -> None:
         """What the watch reports. ``outage``: etcd was away; a key that vanished says nothing yet."""
+        members = self.keys.members
+        others = batch.snapshot or any(not _key_of(event).startswith(members) for event in batch.events)
+        self._news += self._needed if others else len(batch.events)
         self.mirror.apply(batch, keep_missing=outage)
+
+    @property
+    def may_wait(self) -> bool:
+        """What has come since :meth:`next` is too little to change what it said. The leader of a large job that gathers
+        need not look at all its members again for each of them."""
+        return self._news < self._needed
 
     def found(self, own: Member, key: str, kv: KeyValue | None) -> None:
         """What :attr:`Todo.part` holds."""
@@ -87,9 +101,11 @@ class Seat:
 
     def next(self, view: View, own: Member, lease: int, now: float) -> Todo:
         """What to do about ``view``. Call it only while etcd answers."""
+        self._news, self._needed = 0, 1
         if view.complete:
             self._memory = remember(self._memory, view, now, self._timing)
             action = decide(view, self._memory, now, self._timing)
+            self._needed = action.changes if isinstance(action, Nothing) else 1
         else:
             self._memory = Memory()
             action = Nothing(f"{view.leader or 'nobody'} leads")
@@ -148,3 +164,15 @@ class Seat:
             puts=((keys.generation, roster.header(generation).encode()), *parts),
             deleted=Range(keys.rosters, end=keys.roster(oldest + 1)) if oldest > 0 else None,
         )
+
+
+def rest_after(busy: float) -> float:
+    """Seconds from one look at the job to the next, where the look took ``busy`` seconds of processor time.
+
+    That is milliseconds for the leader of a large job, which so spends a fifth of its time looking, at the most.
+    """
+    return min(LONGEST_REST, (1 + _RESTS) * busy)
+
+
+def _key_of(event: Event) -> str:
+    return event.kv.key if isinstance(event, Put) else event.key

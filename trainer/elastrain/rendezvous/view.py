@@ -94,7 +94,7 @@ class View:
     def breaking(self) -> int:
         """Number of the newest generation that a live member trained in, saw fail, and has not left for a later one; 0:
         none. It may be older than the newest one, which had been proposed but not entered."""
-        failed = (m.record.broken for m in self.alive.values() if m.record.broken >= self.adopted_by(m))
+        failed = (m.record.broken for m in self._reporting if m.record.broken >= self.adopted_by(m))
         return max(failed, default=0)
 
     @property
@@ -150,12 +150,20 @@ class View:
     def taken(self) -> frozenset[int]:
         """Numbers of known generations that have been adopted."""
         known = {g.number: g for g in self.generations}
-        said = {m.record.generation for m in (*self.members, *self.gone) if _is_in(known.get(m.record.generation), m)}
+        said = {
+            number
+            for m in (*self.members, *self.gone)
+            if (number := m.record.generation) in known and known[number].member(m.id) is not None
+        }
         return frozenset(said | (self.was_adopted & known.keys()))
 
     @cached_property
     def _adopted_by(self) -> dict[str, int]:
-        return {m.id: g.number for g in self.generations if g.number in self.taken for m in g.members}
+        found: dict[str, int] = {}
+        for generation in self.generations:
+            if generation.number in self.taken:
+                found.update(dict.fromkeys(generation.ids, generation.number))
+        return found
 
     def adopted_by(self, member: Seen) -> int:
         """Number of the newest generation that a member has adopted; 0: none."""
@@ -195,17 +203,24 @@ class View:
         found = ((g.number, self._why_over(g)) for g in self.generations)
         return {number: why for number, why in found if why}
 
+    @cached_property
+    def _reporting(self) -> tuple[Seen, ...]:
+        """Live members that saw a generation fail."""
+        return tuple(m for m in self.alive.values() if m.record.broken)
+
     def _why_over(self, generation: Generation) -> str:
-        alive, gone = self.alive, {m.id: m for m in self.gone}
-        lost = [
-            m.worker
-            for m in generation.members
-            if m.id not in alive and not self._left(gone.get(m.id), m.id, generation.number)
-        ]
-        if lost:
-            return f"{_few(lost)} gone"
-        broke = [alive[m.id].record for m in generation.members if m.id in alive]
-        failed = [r.worker for r in broke if r.broken >= generation.number]
+        missing = generation.ids - self.alive.keys()
+        if missing:
+            gone = {m.id: m for m in self.gone}
+            lost = [
+                m.worker
+                for m in generation.members
+                if m.id in missing and not self._left(gone.get(m.id), m.id, generation.number)
+            ]
+            if lost:
+                return f"{_few(lost)} gone"
+        broke = {m.id for m in self._reporting if m.record.broken >= generation.number}
+        failed = [m.worker for m in generation.members if m.id in broke] if broke else []
         return f"worker {failed[0]} reports a broken collective" if failed else ""
 
     def _left(self, last: Seen | None, member_id: str, number: int) -> bool:
@@ -214,10 +229,6 @@ class View:
         if last is None:
             return self._adopted_by.get(member_id, 0) > number
         return last.record.phase is Phase.FINISHED or self.adopted_by(last) > number
-
-
-def _is_in(generation: Generation | None, member: Seen) -> bool:
-    return generation is not None and generation.member(member.id) is not None
 
 
 def _few(workers: list[str]) -> str:
