@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import etcd3.etcdrpc as rpc
-import grpc
 
 from elastrain.etcd import Batch, Delete, Event, KeyValue, Put, Range, Transaction
 from elastrain.etcd.txn import listed, listing
+from rendezvous_harness.http2 import CallFailed, Connection
 
-_OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.use_local_subchannel_pool", 1)]
-_SECONDS = 60.0
+_KV, _LEASE = "/etcdserverpb.KV/", "/etcdserverpb.Lease/"
 
 
 @dataclass(eq=False)
@@ -33,14 +28,10 @@ class Watching:
 
 
 class Link:
-    """One connection. Use it from one event loop; gRPC's own threads do the waiting."""
+    """One connection. Use it from its event loop only."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._channel = grpc.insecure_channel(endpoint, options=_OPTIONS)
-        self._kv, self._lease = rpc.KVStub(self._channel), rpc.LeaseStub(self._channel)
-        self._to_watch: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._to_keep: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._asked: deque[Watching] = deque()
         self._watches: dict[int, Watching] = {}
         self.events = 0
@@ -48,53 +39,47 @@ class Link:
         self.expired: Callable[[int], None] = lambda lease: None
         self.failed: BaseException | None = None
         """What ended one of the common streams."""
-        self._closed = False
-        watch = rpc.WatchStub(self._channel).Watch(iter(self._to_watch.get, None))
-        keep = self._lease.LeaseKeepAlive(iter(self._to_keep.get, None))
-        for stream, hear in ((watch, self._heard), (keep, self._renewed)):
-            threading.Thread(target=self._follow, args=(stream, hear), daemon=True).start()
+        self._watch = connection.stream("/etcdserverpb.Watch/Watch", self._heard, self._over)
+        self._keep = connection.stream(_LEASE + "LeaseKeepAlive", self._renewed, self._over)
 
-    async def close(self) -> None:
-        self._closed = True
-        self._to_watch.put(None)
-        self._to_keep.put(None)
-        await asyncio.to_thread(self._channel.close)
+    @classmethod
+    async def open(cls, endpoint: str) -> Link:
+        return cls(await Connection.open(endpoint))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _over(self, error: CallFailed | None) -> None:
+        self.failed = error or CallFailed("etcd has ended a stream")
 
     # ---- calls -----------------------------------------------------------------------------------------------------
-    async def _call(self, method: Any, request: Any) -> Any:
-        answer = self._loop.create_future()
-        call = method.future(request, timeout=_SECONDS)
-        call.add_done_callback(lambda done: self._tell(answer, done))
-        return await answer
-
-    def _tell(self, answer: asyncio.Future[Any], call: Any) -> None:
-        """From gRPC's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
-            self._loop.call_soon_threadsafe(_resolve, answer, call)
+    async def _call(self, path: str, request: Any, kind: Any) -> Any:
+        return kind.FromString(await self._connection.unary(path, request.SerializeToString()))
 
     async def grant(self, ttl: int) -> int:
-        return int((await self._call(self._lease.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl))).ID)
+        request = rpc.LeaseGrantRequest(TTL=ttl)
+        return int((await self._call(_LEASE + "LeaseGrant", request, rpc.LeaseGrantResponse)).ID)
 
     async def revoke(self, lease: int) -> None:
-        await self._call(self._lease.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease))
+        await self._call(_LEASE + "LeaseRevoke", rpc.LeaseRevokeRequest(ID=lease), rpc.LeaseRevokeResponse)
 
     def renew(self, lease: int) -> None:
-        self._to_keep.put(rpc.LeaseKeepAliveRequest(ID=lease))
+        self._connection.send(self._keep, rpc.LeaseKeepAliveRequest(ID=lease).SerializeToString())
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> None:
-        await self._call(self._kv.Put, rpc.PutRequest(key=key.encode(), value=value, lease=lease))
+        await self._call(_KV + "Put", rpc.PutRequest(key=key.encode(), value=value, lease=lease), rpc.PutResponse)
 
     async def get(self, key: str) -> KeyValue | None:
-        answer = await self._call(self._kv.Range, rpc.RangeRequest(key=key.encode()))
+        answer = await self._call(_KV + "Range", rpc.RangeRequest(key=key.encode()), rpc.RangeResponse)
         return KeyValue.of(answer.kvs[0]) if answer.kvs else None
 
     async def commit(self, transaction: Transaction) -> bool:
-        return bool((await self._call(self._kv.Txn, transaction.request())).succeeded)
+        return bool((await self._call(_KV + "Txn", transaction.request(), rpc.TxnResponse)).succeeded)
 
     # ---- watches ---------------------------------------------------------------------------------------------------
     async def watch(self, ranges: Sequence[Range], watching: Watching) -> None:
         """List, report, and follow from there: the steps of :class:`elastrain.etcd.Watch`."""
-        kvs, revision = listed(await self._call(self._kv.Txn, listing(ranges)))
+        kvs, revision = listed(await self._call(_KV + "Txn", listing(ranges), rpc.TxnResponse))
         events: list[Event] = [Put(kv) for kv in kvs]
         now = {kv.key: kv.mod_revision for kv in kvs}
         events += [Delete(key, revision) for key in watching.keys if key not in now]
@@ -103,7 +88,7 @@ class Link:
         for followed in ranges:
             if not followed.listed_only:
                 self._asked.append(watching)
-                self._to_watch.put(followed.watch_request(revision + 1))
+                self._connection.send(self._watch, followed.watch_request(revision + 1).SerializeToString())
 
     def unwatch(self, watching: Watching) -> None:
         """What etcd still sends is dropped: a stream that so many share is never told to cancel a part of itself."""
@@ -111,16 +96,8 @@ class Link:
             self._watches.pop(number, None)
         watching.ids.clear()
 
-    def _follow(self, stream: Any, hear: Callable[[Any], None]) -> None:
-        try:
-            for answer in stream:
-                self._loop.call_soon_threadsafe(hear, answer)
-            raise RuntimeError("etcd has ended a stream")
-        except Exception as error:  # told to the event loop, which raises it
-            if not self._closed:
-                self.failed = error
-
-    def _heard(self, answer: Any) -> None:
+    def _heard(self, message: bytes) -> None:
+        answer = rpc.WatchResponse.FromString(message)
         if answer.created:
             watching = self._asked.popleft()
             if not watching.ended:
@@ -135,19 +112,10 @@ class Link:
         events = tuple(_event(e, watching_.keys) for e in answer.events)
         watching_.on_events(Batch(events, answer.header.revision))
 
-    def _renewed(self, answer: Any) -> None:
+    def _renewed(self, message: bytes) -> None:
+        answer = rpc.LeaseKeepAliveResponse.FromString(message)
         if answer.TTL <= 0:
             self.expired(answer.ID)
-
-
-def _resolve(answer: asyncio.Future[Any], call: Any) -> None:
-    if answer.done():
-        return
-    error = call.exception()
-    if error is None:
-        answer.set_result(call.result())
-    else:
-        answer.set_exception(error)
 
 
 def _event(event: Any, keys: dict[str, int]) -> Event:

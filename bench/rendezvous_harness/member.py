@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -14,11 +15,10 @@ from elastrain.api.messages import Abort, Adopted, Broken, Hello, Proposed, Rank
 from elastrain.api.records import Generation, Member, Phase
 from elastrain.etcd import Batch
 from elastrain.rendezvous.decide import Timing
-from elastrain.rendezvous.seat import Seat, Todo
+from elastrain.rendezvous.seat import LONGEST_REST, Seat, Todo, rest_after
 from elastrain.rendezvous.view import View
 from rendezvous_harness.link import Link, Watching
 
-LONGEST_REST = 0.25
 NOBODY: frozenset[str] = frozenset()
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -77,7 +77,8 @@ class SimulatedMember:
     def _take(self, batch: Batch) -> None:
         if self.alive:
             self._seat.take(batch)
-            self._wake_at(max(_now(), self._rest_until))
+            later = LONGEST_REST if self._seat.may_wait else 0.0
+            self._wake_at(max(_now() + later, self._rest_until))
 
     def _wake_at(self, when: float) -> None:
         if self._due is not None:
@@ -90,7 +91,7 @@ class SimulatedMember:
         self._due = None
         if not self.alive:
             return
-        began = _now()
+        began, busy = _now(), time.thread_time()
         self.view = self._seat.look(self.record, NOBODY, NOBODY)
         news = seen(self.view)
         if news != self._told:
@@ -104,8 +105,7 @@ class SimulatedMember:
             self._moving = True
             self._scope = scope
             self._spawn(self._move())
-        done = _now()
-        self._rest_until = done + min(LONGEST_REST, done - began)
+        self._rest_until = began + rest_after(time.thread_time() - busy)
         deadlines = [t for t in (todo.until, self._core.deadline()) if t is not None]
         if deadlines:
             self._wake_at(max(min(deadlines), self._rest_until))

@@ -14,6 +14,7 @@ _COUNTERS = {
     "puts": "etcd_mvcc_put_total",
     "sent_bytes": "etcd_network_client_grpc_sent_bytes_total",
     "received_bytes": "etcd_network_client_grpc_received_bytes_total",
+    "renewals": "etcd_debugging_lease_renewed_total",
 }
 
 

@@ -1,12 +1,8 @@
-"""The figures as types (what ``--json`` writes) and as tables."""
+"""The figures as types: what ``--json`` writes and ``--render`` reads."""
 
 from __future__ import annotations
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from rescale_harness.results import Machine, Model, Spread
+from rescale_harness.results import Machine, Model
 
 
 class Cost(Model):
@@ -49,72 +45,39 @@ class Run(Model):
     lease: LeaseTraffic
 
 
+class AtRest(Model):
+    """Real members of a quiet job, each with its own connection. Per member and second; no ranks."""
+
+    members: int
+    ttl: int
+    renewals: float
+    sent: float
+    """Bytes by a member: all that TCP carries, of renewals, of watches and of keeping the connection."""
+    received: float
+    """Bytes by etcd, to a member."""
+    etcd_cpu: float
+    """Cores."""
+    client_cpu: float
+    """Cores that a member uses."""
+
+
 class PeerRun(Model):
     members: int
     seconds: float | None
     """Until every handler's ``next_rendezvous()`` had returned; None: not within the bound."""
     bound: float
+    cpu: float
+    """Seconds that its process used, or had used when the bound had passed."""
 
 
 class Report(Model):
-    format: int = 1
+    format: int = 2
     machine: Machine
     began: str
     """UTC."""
     lease_ttl: int
+    per_connection: int
+    """Simulated members that share one."""
     runs: tuple[Run, ...]
+    rest: tuple[AtRest, ...] = ()
     torch: tuple[PeerRun, ...]
-
-
-def show(report: Report, console: Console) -> None:
-    machine = report.machine
-    console.print(
-        f"{machine.processor}, {machine.cores} cores, etcd {machine.etcd}, load before {machine.load:g}",
-        highlight=False,
-    )
-    table = _table(
-        "elastrain: min / median / max over the runs",
-        "members", "event", "s", "writes", "puts", "events", "MB sent", "generations", "etcd CPU s", "client CPU s",
-    )  # fmt: skip
-    for members in dict.fromkeys(r.members for r in report.runs):
-        runs = [r for r in report.runs if r.members == members]
-        for event in dict.fromkeys(e for r in runs for e in r.costs):
-            costs = [r.costs[event] for r in runs if event in r.costs]
-            table.add_row(
-                str(members),
-                event,
-                _spread([c.seconds for c in costs], "{:.2f}"),
-                _spread([c.writes for c in costs], "{:.0f}"),
-                _spread([c.puts for c in costs], "{:.0f}"),
-                _spread([c.events for c in costs], "{:.0f}"),
-                _spread([c.sent_bytes / 1e6 for c in costs], "{:.2f}"),
-                _spread([c.generations for c in costs], "{:.0f}"),
-                _spread([c.etcd_cpu for c in costs], "{:.2f}"),
-                _spread([c.client_cpu for c in costs], "{:.2f}"),
-            )
-    console.print(table)
-    leases = _table("a quiet job: leases", "members", "TTL s", "renewals/s/member", "bytes/s/member", "etcd cores")
-    for run in report.runs:
-        t = run.lease
-        leases.add_row(str(run.members), str(t.ttl), f"{t.renewals:.2f}", f"{t.bytes:.0f}", f"{t.etcd_cpu:.3f}")
-    console.print(leases)
-    peers = _table("torch's DynamicRendezvousHandler over c10d (threads of one process)", "members", "s to form")
-    for peer in report.torch:
-        peers.add_row(str(peer.members), f"{peer.seconds:.2f}" if peer.seconds is not None else f">{peer.bound:g}")
-    if report.torch:
-        console.print(peers)
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "event" else "right", no_wrap=True)
-    return table
-
-
-def _spread(values: list[float] | list[int], how: str) -> str:
-    spread = Spread.of(values)
-    if spread is None:
-        return ""
-    shown = [how.format(v) for v in (spread.min, spread.median, spread.max)]
-    return shown[0] if len(set(shown)) == 1 else " / ".join(shown)

@@ -18,7 +18,9 @@ from rendezvous_harness.member import SimulatedMember
 from rendezvous_harness.meter import Reading
 from rendezvous_harness.results import Cost, LeaseTraffic, Run
 
-LINKS = 8
+PER_LINK = 64
+"""Members that share a connection. More would be told of a generation in turns: etcd queues 128 news for a stream of
+watches, and goes round later with what did not fit."""
 AT_ONCE = 128
 """Members that are in the middle of registering, at most: more would only queue up in the one client process."""
 REST_SECONDS = 5.0
@@ -29,7 +31,9 @@ class Failed(Exception):
 
 
 class Scenario:
-    def __init__(self, server: EtcdServer, ttl: int, limit: float) -> None:
+    def __init__(self, server: EtcdServer, ttl: int, limit: float, per_link: int = PER_LINK) -> None:
+        """Times are seconds; ``per_link``: members that share a connection."""
+        self._per_link = per_link
         self._server = server
         self._ttl = ttl
         self._limit = limit
@@ -47,7 +51,7 @@ class Scenario:
 
     async def run(self, size: int) -> Run:
         """Raises ``Failed``, and whatever etcd said if it failed."""
-        self._links = [Link(self._server.endpoint) for _ in range(LINKS)]
+        self._links = [await Link.open(self._server.endpoint) for _ in range(-(-size // self._per_link))]
         for link in self._links:
             link.expired = self._expired
         renewing = asyncio.create_task(self._renew())
@@ -69,7 +73,7 @@ class Scenario:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for link in self._links:
-                await link.close()
+                link.close()
 
     # ---- what happens ----------------------------------------------------------------------------------------------
     async def _form(self, size: int) -> None:
@@ -90,7 +94,8 @@ class Scenario:
 
     async def _lose(self, lost: list[SimulatedMember]) -> None:
         """Their keys vanish, and the collectives of all others break."""
-        self._members = [m for m in self._members if m not in lost]
+        gone = set(lost)
+        self._members = [m for m in self._members if m not in gone]
         broken = self._newest
         deaths = [asyncio.create_task(m.die()) for m in lost]
         for i, member in enumerate(self._members):
@@ -104,7 +109,7 @@ class Scenario:
         await self._links[0].put(self._keys.target, target.encode())
 
     def _member(self, index: int) -> SimulatedMember:
-        link = self._links[index % LINKS]
+        link = self._links[index % len(self._links)]
         return SimulatedMember(link, self._keys, f"job-{index:04d}", self._spawn, self._knows)
 
     # ---- what it costs ---------------------------------------------------------------------------------------------
@@ -136,6 +141,7 @@ class Scenario:
         )
 
     async def _rest(self, size: int) -> LeaseTraffic:
+        await asyncio.sleep(self._ttl / 3)  # until all take part in the round of renewals
         before, renewals = await self._read(), self._renewals
         await asyncio.sleep(max(REST_SECONDS, self._ttl / 3))
         after = await self._read()

@@ -8,6 +8,7 @@ Prints the seconds until ``next_rendezvous()`` has returned to all. It is ended 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -25,14 +26,22 @@ def measure(members: int, bound: float) -> PeerRun:
     """In a process of its own, ended after ``bound`` seconds."""
     command = [sys.executable, "-m", "rendezvous_harness.torch_peer", str(members), str(bound)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])}
+    before, seconds = _cpu_of_children(), None
     try:
         answer = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=bound + START_SECONDS, check=True
         )
+        seconds = float(answer.stdout.split()[-1])
     except subprocess.TimeoutExpired:
-        return PeerRun(members=members, seconds=None, bound=bound)
-    seconds = float(answer.stdout.split()[-1])
-    return PeerRun(members=members, seconds=seconds if seconds <= bound else None, bound=bound)
+        pass  # it was ended, and has taken longer than the bound
+    cpu = round(_cpu_of_children() - before, 2)
+    within = seconds is not None and seconds <= bound
+    return PeerRun(members=members, seconds=seconds if within else None, bound=bound, cpu=cpu)
+
+
+def _cpu_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main(members: int, bound: float) -> float:
