@@ -132,15 +132,6 @@ def main(
         if json is not None:
             json.write_text(report().model_dump_json(indent=1) + "\n")
 
-    for run in range(1, runs + 1):
-        for size in chosen:
-            console.print(f"{size} members, run {run} of {runs}", style="dim")
-            try:
-                done.append(one_run(size, lease_ttl, limit, per_connection))
-            except Failed as error:
-                typer.echo(f"--members {size}: {error}", err=True)
-                raise typer.Exit(1) from None
-            keep()
     for ttl in dict.fromkeys((names.DEFAULT_LEASE_TTL, lease_ttl)) if rest else ():
         console.print(f"{rest} real members at rest, TTL {ttl} s", style="dim")
         with EtcdServer() as server:
@@ -150,6 +141,15 @@ def main(
         console.print(f"torch's rendezvous, {size} members", style="dim")
         torch_runs.append(measure(size, bound))
         keep()
+    for run in range(1, runs + 1):
+        for size in chosen:
+            console.print(f"{size} members, run {run} of {runs}", style="dim")
+            try:
+                done.append(one_run(size, lease_ttl, limit, per_connection))
+            except Failed as error:
+                typer.echo(f"--members {size}: {error}", err=True)
+                raise typer.Exit(1) from None
+            keep()
     show(report(), console)
 
 

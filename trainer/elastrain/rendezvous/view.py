@@ -212,11 +212,8 @@ class View:
         missing = generation.ids - self.alive.keys()
         if missing:
             gone = {m.id: m for m in self.gone}
-            lost = [
-                m.worker
-                for m in generation.members
-                if m.id in missing and not self._left(gone.get(m.id), m.id, generation.number)
-            ]
+            places = (generation.member(i) for i in missing if not self._left(gone.get(i), i, generation.number))
+            lost = [m.worker for m in sorted((p for p in places if p), key=lambda m: m.rank_offset)]
             if lost:
                 return f"{_few(lost)} gone"
         broke = {m.id for m in self._reporting if m.record.broken >= generation.number}
