@@ -11,7 +11,7 @@ import structlog
 
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
-from elastrain.etcd import EtcdClient
+from elastrain.etcd import EtcdClient, EtcdUsers
 from elastrain_operator.apply import Executor
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.coordination import Mirror
@@ -19,6 +19,7 @@ from elastrain_operator.kube import Kube
 from elastrain_operator.loops import JobLoop, Loops, PodsOf
 from elastrain_operator.model import JobRef, Outage
 from elastrain_operator.sweep import Sweeper
+from elastrain_operator.vault import Vault
 
 FIRST_LIST_SECONDS = 5.0
 """How long the start waits for etcd, so that the first plans know it."""
@@ -34,6 +35,7 @@ class App:
         self._loops = Loops(self._make_loop)
         self._pods_of: PodsOf = lambda _: ()
         self._mirror: Mirror | None = None
+        self._vault: Vault | None = None
         self._started = AsyncExitStack()
 
     async def start(self) -> None:
@@ -51,9 +53,13 @@ class App:
         undo.push_async_callback(self._mirror.close)
         if not await self._mirror.wait_listed(FIRST_LIST_SECONDS):
             log.warning("etcd does not answer yet", endpoints=config.etcd.endpoints)
-        self._executor = Executor(self._kube, self._mirror, config)
+        if config.job_key is not None:
+            self._vault = Vault(EtcdUsers(etcd), self._kube, self._mirror, config, self._loops.wake_all)
+            guarding = asyncio.create_task(self._vault.run(), name="vault")
+            undo.callback(guarding.cancel)
+        self._executor = Executor(self._kube, self._mirror, config, self._vault)
         undo.push_async_callback(self._loops.stop)
-        self._sweeper = Sweeper(self._kube, self._mirror, self._is_served)
+        self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._vault)
         sweeping = asyncio.create_task(self._sweeper.run(), name="sweeper")
         undo.callback(sweeping.cancel)
         log.info("started", endpoints=config.etcd.endpoints, namespaces=config.namespaces or "all")
@@ -94,6 +100,8 @@ class App:
 
     def _etcd_changed(self, keys: JobKeys | None) -> None:
         if keys is None:
+            if self._vault is not None:
+                self._vault.nudge()
             self._loops.wake_all()
         else:
             self._loops.wake(keys.uid)
