@@ -74,7 +74,7 @@ class Vault:
         self._on_change = on_change
         self._stamp = tls.stamp(self._ca_file)
         self._ca = tls.read(self._ca_file).ca
-        self._wanted = credentials.fingerprint(self._ca)
+        self._wanted = credentials.fingerprint(self._ca, self._key)
         self._recent: dict[JobKeys, tuple[Issued, float]] = {}
         self._nudged = asyncio.Event()
 
@@ -155,6 +155,6 @@ class Vault:
         ca = tls.read(self._ca_file).ca
         self._stamp = stamp
         if ca != self._ca:
-            self._ca, self._wanted = ca, credentials.fingerprint(ca)
+            self._ca, self._wanted = ca, credentials.fingerprint(ca, self._key)
             log.info("CA certificates of etcd were replaced: all jobs get them")
             self._on_change()

@@ -14,7 +14,9 @@ from elastrain_operator.model import JobRef
 from elastrain_operator.policy import credentials
 from elastrain_operator.policy.credentials import Due
 
-NOW, FORMER = credentials.fingerprint(b"the CA"), credentials.fingerprint(b"the former CA")
+NOW = credentials.fingerprint(b"the CA", b"key")
+FORMER = credentials.fingerprint(b"the former CA", b"key")
+OTHER_KEY = credentials.fingerprint(b"the CA", b"former key")
 names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
 jobs = st.builds(JobKeys, names, names, names)
 clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=8)
@@ -30,18 +32,20 @@ clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min
         (NOW, True, True, Due(secret=True)),  # somebody may have deleted it
         (FORMER, False, True, Due(secret=True)),  # the CA was replaced
         (FORMER, False, False, Due()),
+        (OTHER_KEY, False, True, Due(user=True, secret=True)),  # never a Secret with a password that etcd does not have
+        (OTHER_KEY, True, False, Due(user=True, secret=True)),
     ],
 )
 def test_what_is_due(issued, creating, live, expected):
     assert credentials.due(issued, NOW, creating=creating, live=live) == expected
 
 
-@given(st.none() | st.just(NOW) | st.just(FORMER), st.booleans(), st.booleans())
+@given(st.sampled_from([None, NOW, FORMER, OTHER_KEY]), st.booleans(), st.booleans())
 def test_workers_never_start_without_a_user_and_a_secret(issued: Issued | None, creating: bool, live: bool):
     due = credentials.due(issued, NOW, creating=creating, live=live)
     if creating:
         assert due.secret, "a pod is created only after its Secret was seen to"
-        assert due.user or issued is not None, "and only with a user"
+        assert due.user or (issued and issued.key == NOW.key), "and only with a user that has its password"
     assert not due.user or due.secret, "a user is made with its Secret: nobody else is told the password"
 
 

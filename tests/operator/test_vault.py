@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 import trustme
+from pydantic import SecretBytes
 
 from elastrain.api.issued import Issued
 from elastrain.api.keys import JobKeys
@@ -85,7 +86,7 @@ def root(secure_etcd):
 @pytest.fixture
 def new_vault(config, root, world):
     """An operator's vault; another one is that of the next operator."""
-    return lambda: Vault(EtcdUsers(root), world, world, config)
+    return lambda changed=config: Vault(EtcdUsers(root), world, world, changed)
 
 
 def logged_in(secure_etcd, world) -> EtcdClient:
@@ -176,6 +177,20 @@ def test_workers_get_another_ca_without_another_password(new_vault, world, secur
     after = world.values()
     assert after.pop("ca.crt") == secure_etcd.ca_file.read_text() != before.pop("ca.crt")
     assert after == before
+
+
+def test_another_key_gives_another_password_to_user_and_secret_at_once(new_vault, world, secure_etcd, config):
+    keep(new_vault(), creating=True)
+    before = world.values()
+    with logged_in(secure_etcd, world) as client:
+        client.put(KEYS.target, b"1")
+        other = config.model_copy(update={"job_key": SecretBytes(b"another key of thirty-two bytes.")})
+        keep(new_vault(other), live=True)
+        assert world.values()["password"] != before["password"]
+        with pytest.raises(EtcdDenied, match="log in"):
+            client.put(KEYS.target, b"2")
+        logged_in(secure_etcd, world).close()  # writes the files, as a kubelet does
+        client.put(KEYS.target, b"2")
 
 
 def test_nothing_is_made_if_the_records_are_not_known(new_vault, world):

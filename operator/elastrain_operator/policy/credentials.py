@@ -32,15 +32,15 @@ def due(issued: Issued | None, wanted: Issued, *, creating: bool, live: bool) ->
     """``issued``: the record in etcd (None: none). ``creating``: pods are about to be created. ``live``: pods exist."""
     if not (creating or live):
         return Due()
-    if issued is None:
+    if issued is None or issued.key != wanted.key:
         return Due(user=True, secret=True)
     # Somebody may have deleted the Secret: pods would wait for it for ever, so it is written again before each batch.
     return Due(secret=creating or issued != wanted)
 
 
-def fingerprint(ca: bytes) -> Issued:
-    """The record that says that workers were given these CA certificates."""
-    return Issued(ca=hashlib.sha256(ca).hexdigest())
+def fingerprint(ca: bytes, key: bytes) -> Issued:
+    """The record that says that workers were given these CA certificates, and a password derived from this key."""
+    return Issued(ca=hashlib.sha256(ca).hexdigest(), key=hmac.digest(key, b"name of this key", "sha256").hex()[:16])
 
 
 def user(cluster: str, keys: JobKeys) -> str:

@@ -13,3 +13,5 @@ class Issued(Record):
 
     ca: str
     """SHA-256 (hex) of the CA certificates in the Secret."""
+    key: str
+    """Names the key that the password was derived from, and does not tell it."""
