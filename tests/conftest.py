@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from elastrain.api.keys import JobKeys
-from elastrain.etcd import EtcdClient, EtcdConfig
+from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
 from elastrain.etcd.wire import messages
 from elastrain.local.etcd_server import EtcdServer
 
@@ -93,3 +95,92 @@ def guarded(etcd_factory: Callable[[], EtcdServer], tmp_path: Path) -> tuple[Etc
             do("UserGrantRole", messages.AuthUserGrantRoleRequest(user=user, role=user))
         do("AuthEnable", messages.AuthEnableRequest())
     return server, config
+
+
+# ---- TLS and users ---------------------------------------------------------------------------------------------------
+class SecureEtcd(EtcdServer):
+    """An etcd that speaks TLS and, once told so, checks users. What clients need lies in ``files``."""
+
+    def __init__(self, files: Path, *flags: str) -> None:
+        super().__init__()
+        self.files = files
+        self._flags = flags
+        self.ca_file, self.password_file = files / "ca.crt", files / "root-password"
+        self.password_file.write_text("root-secret\n")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._metrics_port = free.getsockname()[1]
+        self.authority = trustme.CA()
+        self.trust(self.authority)
+        self.show(self.authority)
+
+    def trust(self, *authorities: trustme.CA) -> None:
+        """Replace clients' CA file, as a kubelet does it: in one piece."""
+        replace(self.ca_file, b"".join(a.cert_pem.bytes() for a in authorities))
+
+    def show(self, authority: trustme.CA, *hosts: str) -> None:
+        """Replace etcd's own certificate; connections made from now on see it."""
+        issued = authority.issue_cert(*(hosts or ("localhost", "127.0.0.1")))
+        replace(self.files / "tls.key", issued.private_key_pem.bytes())
+        replace(self.files / "tls.crt", b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+
+    def command(self) -> list[str]:
+        plain = [
+            f"https://{self.endpoint}" if part == f"http://{self.endpoint}" else part for part in super().command()
+        ]
+        certificates = ("--cert-file", str(self.files / "tls.crt"), "--key-file", str(self.files / "tls.key"))
+        metrics = ("--listen-metrics-urls", f"http://127.0.0.1:{self._metrics_port}")
+        return [*plain, *certificates, *metrics, "--bcrypt-cost", "4", *self._flags]
+
+    @property
+    def health_url(self) -> str:
+        return f"http://127.0.0.1:{self._metrics_port}/health"
+
+    def config(self, user: str = "", password: str = "") -> EtcdConfig:
+        """How a client connects; the password lies in a file of the user's name."""
+        path = self.files / f"password-{user.replace('/', '-')}"
+        if user:
+            replace(path, password.encode())
+        return EtcdConfig.of(
+            self.endpoint, ca=str(self.ca_file), username=user, password_file=str(path) if user else ""
+        )
+
+    @property
+    def root(self) -> EtcdConfig:
+        """The user that may do everything."""
+        return EtcdConfig.of(
+            self.endpoint, ca=str(self.ca_file), username="root", password_file=str(self.password_file)
+        )
+
+    def check_users(self) -> None:
+        with EtcdClient(self.root) as client:
+            EtcdUsers(client).check("root-secret")
+
+
+def replace(path: Path, content: bytes) -> None:
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(content)
+    new.replace(path)
+
+
+@pytest.fixture
+def secure_etcd_factory(tmp_path: Path) -> Iterator[Callable[..., SecureEtcd]]:
+    """``secure_etcd_factory("--auth-token-ttl", "1")``: a server with TLS that checks users."""
+    servers: list[SecureEtcd] = []
+
+    def start(*flags: str) -> SecureEtcd:
+        files = tmp_path / f"etcd-files-{len(servers)}"
+        files.mkdir()
+        servers.append(SecureEtcd(files, *flags))
+        servers[-1].start()
+        servers[-1].check_users()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def secure_etcd(secure_etcd_factory: Callable[..., SecureEtcd]) -> SecureEtcd:
+    return secure_etcd_factory()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.commands import kubectl, run
-from harness.release import NAMESPACE
+from harness.release import NAMESPACE, etcdctl
 
 _TAIL = 60
 """Lines of each log that are printed; all of it is in the folder."""
@@ -19,7 +19,7 @@ def collect(folder: Path, namespace: str | None) -> str:
         "nodes": ["get", "nodes", "-o", "wide"],
         "system-pods": ["get", "pods", "-n", NAMESPACE, "-o", "wide"],
         "operator": ["logs", "-n", NAMESPACE, "deploy/elastrain", "--tail=2000"],
-        "etcd": ["exec", "-n", NAMESPACE, "elastrain-etcd-0", "--", "etcdctl", "get", "--prefix", "/elastrain/"],
+        "etcd": ["exec", "-n", NAMESPACE, "elastrain-etcd-0", "--", *etcdctl(), "get", "--prefix", "/elastrain/"],
     }
     if namespace:
         commands |= {

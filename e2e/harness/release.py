@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from typing import Any
 
 import yaml
 
-from harness.commands import CLUSTER, ROOT, docker, eventually, helm, kubectl, kubectl_json
+from harness.commands import CLUSTER, ROOT, docker, eventually, helm, kubectl, kubectl_json, run
 from harness.example import images
 
 NAMESPACE = "elastrain-system"
@@ -45,6 +46,13 @@ def install(**changes: Any) -> None:
         *("--values", "-", "--wait", "--timeout", "120s"),
         text=yaml.safe_dump(merged),
     )
+
+
+def etcdctl() -> list[str]:
+    """``etcdctl`` in the etcd pod, as root."""
+    query = ("get", "secret", "-n", NAMESPACE, "elastrain-etcd-root", "-o", "jsonpath={.data.password}")
+    password = base64.b64decode(run("kubectl", *query, check=False).stdout).decode()
+    return ["etcdctl", f"--user=root:{password}"] if password else ["etcdctl"]
 
 
 def uninstall() -> float:

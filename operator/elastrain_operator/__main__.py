@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.app import App
-from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.config import OperatorConfig, WorkerEtcd, read_job_key
 from elastrain_operator.handlers import register
 
 cli = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -43,6 +43,14 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
             "ELASTRAIN_WORKER_ETCD_SECRET",
             "Secret in each job's namespace with what workers need for etcd: username and password, ca.crt, "
             "tls.crt and tls.key, whichever the operator itself uses.",
+        ),
+    ] = "",
+    job_key_file: Annotated[
+        str,
+        option(
+            "ELASTRAIN_JOB_KEY_FILE",
+            "File with at least 32 random bytes. With it each job gets an etcd user that reaches its own keys only, "
+            "and a Secret with its password, derived from these bytes. --etcd-username must have the role root.",
         ),
     ] = "",
     namespaces: Annotated[
@@ -83,6 +91,7 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
             cert=etcd_cert,
             key=etcd_key,
         )
+        job_key = read_job_key(job_key_file)
         config = OperatorConfig(
             etcd=etcd,
             worker_etcd=WorkerEtcd(
@@ -90,8 +99,10 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
                 secret=worker_etcd_secret,
                 user=bool(etcd.username),
                 ca=etcd.ca is not None,
-                certificate=etcd.cert is not None,
+                certificate=etcd.cert is not None and job_key is None,
+                per_job=job_key is not None,
             ),
+            job_key=job_key,
             namespaces=tuple(n.strip() for n in namespaces.split(",") if n.strip()),
             cluster=cluster,
             lease_ttl=lease_ttl,

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from elastrain.api.keys import JobKeys
-from elastrain.etcd import EtcdClient
+from elastrain.etcd import EtcdClient, EtcdUsers
 from elastrain_operator.apply import Executor
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.coordination import Mirror
@@ -20,6 +20,7 @@ from elastrain_operator.loops import JobLoop, Loops
 from elastrain_operator.model import JobRef, Outage, Pod
 from elastrain_operator.pods import Pods, PodWatch
 from elastrain_operator.sweep import Sweeper
+from elastrain_operator.vault import Vault
 
 FIRST_LIST_SECONDS = 5.0
 """How long the start waits for etcd, so that the first plans know it."""
@@ -36,6 +37,7 @@ class App:
         self._pods = Pods()
         self._watches: tuple[PodWatch, ...] = ()
         self._mirror: Mirror | None = None
+        self._vault: Vault | None = None
         self._started = AsyncExitStack()
 
     async def start(self) -> None:
@@ -53,9 +55,13 @@ class App:
         undo.push_async_callback(self._mirror.close)
         if not await self._mirror.wait_listed(FIRST_LIST_SECONDS):
             log.warning("etcd does not answer yet", endpoints=config.etcd.endpoints)
-        self._executor = Executor(self._kube, self._mirror, config)
+        if config.job_key is not None:
+            self._vault = Vault(EtcdUsers(etcd), self._kube, self._mirror, config, self._loops.wake_all)
+            guarding = asyncio.create_task(self._vault.run(), name="vault")
+            undo.callback(guarding.cancel)
+        self._executor = Executor(self._kube, self._mirror, config, self._vault)
         undo.push_async_callback(self._loops.stop)
-        self._sweeper = Sweeper(self._kube, self._mirror, self._is_served)
+        self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._vault)
         sweeping = asyncio.create_task(self._sweeper.run(), name="sweeper")
         undo.callback(sweeping.cancel)
         # An empty name: all namespaces.
@@ -109,6 +115,8 @@ class App:
 
     def _etcd_changed(self, keys: JobKeys | None) -> None:
         if keys is None:
+            if self._vault is not None:
+                self._vault.nudge()
             self._loops.wake_all()
         else:
             self._loops.wake(keys.uid)

@@ -15,10 +15,12 @@ from elastrain.api import names
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Target
+from elastrain.etcd import EtcdDenied, EtcdError
 from elastrain_operator import observe, render
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube import ApiError, Kube
 from elastrain_operator.model import JobRef, Notice, Plan, Pod, Refusal, Severity
+from elastrain_operator.vault import Vault
 
 PARALLEL = 16
 """Pods created or deleted at a time for one job."""
@@ -50,8 +52,10 @@ class Memory:
 class Executor:
     """Executes plans against one API server."""
 
-    def __init__(self, kube: Kube, targets: Targets, config: OperatorConfig) -> None:
+    def __init__(self, kube: Kube, targets: Targets, config: OperatorConfig, vault: Vault | None = None) -> None:
+        """``vault``: gives jobs credentials of their own; None: they have none."""
         self._kube = kube
+        self._vault = vault
         self._targets = targets
         self._config = config
         self._limit = asyncio.Semaphore(PARALLEL)
@@ -80,12 +84,18 @@ class Executor:
             log.info("deleting job", job=_name(job), why="ttlSecondsAfterFinished")
             await self._kube.delete_job(job.namespace, job.name, job.uid)
 
+    async def keep_credentials(self, job: JobRef) -> None:
+        """For a job with pods: see to it that they can log in to etcd. Raises ``ApiError`` and ``EtcdError``."""
+        if self._vault is not None:
+            await self._vault.keep(job, live=True)
+
     # ---- pods ------------------------------------------------------------------------------------------------------
     async def _create(self, job: JobRef, spec: JobSpec, plan: Plan, memory: Memory) -> None:
         """Create the first alone: what the API server refuses once it is not asked a hundred times."""
         ordinals, keep_off = plan.create, plan.keep_off
         first, *others = ordinals
-        results: dict[int, Pod | _Refused | ApiError] = {first: await self._create_one(job, spec, first, keep_off)}
+        obstacle = await self._obstacle(job)
+        results: dict[int, _Result] = {first: obstacle or await self._create_one(job, spec, first, keep_off)}
         if isinstance(results[first], Pod):
             more = await asyncio.gather(*(self._create_one(job, spec, n, keep_off) for n in others))
             results.update(zip(others, more, strict=True))
@@ -101,8 +111,22 @@ class Executor:
         if created and not told:
             await self._tell(job, Notice("WorkersCreated", f"created {', '.join(p.name for p in created)}"))
         for result in results.values():
-            if isinstance(result, ApiError):
+            if isinstance(result, (ApiError, EtcdError)):
                 raise result
+
+    async def _obstacle(self, job: JobRef) -> _Refused | ApiError | EtcdError | None:
+        """Why pods cannot be given what they need to log in to etcd; None: they have it, or need nothing."""
+        if self._vault is None:
+            return None
+        try:
+            await self._vault.keep(job, creating=True)
+        except EtcdDenied as error:
+            return _Refused("EtcdDenied", str(error))
+        except ApiError as error:
+            return error if error.is_transient else _Refused("CredentialsRefused", str(error))
+        except EtcdError as error:
+            return error
+        return None
 
     async def _create_one(
         self, job: JobRef, spec: JobSpec, ordinal: int, keep_off: tuple[str, ...]
@@ -161,6 +185,10 @@ class _Refused:
 
     def as_refusal(self, job: JobRef, attempts: int) -> Refusal:
         return Refusal(self.reason, self.message, _now(), attempts, job.generation)
+
+
+_Result = Pod | _Refused | ApiError | EtcdError
+"""Of an attempt to create a pod; an error is one that is worth another attempt."""
 
 
 def _refused(error: ApiError) -> _Refused:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretBytes, model_validator
 
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
+
+MIN_KEY_BYTES = 32
 
 
 class WorkerEtcd(BaseModel):
@@ -25,14 +28,21 @@ class WorkerEtcd(BaseModel):
     """The secret has ``ca.crt``: TLS."""
     certificate: bool = False
     """The secret has ``tls.crt`` and ``tls.key``: a client certificate."""
+    per_job: bool = False
+    """Each job has a user and a secret of its own, made by this operator; ``secret`` is empty then."""
 
     @model_validator(mode="after")
     def _credentials_have_a_source(self) -> Self:
-        if (self.user or self.ca or self.certificate) and not self.secret:
+        if self.per_job and self.secret:
+            raise ValueError(
+                f"--worker-etcd-secret {self.secret!r} and --job-key-file exclude each other: with the latter each job "
+                "gets a Secret of its own"
+            )
+        if (self.user or self.ca or self.certificate) and not (self.secret or self.per_job):
             raise ValueError(
                 "worker etcd secret is empty, but the operator's own etcd connection uses a user, a CA or a "
                 "certificate: workers need theirs from a Secret in the job's namespace; name it with "
-                "--worker-etcd-secret"
+                "--worker-etcd-secret, or have the operator make one for each job with --job-key-file"
             )
         return self
 
@@ -44,6 +54,8 @@ class OperatorConfig(BaseModel):
 
     etcd: EtcdConfig
     worker_etcd: WorkerEtcd
+    job_key: SecretBytes | None = None
+    """What the passwords of jobs are derived from; None: the operator makes no users."""
     namespaces: tuple[str, ...] = ()
     """Namespaces whose jobs are served; empty: all."""
     cluster: Annotated[str, Field(min_length=1)] = "default"
@@ -56,3 +68,25 @@ class OperatorConfig(BaseModel):
     resync: Annotated[float, Field(gt=0)] = 300.0
     """Seconds after which a job is looked at though nothing has happened."""
     health_port: Annotated[int, Field(ge=1, le=65535)] = 8080
+
+    @model_validator(mode="after")
+    def _users_can_be_made(self) -> Self:
+        if self.job_key is not None and not (self.etcd.username and self.etcd.ca):
+            raise ValueError(
+                "--job-key-file needs --etcd-username and --etcd-password-file (of a user with the role root, which "
+                "may make others) and --etcd-ca (passwords must not travel in the clear)"
+            )
+        return self
+
+
+def read_job_key(file: str) -> SecretBytes | None:
+    """The key in ``file``; None if no file is named. Raises ``ValueError`` that says what is wrong with it."""
+    if not file:
+        return None
+    try:
+        key = Path(file).read_bytes().strip()
+    except OSError as error:
+        raise ValueError(f"--job-key-file {file!r} cannot be read: {error.strerror}") from None
+    if len(key) < MIN_KEY_BYTES:
+        raise ValueError(f"--job-key-file {file!r} has {len(key)} bytes, a key needs at least {MIN_KEY_BYTES}")
+    return SecretBytes(key)

@@ -10,6 +10,7 @@ import structlog
 from pydantic import ValidationError
 
 from elastrain.api import roster
+from elastrain.api.issued import Issued
 from elastrain.api.keys import ROOT, JobKeys
 from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target
 from elastrain.etcd import Batch, EtcdDenied, EtcdError, Put, WatchState
@@ -105,6 +106,14 @@ class Mirror:
             log.error("unreadable record in etcd", prefix=keys.prefix, error=str(error))
             return None
 
+    def issued(self, keys: JobKeys) -> Issued | None:
+        """What the job's workers were last given to log in with; None: nothing, or nothing that can be read."""
+        raw = self._raw.get(keys, {}).get(keys.issued)
+        try:
+            return Issued.decode(raw) if raw else None
+        except ValidationError:
+            return None
+
     def jobs(self) -> list[JobKeys]:
         """Jobs that have records written by this cluster's operator."""
         return [keys for keys in self._raw if self.is_ours(keys)]
@@ -120,6 +129,15 @@ class Mirror:
         if _owner(keys) not in self._raw.get(keys, {}):
             records.insert(0, (_owner(keys), self._cluster.encode()))
         await asyncio.to_thread(self._put_all, records)
+
+    async def claim(self, keys: JobKeys) -> None:
+        """Say that the job is this cluster's, before anything else is made for it in etcd. Raises ``EtcdError``."""
+        if _owner(keys) not in self._raw.get(keys, {}):
+            await asyncio.to_thread(self._etcd.put, _owner(keys), self._cluster.encode())
+
+    async def put_issued(self, keys: JobKeys, issued: Issued) -> None:
+        """Record what the job's workers were given to log in with. Raises ``EtcdError``."""
+        await asyncio.to_thread(self._etcd.put, keys.issued, issued.encode())
 
     async def delete_records(self, keys: JobKeys) -> None:
         """Delete all records of a job that is gone. Raises ``EtcdError``."""

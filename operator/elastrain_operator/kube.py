@@ -20,9 +20,11 @@ PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     (names.GROUP, f"{names.PLURAL}/status"): frozenset({"patch"}),
     ("", "pods"): frozenset({"get", "list", "watch", "create", "delete"}),
     ("", "events"): frozenset({"create"}),
+    ("", "secrets"): frozenset({"create", "update"}),
 }
 """(API group, resource) → verbs: all that the operator uses, kopf's watches included. Namespaced; nothing is
-cluster-scoped. The chart's role is tested against it."""
+cluster-scoped. The chart's role is tested against it. Secrets are written and never read, and only where jobs have
+credentials of their own; `patch` is not asked for, since its answer shows what was there."""
 
 REQUEST_SECONDS = 10.0
 """One attempt of a call."""
@@ -100,6 +102,21 @@ class Kube:
         """Ask for the deletion of this very pod, with its own grace period; no error if it is gone."""
         await self._delete(f"{pods_path(namespace)}/{name}", uid, f"delete pod {namespace}/{name}")
 
+    # ---- secrets ---------------------------------------------------------------------------------------------------
+    async def write_secret(self, namespace: str, manifest: Mapping[str, Any], *, expected: bool) -> None:
+        """Create the Secret, or replace the one of that name, which is tried first if it is ``expected`` to exist."""
+        path, name = f"/api/v1/namespaces/{namespace}/secrets", manifest["metadata"]["name"]
+        create = ("POST", path, f"create secret {namespace}/{name}", manifest)
+        replace = ("PUT", f"{path}/{name}", f"replace secret {namespace}/{name}", manifest)
+        first, second, otherwise = (replace, create, 404) if expected else (create, replace, 409)
+        try:
+            await self._call(*first)
+        except ApiError as error:
+            if error.code != otherwise:
+                raise
+            await self._call(*second)
+
+    # ---- events ----------------------------------------------------------------------------------------------------
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         await self._call("POST", f"/api/v1/namespaces/{namespace}/events", "record an event", event)
 

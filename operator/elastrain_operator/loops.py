@@ -147,11 +147,14 @@ class JobLoop:
             refusal = plan.refuse(status, self.job.generation, str(error), _now())
             await self._executor.execute(self.job, None, refusal, memory)
             return self._config.resync
-        decided = plan.plan(spec, status, await self._observe(), _now(), self._config.drain_extra)
+        observed = await self._observe()
+        decided = plan.plan(spec, status, observed, _now(), self._config.drain_extra)
         self._remember_drains(decided)
         await self._executor.execute(self.job, spec, decided, memory)
         if decided.create:
             self.wake()  # the status is to show them, and the watch will tell nothing new about them
+        if any(not pod.over for pod in observed.pods):
+            await self._executor.keep_credentials(self.job)
         return min(decided.requeue_after or self._config.resync, self._config.resync)
 
     def _spec(self, raw: Mapping[str, Any]) -> JobSpec:

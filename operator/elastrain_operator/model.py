@@ -127,7 +127,7 @@ class Refusal:
     """The API server's last refusal to create a pod."""
 
     reason: str
-    """Reason of the condition PodsReady: TemplateInvalid, QuotaExceeded, NameTaken."""
+    """Reason of the condition PodsReady: TemplateInvalid, QuotaExceeded, NameTaken, CredentialsRefused, EtcdDenied."""
     message: str
     at: datetime
     attempts: int = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Collection
 from copy import deepcopy
 from typing import Any
@@ -13,6 +14,7 @@ from elastrain_operator import fitness, furnish
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import JobRef
 from elastrain_operator.observe import DEFAULT_GRACE
+from elastrain_operator.policy import credentials
 from elastrain_operator.policy.rollout import version
 
 AGENT = ("elastrain", "agent", "--")
@@ -61,7 +63,7 @@ def pod(
     fitness.keep_off(body, keep_off)
     grace = body.get("terminationGracePeriodSeconds")
     _make_trainer(trainer, _environment(job, spec, config, DEFAULT_GRACE if grace is None else float(grace)))
-    _mount_credentials(body, trainer, config.worker_etcd)
+    _mount_credentials(body, trainer, _secret_name(job, config.worker_etcd))
     metadata = template.get("metadata") or {}
     return {
         "apiVersion": "v1",
@@ -74,6 +76,27 @@ def pod(
             "ownerReferences": [owner(job)],
         },
         "spec": body,
+    }
+
+
+def secret(job: JobRef, user: str, password: str, ca: bytes) -> dict[str, Any]:
+    """Manifest of the Secret with what a job's workers need to log in to etcd. It goes with its job."""
+    values = {"username": user.encode(), "password": password.encode(), "ca.crt": ca}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "metadata": {
+            "name": credentials.secret_name(job),
+            "namespace": job.namespace,
+            "labels": {
+                names.LABEL_JOB: job.name,
+                names.LABEL_JOB_UID: job.uid,
+                names.LABEL_MANAGED_BY: names.MANAGED_BY,
+            },
+            "ownerReferences": [owner(job)],
+        },
+        "data": {name: base64.b64encode(value).decode() for name, value in values.items()},
     }
 
 
@@ -153,7 +176,7 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
     environment: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in values.items()]
     environment += [{"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in downward.items()]
     if etcd.user:
-        source = {"secretKeyRef": {"name": etcd.secret, "key": "username"}}
+        source = {"secretKeyRef": {"name": _secret_name(job, etcd), "key": "username"}}
         environment.append({"name": names.ENV_ETCD_USERNAME, "valueFrom": source})
     return environment
 
@@ -174,11 +197,16 @@ def _ranks(spec: JobSpec) -> int:
         raise TemplateInvalid(str(error)) from error
 
 
-def _mount_credentials(body: dict[str, Any], trainer: dict[str, Any], etcd: WorkerEtcd) -> None:
-    if not etcd.secret:
+def _secret_name(job: JobRef, etcd: WorkerEtcd) -> str:
+    """Name of the Secret that the job's workers mount; empty: none."""
+    return credentials.secret_name(job) if etcd.per_job else etcd.secret
+
+
+def _mount_credentials(body: dict[str, Any], trainer: dict[str, Any], secret: str) -> None:
+    if not secret:
         return
     # Readable for whatever user the container runs as; the volume is mounted into the trainer container only.
-    volume = {"name": SECRET_VOLUME, "secret": {"secretName": etcd.secret, "defaultMode": 0o444}}
+    volume = {"name": SECRET_VOLUME, "secret": {"secretName": secret, "defaultMode": 0o444}}
     body["volumes"] = [*(body.get("volumes") or []), volume]
     mount = {"name": SECRET_VOLUME, "mountPath": SECRET_MOUNT, "readOnly": True}
     trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or []), mount]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import subprocess
 import tomllib
@@ -15,6 +16,8 @@ import yaml
 
 from elastrain.api import names
 from elastrain.api.crd import crd
+from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
+from elastrain_operator.config import MIN_KEY_BYTES
 from elastrain_operator.kube import PERMISSIONS
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +38,10 @@ VALUE_SETS = {
     "credentials": CREDENTIALS,
     "persistent": ("etcd.persistence.enabled=true", "etcd.persistence.storageClassName=fast"),
     "placed": ("operator.nodeSelector.role=system", "etcd.priorityClassName=high", "imagePullSecrets[0].name=mine"),
+    "no-tls": ("etcd.tls.mode=off",),
+    "cert-manager": ("etcd.tls.mode=cert-manager",),
+    "own-certificate": ("etcd.tls.mode=existing", "etcd.tls.secretName=mine", "etcd.tls.rootSecretName=my-root"),
+    "per-job": (*CREDENTIALS, "etcd.credentials.perJob=true"),
     "bare": ("crds.install=false", "rbac.aggregateToDefaultRoles=false", "etcd.networkPolicy=false"),
 }
 
@@ -119,6 +126,71 @@ def test_services_and_policies_select_the_pods_they_are_for(manifests: Manifests
             assert workers["podSelector"]["matchLabels"] == {names.LABEL_MANAGED_BY: names.MANAGED_BY}
 
 
+# ---- TLS and users ---------------------------------------------------------------------------------------------------
+def secret(manifests: Manifests, suffix: str) -> dict[str, bytes]:
+    """Values of the Secret whose name ends so."""
+    (found,) = [m for m in manifests if m["kind"] == "Secret" and m["metadata"]["name"].endswith(suffix)]
+    return {name: base64.b64decode(value) for name, value in found["data"].items()}
+
+
+def test_each_mode_makes_what_it_mounts(rendered: Render) -> None:
+    def made(*settings: str) -> list[str]:
+        kinds = ("Secret", "Issuer", "Certificate")
+        return sorted(f"{m['kind']} {m['metadata']['name']}" for m in rendered(*settings) if m["kind"] in kinds)
+
+    etcd = "demo-elastrain-etcd"
+    root = f"Secret {etcd}-root"
+    assert made() == [f"Secret {etcd}-ca", root, f"Secret {etcd}-tls"]
+    assert made("etcd.tls.mode=off") == made(*EXTERNAL) == made(*CREDENTIALS) == []
+    assert made(*VALUE_SETS["own-certificate"]) == []
+    own_ca = [f"Certificate {etcd}-ca", f"Issuer {etcd}-ca", f"Issuer {etcd}-self-signed"]
+    assert made("etcd.tls.mode=cert-manager") == [f"Certificate {etcd}", *own_ca, root]
+    named = ("etcd.tls.mode=cert-manager", "etcd.tls.issuerRef.name=vault", "etcd.tls.issuerRef.kind=ClusterIssuer")
+    assert made(*named) == [f"Certificate {etcd}", root]
+    assert one(rendered(*named), "Certificate")["spec"]["issuerRef"] == {"kind": "ClusterIssuer", "name": "vault"}
+
+
+def test_certificate_is_for_the_names_that_clients_use(rendered: Render) -> None:
+    host = environment(rendered())[names.ENV_ETCD_ENDPOINTS].partition(":")[0]
+    certificate = one(rendered("etcd.tls.mode=cert-manager", "etcd.tls.issuerRef.name=mine"), "Certificate")
+    assert host in certificate["spec"]["dnsNames"]
+
+
+def test_operator_logs_in_as_root_and_makes_a_user_for_each_job(rendered: Render) -> None:
+    env = environment(rendered())
+    assert env[names.ENV_ETCD_USERNAME] == "root"
+    assert "ELASTRAIN_WORKER_ETCD_SECRET" not in env
+    values = secret(rendered(), "-root")
+    assert len(values["job-key"]) >= MIN_KEY_BYTES
+    spec = one(rendered(), "Deployment")["spec"]["template"]["spec"]
+    paths = {m["name"]: m["mountPath"] for m in spec["containers"][0]["volumeMounts"]}
+    mounted = {
+        f"{paths[v['name']]}/{key}"
+        for v in spec["volumes"]
+        for key in secret(rendered(), v["secret"]["secretName"])
+        if key in [item["key"] for item in v["secret"].get("items", [{"key": key}])]
+    }
+    files = {env[names.ENV_ETCD_CA], env[names.ENV_ETCD_PASSWORD_FILE], env["ELASTRAIN_JOB_KEY_FILE"]}
+    assert files == mounted, "what the operator is told to read, and no key of a certificate"
+
+
+def test_own_etcd_may_have_a_user_for_each_job_too(rendered: Render) -> None:
+    env = environment(rendered(*VALUE_SETS["per-job"]))
+    assert env["ELASTRAIN_JOB_KEY_FILE"] == "/etc/elastrain/etcd/job-key"
+    assert "ELASTRAIN_WORKER_ETCD_SECRET" not in env
+
+
+def test_secrets_are_no_business_of_an_operator_that_makes_no_users(rendered: Render) -> None:
+    for settings, may in (
+        ((), True),
+        (VALUE_SETS["per-job"], True),
+        (CREDENTIALS, False),
+        (("etcd.tls.mode=off",), False),
+    ):
+        role = one(rendered(*settings, "rbac.aggregateToDefaultRoles=false"), "ClusterRole")
+        assert (("", "secrets") in granted(role)) is may, settings
+
+
 # ---- rights ----------------------------------------------------------------------------------------------------------
 def granted(role: dict[str, Any]) -> dict[tuple[str, str], frozenset[str]]:
     return {
@@ -197,7 +269,10 @@ def test_etcd_starts_with_the_charts_flags_and_answers_its_probes(
 ) -> None:
     (container,) = one(rendered(), "StatefulSet")["spec"]["template"]["spec"]["containers"]
     client, peer, metrics = free_ports(3)
+    for name, value in secret(rendered(), "-tls").items():
+        (tmp_path / name).write_bytes(value)
     command = " ".join(container["command"][1:]).replace("/var/lib/etcd", str(tmp_path)).replace("0.0.0.0", "127.0.0.1")
+    command = command.replace("/etc/etcd/tls", str(tmp_path))
     for port, free in ((2379, client), (2380, peer), (2381, metrics)):
         command = command.replace(f":{port}", f":{free}")
     with (tmp_path / "etcd.log").open("wb") as log:
@@ -214,6 +289,18 @@ def test_etcd_starts_with_the_charts_flags_and_answers_its_probes(
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             path = container[probe]["httpGet"]["path"]
             eventually(lambda path=path: answers(path), within=30, what=f"etcd answers {path} with 200")
+        (tmp_path / "password").write_bytes(secret(rendered(), "-root")["password"])
+        config = EtcdConfig.of(
+            f"127.0.0.1:{client}",
+            ca=str(tmp_path / "ca.crt"),
+            username="root",
+            password_file=str(tmp_path / "password"),
+        )
+        with EtcdClient(config) as connection:
+            EtcdUsers(connection).check((tmp_path / "password").read_text())
+            connection.put("/x", b"1")
+        for probe in ("readinessProbe", "livenessProbe"):
+            assert answers(container[probe]["httpGet"]["path"]), "probes ask without a password"
     finally:
         process.kill()
         process.wait()
@@ -237,7 +324,9 @@ def test_credentials_are_mounted_and_named_to_workers(rendered: Render) -> None:
     assert env[names.ENV_ETCD_USERNAME] == {"secretKeyRef": {"name": "etcd", "key": "username"}}
 
 
-@pytest.mark.parametrize("settings", [(), CREDENTIALS], ids=["defaults", "credentials"])
+@pytest.mark.parametrize(
+    "settings", [(), CREDENTIALS, VALUE_SETS["per-job"]], ids=["defaults", "credentials", "per-job"]
+)
 def test_operator_knows_every_variable_it_is_given(rendered: Render, settings: tuple[str, ...]) -> None:
     source = (ROOT / "operator/elastrain_operator/__main__.py").read_text()
     known = {value for name, value in vars(names).items() if name.startswith("ENV_") and f"names.{name}" in source}
@@ -258,6 +347,9 @@ def test_operator_knows_every_variable_it_is_given(rendered: Render, settings: t
         ("etcd.endpoints[0]=http://etcd:2379", "/etcd/endpoints/0"),
         ("etcd.credentials.secretName=etcd", "/etcd/endpoints"),
         ("etcd.quotaBytes=100", "/etcd/quotaBytes"),
+        ("etcd.tls.mode=on", "/etcd/tls/mode"),
+        ("etcd.tls.mode=existing", "/etcd/tls/secretName"),
+        ("etcd.credentials.perJob=true", "/etcd/credentials"),
         ("watchNamespaces[0]=Team_A", "/watchNamespaces/0"),
         ("crds.keep=perhaps", "/crds/keep"),
     ],

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from elastrain_operator.kube import PERMISSIONS
 
@@ -93,3 +94,54 @@ def test_operator_may_do_its_work_and_nothing_else(apiserver: ApiServer) -> None
         for (group, resource), verbs in PERMISSIONS.items()
         for verb in verbs
     }
+
+
+@pytest.mark.usefixtures("installed")
+def test_password_and_certificates_stay_over_upgrades_and_a_new_one_is_by_the_same_authority(
+    helm: Run, apiserver: ApiServer
+) -> None:
+    def secrets() -> dict[str, dict[str, str]]:
+        kinds = ("root", "ca", "tls")
+        listed = apiserver.kubectl(
+            "-n", "training", "get", "secret", *(f"demo-elastrain-etcd-{k}" for k in kinds), "-o=yaml"
+        )
+        return dict(zip(kinds, (item["data"] for item in yaml.safe_load(listed.stdout)["items"]), strict=True))
+
+    def upgrade(*settings: str) -> dict[str, dict[str, str]]:
+        result = helm("upgrade", *RELEASE, *settings, cluster=apiserver)
+        assert result.returncode == 0, result.stderr
+        return secrets()
+
+    before = secrets()
+    assert upgrade("--set=operator.leaseTTL=7") == before
+    renewed = upgrade("--set=etcd.tls.renew=now")
+    assert renewed["tls"]["tls.crt"] != before["tls"]["tls.crt"]
+    assert renewed["tls"]["ca.crt"] == before["tls"]["ca.crt"]
+    assert (renewed["root"], renewed["ca"]) == (before["root"], before["ca"])
+    assert upgrade("--set=etcd.tls.renew=now") == renewed
+
+
+def test_etcd_without_tls_stays_so_at_an_upgrade_that_does_not_ask(helm: Run, apiserver: ApiServer) -> None:
+    """Workers that run were told how to connect when they were made."""
+
+    def scheme() -> str:
+        shown = apiserver.kubectl("-n", "former", "get", "statefulset", "former-elastrain-etcd", "-o=yaml").stdout
+        return "https" if "--listen-client-urls=https://0.0.0.0:2379" in shown else "http"
+
+    release = ("former", "charts/elastrain", "--namespace=former", "--set=crds.install=false")
+    apart = ("--set=rbac.aggregateToDefaultRoles=false",)
+    try:
+        for command, *settings in (
+            ("install", "--create-namespace", "--set=etcd.tls.mode=off"),
+            ("upgrade", "--reset-values"),
+        ):
+            result = helm(command, *release, *apart, *settings, cluster=apiserver)
+            assert result.returncode == 0, result.stderr
+            assert scheme() == "http", command
+        assert "speaks no TLS" in result.stdout
+        result = helm("upgrade", *release, *apart, "--set=etcd.tls.mode=generated", cluster=apiserver)
+        assert (result.returncode, scheme()) == (0, "https"), result.stderr
+        result = helm("upgrade", *release, *apart, "--reset-values", cluster=apiserver)
+        assert (result.returncode, scheme()) == (0, "https"), result.stderr
+    finally:
+        helm("uninstall", "former", "--namespace=former", cluster=apiserver)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import trustme
 
 from elastrain.etcd import EtcdConfig
 
@@ -10,9 +11,10 @@ def test_endpoints_are_split_and_get_the_default_port():
 
 
 def test_environment_is_read_back_as_written(tmp_path):
-    password = tmp_path / "password"
+    password, ca = tmp_path / "password", tmp_path / "ca.crt"
     password.write_text("secret")
-    config = EtcdConfig.of("a:1,b:2", username="u", password_file=str(password), ca=str(password))
+    trustme.CA().cert_pem.write_to_path(ca)
+    config = EtcdConfig.of("a:1,b:2", username="u", password_file=str(password), ca=str(ca))
     assert EtcdConfig.from_environment(config.to_environment()) == config
 
 

@@ -365,14 +365,12 @@ def operator_process(
 
 
 @pytest.fixture
-def operator_factory(
-    operator_kubeconfig: Path, tmp_path: Path
-) -> Iterator[Callable[[EtcdServer, str], OperatorProcess]]:
-    """``operator_factory(etcd, namespace)``: an operator of one's own."""
+def operator_factory(operator_kubeconfig: Path, tmp_path: Path) -> Iterator[Callable[..., OperatorProcess]]:
+    """``operator_factory(etcd, namespace, *flags)``: an operator of one's own."""
     started: list[OperatorProcess] = []
 
-    def start(etcd: EtcdServer, namespace: str) -> OperatorProcess:
-        flags = (f"--etcd-endpoints={etcd.endpoint}", f"--namespaces={namespace}")
+    def start(etcd: EtcdServer, namespace: str, *more: str) -> OperatorProcess:
+        flags = (f"--etcd-endpoints={etcd.endpoint}", f"--namespaces={namespace}", *more)
         started.append(OperatorProcess(operator_kubeconfig, tmp_path / "operator.log", *flags))
         return started[-1]
 

@@ -9,7 +9,7 @@ import pytest
 
 from elastrain.api.job import JobStatus
 from elastrain.api.records import Target
-from elastrain.etcd import EtcdConfig, EtcdUnavailable
+from elastrain.etcd import EtcdConfig, EtcdDenied, EtcdUnavailable
 from elastrain_operator.apply import Executor, Memory, status_patch
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.kube import ApiError
@@ -69,6 +69,9 @@ class World:
     async def delete_job(self, namespace, name, uid):
         self._note("delete job")
 
+    async def keep(self, job, *, creating=False, live=False):
+        self._note("keep creating" if creating else "keep live")
+
 
 @pytest.fixture
 def world() -> World:
@@ -77,9 +80,9 @@ def world() -> World:
 
 @pytest.fixture
 def execute(world, make_spec):
-    def run(plan: Plan, memory: Memory | None = None) -> Memory:
+    def run(plan: Plan, memory: Memory | None = None, vault: World | None = None) -> Memory:
         memory = memory or Memory()
-        asyncio.run(Executor(world, world, CONFIG).execute(JOB, make_spec(), plan, memory))
+        asyncio.run(Executor(world, world, CONFIG, vault).execute(JOB, make_spec(), plan, memory))
         return memory
 
     return run
@@ -131,6 +134,31 @@ def test_api_server_is_asked_once_if_it_refuses_the_template(world, execute):
 
     execute(Plan(create=(0,)), memory)
     assert (memory.refusal, memory.unborn) == (None, (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ApiError("create secret ns/job-etcd-uid", 403, "Forbidden", "not allowed"), "CredentialsRefused"),
+        (EtcdDenied("etcd:2379", "root", "add a user", "permission denied"), "EtcdDenied"),
+    ],
+)
+def test_no_pod_is_created_if_it_could_not_log_in_to_etcd(world, execute, error, reason):
+    world.errors["keep creating"] = error
+    memory = execute(Plan(create=(0, 1)), vault=world)
+    assert world.calls == ["keep creating"]
+    assert (memory.refusal.reason, memory.refusal.message, memory.unborn) == (reason, str(error), (0, 1))
+    execute(Plan(create=(0, 1)), memory, vault=world)
+    assert memory.refusal is None
+
+
+@pytest.mark.parametrize("error", [ApiError("x", 503, "", "busy"), EtcdUnavailable("etcd:2379", "add a user", "down")])
+def test_creation_is_tried_again_with_the_same_ordinals_if_credentials_could_not_be_made_yet(world, execute, error):
+    world.errors["keep creating"] = error
+    memory = Memory()
+    with pytest.raises(type(error)):
+        execute(Plan(create=(0, 1)), memory, vault=world)
+    assert (world.calls, memory.refusal, memory.unborn) == (["keep creating"], None, (0, 1))
 
 
 def test_pod_of_an_earlier_creation_that_was_not_heard_of_is_taken_as_created(world, execute):

@@ -36,6 +36,9 @@ def test_help_names_every_setting_with_its_variable():
             "--log-level 'loud': must be one of debug, info, warning, error",
         ),
         (("--etcd-endpoints=etcd", "--etcd-ca=/none"), "'/none' is not a file"),
+        (("--etcd-endpoints=etcd", "--job-key-file=/none"), "--job-key-file '/none' cannot be read: No such file"),
+        (("--etcd-endpoints=etcd", "--job-key-file=/dev/null"), "has 0 bytes, a key needs at least 32"),
+        (("--etcd-endpoints=etcd", f"--job-key-file={__file__}"), "--job-key-file needs --etcd-username"),
     ],
 )
 def test_wrong_setting_is_refused_by_name(args, words):

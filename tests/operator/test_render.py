@@ -63,6 +63,7 @@ CASES = {
         config(),
     ),
     "etcd-with-credentials": ({}, config(secret="etcd-worker", user=True, ca=True, certificate=True)),
+    "etcd-with-credentials-per-job": ({}, config(user=True, ca=True, per_job=True)),
 }
 
 

@@ -41,6 +41,90 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- end }}
 
+{{- /* Where the certificates of the chart's etcd come from: off, generated, cert-manager or existing. Without
+       etcd.tls.mode: as it is, and `generated` for a new etcd. */}}
+{{- define "elastrain.etcdTLS" -}}
+{{- if .Values.etcd.endpoints -}}
+off
+{{- else if .Values.etcd.tls.mode -}}
+{{ .Values.etcd.tls.mode }}
+{{- else -}}
+{{- $running := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "elastrain.etcdName" .) | default dict }}
+{{- $flags := list }}
+{{- range dig "spec" "template" "spec" "containers" (list) $running }}
+{{- $flags = concat $flags (.command | default list) }}
+{{- end }}
+{{- ternary "off" "generated" (has "--listen-client-urls=http://0.0.0.0:2379" $flags) }}
+{{- end }}
+{{- end }}
+
+{{- /* Name of the Secret with ca.crt, tls.crt and tls.key of the chart's etcd. */}}
+{{- define "elastrain.etcdTLSSecret" -}}
+{{- if eq (include "elastrain.etcdTLS" .) "existing" -}}
+{{ required "etcd.tls.secretName must name a Secret with ca.crt, tls.crt and tls.key where etcd.tls.mode is existing" .Values.etcd.tls.secretName }}
+{{- else -}}
+{{ include "elastrain.etcdName" . }}-tls
+{{- end }}
+{{- end }}
+
+{{- /* Name of the Secret with the password of root and the key for the passwords of jobs. */}}
+{{- define "elastrain.etcdRootSecret" -}}
+{{ .Values.etcd.tls.rootSecretName | default (printf "%s-root" (include "elastrain.etcdName" .)) }}
+{{- end }}
+
+{{- /* Not empty where each job gets credentials of its own. */}}
+{{- define "elastrain.perJob" -}}
+{{- if or (ne (include "elastrain.etcdTLS" .) "off") (and .Values.etcd.endpoints .Values.etcd.credentials.perJob) }}yes{{ end }}
+{{- end }}
+
+{{- /* Names that the certificate of the chart's etcd is valid for, as a list in JSON. */}}
+{{- define "elastrain.etcdHosts" -}}
+{{- $name := include "elastrain.etcdName" . }}
+{{- $service := printf "%s.%s.svc" $name .Release.Namespace }}
+{{- list $service (printf "%s.%s" $name .Release.Namespace) $name (printf "%s.cluster.local" $service) "localhost" | toJson }}
+{{- end }}
+
+{{- /* How the operator logs in to etcd, and what it hands on to workers. */}}
+{{- define "elastrain.operatorEtcdEnv" -}}
+{{- if ne (include "elastrain.etcdTLS" .) "off" -}}
+- name: ELASTRAIN_ETCD_CA
+  value: /etc/elastrain/etcd-ca/ca.crt
+- name: ELASTRAIN_ETCD_USERNAME
+  value: root
+- name: ELASTRAIN_ETCD_PASSWORD_FILE
+  value: /etc/elastrain/etcd/password
+- name: ELASTRAIN_JOB_KEY_FILE
+  value: /etc/elastrain/etcd/job-key
+{{- else if .Values.etcd.credentials.secretName -}}
+{{- with .Values.etcd.credentials -}}
+{{- if .perJob -}}
+- name: ELASTRAIN_JOB_KEY_FILE
+  value: /etc/elastrain/etcd/job-key
+{{- else -}}
+- name: ELASTRAIN_WORKER_ETCD_SECRET
+  value: {{ .secretName | quote }}
+{{- end }}
+{{- if .ca }}
+- name: ELASTRAIN_ETCD_CA
+  value: /etc/elastrain/etcd/ca.crt
+{{- end }}
+{{- if .clientCertificate }}
+- name: ELASTRAIN_ETCD_CERT
+  value: /etc/elastrain/etcd/tls.crt
+- name: ELASTRAIN_ETCD_KEY
+  value: /etc/elastrain/etcd/tls.key
+{{- end }}
+{{- if .user }}
+- name: ELASTRAIN_ETCD_USERNAME
+  valueFrom:
+    secretKeyRef: {name: {{ .secretName }}, key: username}
+- name: ELASTRAIN_ETCD_PASSWORD_FILE
+  value: /etc/elastrain/etcd/password
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- /* Satisfies the `restricted` Pod Security Standard, for pods and for containers. */}}
 {{- define "elastrain.podSecurityContext" -}}
 runAsNonRoot: true
@@ -93,4 +177,10 @@ priorityClassName: {{ . }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{- if include "elastrain.perJob" . }}
+# Each job's credentials for etcd. Written, never read: neither `get` nor `patch`, whose answer shows what was there.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create, update]
+{{- end }}
 {{- end }}

@@ -59,6 +59,11 @@ class JobKeys:
         return self.prefix + "closed"
 
     @property
+    def issued(self) -> str:
+        """Written by the operator: what the workers log in to etcd with."""
+        return self.prefix + "issued"
+
+    @property
     def members(self) -> str:
         """Prefix of the member keys."""
         return self.prefix + "members/"

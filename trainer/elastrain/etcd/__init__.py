@@ -10,6 +10,7 @@ from elastrain.etcd.errors import EtcdDenied, EtcdError, EtcdUnavailable, LeaseL
 from elastrain.etcd.kv import KeyValue
 from elastrain.etcd.lease import Lease, LeaseCallbacks
 from elastrain.etcd.txn import Range, Transaction
+from elastrain.etcd.users import EtcdUsers
 from elastrain.etcd.watch import Batch, Delete, Event, Put, Watch, WatchState
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "EtcdDenied",
     "EtcdError",
     "EtcdUnavailable",
+    "EtcdUsers",
     "Event",
     "KeyValue",
     "Lease",

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastrain.api import names
+from elastrain.etcd import tls
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdConfig:
-    """Connection to one etcd cluster. Paths are read when a connection is made, so rotated files are picked up."""
+    """Connection to one etcd cluster.
+
+    Files are read when they are needed: the password for every login, certificates again when they have changed and a
+    connection has failed. So what rotates is picked up, and a connection that works is left alone.
+    """
 
     endpoints: tuple[str, ...]
     """``host:port`` of each etcd member; at least one."""
@@ -53,7 +58,7 @@ class EtcdConfig:
             if path and not Path(path).is_file():
                 raise ValueError(f"etcd {what}: {path!r} is not a file")
         parts = [part.strip() for part in endpoints.replace(";", ",").split(",")]
-        return cls(
+        config = cls(
             endpoints=tuple(_endpoint(part) for part in parts if part),
             username=username,
             password_file=Path(password_file) if password_file else None,
@@ -61,6 +66,9 @@ class EtcdConfig:
             cert=Path(cert) if cert else None,
             key=Path(key) if key else None,
         )
+        if config.ca:
+            tls.read(config.ca, config.cert, config.key)
+        return config
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> EtcdConfig:

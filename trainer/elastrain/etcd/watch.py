@@ -172,22 +172,19 @@ class Watch:
                 return
             for answer in stream:
                 self._heard = time.monotonic()
-                self._take(answer)
+                self._take(answer, stream)
         finally:
             ended.set()
             stream.cancel()
         raise EtcdUnavailable(self._client.wire.endpoint, self._what, "etcd ended the stream")
 
-    def _take(self, answer: Any) -> None:
+    def _take(self, answer: Any, stream: Stream) -> None:
         if answer.compact_revision:
             raise Compacted(self._what, f"compacted at {answer.compact_revision}")
         if answer.created and answer.header.revision < max(self._revisions):
             raise Compacted(self._what, "etcd has lost its data: its revision has gone back")
         if answer.canceled:
-            reason = answer.cancel_reason or "etcd cancelled the watch"
-            if "permission denied" in reason:
-                raise EtcdDenied(self._client.wire.endpoint, self._client.config.username, self._what, reason)
-            raise EtcdUnavailable(self._client.wire.endpoint, self._what, reason)
+            raise stream.refused(answer.cancel_reason or "etcd cancelled the watch")
         self._report(WatchState(connected=True))
         if answer.created:  # etcd answers in the order in which it was asked, and chooses the number
             followed = [i for i, r in enumerate(self._ranges) if not r.listed_only]

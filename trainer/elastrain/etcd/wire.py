@@ -7,18 +7,23 @@ watches with it. What is left of a client here is small enough to read.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import etcd3.etcdrpc as rpc
 import grpc
 from etcd3.utils import prefix_range_end
 
+from elastrain.etcd import tls
 from elastrain.etcd.config import EtcdConfig
 from elastrain.etcd.errors import Compacted, EtcdDenied, EtcdError, EtcdUnavailable, LeaseLost
+
+log = logging.getLogger(__name__)
 
 messages = rpc
 """Protocol messages, for the other files of this package."""
@@ -39,6 +44,7 @@ _CHANNEL_OPTIONS = [
 ]
 # A member that lost its quorum ends streams at once instead of serving silence.
 _REQUIRE_LEADER = ("hasleader", "true")
+_STREAM_LOGIN_SECONDS = 5.0
 _STUBS = {
     "auth": rpc.AuthStub,
     "kv": rpc.KVStub,
@@ -51,9 +57,14 @@ _STUBS = {
 class Stream:
     """One bidirectional stream. Iterating it raises the errors of :mod:`elastrain.etcd.errors`."""
 
-    def __init__(self, call: Any, explain: Callable[[grpc.RpcError], EtcdError]) -> None:
+    def __init__(
+        self, call: Any, explain: Callable[[grpc.RpcError], EtcdError], refused: Callable[[str], EtcdError]
+    ) -> None:
         self._call = call
         self._explain = explain
+        self.refused = refused
+        """The error for a refusal that came as an answer, in etcd's words. The next stream logs in anew: releases of
+        etcd differ in whether they tell an expired token from a missing permission."""
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -70,27 +81,32 @@ class Wire:
     """Connections to the endpoints of one cluster. Thread-safe."""
 
     def __init__(self, config: EtcdConfig) -> None:
-        """Connects lazily. Raises ``OSError`` if a certificate file cannot be read."""
+        """Connects lazily. Raises ``ValueError`` that names the file if a certificate cannot be read."""
         self.config = config
         self._lock = threading.Lock()
         self._current = 0
         self._token = ""
         self.closed = False
-        self._channels = [self._channel(endpoint) for endpoint in config.endpoints]
-        self._stubs: list[dict[str, Any]] = [
-            {name: stub(channel) for name, stub in _STUBS.items()} for channel in self._channels
-        ]
+        self._retired: list[grpc.Channel] = []
+        self._stamp = self._files()
+        self._channels, self._stubs = self._connect()
 
-    def _channel(self, endpoint: str) -> grpc.Channel:
-        config = self.config
-        if config.ca is None:
-            return grpc.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
-        credentials = grpc.ssl_channel_credentials(
-            config.ca.read_bytes(),
-            config.key.read_bytes() if config.key else None,
-            config.cert.read_bytes() if config.cert else None,
-        )
-        return grpc.secure_channel(endpoint, credentials, options=_CHANNEL_OPTIONS)
+    def _files(self) -> tls.Stamp:
+        return tls.stamp(self.config.ca, self.config.cert, self.config.key)
+
+    def _connect(self) -> tuple[list[grpc.Channel], list[dict[str, Any]]]:
+        """A channel and its stubs for each endpoint. Raises ``ValueError`` if a certificate file is not one."""
+        config, credentials = self.config, None
+        if config.ca is not None:
+            read = tls.read(config.ca, config.cert, config.key)
+            credentials = grpc.ssl_channel_credentials(read.ca, read.key, read.cert)
+        channels = [
+            grpc.secure_channel(endpoint, credentials, options=_CHANNEL_OPTIONS)
+            if credentials
+            else grpc.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
+            for endpoint in config.endpoints
+        ]
+        return channels, [{name: stub(channel) for name, stub in _STUBS.items()} for channel in channels]
 
     @property
     def endpoint(self) -> str:
@@ -98,7 +114,8 @@ class Wire:
         return self.config.endpoints[self._current]
 
     def unary(self, service: str, method: str, request: Any, *, timeout: float, what: str) -> Any:
-        """One call, bounded by ``timeout`` seconds, tried on each endpoint at most once (and again with a new token).
+        """One call, bounded by ``timeout`` seconds, tried on each endpoint, and again with a new token
+        or with certificates that were replaced.
 
         ``what`` completes "tried to ..." in errors. Raises ``EtcdUnavailable``, ``EtcdDenied`` or ``EtcdError``.
         """
@@ -122,26 +139,39 @@ class Wire:
 
     def stream(self, service: str, method: str, requests: Iterator[Any], *, what: str) -> Stream:
         """Open a stream on the endpoint in use; the caller reopens it when it ends. Errors come from iterating it."""
-        token = self._authenticate(timeout=5.0, what=what)
         with self._lock:
-            index, stub = self._current, self._stubs[self._current][service]
-        with self._open(what):
-            call = getattr(stub, method)(requests, metadata=[*_metadata(token), _REQUIRE_LEADER])
+            index, stubs, token = self._current, self._stubs[self._current], self._token
 
         def explain(error: grpc.RpcError) -> EtcdError:
+            if self._is_stale(str(error.details() or "")):
+                return refused(str(error.details()))
             explained = self._explain(error, index, what)
             if isinstance(explained, EtcdUnavailable):
-                self._fail_over(index)
-            elif _is_stale_token(error):
-                self._forget_token(token)
-                return EtcdUnavailable(self.endpoint, what, "the token has expired, a new one is needed")
+                self._recover(index)
             return explained
 
-        return Stream(call, explain)
+        def refused(words: str) -> EtcdError:
+            self._forget_token(token)
+            endpoint = self.config.endpoints[index]
+            if self._is_stale(words):
+                return EtcdUnavailable(endpoint, what, "the token has expired, a new one is needed")
+            if "permission denied" in words:
+                return EtcdDenied(endpoint, self.config.username, what, words)
+            return EtcdUnavailable(endpoint, what, words)
+
+        try:
+            with self._open(what):
+                token = token or self._log_in(stubs["auth"], _STREAM_LOGIN_SECONDS)
+                call = getattr(stubs[service], method)(requests, metadata=[*_metadata(token), _REQUIRE_LEADER])
+        except grpc.RpcError as error:
+            raise explain(error) from None
+        return Stream(call, explain, refused)
 
     def close(self) -> None:
-        self.closed = True
-        for channel in self._channels:
+        with self._lock:
+            self.closed = True
+            channels = [*self._channels, *self._retired]
+        for channel in channels:
             channel.close()
 
     # ---- inside ----------------------------------------------------------------------------------------------------
@@ -150,49 +180,51 @@ class Wire:
     ) -> Any:
         deadline = time.monotonic() + timeout
         failure: EtcdError | None = None
-        for _ in range(len(self._channels) + 1):  # one more than endpoints: a new token costs an attempt
+        for _ in range(len(self.config.endpoints) + 2):  # a new token, and new certificates, cost an attempt each
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            token = self._authenticate(timeout=left, what=what)
             with self._lock:
-                index, stub = self._current, self._stubs[self._current][service]
+                index, stubs, token = self._current, self._stubs[self._current], self._token
+            doing = what
             try:
                 with self._open(what):
-                    return attempt(stub, _metadata(token), left)
+                    if not token:
+                        doing = f"log in ({what})"
+                        token = self._log_in(stubs["auth"], left)
+                        doing = what
+                    return attempt(stubs[service], _metadata(token), max(deadline - time.monotonic(), 0.001))
             except grpc.RpcError as error:
-                failure = self._explain(error, index, what)
-                if _is_stale_token(error):
+                failure = self._explain(error, index, doing)
+                if self._is_stale(str(error.details() or "")):
                     self._forget_token(token)
-                elif isinstance(failure, EtcdUnavailable) and len(self._channels) > 1:
-                    self._fail_over(index)
-                else:
+                elif not (isinstance(failure, EtcdUnavailable) and self._recover(index)):
                     raise failure from None
         raise failure or EtcdUnavailable(self.endpoint, what, f"no answer within {timeout:g} s")
 
-    def _authenticate(self, *, timeout: float, what: str) -> str:
-        """The current token; asks for one if there is none. Empty where etcd has authentication switched off."""
+    def _log_in(self, auth: Any, timeout: float) -> str:
+        """A new token; empty where there is no user, or etcd has authentication switched off."""
         config = self.config
         if config.password_file is None:
             return ""
-        with self._lock:
-            if self._token:
-                return self._token
-            index, stub = self._current, self._stubs[self._current]["auth"]
-        request = rpc.AuthenticateRequest(name=config.username, password=config.password_file.read_text().rstrip("\n"))
+        request = rpc.AuthenticateRequest(name=config.username, password=self._password(config.password_file))
         try:
-            with self._open(what):
-                token = str(stub.Authenticate(request, timeout=timeout).token)
+            token = str(auth.Authenticate(request, timeout=timeout).token)
         except grpc.RpcError as error:
             if "authentication is not enabled" in str(error.details()):
                 return ""
-            failure = self._explain(error, index, f"log in ({what})")
-            if isinstance(failure, EtcdUnavailable):
-                self._fail_over(index)
-            raise failure from None
+            raise
         with self._lock:
             self._token = token
         return token
+
+    def _password(self, file: Path) -> str:
+        """Read for every login, so that a new one is taken up."""
+        try:
+            return file.read_text().rstrip("\n")
+        except (OSError, ValueError) as error:
+            why = f"the password file {str(file)!r} cannot be read: {error}"
+            raise EtcdDenied(self.endpoint, self.config.username, "log in", why) from None
 
     @contextmanager
     def _open(self, what: str) -> Iterator[None]:
@@ -209,10 +241,46 @@ class Wire:
             if self._token == token:
                 self._token = ""
 
-    def _fail_over(self, failed: int) -> None:
+    def _is_stale(self, words: str) -> bool:
+        """Whether a new login cures what etcd says: expired simple tokens, tokens of before a restart of etcd or of
+        before a change of its users, and none at all where authentication was switched on since."""
+        return (
+            "invalid auth token" in words
+            or "revision of auth store is old" in words
+            or ("user name is empty" in words and self.config.password_file is not None)
+        )
+
+    def _recover(self, failed: int) -> bool:
+        """After an endpoint was unavailable: whether there is something else to try now, which it prepares."""
+        if self._renew():
+            return True
         with self._lock:
             if self._current == failed:
                 self._current = (failed + 1) % len(self._channels)
+        return len(self._channels) > 1
+
+    def _renew(self) -> bool:
+        """Connect anew if certificate files were replaced since they were last looked at; whether that was so.
+
+        Only asked when a connection has failed: one that works needs no new certificate.
+        """
+        with self._lock:
+            files = self._files()
+            if self.closed or files == self._stamp:
+                return False
+            self._stamp = files
+            try:
+                channels, stubs = self._connect()
+            except ValueError as error:
+                log.warning("replaced certificates are not taken up, the former ones stay in use: %s", error)
+                return False
+            # What still goes on over the old channels ends by itself; they are closed with the next ones or with us.
+            retired, self._retired = self._retired, self._channels
+            self._channels, self._stubs = channels, stubs
+        for channel in retired:
+            channel.close()
+        log.info("certificates for etcd were replaced, connecting anew")
+        return True
 
     def _explain(self, error: grpc.RpcError, index: int, what: str) -> EtcdError:
         code, detail = error.code(), str(error.details() or "")
@@ -221,7 +289,9 @@ class Wire:
             code is grpc.StatusCode.INVALID_ARGUMENT and ("authentication failed" in detail or "user name" in detail)
         )
         if denied:
-            return EtcdDenied(self.endpoint, self.config.username, what, detail)
+            if "authentication failed" in detail and self.config.password_file:
+                detail += f" (the password is that in {self.config.password_file})"
+            return EtcdDenied(endpoint, self.config.username, what, detail)
         if code is grpc.StatusCode.NOT_FOUND and "lease" in detail:
             return LeaseLost(what, detail)
         if code is grpc.StatusCode.OUT_OF_RANGE and "compacted" in detail:
@@ -229,7 +299,8 @@ class Wire:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return EtcdUnavailable(endpoint, what, "no answer in time")
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL):
-            return EtcdUnavailable(endpoint, what, detail)
+            hint = tls.hint(detail, self.config.ca)
+            return EtcdUnavailable(endpoint, what, f"{hint} ({detail})" if hint else detail)
         return EtcdError(what, f"{detail} ({code.name})")
 
 
@@ -240,9 +311,3 @@ def range_end(prefix: str) -> bytes:
 
 def _metadata(token: str) -> list[tuple[str, str]]:
     return [("token", token)] if token else []
-
-
-def _is_stale_token(error: grpc.RpcError) -> bool:
-    # Expired simple tokens, tokens of before a restart of etcd, or of before a change of its users.
-    detail = str(error.details() or "")
-    return "invalid auth token" in detail or "revision in auth store is old" in detail

@@ -108,9 +108,24 @@ class EtcdServer:
         """
         if self.pid is not None:
             return
-        client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        command = [
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        with self.log_path.open("ab") as log:
+            # A session of its own: Ctrl-C in a terminal is for the job, which needs etcd to drain.
+            self._process = subprocess.Popen(
+                tethered(self.command(), signal.SIGKILL),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+        self._await_healthy(timeout)
+
+    def command(self) -> list[str]:
+        """What is executed."""
+        client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
+        return [
             str(self.binary),
             *("--name", "local", "--data-dir", str(self.data_dir / "data")),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
@@ -119,18 +134,11 @@ class EtcdServer:
             # Its state serves processes on this machine, which die with it: it need not survive a power cut.
             "--unsafe-no-fsync",
         ]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
-        with self.log_path.open("ab") as log:
-            # A session of its own: Ctrl-C in a terminal is for the job, which needs etcd to drain.
-            self._process = subprocess.Popen(
-                tethered(command, signal.SIGKILL),
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
-            )
-        self._await_healthy(timeout)
+
+    @property
+    def health_url(self) -> str:
+        """Answers ``{"health": "true"}`` once it serves."""
+        return f"http://{self.endpoint}/health"
 
     def _await_healthy(self, timeout: float) -> None:
         assert self._process is not None
@@ -140,7 +148,7 @@ class EtcdServer:
             if self._process.poll() is not None:
                 raise RuntimeError(f"etcd ended with code {self._process.returncode}:\n{self._log_tail()}")
             try:
-                with opener.open(f"http://{self.endpoint}/health", timeout=1.0) as answer:
+                with opener.open(self.health_url, timeout=1.0) as answer:
                     if b'"true"' in answer.read():
                         return
             except (urllib.error.URLError, OSError):

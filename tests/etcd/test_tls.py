@@ -1,0 +1,129 @@
+"""TLS: what a wrong file or certificate is called, and certificates that are replaced under a living client."""
+
+from __future__ import annotations
+
+import pytest
+import trustme
+
+from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUnavailable, LeaseCallbacks, Put
+
+
+@pytest.fixture
+def other():
+    """Another authority."""
+    return trustme.CA()
+
+
+# ---- what is wrong is named ------------------------------------------------------------------------------------------
+def test_a_file_that_is_no_certificate_is_named(tmp_path):
+    path = tmp_path / "ca.crt"
+    path.write_text("secret")
+    with pytest.raises(ValueError, match=r"CA .ELASTRAIN_ETCD_CA.: '.*ca\.crt' holds no certificate in PEM form"):
+        EtcdConfig.of("etcd", ca=str(path))
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="holds no certificate in PEM form"):
+        EtcdConfig.of("etcd", ca=str(path))
+
+
+def test_a_key_of_another_certificate_is_named(tmp_path, other):
+    paths = {name: str(tmp_path / name) for name in ("ca.crt", "tls.crt", "tls.key")}
+    other.cert_pem.write_to_path(paths["ca.crt"])
+    other.issue_cert("a").cert_chain_pems[0].write_to_path(paths["tls.crt"])
+    other.issue_cert("b").private_key_pem.write_to_path(paths["tls.key"])
+    with pytest.raises(ValueError, match=r"'.*tls\.crt' and '.*tls\.key' do not belong together.*MISMATCH"):
+        EtcdConfig.of("etcd", ca=paths["ca.crt"], cert=paths["tls.crt"], key=paths["tls.key"])
+
+
+def test_a_certificate_of_another_authority_is_named(secure_etcd, other):
+    secure_etcd.trust(other)
+    with (
+        EtcdClient(secure_etcd.root, timeout=5.0) as client,
+        pytest.raises(EtcdUnavailable, match=r"is not signed by a CA in .*ca\.crt, or it is out of date"),
+    ):
+        client.get("/x")
+
+
+def test_a_certificate_of_another_host_is_named(secure_etcd):
+    secure_etcd.show(secure_etcd.authority, "elsewhere.example")
+    with (
+        EtcdClient(secure_etcd.root, timeout=5.0) as client,
+        pytest.raises(EtcdUnavailable, match="is not for this host"),
+    ):
+        client.get("/x")
+
+
+def test_a_ca_for_an_etcd_without_tls_is_named(etcd, secure_etcd):
+    config = EtcdConfig.of(etcd.endpoint, ca=str(secure_etcd.ca_file))
+    with (
+        EtcdClient(config, timeout=5.0) as client,
+        pytest.raises(EtcdUnavailable, match="etcd does not answer in TLS there, but a CA is given"),
+    ):
+        client.get("/x")
+
+
+def test_a_missing_ca_for_an_etcd_with_tls_is_named(secure_etcd):
+    with (
+        EtcdClient(EtcdConfig.of(secure_etcd.endpoint), timeout=5.0) as client,
+        pytest.raises(EtcdUnavailable, match="if it speaks TLS, name its CA by ELASTRAIN_ETCD_CA"),
+    ):
+        client.get("/x")
+
+
+# ---- rotation --------------------------------------------------------------------------------------------------------
+def test_lease_and_watch_live_on_if_ca_and_certificate_are_replaced(secure_etcd, other, eventually):
+    """In the order of docs/operations.md: first both authorities are trusted; the former one goes last."""
+    heard: list[str] = []
+    seen: list[bytes] = []
+
+    def on_events(batch):
+        seen.extend(e.kv.value for e in batch.events if isinstance(e, Put))
+
+    with EtcdClient(secure_etcd.root, timeout=2.0) as client:
+        lease = client.lease(5, LeaseCallbacks(on_lost=lambda: heard.append("lost")))
+        lease.set("/x/leased", b"1")
+        assert lease.flush(5.0)
+        created = client.get("/x/leased").create_revision
+        watch = client.watch_prefix("/x/", on_events)
+        eventually(lambda: seen == [b"1"], what="the watch to begin")
+
+        secure_etcd.trust(secure_etcd.authority, other)
+        secure_etcd.show(other)
+        secure_etcd.kill()  # ends all connections; the next ones see the new certificate
+        secure_etcd.start()
+        secure_etcd.trust(other)
+
+        with EtcdClient(secure_etcd.root) as fresh:
+            fresh.put("/x/written", b"2")
+        eventually(lambda: seen == [b"1", b"2"], within=10.0, what="the watch to go on")
+        eventually(lambda: lease.seconds_since_confirmed() < 1.0, within=10.0, what="the lease to be kept")
+        assert (heard, client.get("/x/leased").create_revision) == ([], created)
+        lease.close()
+        watch.close()
+
+
+def test_calls_work_again_if_the_ca_is_replaced_after_the_certificate(secure_etcd, other, eventually):
+    """The wrong order: an outage, and its end as soon as the file is right. No process has to be started again."""
+    with EtcdClient(secure_etcd.root, timeout=2.0) as client:
+        client.put("/x", b"1")
+        secure_etcd.show(other)
+        secure_etcd.kill()
+        secure_etcd.start()
+
+        def answers() -> bool:
+            try:
+                return client.get("/x").value == b"1"
+            except EtcdUnavailable:
+                return False
+
+        assert not answers()
+        secure_etcd.ca_file.write_text("half of a ro")
+        assert not answers(), "what cannot be read is not taken up"
+        secure_etcd.trust(other)
+        eventually(answers, within=5.0, what="an answer with the new CA")
+
+
+def test_working_connections_are_left_alone_if_files_change(secure_etcd, other):
+    with EtcdClient(secure_etcd.root, timeout=2.0) as client:
+        client.put("/x", b"1")
+        secure_etcd.trust(other)
+        assert client.get("/x").value == b"1"

@@ -1,0 +1,78 @@
+"""Which credentials a job has, and when they are due."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrain.api.issued import Issued
+from elastrain.api.keys import JobKeys
+from elastrain_operator.model import JobRef
+from elastrain_operator.policy import credentials
+from elastrain_operator.policy.credentials import Due
+
+NOW = credentials.fingerprint(b"the CA", b"key")
+FORMER = credentials.fingerprint(b"the former CA", b"key")
+OTHER_KEY = credentials.fingerprint(b"the CA", b"former key")
+names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
+jobs = st.builds(JobKeys, names, names, names)
+clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize(
+    ("issued", "creating", "live", "expected"),
+    [
+        (None, False, False, Due()),  # a job that was never started, or has ended
+        (None, True, False, Due(user=True, secret=True)),
+        (None, False, True, Due(user=True, secret=True)),  # its pods are of before, or etcd lost its data
+        (NOW, False, True, Due()),
+        (NOW, True, True, Due(secret=True)),  # somebody may have deleted it
+        (FORMER, False, True, Due(secret=True)),  # the CA was replaced
+        (FORMER, False, False, Due()),
+        (OTHER_KEY, False, True, Due(user=True, secret=True)),  # never a Secret with a password that etcd does not have
+        (OTHER_KEY, True, False, Due(user=True, secret=True)),
+    ],
+)
+def test_what_is_due(issued, creating, live, expected):
+    assert credentials.due(issued, NOW, creating=creating, live=live) == expected
+
+
+@given(st.sampled_from([None, NOW, FORMER, OTHER_KEY]), st.booleans(), st.booleans())
+def test_workers_never_start_without_a_user_and_a_secret(issued: Issued | None, creating: bool, live: bool):
+    due = credentials.due(issued, NOW, creating=creating, live=live)
+    if creating:
+        assert due.secret, "a pod is created only after its Secret was seen to"
+        assert due.user or (issued and issued.key == NOW.key), "and only with a user that has its password"
+    assert not due.user or due.secret, "a user is made with its Secret: nobody else is told the password"
+
+
+@given(clusters, jobs)
+def test_a_job_is_found_by_its_user(cluster, keys):
+    assert credentials.owner(cluster, credentials.user(cluster, keys)) == keys
+
+
+@given(clusters, clusters, jobs)
+def test_a_user_belongs_to_one_cluster(mine, other, keys):
+    found = credentials.owner(mine, credentials.user(other, keys))
+    assert found is None or mine == other
+
+
+@pytest.mark.parametrize("name", ["root", "", "elastrain/", "elastrain/c/", "elastrain/c/a/b", "x/elastrain/c/a/b/d"])
+def test_other_users_are_nobody_s(name):
+    assert credentials.owner("c", name) is None
+
+
+def test_passwords_differ_by_job_and_key_and_stay_the_same():
+    made = credentials.password(b"key", "a")
+    assert made == credentials.password(b"key", "a")
+    assert re.fullmatch(r"[-\w]{43}", made), "256 bits"
+    assert len({made, credentials.password(b"key", "b"), credentials.password(b"other", "a")}) == 3
+
+
+def test_secrets_of_two_jobs_of_one_name_differ():
+    first = credentials.secret_name(JobRef("ns", "digits", "0f0e1d2c-1111"))
+    assert first == "digits-etcd-0f0e1d2c"
+    assert first != credentials.secret_name(JobRef("ns", "digits", "aaaaaaaa-1111"))
