@@ -114,6 +114,7 @@ class JobLoop:
             return self._config.resync
         decided = plan.plan(spec, status, await self._observe(), _now(), self._config.drain_extra)
         self._remember_drains(decided)
+        memory.books = decided.books or memory.books
         await self._executor.execute(self.job, spec, decided, memory)
         return min(decided.requeue_after or self._config.resync, self._config.resync)
 
@@ -130,6 +131,7 @@ class JobLoop:
             unborn=memory.unborn,
             refusal=memory.refusal,
             status_written=memory.status_written,
+            books=memory.books,
         )
 
     async def _pods(self) -> tuple[Pod, ...]:

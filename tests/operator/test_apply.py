@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from elastrain.api.job import JobStatus
+from elastrain.api.job import Condition, JobStatus, ProgressStatus
 from elastrain.api.records import Target
 from elastrain.etcd import EtcdConfig, EtcdUnavailable
 from elastrain_operator.apply import Executor, Memory, status_patch
@@ -154,3 +154,10 @@ def test_status_patch_removes_what_is_absent_now():
     assert patch["phase"] == "Pending"
     assert patch["startTime"] is None
     assert patch["conditions"] == []
+
+
+def test_status_patch_removes_what_is_absent_inside_objects_and_leaves_lists_alone():
+    condition = Condition(type="Running", status="True", reason="Training", last_transition_time="t")
+    patch = status_patch(JobStatus(progress=ProgressStatus(step=7, of=9), conditions=[condition]))
+    assert (patch["progress"]["of"], patch["progress"]["eta"]) == (9, None), "an older estimate does not stay"
+    assert None not in patch["conditions"][0].values()
