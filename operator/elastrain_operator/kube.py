@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from kubernetes.aio import config as kubernetes_config
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from elastrain.api import names
+from elastrain_operator.metrics.process import count_request
 
 PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     (names.GROUP, names.PLURAL): frozenset({"get", "list", "watch", "delete"}),
@@ -140,13 +142,16 @@ class Kube:
             body=request.body,
             auth_settings=["BearerToken"],
         )
+        started, code = time.monotonic(), 0
         try:
             response = await self._client.rest_client.request(
                 method, url, headers=headers, body=data, _request_timeout=REQUEST_SECONDS
             )
-            text = await response.read()
+            text, code = await response.read(), response.status
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ApiError(request.what, 0, "Unreachable", str(error) or type(error).__name__) from error
+        finally:
+            count_request(request.method, request.path, code, time.monotonic() - started)
         if response.status >= 400:
             raise _refusal(request.what, response.status, text)
         return dict(json.loads(text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -17,6 +18,8 @@ from elastrain_operator.apply import Executor, Memory
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.coordination import Mirror
 from elastrain_operator.kube import ApiError, Kube
+from elastrain_operator.metrics import process as metrics
+from elastrain_operator.metrics.jobs import JobMeter
 from elastrain_operator.model import JobRef, Observed, Plan, Pod
 
 COALESCE = 0.05
@@ -38,11 +41,13 @@ class JobLoop:
 
     def __init__(self, job: JobRef, executor: Executor, kube: Kube, mirror: Mirror, config: OperatorConfig) -> None:
         self.job = job
+        self.meter = JobMeter()
         self._executor = executor
         self._kube = kube
         self._mirror = mirror
         self._config = config
         self._wake = asyncio.Event()
+        self._woken: float | None = None  # when the first news came that no pass has looked at
         self._memory = Memory()
         self._body: Mapping[str, Any] = {}
         self._pods_of: PodsOf = lambda _: ()
@@ -57,6 +62,8 @@ class JobLoop:
 
     def wake(self) -> None:
         """Something about this job may have changed."""
+        if self._woken is None:
+            self._woken = time.monotonic()
         self._wake.set()
 
     def pod_gone(self, uid: str) -> None:
@@ -75,17 +82,27 @@ class JobLoop:
         while True:
             await asyncio.sleep(COALESCE)
             self._wake.clear()
+            self._note_queued()
             try:
-                due = await self._pass()
+                with metrics.PASS_SECONDS.time():
+                    due = await self._pass()
                 failures = 0
+                metrics.PLANS.labels("done").inc()
             except Exception as error:
                 due = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]
                 failures += 1
                 # A fault of ours in one job must not end its loop, nor go unseen: that one is logged with its trace.
-                known = isinstance(error, (ApiError, EtcdError))
-                told = log.warning if known else log.exception
+                source = _source(error)
+                metrics.PLANS.labels("failed").inc()
+                metrics.ERRORS.labels(source).inc()
+                told = log.exception if source == "operator" else log.warning
                 told("pass failed", job=self.job.name, namespace=self.job.namespace, error=str(error), retry_s=due)
             await self._wait(due, hurried=failures == 0)
+
+    def _note_queued(self) -> None:
+        if self._woken is not None:
+            metrics.QUEUE_SECONDS.observe(time.monotonic() - self._woken)
+            self._woken = None
 
     async def _wait(self, seconds: float, hurried: bool) -> None:
         """Until something happens or ``seconds`` pass; a failed pass waits its time out."""
@@ -112,9 +129,12 @@ class JobLoop:
             refusal = plan.refuse(status, self.job.generation, str(error), _now())
             await self._executor.execute(self.job, None, refusal, memory)
             return self._config.resync
-        decided = plan.plan(spec, status, await self._observe(), _now(), self._config.drain_extra)
+        seen = await self._observe()
+        with metrics.PLAN_SECONDS.time():
+            decided = plan.plan(spec, status, seen, _now(), self._config.drain_extra)
         self._remember_drains(decided)
         memory.books = decided.books or memory.books
+        self.meter.saw(self.job, decided.status or status, seen, memory.books)
         await self._executor.execute(self.job, spec, decided, memory)
         return min(decided.requeue_after or self._config.resync, self._config.resync)
 
@@ -185,6 +205,10 @@ class Loops:
         if loop:
             await loop.stop()
 
+    def meters(self) -> list[JobMeter]:
+        """What the loops saw last, for a scrape; called from its thread."""
+        return [loop.meter for loop in list(self._loops.values())]
+
     def wake(self, uid: str) -> None:
         if uid in self._loops:
             self._loops[uid].wake()
@@ -201,6 +225,11 @@ class Loops:
         """End all loops."""
         await asyncio.gather(*(loop.stop() for loop in self._loops.values()))
         self._loops.clear()
+
+
+def _source(error: Exception) -> str:
+    """Who is at fault, as the metrics have it."""
+    return "api" if isinstance(error, ApiError) else "etcd" if isinstance(error, EtcdError) else "operator"
 
 
 def _now() -> datetime:
