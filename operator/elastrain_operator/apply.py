@@ -14,7 +14,7 @@ import structlog
 from elastrain.api import names
 from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Target
+from elastrain.api.records import PHASES, Target
 from elastrain_operator import observe, render
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube import ApiError, Kube
@@ -179,7 +179,10 @@ def status_patch(status: JobStatus) -> dict[str, Any]:
     """A merge patch that makes a stored status equal to ``status``: absent fields of objects become null, which removes
     them, and are left out in lists, which are replaced whole."""
     wire = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return _with_nulls(status.model_dump(mode="json", by_alias=True), wire)
+    patch = _with_nulls(status.model_dump(mode="json", by_alias=True), wire)
+    if status.last_rescale is not None:  # those of an earlier, unplanned one are not to stay
+        patch["lastRescale"]["phases"] = dict.fromkeys(PHASES) | patch["lastRescale"]["phases"]
+    return patch
 
 
 def _with_nulls(whole: Mapping[str, Any], wire: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,6 +110,13 @@ def test_what_was_measured_before_the_books_began_is_not_in_them():
     assert (began.owed_rescaling, began.redone_steps) == (0, 0)
 
 
+@pytest.mark.parametrize("word", [float("inf"), float("nan"), -5.0])
+def test_what_cannot_be_a_time_is_not_booked(word):
+    told = account(TRAINING, PODS, TRAIN, report(2, 90, word, rescale(2, word, lost=10)), at(10))
+    assert (told.owed_rescaling, told.owed_redone, told.unpriced_steps) == (0, 0, 10)
+    assert account(TRAINING, PODS, TRAIN, report(2, 90, 0.5, rescale(2, 0.0, lost=-10)), at(10)).redone_steps == 0
+
+
 # ---- what was held ---------------------------------------------------------------------------------------------------
 def test_a_pod_that_ended_while_no_operator_looked_is_counted_to_its_end():
     ended = (over(PODS[0], 5), PODS[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -43,6 +44,22 @@ def test_no_end_is_foretold_if(fields):
 
 def test_an_end_that_no_calendar_has_is_bounded():
     assert progress_status(None, report(total_steps=10**15), NOW).eta.startswith("2129")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"step_seconds": float("inf")},
+        {"step_seconds": float("nan")},
+        {"step_seconds": -1.0},
+        {"step_seconds": 1e-300, "total_steps": 10**400, "samples": 10**400},
+        {"step": -5, "samples": -(10**9)},
+    ],
+    ids=["infinite", "no number", "negative", "too large", "before the beginning"],
+)
+def test_whatever_a_job_reports_the_status_can_be_written(fields):
+    status = progress_status(None, report(**fields), NOW)
+    json.dumps(status.model_dump(mode="json"), allow_nan=False)
 
 
 def test_nothing_is_divided_by_nothing():

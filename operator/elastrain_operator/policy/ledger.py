@@ -11,6 +11,7 @@ decreases, and their sum is always what was held.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,7 @@ from typing import Any, Literal
 from elastrain.api.job import AcceleratorSeconds, GenerationStatus
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator.model import Coordination, Pod
+from elastrain_operator.policy import pace
 
 Use = Literal["training", "rescaling", "waiting"]
 
@@ -152,10 +154,10 @@ def _take_in(old: AcceleratorSeconds, now: dict[str, Any], progress: Progress | 
     for rescale in fresh(progress, old.generation):
         paused = min(rescale.from_size or rescale.to_size, rescale.to_size) / max(rescale.to_size, 1)
         # What the operator saw beyond the trainer's measure is its own delay, and not held against the next pause.
-        owed = max(0.0, owed + rescale.pause_seconds * inside * paused)
-        lost += rescale.lost_steps
+        owed = max(0.0, owed + _believed(rescale.pause_seconds) * inside * paused)
+        lost += max(0, rescale.lost_steps)
     unpriced = old.unpriced_steps + lost
-    price = progress.step_seconds if unpriced else None
+    price = pace.step_seconds(progress) if unpriced else None
     return now | {
         "owed_rescaling": owed,
         "owed_redone": now["owed_redone"] + (unpriced * price * inside if price else 0.0),
@@ -163,6 +165,11 @@ def _take_in(old: AcceleratorSeconds, now: dict[str, Any], progress: Progress | 
         "redone_steps": old.redone_steps + lost,
         "generation": progress.generation,
     }
+
+
+def _believed(seconds: float) -> float:
+    """What a job reports is its own word: what cannot be a pause is none."""
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
 def _held_seconds(books: AcceleratorSeconds, pods: tuple[Pod, ...], since: datetime, now: datetime) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta
 
 from elastrain.api.job import ProgressStatus
 from elastrain.api.records import Progress
+
+_CENTURY = 100 * 365 * 86400.0
 
 
 def progress_status(previous: ProgressStatus | None, report: Progress | None, now: datetime) -> ProgressStatus | None:
@@ -27,24 +30,33 @@ def progress_status(previous: ProgressStatus | None, report: Progress | None, no
 
 def samples_per_second(report: Progress) -> float | None:
     """Samples of a step, on average of all committed ones, over the smoothed time of an undisturbed step."""
-    if not report.step or not report.step_seconds:
+    seconds = step_seconds(report)
+    if not report.step or seconds is None:
         return None
-    return round(report.samples / report.step / report.step_seconds, 1)
+    try:
+        pace = report.samples / report.step / seconds
+    except OverflowError:
+        return None
+    return round(pace, 1) if math.isfinite(pace) else None
 
 
 def eta_seconds(report: Progress) -> float | None:
-    """Seconds that the remaining steps take; None: not known."""
-    if report.total_steps is None or report.step_seconds is None:
+    """Seconds that the remaining steps take, up to a century; None: not known."""
+    seconds = step_seconds(report)
+    if report.total_steps is None or seconds is None:
         return None
-    return max(0, report.total_steps - report.step) * report.step_seconds
+    left = min(max(0, report.total_steps - report.step), 2**53)  # beyond it an integer has no exact float, if any
+    return min(left * seconds, _CENTURY)
+
+
+def step_seconds(report: Progress) -> float | None:
+    """The time of an undisturbed step. What a job reports is believed only where it can be a time."""
+    seconds = report.step_seconds
+    return seconds if seconds is not None and math.isfinite(seconds) and seconds > 0 else None
 
 
 def _eta(report: Progress, now: datetime) -> str | None:
     seconds = eta_seconds(report)
     if seconds is None or report.finished:
         return None
-    return (now + timedelta(seconds=min(seconds, _YEARS))).isoformat(timespec="seconds")
-
-
-_YEARS = 100 * 365 * 86400.0
-"""A date beyond it cannot be written, and means nothing."""
+    return (now + timedelta(seconds=seconds)).isoformat(timespec="seconds")

@@ -210,6 +210,10 @@ class Ended(Record):
     """In words."""
 
 
+PHASES = ("detect", "decide", "connect", "transfer", "first_step")
+"""Of a rescale, in their order."""
+
+
 class Rescale(Record):
     """How one change of generation went, as a survivor saw it. Measured by rank 0 of the new generation."""
 
