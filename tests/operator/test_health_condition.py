@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -50,6 +51,13 @@ def test_who_hangs_is_named_before_who_is_slow():
     assert claim.reason == "RankStuck"
     assert claim.message.startswith("ranks 1-4 (worker b on node node-b): local rank 1 does not come back")
     assert claim.message.endswith("(and 1 more)")
+
+
+def test_the_rank_itself_is_named_if_its_agent_says_which_one():
+    known = seen(b=(Health.STUCK, HANGS))
+    members = tuple(m.model_copy(update={"health_rank": 1}) if m.id == "b" else m for m in known.members)
+    (worker,) = health.unhealthy([], dataclasses.replace(known, members=members), NOW)
+    assert worker.ranks == "2"
 
 
 def test_since_is_kept_while_the_accusation_stands():

@@ -78,8 +78,10 @@ def _ranks(member: Member, generation: Generation | None) -> str:
     place = generation.member(member.id) if generation else None
     if place is None:
         return ""
-    last = place.rank_offset + place.slots - 1
-    return str(last) if place.slots == 1 else f"{place.rank_offset}-{last}"
+    first, last = place.rank_offset, place.rank_offset + place.slots - 1
+    if member.health_rank is not None:
+        first = last = min(first + member.health_rank, last)
+    return str(last) if first == last else f"{first}-{last}"
 
 
 def _order(member: Member, generation: Generation | None) -> tuple[bool, int, str]:

@@ -366,7 +366,8 @@ class UnhealthyWorker(Figures):
     node: str = ""
     """Where the pod runs."""
     ranks: str = ""
-    """Global ranks of the worker in the generation, as 3 or 8-15; empty: it is in none."""
+    """Global rank that it is about, as 3; all of the worker, as 8-15, where its agent does not say; empty: it is in no
+    generation."""
     health: str
     """``slow``: its ranks compute several times as long per step as the others do. ``stuck``: one of them does not come
     back from the script while the others wait."""
