@@ -72,6 +72,9 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
     health_port: Annotated[
         int, option("ELASTRAIN_HEALTH_PORT", "Port of GET /healthz, for the liveness probe.")
     ] = 8080,
+    metrics_port: Annotated[
+        int, option("ELASTRAIN_METRICS_PORT", "Port of GET /metrics, for Prometheus; 0: none.")
+    ] = 0,
     log_level: Annotated[str, option("ELASTRAIN_LOG_LEVEL", "debug, info, warning or error.")] = "info",
 ) -> None:
     """Runs elastic training jobs (`kubectl get etj`): creates their worker pods, tells the workers through etcd how
@@ -109,6 +112,7 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
             drain_extra=drain_extra,
             resync=resync,
             health_port=health_port,
+            metrics_port=metrics_port,
         )
         level = _level(log_level)
     except ValidationError as error:

@@ -17,6 +17,9 @@ from elastrain_operator.config import OperatorConfig
 from elastrain_operator.coordination import Mirror
 from elastrain_operator.kube import Kube
 from elastrain_operator.loops import JobLoop, Loops
+from elastrain_operator.metrics import process as metrics
+from elastrain_operator.metrics.jobs import JobSeries
+from elastrain_operator.metrics.server import MetricsServer
 from elastrain_operator.model import JobRef, Outage, Pod
 from elastrain_operator.pods import Pods, PodWatch
 from elastrain_operator.sweep import Sweeper
@@ -43,9 +46,12 @@ class App:
     async def start(self) -> None:
         """Connect. An etcd that does not answer is no reason not to start: jobs say so in their conditions.
 
-        Raises ``kopf.LoginError`` if there is neither a service account nor a kubeconfig.
+        Raises ``kopf.LoginError`` if there is neither a service account nor a kubeconfig, and ``OSError`` if the port
+        of the metrics is taken.
         """
         config, undo = self._config, self._started
+        if config.metrics_port:
+            self._serve_metrics(config.metrics_port)
         self._kube = await Kube.connect()
         undo.push_async_callback(self._kube.close)
         etcd = EtcdClient(config.etcd)
@@ -73,6 +79,15 @@ class App:
         gc.collect()
         gc.freeze()
         log.info("started", endpoints=config.etcd.endpoints, namespaces=config.namespaces or "all")
+
+    def _serve_metrics(self, port: int) -> None:
+        undo = self._started
+        jobs = JobSeries(self._loops.meters)
+        metrics.ETCD_CONNECTED.set_function(lambda: float(self._mirror is not None and not self._mirror.outage))
+        server = MetricsServer(lambda: metrics.text() + jobs.text().encode(), port)
+        undo.push_async_callback(asyncio.to_thread, server.close)
+        lag = asyncio.create_task(metrics.measure_lag(), name="event loop lag")
+        undo.callback(lag.cancel)
 
     async def stop(self) -> None:
         """Let go at once: whatever was going on is seen and planned again by the next operator."""

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import structlog
 
 from elastrain.api import names
-from elastrain.api.job import JobSpec, JobStatus
+from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Target
+from elastrain.api.records import PHASES, Target
 from elastrain.etcd import EtcdDenied, EtcdError
 from elastrain_operator import observe, render
 from elastrain_operator.config import OperatorConfig
@@ -47,6 +47,8 @@ class Memory:
     refusal: Refusal | None = None
     created: dict[str, tuple[Pod, datetime]] = field(default_factory=dict)
     """Pods by UID that were created, and when, but that the watch has not shown yet."""
+    books: AcceleratorSeconds | None = None
+    """The ledger as of the last pass; None: the one in the status counts."""
 
 
 class Executor:
@@ -204,12 +206,21 @@ def _refused(error: ApiError) -> _Refused:
 
 
 def status_patch(status: JobStatus) -> dict[str, Any]:
-    """A merge patch that makes a stored status equal to ``status``: absent fields become null at the top level, where
-    null removes, and are left out inside, where lists are replaced whole."""
-    return _NO_STATUS | status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    """A merge patch that makes a stored status equal to ``status``: absent fields of objects become null, which removes
+    them, and are left out in lists, which are replaced whole."""
+    wire = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    patch = _with_nulls(status.model_dump(mode="json", by_alias=True), wire)
+    if status.last_rescale is not None:  # those of an earlier, unplanned one are not to stay
+        patch["lastRescale"]["phases"] = dict.fromkeys(PHASES) | patch["lastRescale"]["phases"]
+    return patch
 
 
-_NO_STATUS: dict[str, Any] = {field.alias or name: None for name, field in JobStatus.model_fields.items()}
+def _with_nulls(whole: Mapping[str, Any], wire: Mapping[str, Any]) -> dict[str, Any]:
+    """``wire``, with a null for each field that only ``whole`` has."""
+    return {
+        name: _with_nulls(value, wire[name]) if isinstance(value, dict) and name in wire else wire.get(name)
+        for name, value in whole.items()
+    }
 
 
 def event(job: JobRef, notice: Notice, now: datetime) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class OperatorConfig(BaseModel):
     resync: Annotated[float, Field(gt=0)] = 300.0
     """Seconds after which a job is looked at though nothing has happened."""
     health_port: Annotated[int, Field(ge=1, le=65535)] = 8080
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of GET /metrics; 0: none."""
 
     @model_validator(mode="after")
     def _users_can_be_made(self) -> Self:

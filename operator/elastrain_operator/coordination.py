@@ -14,6 +14,7 @@ from elastrain.api.issued import Issued
 from elastrain.api.keys import ROOT, JobKeys
 from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target
 from elastrain.etcd import Batch, EtcdDenied, EtcdError, Put, WatchState
+from elastrain_operator.metrics.process import ETCD_OUTAGES
 from elastrain_operator.model import Coordination, Outage
 
 LINGER = 5.0
@@ -187,6 +188,7 @@ class Mirror:
 
     def _lapsed(self, error: EtcdError | None) -> None:
         reason = "EtcdDenied" if isinstance(error, EtcdDenied) else "EtcdUnavailable"
+        ETCD_OUTAGES.inc()
         self._outage = Outage(reason, str(error or "etcd is silent"))
         self._lapse = None
         self._on_change(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop
 
 from elastrain.api import names
 from elastrain_operator.access import Access
+from elastrain_operator.metrics.process import count_request
 
 PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     (names.GROUP, names.PLURAL): frozenset({"get", "list", "watch", "delete"}),
@@ -221,6 +223,7 @@ class Kube:
         return dict(json.loads(text))
 
     async def _send(self, request: _Request) -> tuple[int, bytes]:
+        started, code = time.monotonic(), 0
         try:
             async with self._session.request(
                 request.method,
@@ -230,9 +233,12 @@ class Kube:
                 headers={**self._access.headers, **_ACCEPT, "Content-Type": request.content},
                 timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
             ) as response:
-                return response.status, await response.read()
+                text, code = await response.read(), response.status
+                return code, text
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise _unreachable(request.what, error) from error
+        finally:
+            count_request(request.method, request.path, code, time.monotonic() - started)
 
     async def _watch(self, path: str, query: Mapping[str, str], what: str) -> AsyncIterator[dict[str, Any]]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SILENCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -18,6 +19,8 @@ from elastrain_operator.apply import Executor, Memory
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.coordination import Mirror
 from elastrain_operator.kube import ApiError, Kube
+from elastrain_operator.metrics import process as metrics
+from elastrain_operator.metrics.jobs import JobMeter
 from elastrain_operator.model import JobRef, Observed, Plan, Pod
 from elastrain_operator.plan import STATUS_INTERVAL
 
@@ -45,11 +48,13 @@ class JobLoop:
 
     def __init__(self, job: JobRef, executor: Executor, kube: Kube, mirror: Mirror, config: OperatorConfig) -> None:
         self.job = job
+        self.meter = JobMeter()
         self._executor = executor
         self._kube = kube
         self._mirror = mirror
         self._config = config
         self._wake = asyncio.Event()
+        self._woken: float | None = None  # when the first news came that no pass has looked at
         self._memory = Memory()
         self._body: Mapping[str, Any] = {}
         self._pods_of: PodsOf = lambda _: ()
@@ -71,6 +76,8 @@ class JobLoop:
 
     def wake(self) -> None:
         """Something about this job may have changed."""
+        if self._woken is None:
+            self._woken = time.monotonic()
         self._wake.set()
 
     def wake_later(self) -> None:
@@ -109,18 +116,28 @@ class JobLoop:
             await asyncio.sleep(max(COALESCE, not_before - clock()))
             self._wake.clear()
             not_before = clock() + PACE
+            self._note_queued()
             try:
-                due = await self._pass()
+                with metrics.PASS_SECONDS.time():
+                    due = await self._pass()
                 failures = 0
                 self.planned = True
+                metrics.PLANS.labels("done").inc()
             except Exception as error:
                 due = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]
                 failures += 1
                 # A fault of ours in one job must not end its loop, nor go unseen: that one is logged with its trace.
-                known = isinstance(error, (ApiError, EtcdError))
-                told = log.warning if known else log.exception
+                source = _source(error)
+                metrics.PLANS.labels("failed").inc()
+                metrics.ERRORS.labels(source).inc()
+                told = log.exception if source == "operator" else log.warning
                 told("pass failed", job=self.job.name, namespace=self.job.namespace, error=str(error), retry_s=due)
             await self._wait(due, hurried=failures == 0)
+
+    def _note_queued(self) -> None:
+        if self._woken is not None:
+            metrics.QUEUE_SECONDS.observe(time.monotonic() - self._woken)
+            self._woken = None
 
     async def _wait(self, seconds: float, hurried: bool) -> None:
         """Until something happens or ``seconds`` pass; a failed pass waits its time out."""
@@ -148,8 +165,11 @@ class JobLoop:
             await self._executor.execute(self.job, None, refusal, memory)
             return self._config.resync
         observed = await self._observe()
-        decided = plan.plan(spec, status, observed, _now(), self._config.drain_extra)
+        with metrics.PLAN_SECONDS.time():
+            decided = plan.plan(spec, status, observed, _now(), self._config.drain_extra)
         self._remember_drains(decided)
+        memory.books = decided.books or memory.books
+        self.meter.saw(self.job, decided.status or status, observed, memory.books)
         await self._executor.execute(self.job, spec, decided, memory)
         if decided.create:
             self.wake()  # the status is to show them, and the watch will tell nothing new about them
@@ -178,6 +198,7 @@ class JobLoop:
             refusal=memory.refusal,
             status_written=memory.status_written,
             status_interval=self.status_interval,
+            books=memory.books,
         )
 
     async def _pods(self) -> tuple[Pod, ...]:
@@ -238,6 +259,10 @@ class Loops:
         if loop:
             await loop.stop()
 
+    def meters(self) -> list[JobMeter]:
+        """What the loops saw last, for a scrape; called from its thread."""
+        return [loop.meter for loop in list(self._loops.values())]
+
     def wake(self, uid: str) -> None:
         if uid in self._loops:
             self._loops[uid].wake()
@@ -276,6 +301,11 @@ def _others_words(body: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 def _without_bulk(body: Mapping[str, Any]) -> dict[str, Any]:
     """Without the record of who wrote which field, which is as large as all the rest."""
     return {**body, "metadata": {k: v for k, v in body["metadata"].items() if k != "managedFields"}}
+
+
+def _source(error: Exception) -> str:
+    """Who is at fault, as the metrics have it."""
+    return "api" if isinstance(error, ApiError) else "etcd" if isinstance(error, EtcdError) else "operator"
 
 
 def _now() -> datetime:

@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
 
-from elastrain.api.job import JobStatus
+from elastrain.api.job import AcceleratorSeconds, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target, Termination
 
 
@@ -75,6 +75,10 @@ class Pod:
     """Name of its node; empty until it is scheduled."""
     template: str = ""
     """Version of the template that it was made from (``rollout.version``); empty: nobody has said."""
+    bound: datetime | None = None
+    """When it was bound to a node: from then on it holds its accelerators. None: it is not, as far as is known."""
+    accelerators: int = 1
+    """Accelerators that it holds; 1 where it asks for none."""
 
 
 class Cause(StrEnum):
@@ -165,6 +169,8 @@ class Observed:
     """When this operator last wrote the status; None: not yet."""
     status_interval: float = 5.0
     """Seconds between two writes of the status that tell nothing urgent: the more jobs, the longer."""
+    books: AcceleratorSeconds | None = None
+    """The ledger as of this operator's last pass; None: the one in the status counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +217,5 @@ class Plan:
     """Nodes (names) on which the pods to create are not to run."""
     requeue_after: float | None = None
     """Seconds until something is due by the clock alone; None: nothing is."""
+    books: AcceleratorSeconds | None = None
+    """The ledger up to now, for the next pass; None: it was not looked at."""

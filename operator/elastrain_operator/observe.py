@@ -102,6 +102,8 @@ def pod(body: Raw) -> Pod | None:
         trouble=None if ending else _trouble(meta["name"], status, conditions),
         node=str(spec.get("nodeName") or ""),
         template=str(meta.get("labels", {}).get(names.LABEL_TEMPLATE, "")),
+        bound=_bound(conditions.get("PodScheduled"), _started(trainer)),
+        accelerators=_accelerators(spec),
     )
 
 
@@ -126,6 +128,25 @@ def _started(trainer: Raw) -> datetime | None:
     state = trainer.get("state") or {}
     at = (state.get("running") or state.get("terminated") or {}).get("startedAt")
     return timestamp(at) if at else None
+
+
+def _bound(scheduled: Raw | None, started: datetime | None) -> datetime | None:
+    """When the pod was bound to a node; a pod that no scheduler has touched (bound by hand) says so by starting."""
+    at = (scheduled or {}).get("lastTransitionTime")
+    return timestamp(at) if scheduled and scheduled.get("status") == "True" and at else started
+
+
+def _accelerators(spec: Raw) -> int:
+    """Accelerators of a pod: the most that its containers are limited to of any one extended resource; 1 if none.
+
+    Not the sum over resources: beside eight GPUs a pod may ask for eight network devices.
+    """
+    counts: dict[str, int] = {}
+    for container in spec.get("containers") or []:
+        for resource, quantity in ((container.get("resources") or {}).get("limits") or {}).items():
+            if "/" in resource and "kubernetes.io/" not in resource and str(quantity).isdigit():
+                counts[resource] = counts.get(resource, 0) + int(quantity)
+    return max(counts.values(), default=0) or 1
 
 
 def _went_unready(ready: Raw, started: datetime | None) -> bool:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from elastrain.api import names
-from elastrain.api.job import ConditionType, JobSpec, JobStatus, LossStreak, Withdrawal
+from elastrain.api.job import AcceleratorSeconds, ConditionType, JobSpec, JobStatus, LossStreak, Withdrawal
 from elastrain.api.records import Target
 from elastrain_operator.model import Coordination, Deletion, Loss, Notice, Observed, Outage, Plan, Pod
 from elastrain_operator.policy import (
@@ -16,8 +16,12 @@ from elastrain_operator.policy import (
     conditions,
     drain,
     exclusion,
+    failures,
+    health,
+    ledger,
     losses,
     news,
+    pace,
     pending,
     progress,
     restarts,
@@ -260,6 +264,8 @@ def _end(sight: _Sight, verdict: Verdict) -> Plan:
             "conditions": merged,
             "phase": verdict.condition.value,
             "completion_time": sight.now.isoformat(),
+            "accelerator_seconds": ledger.dissolved(status.accelerator_seconds),
+            "unhealthy_workers": [],
         }
     )
     return _settle(sight, status, verdict.condition, sight.count.fresh)
@@ -274,6 +280,7 @@ def _after_end(sight: _Sight, standing: ConditionType) -> Plan:
             "ready_replicas": min(old.ready_replicas, live),
             "counted_failures": [uid for uid in old.counted_failures if uid in {p.uid for p in seen.pods}],
             "completion_time": old.completion_time or sight.now.isoformat(),
+            "accelerator_seconds": ledger.account(_books(sight), seen.pods, ledger.Place(), None, sight.now),
             "observed_generation": seen.job.generation,
         }
     )
@@ -320,8 +327,12 @@ def _status(sight: _Sight, create: tuple[int, ...], wait: datetime | None) -> Jo
         withdrawal=sight.withdrawal,
         waits_until=wait,
     )
-    claims = (*conditions.active(picture, sight.now), *_claims(sight))
+    claims, unhealthy = [*conditions.active(picture, sight.now), *_claims(sight)], old.unhealthy_workers
+    if known:
+        unhealthy = health.unhealthy(unhealthy, known, sight.now)
+        claims.append(health.claim(unhealthy, generation))
     merged = conditions.merge(old.conditions, claims, seen.job.generation, sight.now)
+    place = ledger.place(generation, known, sight.finishing) if known else None
     following = max([old.next_ordinal, *(n + 1 for n in create), *(p.ordinal + 1 for p in seen.pods)])
     return JobStatus(
         phase=conditions.phase(merged, ready),
@@ -332,8 +343,12 @@ def _status(sight: _Sight, create: tuple[int, ...], wait: datetime | None) -> Jo
         selector=f"{names.LABEL_JOB_UID}={seen.job.uid}",
         generation=generation,
         step=sight.step,
+        progress=pace.progress_status(old.progress, report, sight.now),
         last_rescale=progress.last_rescale(old.last_rescale, etcd, sight.now) if etcd else old.last_rescale,
+        accelerator_seconds=ledger.account(_books(sight), seen.pods, place, report, sight.now),
+        unhealthy_workers=unhealthy,
         restarts=sight.count.restarts,
+        last_failure=failures.last_failure(old.last_failure, sight.count.fresh, sight.now),
         counted_failures=list(sight.count.counted),
         next_ordinal=following,
         start_time=sight.start.isoformat() if sight.start else None,
@@ -352,6 +367,11 @@ def _claims(sight: _Sight) -> Iterable[Claim]:
         was_told = any(c.type == ConditionType.UP_TO_DATE for c in old)
         yield from rollout.claim(sight.rollout, total, was_told, sight.spec.max_unavailable)
     yield from exclusion.claim(sight.ledger, old)
+
+
+def _books(sight: _Sight) -> AcceleratorSeconds | None:
+    """The ledger as this operator last knew it, else as the status has it."""
+    return sight.seen.books or sight.status.accelerator_seconds
 
 
 def _pending(etcd: Coordination | None, in_force: int | None) -> int | None:
@@ -400,11 +420,20 @@ def _finish_plan(
         leaving=sight.leaving,
         keep_off=sight.ledger.nodes,
         requeue_after=(min(moments) - sight.now).total_seconds() if moments else None,
+        books=status.accelerator_seconds,
     )
 
 
 def _if_changed(old: JobStatus, new: JobStatus) -> JobStatus | None:
-    return None if new == old else new
+    """``new``, unless nothing has changed but that time has passed for the ledger."""
+    before, now = old.accelerator_seconds, new.accelerator_seconds
+    if ledger.is_news(before, now) or _with_books(new, before) != old:
+        return _with_books(new, ledger.rounded(now))
+    return None
+
+
+def _with_books(status: JobStatus, books: AcceleratorSeconds | None) -> JobStatus:
+    return status.model_copy(update={"accelerator_seconds": books})
 
 
 def _hold(sight: _Sight, written: JobStatus | None) -> datetime | None:
@@ -417,10 +446,11 @@ def _hold(sight: _Sight, written: JobStatus | None) -> datetime | None:
 
 
 def _essence(status: JobStatus) -> JobStatus:
-    """A status without what can wait: the step, what conditions that hold say about it, and how many pods there are
-    (while they start; every loss and every change of the generation is in other fields, too)."""
+    """A status without what can wait: step and progress, the ledger, what conditions that hold say about them, and how
+    many pods there are (while they start; every loss and every change of the generation is in other fields, too)."""
     quiet = [c.model_copy(update={"message": ""}) if c.status == "True" else c for c in status.conditions]
-    return status.model_copy(update={"step": None, "replicas": 0, "conditions": quiet})
+    waits = {"step": None, "progress": None, "accelerator_seconds": None, "replicas": 0}
+    return status.model_copy(update={**waits, "conditions": quiet})
 
 
 def _unique(deletions: Iterable[Deletion]) -> tuple[Deletion, ...]:

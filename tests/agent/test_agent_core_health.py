@@ -53,7 +53,7 @@ def test_a_hanging_rank_is_published_its_stacks_printed_and_it_alone_killed(wait
     assert stacks == PrintStacks(0, 1000), "the pid is the one that the rank has named"
     (kill,) = of(effects, KillRank)
     assert kill.why.startswith("local rank 0 hung in the script's code for 36")
-    assert [p.health for p in of(effects, Publish)] == [Health.STUCK]
+    assert [(p.health, p.health_rank) for p in of(effects, Publish)] == [(Health.STUCK, 0)]
 
 
 def test_it_starts_again_like_a_killed_rank(waited_for) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import subprocess
 import tomllib
@@ -42,6 +43,7 @@ VALUE_SETS = {
     "cert-manager": ("etcd.tls.mode=cert-manager",),
     "own-certificate": ("etcd.tls.mode=existing", "etcd.tls.secretName=mine", "etcd.tls.rootSecretName=my-root"),
     "per-job": (*CREDENTIALS, "etcd.credentials.perJob=true"),
+    "unmeasured": ("metrics.enabled=false",),
     "bare": ("crds.install=false", "rbac.aggregateToDefaultRoles=false", "etcd.networkPolicy=false"),
 }
 
@@ -114,15 +116,18 @@ def test_namespaced_objects_name_their_namespace(manifests: Manifests) -> None:
 
 def test_services_and_policies_select_the_pods_they_are_for(manifests: Manifests) -> None:
     labels = {
-        m["kind"]: m["spec"]["template"]["metadata"]["labels"] for m in manifests if "template" in m.get("spec", {})
+        m["metadata"]["labels"]["app.kubernetes.io/component"]: m["spec"]["template"]["metadata"]["labels"]
+        for m in manifests
+        if "template" in m.get("spec", {})
     }
     for manifest in manifests:
         if manifest["kind"] == "Service":
-            assert manifest["spec"]["selector"].items() <= labels["StatefulSet"].items()
+            component = manifest["metadata"]["labels"]["app.kubernetes.io/component"]
+            assert manifest["spec"]["selector"].items() <= labels[component].items()
         if manifest["kind"] == "NetworkPolicy":
-            assert manifest["spec"]["podSelector"]["matchLabels"].items() <= labels["StatefulSet"].items()
+            assert manifest["spec"]["podSelector"]["matchLabels"].items() <= labels["etcd"].items()
             operator, workers = manifest["spec"]["ingress"][0]["from"]
-            assert operator["podSelector"]["matchLabels"].items() <= labels["Deployment"].items()
+            assert operator["podSelector"]["matchLabels"].items() <= labels["operator"].items()
             assert workers["podSelector"]["matchLabels"] == {names.LABEL_MANAGED_BY: names.MANAGED_BY}
 
 
@@ -245,7 +250,7 @@ def test_crd_is_left_out_if_install_is_false(rendered: Render) -> None:
 # ---- etcd ------------------------------------------------------------------------------------------------------------
 def test_operator_and_workers_are_sent_to_the_charts_etcd(rendered: Render) -> None:
     manifests = rendered()
-    service = one(manifests, "Service")
+    service = one(manifests, "Service", "etcd")
     assert service["metadata"]["name"] == one(manifests, "StatefulSet")["spec"]["serviceName"]
     endpoint = f"{service['metadata']['name']}.training.svc:{service['spec']['ports'][0]['port']}"
     assert environment(manifests)[names.ENV_ETCD_ENDPOINTS] == endpoint
@@ -308,7 +313,7 @@ def test_etcd_starts_with_the_charts_flags_and_answers_its_probes(
 
 def test_no_etcd_is_installed_if_endpoints_name_one(rendered: Render) -> None:
     manifests = rendered(*EXTERNAL, "etcd.endpoints[1]=[fd00::1]:2379")
-    assert not [m for m in manifests if m["kind"] in ("StatefulSet", "Service", "NetworkPolicy")]
+    assert not [m for m in manifests if "etcd" in m["metadata"]["name"]]
     assert environment(manifests)[names.ENV_ETCD_ENDPOINTS] == "etcd.example:2379,[fd00::1]:2379"
 
 
@@ -334,6 +339,71 @@ def test_operator_knows_every_variable_it_is_given(rendered: Render, settings: t
     assert set(environment(rendered(*settings))) <= known
 
 
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+MONITORED = (
+    "metrics.serviceMonitor.enabled=true",
+    "metrics.prometheusRule.enabled=true",
+    "metrics.dashboard.enabled=true",
+)
+
+
+@pytest.fixture
+def monitored(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Manifests:
+    """The chart with everything about metrics, on a cluster with the Prometheus operator."""
+    kinds = [f"--api-versions=monitoring.coreos.com/v1/{kind}" for kind in ("ServiceMonitor", "PrometheusRule")]
+    options = [option for setting in MONITORED for option in ("--set", setting)]
+    result = helm(
+        "template", "demo", "charts/elastrain", "--namespace=training", "--kube-version=1.31.0", *kinds, *options
+    )
+    assert result.returncode == 0, result.stderr
+    return [document for document in yaml.safe_load_all(result.stdout) if document]
+
+
+def test_operator_serves_metrics_on_the_port_that_the_service_names(rendered: Render) -> None:
+    manifests = rendered("metrics.port=9000")
+    (container,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    (port,) = one(manifests, "Service", "metrics")["spec"]["ports"]
+    assert {"name": port["targetPort"], "containerPort": port["port"]} in container["ports"]
+    assert environment(manifests)["ELASTRAIN_METRICS_PORT"] == "9000"
+
+
+def test_nothing_is_served_if_metrics_are_off(rendered: Render) -> None:
+    manifests = rendered("metrics.enabled=false")
+    assert environment(manifests)["ELASTRAIN_METRICS_PORT"] == "0"
+    assert not [m for m in manifests if m["kind"] == "Service" and "metrics" in m["metadata"]["name"]]
+
+
+def test_service_monitor_finds_the_service_and_leaves_the_jobs_labels_alone(monitored: Manifests) -> None:
+    monitor, service = one(monitored, "ServiceMonitor")["spec"], one(monitored, "Service", "metrics")
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert (
+        not monitor["selector"]["matchLabels"].items()
+        <= one(monitored, "Service", "etcd")["metadata"]["labels"].items()
+    )
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+    assert endpoint["honorLabels"] is True
+    assert monitor["namespaceSelector"] == {"matchNames": [service["metadata"]["namespace"]]}
+
+
+def test_rules_and_dashboard_are_those_of_the_files(monitored: Manifests) -> None:
+    files = ROOT / "charts/elastrain/files"
+    assert one(monitored, "PrometheusRule")["spec"] == yaml.safe_load((files / "rules.yaml").read_text())
+    (config_map,) = [m for m in monitored if m["kind"] == "ConfigMap"]
+    assert json.loads(config_map["data"]["elastrain.json"]) == json.loads((files / "dashboard.json").read_text())
+    assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+@pytest.mark.parametrize("what", ["serviceMonitor", "prometheusRule"])
+def test_monitoring_without_metrics_is_refused(
+    helm: Callable[..., subprocess.CompletedProcess[str]], what: str
+) -> None:
+    settings = ("--set", "metrics.enabled=false", "--set", f"metrics.{what}.enabled=true")
+    result = helm("template", "demo", "charts/elastrain", "--kube-version=1.31.0", *settings)
+    assert result.returncode != 0
+    assert "metrics.enabled is false" in result.stderr
+
+
 # ---- values ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("setting", "place"),
@@ -352,6 +422,11 @@ def test_operator_knows_every_variable_it_is_given(rendered: Render, settings: t
         ("etcd.credentials.perJob=true", "/etcd/credentials"),
         ("watchNamespaces[0]=Team_A", "/watchNamespaces/0"),
         ("crds.keep=perhaps", "/crds/keep"),
+        ("metrics.port=80", "/metrics/port"),
+        ("metrics.port=8080", "/metrics/port"),
+        ("metrics.serviceMonitor.intervall=30s", "intervall"),
+        ("metrics.serviceMonitor.enabled=true", "install the Prometheus operator first"),
+        ("metrics.prometheusRule.enabled=true", "install the Prometheus operator first"),
     ],
 )
 def test_wrong_value_is_refused_by_name(

@@ -40,6 +40,7 @@ def test_a_straggler_is_named_in_its_record_and_in_progress_until_it_is_none(job
     job.ask("b", "slow")
     job.wait("b to be named", lambda: health(job, "b") == Health.SLOW)
     assert "times as long per step" in job.members()["b"].health_message
+    assert job.members()["b"].health_rank == 0
     job.wait("progress to name it", lambda: job.progress().stragglers == ("b",))
     assert [health(job, w) for w in "ac"] == ["", ""], "those that wait were named"
     (job.folder / "b.slow").unlink()

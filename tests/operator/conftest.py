@@ -320,7 +320,8 @@ class OperatorProcess:
         environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         argv = [sys.executable, "-m", "elastrain_operator", "--drain-extra=1", *flags]
         self.health_port = _api_conftest._free_ports(1)[0]
-        argv += [f"--health-port={self.health_port}"]
+        self.metrics_port = _api_conftest._free_ports(1)[0]
+        argv += [f"--health-port={self.health_port}", f"--metrics-port={self.metrics_port}"]
         with log.open("ab") as out:
             self.process = subprocess.Popen(argv, env=environ, stdout=out, stderr=subprocess.STDOUT)
 
@@ -328,6 +329,11 @@ class OperatorProcess:
         """What the liveness probe reads."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/healthz", timeout=5) as answer:
             return dict(json.load(answer))
+
+    def metrics(self) -> str:
+        """What Prometheus reads."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
 
     @property
     def is_running(self) -> bool:

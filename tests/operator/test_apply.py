@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from elastrain.api.job import JobStatus
+from elastrain.api.job import Condition, JobStatus, LastRescale, ProgressStatus
 from elastrain.api.records import Target
 from elastrain.etcd import EtcdConfig, EtcdDenied, EtcdUnavailable
 from elastrain_operator.apply import Executor, Memory, status_patch
@@ -188,3 +188,16 @@ def test_status_patch_removes_what_is_absent_now():
     assert patch["phase"] == "Pending"
     assert patch["startTime"] is None
     assert patch["conditions"] == []
+
+
+def test_status_patch_removes_what_is_absent_inside_objects_and_leaves_lists_alone():
+    condition = Condition(type="Running", status="True", reason="Training", last_transition_time="t")
+    patch = status_patch(JobStatus(progress=ProgressStatus(step=7, of=9), conditions=[condition]))
+    assert (patch["progress"]["of"], patch["progress"]["eta"]) == (9, None), "an older estimate does not stay"
+    assert None not in patch["conditions"][0].values()
+
+
+def test_status_patch_keeps_no_phase_of_an_earlier_rescale():
+    planned = LastRescale(from_=2, to=4, reason="Grow", pause_seconds=0.1, lost_steps=0, phases={"transfer": 0.05})
+    phases = status_patch(JobStatus(last_rescale=planned))["lastRescale"]["phases"]
+    assert phases == {"detect": None, "decide": None, "connect": None, "transfer": 0.05, "first_step": None}

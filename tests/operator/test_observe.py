@@ -107,3 +107,29 @@ def test_invalid_spec_is_refused_with_field_and_rule():
 
 def test_status_is_empty_if_it_is_absent_or_unreadable():
     assert observe.job_status({}) == observe.job_status({"status": {"replicas": "many"}}) == JobStatus()
+
+
+# ---- what it holds ---------------------------------------------------------------------------------------------------
+def test_pod_holds_its_accelerators_from_its_binding_on(pod_body, now):
+    at = (now + timedelta(seconds=3)).isoformat()
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at}
+    assert observe.pod(pod_body(conditions=[scheduled])).bound == now + timedelta(seconds=3)
+    assert observe.pod(pod_body(conditions=[{**scheduled, "status": "False"}])).bound is None
+    assert observe.pod(pod_body(state=running(now))).bound == now, "bound by hand: it says so by starting"
+
+
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [
+        ([{}], 1),
+        ([{"cpu": "4", "memory": "1Gi", "hugepages-2Mi": "100Mi"}], 1),
+        ([{"nvidia.com/gpu": "8", "rdma/hca": "8"}], 8),
+        ([{"amd.com/gpu": 2}, {"amd.com/gpu": "1"}], 3),
+        ([{"nvidia.com/gpu": "0"}], 1),
+        ([{"requests.nvidia.com/gpu": "many", "example.kubernetes.io/x": "5"}], 1),
+    ],
+)
+def test_accelerators_are_the_most_of_any_extended_resource(pod_body, limits, count):
+    body = pod_body()
+    body["spec"]["containers"] = [{"name": f"c{i}", "resources": {"limits": x}} for i, x in enumerate(limits)]
+    assert observe.pod(body).accelerators == count

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastrain.api.job import JobSpec, JobStatus
+from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Progress, Target, Termination
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod
 from elastrain_operator.plan import plan
@@ -38,6 +38,7 @@ class World:
         self.reachable = True
         self.draining: dict[str, datetime] = {}
         self.written: datetime | None = None
+        self.books: AcceleratorSeconds | None = None
         self.ordinals: set[int] = set()
         self.script_failures = 0
         self.other_losses = 0
@@ -49,7 +50,7 @@ class World:
         pods = tuple(sorted(self.pods.values(), key=lambda p: p.ordinal))
         records = self.records if self.reachable else None
         draining = dict(self.draining)
-        return Observed(JOB, pods, records, draining_since=draining, status_written=self.written)
+        return Observed(JOB, pods, records, draining_since=draining, status_written=self.written, books=self.books)
 
     def operate(self) -> Plan:
         """One pass, with every promise checked on the way."""
@@ -57,6 +58,7 @@ class World:
         made = plan(self.spec, self.status, seen, self.now)
         self._check(seen, made)
         self.draining = {name: self.draining.get(name, self.now) for name in made.leaving}
+        self.books = made.books or self.books
         if made.status is not None:
             self.status, self.written = made.status, self.now
         if made.target is not None:
@@ -101,6 +103,13 @@ class World:
         assert status.restarts.user <= self.script_failures, "a failure is counted once"
         assert status.restarts.infrastructure <= self.other_losses, "a worker that was asked to leave is not lost"
         assert len(set(status.counted_failures)) == len(status.counted_failures), "a failure is counted once"
+        self._check_books(made)
+
+    def _check_books(self, made: Plan) -> None:
+        if self.books and made.books:
+            for part in ("training", "rescaling", "waiting", "redone"):
+                assert getattr(made.books, part) >= getattr(self.books, part), "no part of the ledger decreases"
+            assert made.books.in_generation <= made.books.held, "nobody trains with what is not held"
 
     def _check_deletion(self, seen: Observed, pod: Pod, ended: bool, silent: set[str], made: Plan) -> None:
         if pod.ending or ended or not pod.started or pod.name in silent:
@@ -123,7 +132,7 @@ class World:
             if pod.terminating:
                 self._vanish(pod.name)
             elif not pod.started and not pod.ending:
-                self.pods[pod.name] = dataclasses.replace(pod, started=True, ready=True)
+                self.pods[pod.name] = dataclasses.replace(pod, started=True, ready=True, bound=self.now)
 
     def agents(self) -> None:
         """Members register, form the generation that the target asks for, and leave."""
@@ -225,7 +234,7 @@ def happen(world: World, what: object) -> None:
         case "agents":
             world.agents()
         case "restart_operator":
-            world.draining, world.written = {}, None
+            world.draining, world.written, world.books = {}, None, None
         case "outage":
             world.reachable = False
         case "return":
@@ -310,6 +319,14 @@ def test_a_worker_that_does_not_leave_is_deleted_at_its_deadline():
     assert [d.why for d in world.operate().delete] == ["drain deadline passed"]
     world.operate()
     assert not world.status.restarts.infrastructure, "a worker that we deleted is not lost"
+
+
+def test_no_status_is_written_because_time_passes():
+    world = World()
+    world.settle()
+    for _ in range(5):
+        world.now += timedelta(hours=1)
+        assert world.operate().status is None
 
 
 def test_nobody_is_created_or_sent_away_while_scripts_end():

@@ -90,6 +90,7 @@ def ended(verdict: Verdict) -> list[Claim]:
         Claim(t, "False", verdict.condition.value, message)
         for t in (ConditionType.PODS_READY, ConditionType.RUNNING, ConditionType.RESCALING, ConditionType.SUSPENDED)
     ]
+    over.append(Claim(ConditionType.WORKERS_HEALTHY, "Unknown", verdict.condition.value, message))
     return [*over, Claim(verdict.condition, "True", verdict.reason, verdict.message)]
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from elastrain.api.job import Condition, ConditionType, JobStatus
 from elastrain.api.records import Target, in_words
 from elastrain_operator.model import Loss, Notice, Severity
+from elastrain_operator.policy import health
+from elastrain_operator.policy.failures import last_lines
 
 _SELF_EXPLAINING = frozenset(
     {"Starting", "Finishing", "AllTrain", "Draining", "Suspended", "BackingOff", "EtcdUnavailable"}
@@ -26,11 +28,14 @@ def notices(
         *_rescaled(old, new),
         *_withdrawn(old, new),
         *_conditions(old, new),
+        *health.notices(old.unhealthy_workers, new.unhealthy_workers, ended=new.completion_time is not None),
     )
 
 
 def _lost(loss: Loss) -> Notice:
-    return Notice("WorkerLost", _cut(f"{loss.message} ({loss.cause}: {loss.reason})"), Severity.WARNING)
+    words = f"{loss.message} ({loss.cause}: {loss.reason})"
+    tail = last_lines(loss.log_tail, _TOLD - len(words) - 1)
+    return Notice("WorkerLost", _cut(f"{words}\n{tail}" if tail else words), Severity.WARNING)
 
 
 def _scaling(before: Target | None, after: Target | None) -> Iterable[Notice]:

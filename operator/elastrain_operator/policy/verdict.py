@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from elastrain.api.job import ConditionType, JobSpec, JobStatus, RestartCounts
 from elastrain.api.records import Outcome, Phase
 from elastrain_operator.model import Cause, Coordination, Loss, Pod
+from elastrain_operator.policy import failures
 from elastrain_operator.policy import restarts as budget
 
 
@@ -64,22 +65,14 @@ def is_finished(pod: Pod) -> bool:
 
 
 def failure(limit: int, restarts: RestartCounts, losses: Iterable[Loss]) -> Verdict | None:
-    """The job has failed when its script failed more often than ``backoffLimit``; the last failure is quoted."""
+    """The job has failed when its script failed more often than ``backoffLimit``; the last failure is quoted,
+    of several at once the first."""
     if not budget.exhausted(restarts, limit):
         return None
-    by_script = [x for x in losses if x.cause is Cause.USER]
-    last = max(by_script, key=_ended_at, default=None)
     words = f"the training script failed {restarts.user} times, backoffLimit is {limit}"
-    if last:
-        words += f"; last: {last.reason}: {last.message}"
-        words += f"\n{last.log_tail}" if last.log_tail else ""
+    last = failures.quote([x for x in losses if x.cause is Cause.USER], failures.QUOTE_CHARS - len(words))
+    words += f"; {last}" if last else ""
     return Verdict(ConditionType.FAILED, "BackoffLimitExceeded", words)
-
-
-def _ended_at(loss: Loss) -> tuple[datetime, int]:
-    """Kubernetes' times are whole seconds: of two in the same one, the younger worker's failure is the later."""
-    ending = loss.pod.ending
-    return (ending.at if ending else loss.pod.created, loss.pod.ordinal)
 
 
 def overdue(spec: JobSpec, start: datetime | None, now: datetime) -> Verdict | None:

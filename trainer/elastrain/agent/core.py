@@ -407,6 +407,7 @@ class Core:
             store_port=self.ranks[0].store_port,
             health=self.checkup.health,
             health_message=self.checkup.message,
+            health_rank=self.checkup.verdict.rank,
         )
         if self._is_news(record, now):
             self.published = record

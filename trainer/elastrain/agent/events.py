@@ -116,6 +116,7 @@ class Publish:
     store_port: int = 0
     health: str = Health.OK
     health_message: str = ""
+    health_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,8 @@ class Verdict:
     """Local ranks whose stacks should be printed now."""
     restart: tuple[tuple[int, str], ...] = ()
     """Local ranks that should be killed now, and why."""
+    rank: int | None = None
+    """Local rank that is slow or stuck, the first of several."""
 
 
 @dataclass(slots=True)
@@ -104,7 +106,7 @@ class Watch:
             ]
             restart = tuple((r, f"local rank {r} hung in the script's code for {named[r]:.0f} s") for r in due)
             words = f"local rank {min(named)} does not come back from the script's code, others wait for it"
-            return Verdict(Health.STUCK, words, dump, restart)
+            return Verdict(Health.STUCK, words, dump, restart, min(named))
         if self.slow is not None:
             return self.slow
         if self.said_waiting:
@@ -130,7 +132,7 @@ class Watch:
         elif now - self._contrary[0] >= HOLD_SECONDS and commits - self._contrary[1] >= HOLD_STEPS:
             self._contrary = None
             words = f"local rank {rank} computes {ratio:.1f} times as long per step as the others do on average"
-            self.slow = None if self.slow is not None else Verdict(Health.SLOW, words)
+            self.slow = None if self.slow is not None else Verdict(Health.SLOW, words, rank=rank)
             self.slow_since = now
 
 

@@ -270,7 +270,9 @@ class Agent:
                 self._supervisor.kill(signal.SIGKILL, local_rank)
             case Reincarnate():
                 if self._membership is not None:
-                    self._inbox.put(Registered(self._membership.reincarnate(health="", health_message="").id))
+                    self._inbox.put(
+                        Registered(self._membership.reincarnate(health="", health_message="", health_rank=None).id)
+                    )
             case Leave():
                 self._leave()
             case End(termination=termination):
@@ -289,6 +291,7 @@ class Agent:
             store_port=record.store_port,
             health=record.health,
             health_message=record.health_message,
+            health_rank=record.health_rank,
         )
 
     def _publish_progress(self, effect: PublishProgress, *, final: bool) -> None:

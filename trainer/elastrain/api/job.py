@@ -5,6 +5,7 @@ Every field says who writes it, who reads it and what its absence means. Field n
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -175,6 +176,8 @@ class ConditionType(StrEnum):
     """The generation in force is not the wanted one."""
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
     """The last durable checkpoint succeeded."""
+    WORKERS_HEALTHY = "WorkersHealthy"
+    """No worker of the generation in force is a straggler, and none hangs."""
     COORDINATION_AVAILABLE = "CoordinationAvailable"
     """The operator reaches etcd."""
     UP_TO_DATE = "UpToDate"
@@ -293,6 +296,107 @@ class NodeLoss(ApiModel):
     """When it was counted."""
 
 
+class Figures(ApiModel):
+    """Base of what the operator measures. Unknown fields (of a newer operator) are ignored on reading."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    @field_validator("until", "time", "since", check_fields=False)
+    @classmethod
+    def _moment(cls, text: str | None) -> str | None:
+        if text is not None and datetime.fromisoformat(text).tzinfo is None:
+            raise ValueError("must name its time zone")
+        return text
+
+
+class ProgressStatus(Figures):
+    """How far training is, as rank 0 last reported it."""
+
+    step: int
+    """Committed steps."""
+    of: int | None = None
+    """Committed steps with which the job will be finished. Absent: the script has not said."""
+    epoch: int = 0
+    """Epochs completed."""
+    samples_per_second: float | None = None
+    """At the pace of undisturbed steps; absent until it is known."""
+    eta: str | None = None
+    """When the last step will be committed at that pace, all that may disturb it left out. Absent: not known."""
+
+
+class AcceleratorSeconds(Figures):
+    """Where the accelerator seconds of a job went: the first four add up to what its pods have held. The other fields
+    are the operator's bookmarks, by which the next operator goes on. A worker that asks for no accelerator counts as
+    one."""
+
+    training: float = 0.0
+    """In a generation that trains."""
+    rescaling: float = 0.0
+    """In a generation, without a step being committed, because it was changing or had lost a worker: the pauses."""
+    waiting: float = 0.0
+    """Held outside of any generation, starting or leaving, or in one that fewer than ``minReplicas`` were left of."""
+    redone: float = 0.0
+    """Training again what had been committed before and was lost with the last copy of it."""
+    held: int = 0
+    """Accelerators that the job's pods hold."""
+    in_generation: int = 0
+    """Those of them that belong to workers in the generation in force."""
+    use: Literal["training", "rescaling", "waiting"] = "waiting"
+    """What those in the generation do."""
+    owed_rescaling: float = 0.0
+    """Seconds of pauses that the trainer has measured and that are still to be taken from ``training``; negative: seen
+    by the operator and not yet measured by the trainer."""
+    owed_redone: float = 0.0
+    """The same for steps that had to be done again."""
+    unpriced_steps: int = 0
+    """Steps that had to be done again and that nobody knows the duration of yet."""
+    redone_steps: int = 0
+    """All steps that had to be done again."""
+    generation: int = 0
+    """Newest generation whose rescale is in the books."""
+    until: str | None = None
+    """Up to when all this is counted."""
+
+
+class UnhealthyWorker(Figures):
+    """A worker that holds the others up."""
+
+    worker: str
+    """Its pod."""
+    node: str = ""
+    """Where the pod runs."""
+    ranks: str = ""
+    """Global rank that it is about, as 3; all of the worker, as 8-15, where its agent does not say; empty: it is in no
+    generation."""
+    health: str
+    """``slow``: its ranks compute several times as long per step as the others do. ``stuck``: one of them does not come
+    back from the script while the others wait."""
+    message: str = ""
+    """What its agent has measured."""
+    since: str
+    """When the operator first saw it."""
+
+
+class LastFailure(Figures):
+    """The newest worker that was lost, with the last words of its rank; of several in the same ten seconds the one that
+    failed first."""
+
+    time: str
+    """When it ended."""
+    worker: str
+    """Its pod."""
+    rank: int | None = None
+    """Global rank of the process that failed. Absent: the agent could not say."""
+    cause: str
+    """Field of ``restarts`` in which it counts."""
+    reason: str
+    """One CamelCase word."""
+    message: str = ""
+    """What happened, in one line."""
+    log_tail: str = ""
+    """Last lines that the failed rank wrote, as it wrote them; at most 2,000 characters."""
+
+
 class JobStatus(ApiModel):
     """Written by the operator only. Unknown fields (of a newer operator) are ignored on reading."""
 
@@ -314,10 +418,18 @@ class JobStatus(ApiModel):
     """The generation in force."""
     step: int | None = None
     """Committed steps, as last reported."""
+    progress: ProgressStatus | None = None
+    """How far training is."""
     last_rescale: LastRescale | None = None
     """The newest completed rescale."""
+    accelerator_seconds: AcceleratorSeconds | None = None
+    """Where the accelerator seconds of the job went."""
+    unhealthy_workers: list[UnhealthyWorker] = []
+    """Stragglers and workers that hang: the first ten, those that hang first."""
     restarts: RestartCounts = RestartCounts()
     """Workers replaced, per cause."""
+    last_failure: LastFailure | None = None
+    """The newest lost worker, and what its rank wrote last."""
     counted_failures: list[str] = []
     """UIDs of ended pods that are already in ``restarts`` and still exist, so that each counts once."""
     next_ordinal: int = 0

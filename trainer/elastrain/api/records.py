@@ -104,6 +104,8 @@ class Member(Record):
     """A word of :class:`Health`; readers take words that they do not know as they are."""
     health_message: str = ""
     """The same for people. Written when ``health`` changes, not with every new figure."""
+    health_rank: int | None = None
+    """Local rank that is slow or stuck; None: it is not about one."""
 
 
 class GenerationMember(Record):
@@ -213,6 +215,10 @@ class Ended(Record):
     numbers: tuple[int, ...]
     why: str
     """In words."""
+
+
+PHASES = ("detect", "decide", "connect", "transfer", "first_step")
+"""Of a rescale, in their order."""
 
 
 class Rescale(Record):

@@ -1,0 +1,283 @@
+"""Figures of the jobs that this operator serves, made at each scrape from what their loops saw last.
+
+Nothing is kept here: a job that is deleted has no loop any more, and its series are gone. Between scrapes this costs
+nothing but one small value per job and pass. The text is written line by line and not by Prometheus' client library,
+which takes ten times as long for it; that matters with thousands of jobs (docs/metrics.md).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import accumulate
+
+from elastrain.api.job import AcceleratorSeconds, JobStatus, LastRescale, RestartCounts
+from elastrain.api.records import Progress, Rescale
+from elastrain_operator.model import JobRef, Observed
+from elastrain_operator.policy import ledger, pace
+
+PAUSE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Seconds of a pause; a rescale in process takes a fraction of one, a cold start minutes."""
+
+_TRUTH = {"True": 1.0, "False": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as its loop last saw it."""
+
+    job: JobRef
+    phase: str
+    wanted: int
+    ready: int
+    existing: int
+    generation: int
+    world_size: int
+    step: int
+    total_steps: int | None
+    samples_per_second: float
+    remaining_seconds: float | None
+    restarts: RestartCounts
+    conditions: tuple[tuple[str, float], ...]
+    """Type and 1 or 0 of those that are known."""
+    unhealthy: dict[str, int]
+    """Accused workers, by what of."""
+    last_rescale: LastRescale | None
+    books: AcceleratorSeconds
+
+
+def view(job: JobRef, status: JobStatus, report: Progress | None, books: AcceleratorSeconds) -> JobView:
+    """What is shown of a job. Speed and remaining time are those of a job that trains: else 0 and none."""
+    trains = books.use == "training" and books.in_generation > 0
+    return JobView(
+        job=job,
+        phase=status.phase or "Pending",
+        wanted=status.desired_replicas or 0,
+        ready=status.ready_replicas,
+        existing=status.replicas,
+        generation=status.generation.number if status.generation else 0,
+        world_size=report.world_size if report and trains else 0,
+        step=report.step if report else status.step or 0,
+        total_steps=report.total_steps if report else None,
+        samples_per_second=(pace.samples_per_second(report) or 0.0) if report and trains else 0.0,
+        remaining_seconds=pace.eta_seconds(report) if report and trains else None,
+        restarts=status.restarts,
+        conditions=tuple((c.type, _TRUTH[c.status]) for c in status.conditions if c.status in _TRUTH),
+        unhealthy=_by_health(status),
+        last_rescale=status.last_rescale,
+        books=books,
+    )
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rescales that this operator has heard of, from its start on."""
+
+    by_reason: dict[str, int] = field(default_factory=dict)
+    pauses: list[int] = field(default_factory=lambda: [0] * (len(PAUSE_BUCKETS) + 1))
+    """How many pauses fell into each bucket, not cumulated; the last one has no bound."""
+    pause_sum: float = 0.0
+
+    def add(self, rescales: Iterable[Rescale]) -> None:
+        """Count changes of a generation that trained; the start is none."""
+        for rescale in rescales:
+            if not rescale.from_size:
+                continue
+            self.by_reason[rescale.reason] = self.by_reason.get(rescale.reason, 0) + 1
+            self.pauses[bisect.bisect_left(PAUSE_BUCKETS, rescale.pause_seconds)] += 1
+            self.pause_sum += rescale.pause_seconds
+
+    def buckets(self) -> list[tuple[str, int]]:
+        """(upper bound, cumulated count), as Prometheus wants them."""
+        bounds = [*map(str, PAUSE_BUCKETS), "+Inf"]
+        return list(zip(bounds, accumulate(self.pauses), strict=True))
+
+
+class JobMeter:
+    """What one job's loop leaves here for the next scrape."""
+
+    def __init__(self) -> None:
+        self.view: JobView | None = None
+        self.tally = Tally()
+
+    def saw(self, job: JobRef, status: JobStatus, seen: Observed, books: AcceleratorSeconds | None) -> None:
+        """After a pass: ``status`` as it is now, ``books`` up to now (None: the job was not looked at)."""
+        if books is None:
+            return
+        report = seen.coordination.progress if seen.coordination else None
+        before = seen.books or (self.view.books if self.view else None)
+        if before is not None:  # what was measured before this operator looked is not counted as new
+            self.tally.add(ledger.fresh(report, before.generation))
+        self.view = view(job, status, report, books)
+
+
+class JobSeries:
+    """Makes the series of all jobs at a scrape: linear in the jobs present, bounded for each."""
+
+    def __init__(self, meters: Callable[[], Sequence[JobMeter]], clock: Callable[[], datetime] | None = None) -> None:
+        """``meters`` is called in the scrape's thread."""
+        self._meters = meters
+        self._clock = clock or (lambda: datetime.now(UTC))
+
+    def text(self) -> str:
+        """In Prometheus' text format."""
+        families, now = Families(), self._clock()
+        phases: dict[str, int] = {}
+        for meter in self._meters():
+            if meter.view is not None:
+                families.add(meter.view, meter.tally, now)
+                phases[meter.view.phase] = phases.get(meter.view.phase, 0) + 1
+        for phase, count in sorted(phases.items()):
+            families.jobs.add(f'phase="{phase}"', count)
+        return "".join(family.text() for family in families.all())
+
+
+class Family:
+    """A metric and its samples."""
+
+    def __init__(self, kind: str, name: str, documentation: str, labels: Sequence[str]) -> None:
+        """``name`` as queries have it, a counter's with ``_total``; a histogram's without a suffix."""
+        self.kind, self.name, self.documentation, self.labels = kind, name, documentation, tuple(labels)
+        self._lines: list[str] = []
+
+    def add(self, job: str, value: float, last: str | None = None) -> None:
+        """``job``: labels as text; ``last``: value of the last label, where it is not among them."""
+        more = "" if last is None else f',{self.labels[-1]}="{escaped(last)}"'
+        self._lines.append(f"{self.name}{{{job}{more}}} {value}\n")
+
+    def add_histogram(self, job: str, buckets: Sequence[tuple[str, int]], total: float) -> None:
+        for bound, count in buckets:
+            self._lines.append(f'{self.name}_bucket{{{job},le="{bound}"}} {count}\n')
+        self._lines.append(f"{self.name}_sum{{{job}}} {total}\n{self.name}_count{{{job}}} {buckets[-1][1]}\n")
+
+    def text(self) -> str:
+        return f"# HELP {self.name} {self.documentation}\n# TYPE {self.name} {self.kind}\n" + "".join(self._lines)
+
+
+@lru_cache(maxsize=1024)
+def escaped(text: str) -> str:
+    """A label's value as the text format has it."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class Families:
+    """All metric families of jobs. Every one of them has the labels ``namespace`` and ``job``, but for the counts."""
+
+    def __init__(self) -> None:
+        self.jobs = Family("gauge", "elastrain_operator_jobs", "Jobs that this operator serves.", ["phase"])
+        self.phase = _gauge("elastrain_job_phase", "1 for the phase that the job is in.", _of("phase"))
+        self.condition = _gauge(
+            "elastrain_job_condition", "1 if the condition is True, 0 if it is False; absent if unknown.", _of("type")
+        )
+        self.wanted = _gauge("elastrain_job_replicas_wanted", "Workers wanted now.")
+        self.existing = _gauge("elastrain_job_replicas", "Worker pods that exist and have not ended.")
+        self.ready = _gauge("elastrain_job_replicas_ready", "Workers in the generation in force.")
+        self.generation = _gauge("elastrain_job_generation", "Number of the generation in force.")
+        self.world = _gauge("elastrain_job_world_size", "Ranks that train together; 0 while none do.")
+        self.step = _gauge("elastrain_job_step", "Committed steps: where the job stands. Goes back if steps are lost.")
+        self.total = _gauge("elastrain_job_target_steps", "Committed steps with which the job will be finished.")
+        self.steps = _counter(
+            "elastrain_job_steps_total",
+            "Committed steps, twice those that had to be done again: never goes back.",
+        )
+        self.samples = _gauge(
+            "elastrain_job_samples_per_second", "Samples per second at the pace of undisturbed steps; 0 if none train."
+        )
+        self.remaining = _gauge("elastrain_job_remaining_seconds", "Time that the remaining steps take at that pace.")
+        self.rescales = _counter(
+            "elastrain_job_rescales_total",
+            "Changes of the generation, by why, since the operator's start.",
+            _of("reason"),
+        )
+        self.pause = Family(
+            "histogram",
+            "elastrain_job_rescale_pause_seconds",
+            "From the last committed step before a rescale to the first after it, since the operator's start.",
+            _of(),
+        )
+        self.last_pause = _gauge("elastrain_job_last_rescale_pause_seconds", "Pause of the newest rescale.")
+        self.last_phase = _gauge(
+            "elastrain_job_last_rescale_phase_seconds",
+            "Its parts: detect, decide, connect (in a planned one beside training), transfer, first_step.",
+            _of("phase"),
+        )
+        self.restarts = _counter("elastrain_job_restarts_total", "Workers replaced, by cause.", _of("cause"))
+        self.unhealthy = _gauge(
+            "elastrain_job_unhealthy_workers", "Workers that hold the others up: slow or stuck.", _of("health")
+        )
+        self.held = _gauge("elastrain_job_accelerators", "Accelerators that the job's pods hold.")
+        self.seconds = _counter(
+            "elastrain_job_accelerator_seconds_total",
+            "Accelerator seconds that its pods have held, by use: training, rescaling, waiting, redone.",
+            _of("use"),
+        )
+
+    def all(self) -> list[Family]:
+        return [f for f in vars(self).values() if isinstance(f, Family)]
+
+    def add(self, seen: JobView, tally: Tally, now: datetime) -> None:
+        """The series of one job."""
+        job = f'namespace="{escaped(seen.job.namespace)}",job="{escaped(seen.job.name)}"'
+        self.phase.add(job, 1, seen.phase)
+        for kind, truth in seen.conditions:
+            self.condition.add(job, truth, kind)
+        self._add_size(job, seen)
+        self._add_progress(job, seen)
+        self._add_rescales(job, seen.last_rescale, tally)
+        for cause in ("user", "infrastructure", "preemption"):
+            self.restarts.add(job, getattr(seen.restarts, cause), cause)
+        for health in ("slow", "stuck"):
+            self.unhealthy.add(job, seen.unhealthy.get(health, 0), health)
+        books = ledger.continued(seen.books, now)
+        self.held.add(job, books.held)
+        for use in ("training", "rescaling", "waiting", "redone"):
+            self.seconds.add(job, getattr(books, use), use)
+
+    def _add_size(self, job: str, seen: JobView) -> None:
+        self.wanted.add(job, seen.wanted)
+        self.existing.add(job, seen.existing)
+        self.ready.add(job, seen.ready)
+        self.generation.add(job, seen.generation)
+        self.world.add(job, seen.world_size)
+
+    def _add_progress(self, job: str, seen: JobView) -> None:
+        self.step.add(job, seen.step)
+        self.steps.add(job, seen.step + seen.books.redone_steps)
+        self.samples.add(job, seen.samples_per_second)
+        if seen.total_steps is not None:
+            self.total.add(job, seen.total_steps)
+        if seen.remaining_seconds is not None:
+            self.remaining.add(job, seen.remaining_seconds)
+
+    def _add_rescales(self, job: str, last: LastRescale | None, tally: Tally) -> None:
+        """Only of jobs that have had one: most series of a job are these."""
+        if tally.by_reason:
+            for reason, count in sorted(tally.by_reason.items()):
+                self.rescales.add(job, count, reason)
+            self.pause.add_histogram(job, tally.buckets(), tally.pause_sum)
+        if last is not None:
+            self.last_pause.add(job, last.pause_seconds)
+            for phase, seconds in last.phases.items():
+                self.last_phase.add(job, seconds, phase)
+
+
+def _of(*more: str) -> list[str]:
+    return ["namespace", "job", *more]
+
+
+def _gauge(name: str, documentation: str, labels: list[str] | None = None) -> Family:
+    return Family("gauge", name, documentation, _of() if labels is None else labels)
+
+
+def _counter(name: str, documentation: str, labels: list[str] | None = None) -> Family:
+    return Family("counter", name, documentation, _of() if labels is None else labels)
+
+
+def _by_health(status: JobStatus) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for worker in status.unhealthy_workers:
+        counts[worker.health] = counts.get(worker.health, 0) + 1
+    return counts

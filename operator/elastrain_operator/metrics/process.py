@@ -1,0 +1,130 @@
+"""Figures of the operator process. One registry for it, as Prometheus' client library has it: whoever does something
+worth counting imports its counter."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from importlib.metadata import version
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+
+LAG_INTERVAL = 2.0
+"""Seconds between two measurements of the event loop's lag."""
+
+_NAMESPACED = re.compile(r"/namespaces/[^/]+/(?P<resource>[a-z]+)(/(?P<name>[^/]+)(/(?P<sub>[a-z]+))?)?$")
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series beside each counter that nobody asks for
+REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
+
+PLANS = Counter(
+    "elastrain_operator_plans",
+    "Passes over a job: what is seen was compared with what is wanted, and the difference executed.",
+    ["outcome"],  # done, failed
+    registry=REGISTRY,
+)
+ERRORS = Counter(
+    "elastrain_operator_errors",
+    "Passes that failed and are repeated, by what refused: the API server, etcd, or a fault of the operator itself.",
+    ["source"],  # api, etcd, operator
+    registry=REGISTRY,
+)
+PLAN_SECONDS = Histogram(
+    "elastrain_operator_plan_duration_seconds",
+    "Time to decide what to do about one job.",
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
+    registry=REGISTRY,
+)
+PASS_SECONDS = Histogram(
+    "elastrain_operator_pass_duration_seconds",
+    "Time of a whole pass over one job, with all calls of the API server and of etcd.",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+    registry=REGISTRY,
+)
+QUEUE_SECONDS = Histogram(
+    "elastrain_operator_queue_duration_seconds",
+    "Time from the first news about a job to the pass that looks at it.",
+    buckets=(0.05, 0.06, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+    registry=REGISTRY,
+)
+LAG_SECONDS = Histogram(
+    "elastrain_operator_event_loop_lag_seconds",
+    "How much later than asked for the event loop woke up: what everything waits when it is busy.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
+    registry=REGISTRY,
+)
+API_REQUESTS = Counter(
+    "elastrain_operator_api_requests",
+    "Requests to the API server, each attempt counted. Watches are kopf's and not counted.",
+    ["verb", "resource", "code"],  # code: HTTP status, or error where none came
+    registry=REGISTRY,
+)
+API_SECONDS = Histogram(
+    "elastrain_operator_api_request_duration_seconds",
+    "Time that the API server took to answer, each attempt on its own.",
+    ["verb", "resource"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+    registry=REGISTRY,
+)
+ETCD_CONNECTED = Gauge(
+    "elastrain_operator_etcd_connected",
+    "1 while the operator's view of etcd can be believed, else 0: then nothing is created, drained or scaled.",
+    registry=REGISTRY,
+)
+ETCD_OUTAGES = Counter(
+    "elastrain_operator_etcd_outages",
+    "Times that etcd was silent for longer than a reconnect takes.",
+    registry=REGISTRY,
+)
+BUILD = Gauge(
+    "elastrain_operator_build_info",
+    "Always 1; the label has the version.",
+    ["version"],
+    registry=REGISTRY,
+)
+
+BUILD.labels(version("elastrain")).set(1)
+for _outcome in ("done", "failed"):
+    PLANS.labels(_outcome)
+for _source in ("api", "etcd", "operator"):
+    ERRORS.labels(_source)
+
+
+def text() -> bytes:
+    """All figures of this module in Prometheus' text format."""
+    return generate_latest(REGISTRY)
+
+
+def count_request(method: str, path: str, code: int, seconds: float) -> None:
+    """An attempt of a call of the API server; ``code`` 0: no answer came."""
+    verb, resource = verb_and_resource(method, path)
+    API_REQUESTS.labels(verb, resource, str(code) if code else "error").inc()
+    API_SECONDS.labels(verb, resource).observe(seconds)
+
+
+def verb_and_resource(method: str, path: str) -> tuple[str, str]:
+    """As RBAC has them: ``("patch", "elastictrainingjobs/status")``. Names of objects never become labels."""
+    found = _NAMESPACED.search(path)
+    if found is None:  # not namespaced: by its last word, which is a kind's name in a list and an object's otherwise
+        return _VERBS.get(method, "get"), "other"
+    resource = found["resource"] + (f"/{found['sub']}" if found["sub"] else "")
+    return _VERBS.get(method) or ("get" if found["name"] else "list"), resource
+
+
+async def measure_lag() -> None:
+    """Measure the event loop's lag until cancelled."""
+    while True:
+        asked = time.monotonic()
+        await asyncio.sleep(LAG_INTERVAL)
+        LAG_SECONDS.observe(max(0.0, time.monotonic() - asked - LAG_INTERVAL))

@@ -1,0 +1,78 @@
+"""``GET /metrics``: in a thread of its own, so that a scrape of thousands of jobs holds no event up.
+
+One request at a time and ten seconds for each, so that nobody can make the operator work on many. Plain HTTP without a
+password: what it tells is names of jobs and figures. TLS and access are the mesh's and the NetworkPolicy's part.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import TCPServer
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+import structlog
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+
+REQUEST_SECONDS = 10
+STOP_SECONDS = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+class MetricsServer:
+    """Serves a text until it is closed."""
+
+    def __init__(self, text: Callable[[], bytes], port: int, host: str = "0.0.0.0") -> None:  # noqa: S104
+        """``text`` is called for each scrape, in the server's thread. Port 0: any that is free, see ``port``.
+
+        Raises ``OSError`` if the port is taken.
+        """
+        self._text = text
+        self._server = make_server(host, port, self._answer, server_class=_Server, handler_class=_Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_port)
+
+    def close(self) -> None:
+        """Stop listening; a scrape in progress is given a moment."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(STOP_SECONDS)
+
+    def _answer(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        """Uncompressed: that would cost the operator more time than the text costs the network."""
+        if environ["REQUEST_METHOD"] != "GET":
+            start("405 Method Not Allowed", [("Allow", "GET"), ("Content-Type", "text/plain")])
+            return [b"GET is all that there is\n"]
+        if environ["PATH_INFO"] != "/metrics":
+            start("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"metrics are at /metrics\n"]
+        text = self._text()
+        start("200 OK", [("Content-Type", CONTENT_TYPE_PLAIN_0_0_4), ("Content-Length", str(len(text)))])
+        return [text]
+
+
+class _Server(WSGIServer):
+    def server_bind(self) -> None:
+        """Without looking up the name of the own address, which takes seconds where DNS is slow."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A scraper that went away, or was too slow."""
+        log.warning("metrics request failed", client=client_address[0], error=str(sys.exc_info()[1]))
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = REQUEST_SECONDS
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A line per scrape says nothing."""

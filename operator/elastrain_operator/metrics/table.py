@@ -1,0 +1,61 @@
+"""The table of all metrics in docs/metrics.md: ``python -m elastrain_operator.metrics.table`` prints it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.metrics import MetricWrapperBase
+
+from elastrain_operator.metrics import process
+from elastrain_operator.metrics.jobs import Families
+
+_OF_A_HISTOGRAM = ("_bucket", "_sum", "_count")
+OF_THE_PROCESS = (
+    "process_cpu_seconds_total", "process_resident_memory_bytes", "process_virtual_memory_bytes",
+    "process_start_time_seconds", "process_open_fds", "process_max_fds",
+)  # fmt: skip
+"""What Prometheus' client library says of every process, by its own names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A metric as Prometheus knows it."""
+
+    name: str
+    """With ``_total`` if it is a counter; a histogram's without a suffix."""
+    kind: str
+    labels: tuple[str, ...]
+    documentation: str
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """Names that a query may use."""
+        return tuple(self.name + s for s in _OF_A_HISTOGRAM) if self.kind == "histogram" else (self.name,)
+
+
+def metrics() -> list[Described]:
+    """All metrics of the operator but :data:`OF_THE_PROCESS`: its own in order of their declaration, then the jobs'."""
+    own = [_own(m) for m in vars(process).values() if isinstance(m, Counter | Gauge | Histogram)]
+    return [*own, *(Described(f.name, f.kind, f.labels, f.documentation) for f in Families().all())]
+
+
+def table() -> str:
+    """As Markdown."""
+    lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
+    for m in metrics():
+        labels = ", ".join(f"`{label}`" for label in m.labels)
+        lines.append(f"| `{m.name}` | {m.kind} | {labels} | {m.documentation} |")
+    return "\n".join(lines) + "\n"
+
+
+def _own(collector: MetricWrapperBase) -> Described:
+    (metric,) = collector.describe()
+    name = metric.name + "_total" if metric.type == "counter" else metric.name
+    # The library offers no other way to the names of labels where there is no sample yet.
+    return Described(name, metric.type, tuple(collector._labelnames), metric.documentation)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())

@@ -1,0 +1,62 @@
+"""How far training is and when it will be done."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+
+from elastrain.api.job import ProgressStatus
+from elastrain.api.records import Progress
+
+_CENTURY = 100 * 365 * 86400.0
+
+
+def progress_status(previous: ProgressStatus | None, report: Progress | None, now: datetime) -> ProgressStatus | None:
+    """``report`` in the words of the status; ``previous`` while nothing new was reported, so that time alone changes
+    nothing.
+
+    The pace is that of undisturbed steps: what rescales and repairs will cost is not foreseen.
+    """
+    if report is None:
+        return previous
+    same = previous is not None and (previous.step, previous.of) == (report.step, report.total_steps)
+    pace = samples_per_second(report)
+    if same and previous is not None and (previous.samples_per_second is None) == (pace is None):
+        return previous
+    return ProgressStatus(
+        step=report.step, of=report.total_steps, epoch=report.epoch, samples_per_second=pace, eta=_eta(report, now)
+    )
+
+
+def samples_per_second(report: Progress) -> float | None:
+    """Samples of a step, on average of all committed ones, over the smoothed time of an undisturbed step."""
+    seconds = step_seconds(report)
+    if not report.step or seconds is None:
+        return None
+    try:
+        pace = report.samples / report.step / seconds
+    except OverflowError:
+        return None
+    return round(pace, 1) if math.isfinite(pace) else None
+
+
+def eta_seconds(report: Progress) -> float | None:
+    """Seconds that the remaining steps take, up to a century; None: not known."""
+    seconds = step_seconds(report)
+    if report.total_steps is None or seconds is None:
+        return None
+    left = min(max(0, report.total_steps - report.step), 2**53)  # beyond it an integer has no exact float, if any
+    return min(left * seconds, _CENTURY)
+
+
+def step_seconds(report: Progress) -> float | None:
+    """The time of an undisturbed step. What a job reports is believed only where it can be a time."""
+    seconds = report.step_seconds
+    return seconds if seconds is not None and math.isfinite(seconds) and seconds > 0 else None
+
+
+def _eta(report: Progress, now: datetime) -> str | None:
+    seconds = eta_seconds(report)
+    if seconds is None or report.finished:
+        return None
+    return (now + timedelta(seconds=seconds)).isoformat(timespec="seconds")
