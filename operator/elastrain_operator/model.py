@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from elastrain.api.job import JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target, Termination
+from elastrain_operator.allocation.model import Amounts, Claims, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class Pod:
     """Name of its node; empty until it is scheduled."""
     template: str = ""
     """Version of the template that it was made from (``rollout.version``); empty: nobody has said."""
+    demand: Amounts = ()
+    """What it requests of its node."""
 
 
 class Cause(StrEnum):
@@ -165,6 +168,10 @@ class Observed:
     """When this operator last wrote the status; None: not yet."""
     status_interval: float = 5.0
     """Seconds between two writes of the status that tell nothing urgent: the more jobs, the longer."""
+    share: Share | None = None
+    """What the allocator gives the job; None: this operator does not share the cluster out."""
+    created: datetime | None = None
+    """When the job was created, for its place in the queue; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +218,5 @@ class Plan:
     """Nodes (names) on which the pods to create are not to run."""
     requeue_after: float | None = None
     """Seconds until something is due by the clock alone; None: nothing is."""
+    claims: Claims | None = None
+    """For the allocator; None: there is none."""

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from elastrain.api import names
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Termination
+from elastrain_operator import resources
 from elastrain_operator.model import Ending, JobRef, Pod, Trouble
 
 Raw = Mapping[str, Any]
@@ -102,6 +103,7 @@ def pod(body: Raw) -> Pod | None:
         trouble=None if ending else _trouble(meta["name"], status, conditions),
         node=str(spec.get("nodeName") or ""),
         template=str(meta.get("labels", {}).get(names.LABEL_TEMPLATE, "")),
+        demand=resources.demand(spec),
     )
 
 
