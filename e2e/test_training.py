@@ -105,12 +105,7 @@ def test_the_job_trains_with_what_there_is_and_says_what_is_missing_if_gpus_run_
 
     job.wait_size(4)
 
-    ready = job.wait_condition("PodsReady", "False")
-    eventually(
-        "the condition names what is missing",
-        lambda: "nvidia.com/gpu" in job.condition("PodsReady")["message"],
-        60,
-        job.summary,
-    )
-    assert "4 of 5 workers train" in ready["message"]
+    grown = job.wait_condition("Grown", "False")
+    assert "not grown: 0 nvidia.com/gpu idle, 1 needed for the next worker" in grown["message"]
+    job.wait_condition("PodsReady")  # no worker is wanted that has no room
     assert job.holds("Running")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import kopf
 import structlog
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.app import App
-from elastrain_operator.config import OperatorConfig, WorkerEtcd, read_job_key
+from elastrain_operator.config import CapacityConfig, OperatorConfig, WorkerEtcd, read_job_key
 from elastrain_operator.handlers import register
 
 cli = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -69,6 +70,26 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
     resync: Annotated[
         float, option("ELASTRAIN_RESYNC", "Seconds after which each job is looked at though nothing has happened.")
     ] = 300.0,
+    capacity: Annotated[
+        bool,
+        option(
+            "ELASTRAIN_CAPACITY",
+            "Share the cluster out: jobs without replicas grow into what is idle. Needs to read nodes, priority "
+            "classes and the pods of all namespaces.",
+        ),
+    ] = False,
+    capacity_quotas: Annotated[
+        str, option("ELASTRAIN_CAPACITY_QUOTAS", 'JSON: {"team-a": {"nvidia.com/gpu": 8}}; needs --capacity.')
+    ] = "",
+    capacity_weights: Annotated[
+        str, option("ELASTRAIN_CAPACITY_WEIGHTS", 'JSON: {"team-a": 2}: parts of what is above the minima. Default: 1.')
+    ] = "",
+    capacity_hysteresis: Annotated[
+        float, option("ELASTRAIN_CAPACITY_HYSTERESIS", "Seconds between two resizes of a job for a mere improvement.")
+    ] = 60.0,
+    capacity_horizon: Annotated[
+        float, option("ELASTRAIN_CAPACITY_HORIZON", "Seconds over which more workers must make up for the pause.")
+    ] = 600.0,
     health_port: Annotated[
         int, option("ELASTRAIN_HEALTH_PORT", "Port of GET /healthz, for the liveness probe.")
     ] = 8080,
@@ -111,6 +132,9 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
             lease_ttl=lease_ttl,
             drain_extra=drain_extra,
             resync=resync,
+            capacity=_capacity(
+                capacity, capacity_quotas, capacity_weights, hysteresis=capacity_hysteresis, horizon=capacity_horizon
+            ),
             health_port=health_port,
             metrics_port=metrics_port,
         )
@@ -173,6 +197,28 @@ def _level(name: str) -> int:
     if name.lower() not in levels:
         raise ValueError(f"--log-level {name!r}: must be one of {', '.join(levels)}")
     return levels[name.lower()]
+
+
+def _capacity(wanted: bool, quotas: str, weights: str, **seconds: float) -> CapacityConfig | None:
+    """Raises ``ValueError`` naming the flag."""
+    if not wanted:
+        return None
+    given = {"quotas": _json("--capacity-quotas", quotas), "weights": _json("--capacity-weights", weights), **seconds}
+    try:
+        return CapacityConfig.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field, *path = map(str, first["loc"])
+        where = f" (at {', '.join(path)})" if path else ""
+        raise ValueError(f"--capacity-{field} {first['input']!r}{where}: {first['msg']}") from error
+
+
+def _json(flag: str, text: str) -> Any:
+    """A mapping given as JSON; empty: none. What is in it is the model's to judge."""
+    try:
+        return json.loads(text) if text.strip() else {}
+    except ValueError as error:
+        raise ValueError(f"{flag} {text!r}: must be a JSON object: {error}") from error
 
 
 def _words(error: object) -> str:

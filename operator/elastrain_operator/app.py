@@ -13,8 +13,10 @@ import structlog
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdUsers
 from elastrain_operator.apply import Executor
+from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.coordination import Mirror
+from elastrain_operator.inventory import Inventory
 from elastrain_operator.kube import Kube
 from elastrain_operator.loops import JobLoop, Loops
 from elastrain_operator.metrics import process as metrics
@@ -41,6 +43,7 @@ class App:
         self._watches: tuple[PodWatch, ...] = ()
         self._mirror: Mirror | None = None
         self._vault: Vault | None = None
+        self._capacity = Capacity(config.capacity.policy(), self._loops.wake) if config.capacity else None
         self._started = AsyncExitStack()
 
     async def start(self) -> None:
@@ -70,6 +73,10 @@ class App:
         self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._vault)
         sweeping = asyncio.create_task(self._sweeper.run(), name="sweeper")
         undo.callback(sweeping.cancel)
+        if self._capacity:
+            inventory = Inventory(self._kube, self._capacity.nudge)
+            for name, run in (("inventory", inventory.run()), ("capacity", self._capacity.run(inventory))):
+                undo.callback(asyncio.create_task(run, name=name).cancel)
         # An empty name: all namespaces.
         self._watches = tuple(PodWatch(self._kube, n, self._pods, self._pod_event) for n in config.namespaces or ("",))
         for watch in self._watches:
@@ -109,6 +116,8 @@ class App:
         if kind == "DELETED":
             meta = body["metadata"]
             await self._loops.forget(meta["uid"])
+            if self._capacity:
+                self._capacity.forget(meta["uid"])
             self._sweeper.nudge(JobKeys(meta["namespace"], meta["name"], meta["uid"]))
             return
         for watch in self._watches:
@@ -117,6 +126,8 @@ class App:
         self._loops.see(body, self._pods.of)
 
     def _pod_event(self, job: JobKeys, pod: Pod, gone: bool) -> None:
+        if self._capacity:
+            self._capacity.pod_seen(job.uid, None if gone else pod, pod.uid)
         if gone:
             self._loops.pod_gone(job.uid, pod.uid)
             self._sweeper.nudge(job)
@@ -126,7 +137,7 @@ class App:
     # ---- inside ----------------------------------------------------------------------------------------------------
     def _make_loop(self, job: JobRef) -> JobLoop:
         assert self._mirror is not None, "kopf calls event handlers after start"
-        return JobLoop(job, self._executor, self._kube, self._mirror, self._config)
+        return JobLoop(job, self._executor, self._kube, self._mirror, self._config, self._capacity)
 
     def _etcd_changed(self, keys: JobKeys | None) -> None:
         if keys is None:

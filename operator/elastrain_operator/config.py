@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretBytes, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretBytes, field_validator, model_validator
 
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
+from elastrain_operator.allocation.model import Policy
+from elastrain_operator.resources import quantity
 
 MIN_KEY_BYTES = 32
 
@@ -47,6 +49,34 @@ class WorkerEtcd(BaseModel):
         return self
 
 
+class CapacityConfig(BaseModel):
+    """How the cluster is shared out between jobs; the meaning of each is in ``allocation/model.py``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    quotas: dict[str, dict[str, str | int | float]] = {}
+    """Namespace → resource → quantity, as Kubernetes writes them."""
+    weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = {}
+    hysteresis: Annotated[float, Field(ge=0)] = 60.0
+    horizon: Annotated[float, Field(gt=0)] = 600.0
+
+    @field_validator("quotas")
+    @classmethod
+    def _quantities_are_quantities(cls, quotas: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for namespace, bounds in quotas.items():
+            for resource, text in bounds.items():
+                try:
+                    quantity(resource, str(text))
+                except ValueError as error:
+                    raise ValueError(f"{resource} of namespace {namespace}: {error}") from error
+        return quotas
+
+    def policy(self) -> Policy:
+        """The same for the allocator."""
+        bounds = {n: {r: quantity(r, str(text)) for r, text in q.items()} for n, q in self.quotas.items()}
+        return Policy(quotas=bounds, weights=self.weights, hysteresis=self.hysteresis, horizon=self.horizon)
+
+
 class OperatorConfig(BaseModel):
     """Settings of one operator process."""
 
@@ -67,6 +97,8 @@ class OperatorConfig(BaseModel):
     """Seconds beyond its pod's grace period that a worker may take to leave before it is deleted."""
     resync: Annotated[float, Field(gt=0)] = 300.0
     """Seconds after which a job is looked at though nothing has happened."""
+    capacity: CapacityConfig | None = None
+    """None: the cluster is not shared out; a job without ``replicas`` then wants ``maxReplicas``."""
     health_port: Annotated[int, Field(ge=1, le=65535)] = 8080
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of GET /metrics; 0: none."""

@@ -27,6 +27,12 @@ PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
 """(API group, resource) → verbs: all that the operator uses, kopf's watches included. Namespaced; nothing is
 cluster-scoped. The chart's role is tested against it. Secrets are written and never read, and only where jobs have
 credentials of their own; `patch` is not asked for, since its answer shows what was there."""
+CAPACITY_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
+    ("", "nodes"): frozenset({"list", "watch"}),
+    ("scheduling.k8s.io", "priorityclasses"): frozenset({"list", "watch"}),
+}
+"""What is needed beside, where the operator shares the cluster out; these are cluster-scoped, and pods of all
+namespaces are read then."""
 
 REQUEST_SECONDS = 10.0
 """One attempt of a call."""

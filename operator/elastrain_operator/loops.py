@@ -16,6 +16,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdError
 from elastrain_operator import observe, plan
 from elastrain_operator.apply import Executor, Memory
+from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.coordination import Mirror
 from elastrain_operator.kube import ApiError, Kube
@@ -46,13 +47,23 @@ log = structlog.get_logger(__name__)
 class JobLoop:
     """The loop of one job (one UID)."""
 
-    def __init__(self, job: JobRef, executor: Executor, kube: Kube, mirror: Mirror, config: OperatorConfig) -> None:
+    def __init__(  # noqa: PLR0917 - what a loop is made from; all of it is needed
+        self,
+        job: JobRef,
+        executor: Executor,
+        kube: Kube,
+        mirror: Mirror,
+        config: OperatorConfig,
+        capacity: Capacity | None = None,
+    ) -> None:
+        """``capacity``: None: the cluster is not shared out between jobs."""
         self.job = job
         self.meter = JobMeter()
         self._executor = executor
         self._kube = kube
         self._mirror = mirror
         self._config = config
+        self._capacity = capacity
         self._wake = asyncio.Event()
         self._woken: float | None = None  # when the first news came that no pass has looked at
         self._memory = Memory()
@@ -170,6 +181,8 @@ class JobLoop:
         self._remember_drains(decided)
         memory.books = decided.books or memory.books
         self.meter.saw(self.job, decided.status or status, observed, memory.books)
+        if self._capacity and decided.claims:
+            self._capacity.claim(self.job.uid, decided.claims)
         await self._executor.execute(self.job, spec, decided, memory)
         if decided.create:
             self.wake()  # the status is to show them, and the watch will tell nothing new about them
@@ -199,6 +212,8 @@ class JobLoop:
             status_written=memory.status_written,
             status_interval=self.status_interval,
             books=memory.books,
+            share=self._capacity.share_of(self.job.uid) if self._capacity else None,
+            created=observe.timestamp(self._body["metadata"]["creationTimestamp"]) if self._capacity else None,
         )
 
     async def _pods(self) -> tuple[Pod, ...]:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from elastrain.api.job import AcceleratorSeconds, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target, Termination
+from elastrain_operator.allocation.model import Amounts, Claims, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class Pod:
     """When it was bound to a node: from then on it holds its accelerators. None: it is not, as far as is known."""
     accelerators: int = 1
     """Accelerators that it holds; 1 where it asks for none."""
+    demand: Amounts = ()
+    """What it requests of its node."""
 
 
 class Cause(StrEnum):
@@ -171,6 +174,10 @@ class Observed:
     """Seconds between two writes of the status that tell nothing urgent: the more jobs, the longer."""
     books: AcceleratorSeconds | None = None
     """The ledger as of this operator's last pass; None: the one in the status counts."""
+    share: Share | None = None
+    """What the allocator gives the job; None: this operator does not share the cluster out."""
+    created: datetime | None = None
+    """When the job was created, for its place in the queue; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,3 +226,5 @@ class Plan:
     """Seconds until something is due by the clock alone; None: nothing is."""
     books: AcceleratorSeconds | None = None
     """The ledger up to now, for the next pass; None: it was not looked at."""
+    claims: Claims | None = None
+    """For the allocator; None: there is none."""

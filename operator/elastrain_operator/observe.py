@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from elastrain.api import names
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Termination
+from elastrain_operator import resources
 from elastrain_operator.model import Ending, JobRef, Pod, Trouble
 
 Raw = Mapping[str, Any]
@@ -104,6 +105,7 @@ def pod(body: Raw) -> Pod | None:
         template=str(meta.get("labels", {}).get(names.LABEL_TEMPLATE, "")),
         bound=_bound(conditions.get("PodScheduled"), _started(trainer)),
         accelerators=_accelerators(spec),
+        demand=resources.demand(spec),
     )
 
 

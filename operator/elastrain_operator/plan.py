@@ -10,7 +10,9 @@ from functools import cached_property
 from elastrain.api import names
 from elastrain.api.job import AcceleratorSeconds, ConditionType, JobSpec, JobStatus, LossStreak, Withdrawal
 from elastrain.api.records import Target
+from elastrain_operator.allocation.model import Claims
 from elastrain_operator.model import Coordination, Deletion, Loss, Notice, Observed, Outage, Plan, Pod
+from elastrain_operator.policy import claims as claims_policy
 from elastrain_operator.policy import (
     clean,
     conditions,
@@ -27,12 +29,14 @@ from elastrain_operator.policy import (
     restarts,
     rollout,
     scale,
+    size,
     streak,
     success,
     targets,
 )
 from elastrain_operator.policy import ttl as ttl_policy
 from elastrain_operator.policy import verdict as verdicts
+from elastrain_operator.policy import victims as victims_policy
 from elastrain_operator.policy.conditions import Claim
 from elastrain_operator.policy.rollout import Rollout, Scene
 from elastrain_operator.policy.verdict import Verdict
@@ -56,6 +60,8 @@ def plan(spec: JobSpec, status: JobStatus, observed: Observed, now: datetime, dr
     standing = verdicts.standing(status)
     if standing:
         return _after_end(sight, standing)
+    if sight.is_undecided:
+        return Plan(claims=_for_allocator(sight, status))  # it is heard before anything is said or done
     verdict = (
         success.verdict(spec.success_policy, observed.pods, observed.coordination)
         or verdicts.failure(spec.backoff_limit, sight.count.restarts, sight.losses)
@@ -125,14 +131,25 @@ class _Sight:
         return scale.active(self.seen.pods, self.asked, self.silent)
 
     @cached_property
+    def desired(self) -> int:
+        """Workers wanted now."""
+        return size.wanted(self.spec, self.status, self.seen.share)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the job is new and the allocator has not seen it yet: it answers within a second or so."""
+        share, new = self.seen.share, self.status.desired_replicas is None and not self.seen.pods
+        return new and share is not None and share.size is None and not share.blind and not self.spec.suspend
+
+    @cached_property
     def victims(self) -> tuple[Pod, ...]:
         """Workers to be asked to leave now; nobody while etcd cannot tell them, or when they are about to end."""
         if self.etcd is None or self.finishing:
             return ()
         chosen = self.rollout.leave
         others = [p for p in self.workers if p not in chosen]
-        surplus = len(others) - self.spec.desired_replicas - self.rollout.extra
-        return (*chosen, *scale.victims(others, surplus, self.members))
+        most, minimum = self.desired + self.rollout.extra, self.spec.min_replicas
+        return (*chosen, *victims_policy.choose(others, most, minimum, self.members, self.seen.share))
 
     @cached_property
     def rollout(self) -> Rollout:
@@ -145,7 +162,7 @@ class _Sight:
                 workers=self.workers,
                 pods=self.seen.pods,
                 version=rollout.version(self.spec.template),
-                desired=self.spec.desired_replicas,
+                desired=self.desired,
                 minimum=self.spec.min_replicas,
                 at_a_time=self.spec.max_unavailable,
                 leaving=sum(not p.over for p in self.seen.pods if p.name in self.asked),
@@ -208,7 +225,7 @@ def _go_on(sight: _Sight) -> Plan:
     create = () if wait or sight.etcd is None or sight.finishing else _create(sight)
     ended = clean.ended(seen.pods, frozenset(sight.count.counted), now)
     delete = _unique((*_drained(sight), *_silenced(sight), *pending.deletions(sight.late), *ended))
-    target = targets.target(spec, sight.etcd.target, sight.leaving, stop=False) if sight.etcd else None
+    target = targets.target(spec, sight.desired, sight.etcd.target, sight.leaving, stop=False) if sight.etcd else None
     status = _status(sight, create, wait)
     return _finish_plan(
         sight, status, target, create=create, delete=delete, due=_deadlines(sight, wait), lost=sight.count.fresh
@@ -216,7 +233,7 @@ def _go_on(sight: _Sight) -> Plan:
 
 
 def _create(sight: _Sight) -> tuple[int, ...]:
-    missing = max(sight.spec.desired_replicas - len(sight.workers), 0) or sight.rollout.create
+    missing = max(sight.desired - len(sight.workers), 0) or sight.rollout.create
     if sight.seen.refusal:
         missing = min(missing, 1)  # one pod tells whether the API server has changed its mind
     return scale.ordinals(missing, sight.seen.unborn, sight.seen.pods, sight.status.next_ordinal)
@@ -258,7 +275,8 @@ def _silenced(sight: _Sight) -> Iterable[Deletion]:
 # ---- a job that ends -----------------------------------------------------------------------------------------------
 def _end(sight: _Sight, verdict: Verdict) -> Plan:
     status = _status(sight, (), None)
-    merged = conditions.merge(status.conditions, conditions.ended(verdict), sight.seen.job.generation, sight.now)
+    lasting = [c for c in status.conditions if c.type != ConditionType.GROWN]  # an ended job does not grow
+    merged = conditions.merge(lasting, conditions.ended(verdict), sight.seen.job.generation, sight.now)
     status = status.model_copy(
         update={
             "conditions": merged,
@@ -295,7 +313,7 @@ def _settle(sight: _Sight, status: JobStatus, verdict: ConditionType, lost: Iter
     target = None
     if verdict is ConditionType.FAILED and sight.etcd is not None:
         everybody = {p.name for p in sight.seen.pods if not p.over}
-        target = targets.target(sight.spec, sight.etcd.target, everybody, stop=True)
+        target = targets.target(sight.spec, 0, sight.etcd.target, everybody, stop=True)
     expiry = ttl_policy.expiry(sight.spec.ttl_seconds_after_finished, completion)
     expired = expiry is not None and sight.now >= expiry
     waiting = any(not p.over and not p.terminating for p in sight.seen.pods)
@@ -312,7 +330,7 @@ def _status(sight: _Sight, create: tuple[int, ...], wait: datetime | None) -> Jo
     report = etcd.progress if etcd else None
     live = sum(not p.ending for p in seen.pods)
     picture = conditions.Picture(
-        desired=spec.desired_replicas,
+        desired=sight.desired,
         ready=ready,
         workers=tuple(p for p in sight.workers if p not in sight.victims and p not in sight.late),
         draining=sum(not p.over for p in seen.pods if p.name in sight.leaving),
@@ -326,11 +344,15 @@ def _status(sight: _Sight, create: tuple[int, ...], wait: datetime | None) -> Jo
         refusal=seen.refusal,
         withdrawal=sight.withdrawal,
         waits_until=wait,
+        share=seen.share,
     )
     claims, unhealthy = [*conditions.active(picture, sight.now), *_claims(sight)], old.unhealthy_workers
     if known:
         unhealthy = health.unhealthy(unhealthy, known, sight.now)
         claims.append(health.claim(unhealthy, generation))
+    grown = size.grown(old.conditions, spec.suspend, seen.share, sight.desired, spec.desired_replicas)
+    if grown and not sight.finishing:
+        claims.append(grown)
     merged = conditions.merge(old.conditions, claims, seen.job.generation, sight.now)
     place = ledger.place(generation, known, sight.finishing) if known else None
     following = max([old.next_ordinal, *(n + 1 for n in create), *(p.ordinal + 1 for p in seen.pods)])
@@ -338,7 +360,7 @@ def _status(sight: _Sight, create: tuple[int, ...], wait: datetime | None) -> Jo
         phase=conditions.phase(merged, ready),
         conditions=merged,
         replicas=live,
-        desired_replicas=spec.desired_replicas,
+        desired_replicas=sight.desired,
         ready_replicas=ready,
         selector=f"{names.LABEL_JOB_UID}={seen.job.uid}",
         generation=generation,
@@ -421,7 +443,17 @@ def _finish_plan(
         keep_off=sight.ledger.nodes,
         requeue_after=(min(moments) - sight.now).total_seconds() if moments else None,
         books=status.accelerator_seconds,
+        claims=_for_allocator(sight, status),
     )
+
+
+def _for_allocator(sight: _Sight, status: JobStatus) -> Claims | None:
+    """What the allocator is told; ``status`` as just planned."""
+    if sight.seen.share is None:
+        return None
+    wants = not sight.spec.suspend and not sight.finishing and verdicts.standing(status) is None
+    workers = [p for p in sight.workers if p not in sight.victims]
+    return claims_policy.claims(sight.spec, status, sight.seen, workers, wants)
 
 
 def _if_changed(old: JobStatus, new: JobStatus) -> JobStatus | None:
@@ -446,9 +478,13 @@ def _hold(sight: _Sight, written: JobStatus | None) -> datetime | None:
 
 
 def _essence(status: JobStatus) -> JobStatus:
-    """A status without what can wait: step and progress, the ledger, what conditions that hold say about them, and how
-    many pods there are (while they start; every loss and every change of the generation is in other fields, too)."""
-    quiet = [c.model_copy(update={"message": ""}) if c.status == "True" else c for c in status.conditions]
+    """A status without what can wait: step and progress, the ledger, what conditions that hold say about them, the
+    numbers of idle accelerators, and how many pods there are (while they start; every loss and every change of the
+    generation is in other fields, too)."""
+    quiet = [
+        c.model_copy(update={"message": ""}) if c.status == "True" or c.type == ConditionType.GROWN else c
+        for c in status.conditions
+    ]
     waits = {"step": None, "progress": None, "accelerator_seconds": None, "replicas": 0}
     return status.model_copy(update={**waits, "conditions": quiet})
 

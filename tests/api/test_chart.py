@@ -19,7 +19,7 @@ from elastrain.api import names
 from elastrain.api.crd import crd
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
 from elastrain_operator.config import MIN_KEY_BYTES
-from elastrain_operator.kube import PERMISSIONS
+from elastrain_operator.kube import CAPACITY_PERMISSIONS, PERMISSIONS
 
 ROOT = Path(__file__).parents[2]
 Manifests = list[dict[str, Any]]
@@ -44,6 +44,7 @@ VALUE_SETS = {
     "own-certificate": ("etcd.tls.mode=existing", "etcd.tls.secretName=mine", "etcd.tls.rootSecretName=my-root"),
     "per-job": (*CREDENTIALS, "etcd.credentials.perJob=true"),
     "unmeasured": ("metrics.enabled=false",),
+    "unshared": ("capacity.enabled=false",),
     "bare": ("crds.install=false", "rbac.aggregateToDefaultRoles=false", "etcd.networkPolicy=false"),
 }
 
@@ -208,7 +209,7 @@ def granted(role: dict[str, Any]) -> dict[tuple[str, str], frozenset[str]]:
 
 def test_operator_may_do_what_it_uses_and_nothing_else(rendered: Render) -> None:
     manifests = rendered("rbac.aggregateToDefaultRoles=false")
-    assert granted(one(manifests, "ClusterRole")) == dict(PERMISSIONS)
+    assert granted(one(manifests, "ClusterRole")) == {**PERMISSIONS, **CAPACITY_PERMISSIONS}
     assert one(manifests, "ClusterRoleBinding")["subjects"] == [
         {"kind": "ServiceAccount", "name": "demo-elastrain", "namespace": "training"}
     ]
@@ -222,6 +223,22 @@ def test_operator_has_rights_in_watched_namespaces_only(rendered: Render) -> Non
     assert all(granted(role) == dict(PERMISSIONS) for role in roles)
     assert not [m for m in manifests if m["kind"].startswith("ClusterRole")]
     assert environment(manifests)["ELASTRAIN_WATCH_NAMESPACES"] == "team-a,team-b"
+
+
+def test_nodes_are_read_only_if_the_cluster_is_shared_out(rendered: Render) -> None:
+    manifests = rendered("capacity.enabled=false", "rbac.aggregateToDefaultRoles=false")
+    assert granted(one(manifests, "ClusterRole")) == dict(PERMISSIONS)
+    assert "ELASTRAIN_CAPACITY" not in environment(manifests)
+    assert "ELASTRAIN_CAPACITY" not in environment(rendered("watchNamespaces={team-a}"))
+
+
+def test_operator_is_told_how_to_share_the_cluster_out(rendered: Render) -> None:
+    quota, weight = r"capacity.quotas.team-a.nvidia\.com/gpu=8", "capacity.weights.team-a=2"
+    told = environment(rendered(quota, weight, "capacity.hysteresisSeconds=90"))
+    assert told["ELASTRAIN_CAPACITY"] == "true"
+    assert json.loads(told["ELASTRAIN_CAPACITY_QUOTAS"]) == {"team-a": {"nvidia.com/gpu": 8}}
+    assert json.loads(told["ELASTRAIN_CAPACITY_WEIGHTS"]) == {"team-a": 2}
+    assert told["ELASTRAIN_CAPACITY_HYSTERESIS"] == "90"
 
 
 def test_users_rights_extend_kubernetes_own_roles(rendered: Render) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from elastrain_operator.kube import PERMISSIONS
+from elastrain_operator.kube import CAPACITY_PERMISSIONS, PERMISSIONS
 
 if TYPE_CHECKING:
     from conftest import ApiServer
@@ -91,7 +91,7 @@ def test_operator_may_do_its_work_and_nothing_else(apiserver: ApiServer) -> None
     anybody = "system:serviceaccount:training:default"
     assert rights(service_account) - rights(anybody) == {
         (f"{resource}.{group}" if group and "/" not in resource else resource.replace("/", f".{group}/"), verb)
-        for (group, resource), verbs in PERMISSIONS.items()
+        for (group, resource), verbs in {**PERMISSIONS, **CAPACITY_PERMISSIONS}.items()
         for verb in verbs
     }
 

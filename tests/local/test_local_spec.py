@@ -29,6 +29,13 @@ def test_the_command_is_that_of_the_container_with_its_variables(manifest, tmp_p
     assert local_spec(job, tmp_path).command == ("python", "t.py", "--n", "3")
 
 
+def test_all_workers_are_wanted_here_if_the_manifest_leaves_the_size_to_the_cluster(manifest, tmp_path):
+    elastic, fixed = loads(manifest().read_text()), loads(manifest(replicas=2).read_text())
+    assert elastic.spec.replicas is None
+    assert local_spec(elastic, tmp_path).desired == elastic.spec.max_replicas
+    assert local_spec(fixed, tmp_path).desired == 2
+
+
 def test_a_variable_of_the_user_wins_over_the_manifest(manifest, tmp_path):
     job = with_container(manifest(env={"N": "3"}), command=["echo", "$(N)"])
     spec = local_spec(job, tmp_path, variables={"N": "4"})

@@ -28,7 +28,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Progress, Target, Termination
 from elastrain.etcd import EtcdClient
 from elastrain.local.etcd_server import EtcdServer
-from elastrain_operator.kube import PERMISSIONS
+from elastrain_operator.kube import CAPACITY_PERMISSIONS, PERMISSIONS
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}]}}
@@ -204,6 +204,8 @@ class Played:
     def __init__(self, cluster: Cluster, client: EtcdClient, keys: JobKeys) -> None:
         self.cluster, self.client, self.keys = cluster, client, keys
         self.held: set[str] = set()
+        self.may_start: Callable[[str, dict[str, Any]], bool] = lambda _name, _pod: True
+        """Asked about each pod that is not held; a test that plays the scheduler answers by the pod's node."""
         self.number, self.in_generation = 0, ()
         self._running: set[str] = set()
         self._stop = threading.Event()
@@ -265,7 +267,8 @@ class Played:
         self._running &= pods.keys()
         for name, pod in pods.items():
             ours = pod["metadata"]["labels"].get(names.LABEL_JOB_UID) == self.keys.uid
-            if ours and pod["status"]["phase"] == "Pending" and name not in self.held:
+            pending = pod["status"]["phase"] == "Pending" and name not in self.held
+            if ours and pending and self.may_start(name, pod):
                 started = wire_time(datetime.now(UTC).replace(microsecond=0))
                 self.cluster.set_trainer(name, "Running", {"running": {"startedAt": started}}, ready=True)
                 self._running.add(name)
@@ -293,10 +296,11 @@ class Played:
 
 @pytest.fixture(scope="session")
 def operator_kubeconfig(apiserver: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A kubeconfig that may do what ``kube.PERMISSIONS`` says, and nothing else."""
+    """A kubeconfig that may do what ``kube.PERMISSIONS`` and ``CAPACITY_PERMISSIONS`` say, and nothing else."""
+    allowed = {**PERMISSIONS, **CAPACITY_PERMISSIONS}
     admin = Cluster(apiserver.kubeconfig, "default")
     name = {"metadata": {"name": "elastrain-operator"}}
-    rules = [{"apiGroups": [g], "resources": [r], "verbs": sorted(verbs)} for (g, r), verbs in PERMISSIONS.items()]
+    rules = [{"apiGroups": [g], "resources": [r], "verbs": sorted(verbs)} for (g, r), verbs in allowed.items()]
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     admin.call("POST", f"{rbac}/clusterroles", {**name, "rules": rules})
     subject = {"kind": "ServiceAccount", "name": "elastrain-operator", "namespace": "default"}
@@ -356,7 +360,8 @@ class OperatorProcess:
 def operator_process(
     operator_kubeconfig: Path, etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[], OperatorProcess]]:
-    """``operator_process()``: the running operator that most tests share; starts it where none runs."""
+    """``operator_process()``: the running operator that most tests share; starts it where none runs. Its ``stop()``
+    ends it, if it runs."""
     log = tmp_path_factory.mktemp("operator") / "operator.log"
     started: list[OperatorProcess] = []
 
@@ -365,6 +370,11 @@ def operator_process(
             started.append(OperatorProcess(operator_kubeconfig, log, f"--etcd-endpoints={etcd.endpoint}"))
         return started[-1]
 
+    def stop() -> None:
+        if started:
+            started[-1].stop()
+
+    start.stop = stop
     yield start
     for operator in started:
         operator.stop()

@@ -21,6 +21,8 @@ def test_help_names_every_setting_with_its_variable():
         "ELASTRAIN_WATCH_NAMESPACES",
         "ELASTRAIN_CLUSTER",
         "ELASTRAIN_LEASE_TTL",
+        "ELASTRAIN_CAPACITY",
+        "ELASTRAIN_CAPACITY_QUOTAS",
     ):
         assert variable in words
 
@@ -34,6 +36,19 @@ def test_help_names_every_setting_with_its_variable():
         (
             ("--etcd-endpoints=etcd", "--log-level=loud"),
             "--log-level 'loud': must be one of debug, info, warning, error",
+        ),
+        (("--etcd-endpoints=etcd", "--capacity", "--capacity-quotas=[1]"), "--capacity-quotas [1]"),
+        (
+            ("--etcd-endpoints=etcd", "--capacity", "--capacity-quotas={"),
+            "--capacity-quotas '{': must be a JSON object",
+        ),
+        (
+            ("--etcd-endpoints=etcd", "--capacity", '--capacity-quotas={"a": {"cpu": "lots"}}'),
+            "cpu of namespace a: 'lots' is not a quantity",
+        ),
+        (
+            ("--etcd-endpoints=etcd", "--capacity", '--capacity-weights={"a": 0}'),
+            "--capacity-weights 0 (at a): Input should be greater than or equal to 1",
         ),
         (("--etcd-endpoints=etcd", "--etcd-ca=/none"), "'/none' is not a file"),
         (("--etcd-endpoints=etcd", "--job-key-file=/none"), "--job-key-file '/none' cannot be read: No such file"),

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Progress, Target, Termination
+from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod
 from elastrain_operator.plan import plan
-from elastrain_operator.policy import losses, verdict
+from elastrain_operator.policy import losses, size, verdict
 
 JOB = JobRef("default", "job", "uid", 1)
 LIMIT = 3
@@ -42,6 +43,7 @@ class World:
         self.ordinals: set[int] = set()
         self.script_failures = 0
         self.other_losses = 0
+        self.share: Share | None = None
         self.stubborn: set[str] = set()
         """Workers that do not leave when they are asked to."""
 
@@ -50,7 +52,12 @@ class World:
         pods = tuple(sorted(self.pods.values(), key=lambda p: p.ordinal))
         records = self.records if self.reachable else None
         draining = dict(self.draining)
-        return Observed(JOB, pods, records, draining_since=draining, status_written=self.written, books=self.books)
+        return Observed(
+            JOB, pods, records, draining_since=draining, status_written=self.written, books=self.books, share=self.share
+        )
+
+    def wanted(self) -> int:
+        return size.wanted(self.spec, self.status, self.share)
 
     def operate(self) -> Plan:
         """One pass, with every promise checked on the way."""
@@ -82,7 +89,7 @@ class World:
             p for p in seen.pods
             if not p.ending and not p.terminating and p.name not in made.leaving and p.name not in silent
         ]  # fmt: skip
-        desired = self.spec.desired_replicas
+        desired = self.wanted()
 
         if made.create:
             assert len(staying) + len(made.create) <= desired, "never more workers than are wanted"
@@ -219,6 +226,7 @@ HAPPENINGS = st.one_of(
         ["operate", "operate", "kubelet", "agents", "agents", "restart_operator", "outage", "return", "wait"]
     ),
     st.tuples(st.just("scale"), st.integers(1, MAX)),
+    st.tuples(st.just("share"), st.integers(1, MAX), st.integers(0, 8)),
     st.tuples(st.just("suspend"), st.booleans()),
     st.tuples(st.sampled_from(["script", "killed", "delete", "lose_node", "turn_stubborn"]), st.integers(0, MAX)),
 )
@@ -243,6 +251,9 @@ def happen(world: World, what: object) -> None:
             world.now += timedelta(seconds=20)
         case ("scale", int(size)):
             world.spec = world.spec.model_copy(update={"replicas": size})
+        case ("share", int(most), int(which)):
+            named = {"release": frozenset({f"job-{which}"}), "replace": frozenset({f"job-{which + 1}"})}
+            world.share = Share(most, "NoRoom", "not grown", **named)
         case ("suspend", bool(on)):
             world.spec = world.spec.model_copy(update={"suspend": on})
         case (("script" | "killed" | "delete" | "lose_node" | "turn_stubborn") as fault, int(which)):
@@ -268,7 +279,7 @@ def test_the_wanted_workers_train_in_the_end_whatever_happened(history):
         assert not world.live(), "nothing of a failed job goes on"
         return
     training = {m.worker for m in world.records.generation.members} if world.records.generation else set()
-    assert len(world.live()) == world.spec.desired_replicas, "as many workers as are wanted exist"
+    assert len(world.live()) == world.wanted(), "as many workers as are wanted exist"
     assert training == {p.name for p in world.live()}, "all of them are in the generation"
     assert world.records.target and not world.records.target.leaving, "nobody is asked to leave for ever"
     assert world.status.phase == ("Suspended" if world.spec.suspend else "Running")
@@ -280,7 +291,7 @@ def test_a_plan_that_was_executed_has_nothing_left_to_do(history):
     world = World()
     for what in history:
         happen(world, what)
-    for _ in range(3):
+    for _ in range(5):  # one that is replaced is asked, deleted, made anew
         made = world.operate()
     assert (made.create, made.delete, made.target, made.notices) == ((), (), None, ()), "plans are idempotent"
     assert made.status is None, "a status is written only when it changes"

@@ -52,19 +52,7 @@ def records(*names: str, number: int = 1, adopted: int | None = None, **fields) 
     return Coordination(generation=generation, members=members, **fields)
 
 
-# ---- who leaves, who comes -------------------------------------------------------------------------------------------
-def test_victims_are_those_that_cost_least_to_lose():
-    pending, unready, outside = pod(0, started=False, ready=False), pod(1, ready=False), pod(2)
-    disrupted, old, new = pod(3, disruption="EvictionByEvictionAPI"), pod(4), pod(5)
-    workers = (new, old, disrupted, outside, unready, pending)
-    chosen = scale.victims(workers, 6, records("job-3", "job-4", "job-5"))
-    assert chosen == (pending, unready, outside, disrupted, new, old)
-
-
-def test_nobody_leaves_if_there_is_no_surplus():
-    assert scale.victims((pod(0),), -1, None) == ()
-
-
+# ---- who comes -------------------------------------------------------------------------------------------------------
 def test_leaving_terminating_silent_and_ended_pods_are_no_workers():
     pods = (pod(0), pod(1), pod(2, terminating=True), pod(3), ended(4))
     assert scale.active(pods, {"job-1"}, {"job-3"}) == (pods[0],)
@@ -216,8 +204,9 @@ def test_ttl_runs_from_completion():
 )
 def test_target_says_why_its_size_changed(make_spec, before, replicas, suspend, reason):
     previous = None if before is None else Target(min=1, max=4, desired=before, reason="Before")
-    made = targets.target(make_spec(replicas=replicas, suspend=suspend), previous, (), stop=False)
-    assert (made.desired, made.reason) == (0 if suspend else replicas, reason)
+    desired = 0 if suspend else replicas
+    made = targets.target(make_spec(replicas=replicas, suspend=suspend), desired, previous, (), stop=False)
+    assert (made.desired, made.reason) == (desired, reason)
 
 
 # ---- what is seen of training --------------------------------------------------------------------------------------

@@ -184,3 +184,18 @@ priorityClassName: {{ . }}
   verbs: [create, update]
 {{- end }}
 {{- end }}
+
+{{- /* Whether the operator shares the cluster out: only where it may see all of it. */}}
+{{- define "elastrain.capacity" -}}
+{{- and .Values.capacity.enabled (not .Values.watchNamespaces) -}}
+{{- end }}
+
+{{- /* What it reads beside for that (CAPACITY_PERMISSIONS in its kube.py). */}}
+{{- define "elastrain.capacityRules" -}}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list, watch]
+- apiGroups: [scheduling.k8s.io]
+  resources: [priorityclasses]
+  verbs: [list, watch]
+{{- end }}

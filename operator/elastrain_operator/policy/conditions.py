@@ -9,6 +9,7 @@ from typing import Literal
 
 from elastrain.api.job import Condition, ConditionType, GenerationStatus, Withdrawal
 from elastrain.api.records import Progress
+from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Outage, Pod, Refusal, Trouble
 from elastrain_operator.policy.verdict import Verdict
 
@@ -50,6 +51,8 @@ class Picture:
     """Workers that did not start in time and are tried again later."""
     waits_until: datetime | None
     """The next worker is created then, after failures."""
+    share: Share | None = None
+    """What the allocator gives; None: the cluster is not shared out."""
 
 
 def merge(old: Iterable[Condition], claims: Iterable[Claim], generation: int | None, now: datetime) -> list[Condition]:
@@ -119,6 +122,9 @@ def _pods_ready(p: Picture, now: datetime) -> Claim:
         return Claim(kind, "False", "Suspended", "suspend is true: no worker is wanted")
     if p.outage:
         return Claim(kind, "Unknown", "EtcdUnavailable", "which workers train is not known without etcd")
+    if not p.desired and p.share is not None:
+        decided = p.share.size is not None
+        return Claim(kind, "False", "WaitingForCapacity" if decided else "Starting", p.share.message)
     have = f"{p.ready} of {p.desired} workers train"
     if p.ready == p.desired and not p.draining:
         return Claim(kind, "True", "AllTrain", have)

@@ -1,10 +1,10 @@
-"""How many workers to create, and who leaves when there are too many."""
+"""Which pods count as workers, and what new ones are called."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from elastrain_operator.model import Coordination, Pod
+from elastrain_operator.model import Pod
 
 
 def active(pods: Iterable[Pod], leaving: Collection[str], silent: Collection[str]) -> tuple[Pod, ...]:
@@ -12,17 +12,6 @@ def active(pods: Iterable[Pod], leaving: Collection[str], silent: Collection[str
     return tuple(
         p for p in pods if not p.ending and not p.terminating and p.name not in leaving and p.name not in silent
     )
-
-
-def victims(workers: Sequence[Pod], surplus: int, members: Coordination | None) -> tuple[Pod, ...]:
-    """The ``surplus`` workers that cost least to lose: not started, then not Ready, then outside the generation in
-    force, then disrupted ones (about to go anyway), then the newest."""
-
-    def worth(pod: Pod) -> tuple[bool, bool, bool, bool, int]:
-        trains = members is not None and members.trains(pod.name)
-        return (pod.started, pod.ready, trains, not pod.disruption, -pod.ordinal)
-
-    return tuple(sorted(workers, key=worth)[:surplus]) if surplus > 0 else ()
 
 
 def ordinals(missing: int, unborn: Sequence[int], pods: Iterable[Pod], next_ordinal: int) -> tuple[int, ...]:

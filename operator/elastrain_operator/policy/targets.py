@@ -8,12 +8,11 @@ from elastrain.api.job import JobSpec
 from elastrain.api.records import Target
 
 
-def target(spec: JobSpec, previous: Target | None, leaving: Iterable[str], stop: bool) -> Target:
-    """The target that ``spec`` asks for; ``stop``: the job has failed, everybody is to save and leave.
+def target(spec: JobSpec, desired: int, previous: Target | None, leaving: Iterable[str], stop: bool) -> Target:
+    """The target of ``desired`` workers; ``stop``: the job has failed, everybody is to save and leave.
 
     The reason changes only with the size, so that a target which merely forgets a worker that is gone keeps its own.
     """
-    desired = 0 if stop else spec.desired_replicas
     return Target(
         min=spec.min_replicas,
         max=spec.max_replicas,

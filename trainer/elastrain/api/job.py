@@ -83,10 +83,12 @@ class JobSpec(ApiModel):
     max_replicas: PositiveInt
     """Most workers the job may ever have."""
     min_replicas: PositiveInt = 1
-    """Fewest workers that may train; below it the job waits with its state."""
+    """Fewest workers that may train; below it the job waits with its state. Where the operator shares the cluster out,
+    so many start together or none, and nobody takes one of them away."""
     replicas: PositiveInt | None = None
     """Workers wanted now, between ``minReplicas`` and ``maxReplicas``; ``kubectl scale`` and an HPA write it.
-    Absent: as many as ``maxReplicas``."""
+    Absent: elastic: where the operator shares the cluster out, as many between the two as there is room for and other
+    jobs leave, which it decides anew when that changes; elsewhere (and in local mode) as many as ``maxReplicas``."""
     nproc_per_node: Nproc = 1
     """Training processes (ranks) in each worker, or `auto`: one for each accelerator in the trainer container's limits,
     one if it has none. Local mode counts the CUDA devices of the machine. May only change while ``suspend`` is true."""
@@ -174,6 +176,9 @@ class ConditionType(StrEnum):
     """A generation is in force and trains."""
     RESCALING = "Rescaling"
     """The generation in force is not the wanted one."""
+    GROWN = "Grown"
+    """As many workers are wanted as the spec allows; its message says why not more. Only where the operator shares the
+    cluster out."""
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
     """The last durable checkpoint succeeded."""
     WORKERS_HEALTHY = "WorkersHealthy"

@@ -1,0 +1,1 @@
+"""Sharing the cluster out, in parts: values, what fits where, who comes next, whether a change pays. All pure."""

@@ -1,0 +1,105 @@
+"""Sharing out what is above the minima, among elastic jobs of one priority: weighted max-min fairness.
+
+The method is progressive filling (Bertsekas & Gallager, "Data Networks", 2nd ed., 6.5.2): whoever has least gets the
+next worker, until nobody can get another. What a job has is counted as its dominant share of the cluster (Ghodsi et
+al., "Dominant Resource Fairness", NSDI 2011), above its minimum, first per namespace by weight, then per job. Among
+those who have equally little, whoever holds a worker already keeps it: so what was shared out fairly stays as it is.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from elastrain_operator.allocation.room import May
+from elastrain_operator.allocation.seat import Seat
+
+Grant = Callable[[Seat, May | None], bool]
+"""Give a job one more worker, displacing whom it may (None: nobody); False: it can not be had."""
+
+
+class Tier:
+    """The elastic jobs of one priority while they are filled up."""
+
+    def __init__(self, seats: Iterable[Seat], weights: Mapping[str, int], all_seats: Mapping[str, Seat]) -> None:
+        self._all = all_seats
+        self._mine = {s.job.uid: s for s in seats}
+        self._weights = {s.job.namespace: weights.get(s.job.namespace, 1) for s in self._mine.values()}
+        self._level = dict.fromkeys(self._weights, 0)
+        """What a namespace was granted above its minima."""
+        self._held = dict.fromkeys(self._weights, 0)
+        """The same if its jobs kept everything that they have."""
+        self._richest = dict.fromkeys(self._weights, 0)
+        """At least what the job in a namespace that has most would have left after losing one worker."""
+        for seat in self._mine.values():
+            self._count(seat)
+        self._strangers = any(s.loose for uid, s in all_seats.items() if uid not in self._mine)
+
+    def _count(self, seat: Seat) -> None:
+        namespace = seat.job.namespace
+        self._level[namespace] += seat.level
+        self._held[namespace] += seat.held_level
+        self._richest[namespace] = max(self._richest[namespace], seat.held_level - seat.step)
+
+    def lost(self, seat: Seat) -> None:
+        """One of the tier's workers was displaced."""
+        if seat.job.uid in self._mine:
+            self._held[seat.job.namespace] -= seat.step
+
+    def fill(self, grant: Grant) -> None:
+        """Give one worker after another to whoever has least."""
+        queues: dict[str, list[tuple[int, bool, float, str]]] = {}
+        for seat in self._mine.values():
+            queues.setdefault(seat.job.namespace, []).append(_key(seat))
+        for queue in queues.values():
+            heapq.heapify(queue)
+        heap = [self._place(namespace, queue) for namespace, queue in queues.items()]
+        heapq.heapify(heap)
+        while heap:
+            namespace = heapq.heappop(heap)[-1]
+            queue = queues[namespace]
+            seat = self._mine[heapq.heappop(queue)[-1]]
+            if seat.granted < seat.limit and self._give(seat, grant):
+                heapq.heappush(queue, _key(seat))
+            if queue:
+                heapq.heappush(heap, self._place(namespace, queue))
+
+    def _give(self, seat: Seat, grant: Grant) -> bool:
+        namespace, level, held = seat.job.namespace, seat.level, seat.held_level
+        given = grant(seat, self._may(seat) if self._worth_asking(seat) else None)
+        self._level[namespace] += seat.level - level
+        self._held[namespace] += seat.held_level - held
+        return given
+
+    def _place(self, namespace: str, queue: Sequence[tuple[int, bool, float, str]]) -> tuple[float, bool, str]:
+        return (self._level[namespace] / self._weights[namespace], queue[0][1], namespace)
+
+    def _worth_asking(self, taker: Seat) -> bool:
+        """Whether there can be anybody at all who may be displaced: spares most jobs the look around."""
+        home = taker.job.namespace
+        if self._strangers or self._richest[home] > taker.level:
+            return True
+        mine = self._level[home] / self._weights[home]
+        return any(self._held[n] / w > mine for n, w in self._weights.items() if n != home)
+
+    def _may(self, taker: Seat) -> May:
+        """An equal loses a worker only if it has more left, after that, than the taker has before. Both sides of the
+        comparison move towards each other, so nothing is ever taken back and forth."""
+        home = taker.job.namespace
+        mine = self._level[home] / self._weights[home]
+
+        def allowed(uid: str, picked: Sequence[str]) -> bool:
+            giver = self._mine.get(uid)
+            if giver is None:
+                return True  # it is of a lower priority, or the worker is to go anyway
+            there = giver.job.namespace
+            if there == home:
+                return giver.held_level - (picked.count(uid) + 1) * giver.step > taker.level
+            taken = sum(self._mine[u].step for u in picked if u in self._mine and self._mine[u].job.namespace == there)
+            return (self._held[there] - taken - giver.step) / self._weights[there] > mine
+
+        return allowed
+
+
+def _key(seat: Seat) -> tuple[int, bool, float, str]:
+    return (seat.level, seat.next_loose() is None, seat.job.created, seat.job.uid)

@@ -1,0 +1,75 @@
+"""May a pod be bound to a node, its resources aside? The rules are those of kube-scheduler's NodeAffinity and
+TaintToleration plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from elastrain_operator.allocation.model import Node, Place, Requirement, Taint, Toleration
+
+HARD = frozenset({"NoSchedule", "NoExecute"})
+"""Effects of a taint that keep pods away."""
+UNWELL = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
+"""Taints that say what the node's readiness says already."""
+CORDON = "node.kubernetes.io/unschedulable"
+
+
+def takes(node: Node, place: Place) -> bool:
+    """Whether a new worker may be bound to ``node`` now."""
+    if node.cordoned or node.going or not node.ready or node.name in place.avoid:
+        return False
+    return selects(place, node.labels) and not any(t.effect in HARD for t in untolerated(node.taints, place))
+
+
+def lets_go(node: Node, place: Place) -> bool:
+    """Whether workers on ``node`` should move before they have to: it is cordoned, announced to go, or has got a taint
+    that they do not tolerate. Not being ready is not enough: that passes, or ends in a loss."""
+    hard = [t for t in untolerated(node.taints, place) if t.effect in HARD and t.key not in UNWELL]
+    return node.cordoned or node.going or bool(hard)
+
+
+def selects(place: Place, labels: Mapping[str, str]) -> bool:
+    """Whether ``nodeSelector`` and required node affinity hold."""
+    if any(labels.get(key) != value for key, value in place.selector):
+        return False
+    return not place.terms or any(all(_holds(r, labels) for r in term) for term in place.terms)
+
+
+def untolerated(taints: Iterable[Taint], place: Place) -> list[Taint]:
+    """Taints that no toleration matches."""
+    return [t for t in taints if not any(_tolerates(x, t) for x in place.tolerations)]
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.key and toleration.key != taint.key:
+        return False
+    if toleration.operator == "Exists":
+        return True
+    return bool(toleration.key) and toleration.value == taint.value
+
+
+def _holds(requirement: Requirement, labels: Mapping[str, str]) -> bool:
+    key, values, value = requirement.key, requirement.values, labels.get(requirement.key)
+    match requirement.operator:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return key in labels
+        case "DoesNotExist":
+            return key not in labels
+        case "Gt" | "Lt":
+            return _compares(requirement.operator, value, values)
+    return False
+
+
+def _compares(operator: str, value: str | None, values: tuple[str, ...]) -> bool:
+    """Labels and bounds that are no whole numbers never hold."""
+    try:
+        have, bound = int(value or ""), int(values[0] if values else "")
+    except ValueError:
+        return False
+    return have > bound if operator == "Gt" else have < bound

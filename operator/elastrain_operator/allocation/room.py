@@ -1,0 +1,251 @@
+"""Where workers fit while an allocation is made: per node, what is free now, what will be, and who could still go.
+
+Workers are whole pods, so room is kept node by node. A worker is in one of three states: *kept* (granted again),
+*loose* (there, and not granted yet: it may have to go) or *displaced* (it has to). In the course of one allocation room
+only shrinks, which is why a node that is too full for a kind of worker is never looked at again: the cost is O(kinds x
+nodes + workers). Mutable, used for one allocation; nothing outside it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from elastrain_operator.allocation.match import takes
+from elastrain_operator.allocation.model import PODS, Amounts, Kind, Place, Snapshot, Worker
+
+WINDOW = 16
+"""Nodes among which the one is chosen on which the fewest workers are displaced."""
+SCAN = 64
+"""Nodes on which others may not be displaced before it is given up."""
+
+Vector = dict[str, int]
+May = Callable[[str, Sequence[str]], bool]
+"""(job that would lose one more worker, jobs that lose one each by the same choice already) → whether it may."""
+Rank = Callable[[str], tuple[int, ...]]
+"""Which job's workers are displaced first: the least."""
+
+
+class Loose(NamedTuple):
+    uid: str
+    worker: Worker
+    turn: int
+    """Its place among its job's workers: the greatest leaves first."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """Nodes for one kind of worker, in the order in which they are filled."""
+
+    nodes: list[str]
+    start: int = 0
+    """Those before it are too full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """What is free for a kind of worker on the nodes that take it, in its main resource."""
+
+    resource: str
+    total: int
+    largest: int
+    """Most on one node."""
+    nodes: int
+    """Nodes that take it, resources aside."""
+    short: str
+    """The resource that is short on most of those nodes."""
+
+
+def main_resource(demand: Amounts) -> str:
+    """What a worker is counted in: its extended resource (an accelerator), else CPU, memory, or the pod itself."""
+    extended = [(-amount, name) for name, amount in demand if "/" in name]
+    if extended:
+        return min(extended)[1]
+    names = [name for name, _ in demand]
+    return next((name for name in ("cpu", "memory") if name in names), PODS)
+
+
+class Room:
+    """The room on all nodes."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.looks = 0
+        self._undo: list[Callable[[], None]] | None = None
+        self._nodes = snapshot.nodes
+        self._now: dict[str, Vector] = {n.name: dict(n.room) for n in snapshot.nodes}
+        self._loose: dict[str, dict[str, Loose]] = {n.name: {} for n in snapshot.nodes}
+        self._held: dict[str, Vector] = {n.name: {} for n in snapshot.nodes}  # by loose workers
+        for job in snapshot.jobs:
+            for turn, worker in enumerate(job.workers):
+                if worker.node in self._now:
+                    self._loose[worker.node][worker.name] = Loose(job.uid, worker, turn)
+                    self._change(self._held, worker.node, worker.demand, 1)
+                    self._change(self._now, worker.node, worker.demand, -1)
+        for held in snapshot.leaving:
+            if held.node in self._now:
+                self._change(self._now, held.node, held.demand, -1)
+        # Once those who leave have left, less what has been promised since.
+        self._later: dict[str, Vector] = {name: dict(free) for name, free in self._now.items()}
+        for held in snapshot.leaving:
+            if held.node in self._now:
+                self._change(self._later, held.node, held.demand, 1)
+        self._taking: dict[Place, list[str]] = {}
+        self._lines: dict[tuple[Kind, bool], _Line] = {}
+
+    # ---- all or nothing ----------------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """From here on changes can be taken back."""
+        self._undo = []
+
+    def commit(self) -> None:
+        self._undo = None
+
+    def rollback(self) -> None:
+        """Take back what was changed since ``begin``."""
+        changes, self._undo = self._undo or [], None
+        for undo in reversed(changes):
+            undo()
+
+    # ---- granting ----------------------------------------------------------------------------------------------------
+    def keep(self, worker: Worker) -> None:
+        """A worker that is there stays."""
+        self.looks += 1
+        self._settle(worker)
+
+    def place(self, kind: Kind) -> bool:
+        """Take room for a worker where there is some at this moment; False: there is none."""
+        line = self._line(kind, now=True)
+        for i in range(line.start, len(line.nodes)):
+            self.looks += 1
+            name = line.nodes[i]
+            if _has(self._now[name], kind.demand) and _has(self._later[name], kind.demand):
+                self._advance(line, i)
+                self._change(self._now, name, kind.demand, -1)
+                self._change(self._later, name, kind.demand, -1)
+                return True
+        self._advance(line, len(line.nodes))
+        return False
+
+    def displace(self, kind: Kind, may: May, rank: Rank) -> list[Loose] | None:
+        """Promise room that others have to leave first. Those who are displaced for it; none where enough are on their
+        way out already; None: there is no such node.
+
+        Of the first nodes where it can be done, the one where the fewest have to go.
+        """
+        line = self._line(kind, now=False)
+        best: tuple[int, str, list[Loose]] | None = None
+        found = refused = 0
+        for i in range(line.start, len(line.nodes)):
+            self.looks += 1
+            name = line.nodes[i]
+            if not _has(self._later[name], kind.demand, self._held[name]):
+                if i == line.start:
+                    self._advance(line, i + 1)
+                continue
+            chosen = self._choose(name, kind.demand, may, rank)
+            if chosen is None:
+                refused += 1
+            else:
+                found += 1
+                if best is None or len(chosen) < best[0]:
+                    best = (len(chosen), name, chosen)
+            if (best and best[0] == 0) or found >= WINDOW or refused >= SCAN:
+                break
+        if best is None:
+            return None
+        for loose in best[2]:
+            self._settle(loose.worker)
+            self._change(self._later, best[1], loose.worker.demand, 1)
+        self._change(self._later, best[1], kind.demand, -1)
+        return best[2]
+
+    def idle(self, kind: Kind) -> Idle:
+        """What is left for a kind of worker, for words."""
+        resource, names = main_resource(kind.demand), self._open(kind.place)
+        free = [min(self._now[n].get(resource, 0), self._later[n].get(resource, 0)) for n in names]
+        free = [max(f, 0) for f in free]
+        lacking = {r: sum(self._now[n].get(r, 0) < amount for n in names) for r, amount in kind.demand}
+        short = max(lacking, key=lambda r: (lacking[r], r == resource)) if names and lacking else resource
+        self.looks += len(names)
+        return Idle(resource, sum(free), max(free, default=0), len(names), short)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _choose(self, node: str, demand: Amounts, may: May, rank: Rank) -> list[Loose] | None:
+        """Who has to go from ``node`` for ``demand``; None: those who may be displaced do not hold enough."""
+        later = self._later[node]
+        need = {r: amount - later.get(r, 0) for r, amount in demand if amount > later.get(r, 0)}
+        chosen: list[Loose] = []
+        uids: list[str] = []
+        for loose in sorted(self._loose[node].values(), key=lambda x: (rank(x.uid), x.uid, -x.turn)):
+            if not need:
+                break
+            useful = any(r in need for r, _ in loose.worker.demand)
+            if useful and may(loose.uid, uids):
+                chosen.append(loose)
+                uids.append(loose.uid)
+                left = {r: n - dict(loose.worker.demand).get(r, 0) for r, n in need.items()}
+                need = {r: n for r, n in left.items() if n > 0}
+        self.looks += len(chosen)
+        return None if need else self._spared(chosen, node, demand)
+
+    def _spared(self, chosen: list[Loose], node: str, demand: Amounts) -> list[Loose]:
+        """``chosen`` without those that are not needed after all: a large one may have come after small ones."""
+        kept = list(chosen)
+        for loose in chosen:
+            rest = [x for x in kept if x is not loose]
+            freed: Vector = {}
+            for other in rest:
+                _add(freed, other.worker.demand, 1)
+            if _has(self._later[node], demand, freed):
+                kept = rest
+        return kept
+
+    def _settle(self, worker: Worker) -> None:
+        """A worker is loose no more."""
+        there = self._loose.get(worker.node, {})
+        loose = there.pop(worker.name, None)
+        if loose is None:
+            return  # on a node that is gone
+        if self._undo is not None:
+            self._undo.append(partial(there.__setitem__, worker.name, loose))
+        self._change(self._held, worker.node, worker.demand, -1)
+
+    def _line(self, kind: Kind, now: bool) -> _Line:
+        """Tightest first, so that whole nodes stay free for those who need them (best fit)."""
+        key = (kind, now)
+        if key not in self._lines:
+            resource, book = main_resource(kind.demand), self._now
+            names = self._open(kind.place)
+            self.looks += len(names)
+            self._lines[key] = _Line(sorted(names, key=lambda n: (book[n].get(resource, 0), n)))
+        return self._lines[key]
+
+    def _open(self, place: Place) -> list[str]:
+        if place not in self._taking:
+            self.looks += len(self._nodes)
+            self._taking[place] = [n.name for n in self._nodes if takes(n, place)]
+        return self._taking[place]
+
+    def _advance(self, line: _Line, start: int) -> None:
+        if start != line.start:
+            if self._undo is not None:
+                self._undo.append(partial(setattr, line, "start", line.start))
+            line.start = start
+
+    def _change(self, book: dict[str, Vector], node: str, demand: Amounts, sign: int) -> None:
+        _add(book[node], demand, sign)
+        if self._undo is not None:
+            self._undo.append(partial(_add, book[node], demand, -sign))
+
+
+def _add(vector: Vector, demand: Iterable[tuple[str, int]], sign: int) -> None:
+    for resource, amount in demand:
+        vector[resource] = vector.get(resource, 0) + sign * amount
+
+
+def _has(vector: Vector, demand: Amounts, more: Vector | None = None) -> bool:
+    if more is None:
+        return all(vector.get(resource, 0) >= amount for resource, amount in demand)
+    return all(vector.get(resource, 0) + more.get(resource, 0) >= amount for resource, amount in demand)

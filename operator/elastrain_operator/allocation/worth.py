@@ -1,0 +1,75 @@
+"""Does a change of size pay? A resize is an investment: a pause now, against more speed for as long as it lasts.
+
+Every figure is in worker-seconds at the job's present speed, so that gain and cost compare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from elastrain_operator.allocation.model import Job, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What a growth is expected to bring and to cost."""
+
+    gain: float
+    cost: float
+    seconds: float
+    """Over which the gain is counted."""
+
+    @property
+    def pays(self) -> bool:
+        return self.gain > self.cost
+
+
+def growth(job: Job, before: int, after: int, policy: Policy) -> Worth:
+    """Of a training job that goes from ``before`` (at least 1) to ``after`` workers.
+
+    New workers train only after ``policy.startup``, and no longer than the job does. The cost is that everybody stands
+    still for the job's own measured pause.
+    """
+    seconds = policy.horizon if job.remaining is None else min(policy.horizon, job.remaining)
+    useful = max(seconds - policy.startup, 0.0)
+    faster = (_speed(job.speeds, after) / _speed(job.speeds, before) - 1) * before
+    return Worth(useful * faster, _pause(job, policy) * before, seconds)
+
+
+def may_give(job: Job, policy: Policy) -> bool:
+    """Whether a worker that this job loses to an equal is worth more there, over the horizon, than the pause here."""
+    return policy.horizon > _pause(job, policy) * max(job.size, 1)
+
+
+def thaws(job: Job, policy: Policy, now: datetime) -> datetime | None:
+    """Until when the job was resized too recently to be resized again for a mere improvement; None: it may be."""
+    if job.resized is None or job.size == 0:
+        return None
+    until = job.resized + timedelta(seconds=policy.hysteresis)
+    return until if until > now else None
+
+
+def _pause(job: Job, policy: Policy) -> float:
+    return policy.pause if job.pause is None else job.pause
+
+
+def _speed(speeds: tuple[tuple[int, float], ...], workers: int) -> float:
+    """Speed at a size, by what was measured: linear in between; proportional where one size is known, or none; beyond
+    the greatest size as the last two say, but never better than proportional and never worse than no gain."""
+    if not speeds:
+        return float(workers)
+    below = [s for s in speeds if s[0] <= workers]
+    above = [s for s in speeds if s[0] > workers]
+    if not below:
+        size, speed = above[0]
+        return speed * workers / size
+    size, speed = below[-1]
+    if above:
+        more, faster = above[0]
+        return speed + (faster - speed) * (workers - size) / (more - size)
+    slope = speed / size
+    if len(below) > 1:
+        less, slower = below[-2]
+        slope = min(max((speed - slower) / (size - less), 0.0), slope)
+    return speed + slope * (workers - size)

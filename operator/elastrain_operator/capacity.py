@@ -1,0 +1,172 @@
+"""Shares the cluster out between all jobs, in one place: gathers claims, asks ``allocate``, hands out the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+import structlog
+
+from elastrain_operator.allocate import allocate
+from elastrain_operator.allocation.model import Claims, Held, Job, Node, Policy, Share, Snapshot
+from elastrain_operator.model import Pod
+
+COALESCE = 0.1
+"""Seconds between the first sign of a change and the sharing: what happens together is shared out once."""
+REST = 0.5
+"""Least seconds between two sharings."""
+IDLE_PARTS = 10
+"""A sharing is followed by at least so many times the time that it took: it never uses more than a tenth of a core."""
+NEW_WORDS = 20
+"""Jobs that get new words, with nothing new to do, from one sharing: each is a write of a status."""
+SPEEDS = 8
+"""Sizes of a job whose speed is remembered."""
+
+log = structlog.get_logger(__name__)
+
+
+class Cluster(Protocol):
+    """What is used of :class:`elastrain_operator.inventory.Inventory`."""
+
+    @property
+    def problem(self) -> str | None: ...
+
+    @property
+    def denied(self) -> bool: ...
+
+    def nodes(self) -> tuple[Node, ...]: ...
+
+    def priority(self, name: str) -> int: ...
+
+
+class Capacity:
+    """Claims in, shares out. What it remembers can be lost: jobs keep the size in their status."""
+
+    def __init__(self, policy: Policy, on_share: Callable[[str], None]) -> None:
+        """``on_share`` is called with the UID of a job that has got another share."""
+        self._policy = policy
+        self._on_share = on_share
+        self._claims: dict[str, Claims] = {}
+        self._shares: dict[str, Share] = {}
+        self._resized: dict[str, datetime] = {}
+        self._speeds: dict[str, dict[int, float]] = {}
+        self._pods: dict[str, tuple[str, Held]] = {}
+        """Bound worker pods by UID, each with the UID of its job: room is taken also where nobody claims them yet, or
+        any more."""
+        self._changed = asyncio.Event()
+        self._unknown = Share(None, "CapacityUnknown", "the cluster is not known yet")
+
+    # ---- what jobs see -----------------------------------------------------------------------------------------------
+    def share_of(self, uid: str) -> Share:
+        return self._shares.get(uid, self._unknown)
+
+    def claim(self, uid: str, claims: Claims) -> None:
+        """What a job wants and holds now."""
+        before = self._claims.get(uid)
+        self._claims[uid] = claims
+        if claims.speed is not None:
+            speeds = self._speeds.setdefault(uid, {})
+            speeds.pop(claims.speed[0], None)  # the newest goes to the end
+            speeds[claims.speed[0]] = claims.speed[1]
+            if len(speeds) > SPEEDS:
+                del speeds[next(iter(speeds))]
+        if claims.job is None:
+            self._shares.pop(uid, None)  # when it goes on, it is let in anew
+        if claims.differs(before):
+            self.nudge()
+
+    def forget(self, uid: str) -> None:
+        """A job is gone."""
+        for book in (self._claims, self._shares, self._resized, self._speeds):
+            book.pop(uid, None)
+        self.nudge()
+
+    def pod_seen(self, job_uid: str, pod: Pod | None, pod_uid: str) -> None:
+        """A worker pod as it is now; ``pod``: None: it is gone."""
+        before = self._pods.pop(pod_uid, None)
+        if pod and pod.node and not pod.over:
+            self._pods[pod_uid] = (job_uid, Held(pod.node, pod.demand))
+        if self._pods.get(pod_uid) != before and job_uid not in self._claims:
+            self.nudge()
+
+    def nudge(self) -> None:
+        """Something may have changed."""
+        self._changed.set()
+
+    # ---- the one task ------------------------------------------------------------------------------------------------
+    async def run(self, cluster: Cluster) -> None:
+        """Until cancelled."""
+        again: float | None = None
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), again)
+            await asyncio.sleep(COALESCE)
+            self._changed.clear()
+            began = loop.time()
+            try:
+                again = await self._share_out(cluster)
+            except Exception:
+                # A fault of ours must not end the sharing for good, nor go unseen: jobs keep what they have.
+                log.exception("sharing failed")
+                again = None
+            await asyncio.sleep(max(REST, IDLE_PARTS * (loop.time() - began)))
+
+    async def _share_out(self, cluster: Cluster) -> float | None:
+        """One sharing; returns the seconds after which the clock alone calls for another."""
+        if cluster.problem:
+            self._not_known(cluster.problem, cluster.denied)
+            return None
+        claims = dict(self._claims)
+        jobs = tuple(self._job(c, cluster) for c in claims.values() if c.job)
+        leaving = [held for c in claims.values() for held in c.leaving]
+        leaving += [held for job, held in self._pods.values() if job not in claims]
+        now = datetime.now(UTC)
+        # In a thread, so that jobs' own loops go on meanwhile; everything that it is given is immutable.
+        made = await asyncio.to_thread(allocate, Snapshot(cluster.nodes(), jobs, tuple(leaving)), self._policy, now)
+        words = NEW_WORDS
+        for job in jobs:
+            if self._claims.get(job.uid) is None or self._claims[job.uid].job is None:
+                continue  # gone, ended or suspended in the meantime
+            share, before = made.shares[job.uid], self._shares.get(job.uid)
+            if share.differs(before):
+                self._give(job, share, now)
+            elif before is not None and share.message != before.message and words:
+                words -= 1
+                self._give(job, share, now)
+        return made.again
+
+    def _give(self, job: Job, share: Share, now: datetime) -> None:
+        if share.size != job.size:
+            self._resized[job.uid] = now
+            log.info("share", job=f"{job.namespace}/{job.name}", size=share.size, was=job.size, why=share.message)
+        self._shares[job.uid] = share
+        self._on_share(job.uid)
+
+    def _job(self, claims: Claims, cluster: Cluster) -> Job:
+        """A job as the allocator sees it: what it claims, and what is remembered here."""
+        job = claims.job
+        assert job is not None
+        given = self._shares.get(job.uid)
+        measured = self._speeds.get(job.uid, {})
+        return replace(
+            job,
+            priority=cluster.priority(claims.priority_class),
+            size=given.size if given and given.size is not None else job.size,
+            resized=self._resized.get(job.uid, job.resized),
+            speeds=tuple(sorted(measured.items())),
+        )
+
+    def _not_known(self, problem: str, denied: bool) -> None:
+        """Jobs keep their size, and say why; new ones need not wait if it will not be known."""
+        rule = "running jobs keep their size, new ones begin with minReplicas" if denied else "jobs keep their size"
+        words = f"the cluster is not known: {problem}; until it is, {rule}"
+        self._unknown = Share(None, "CapacityDenied" if denied else "CapacityUnknown", words, blind=denied)
+        for uid, claims in self._claims.items():
+            if claims.job and self._unknown.differs(self._shares.get(uid)):
+                self._shares[uid] = self._unknown
+                self._on_share(uid)

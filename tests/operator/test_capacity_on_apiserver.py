@@ -1,0 +1,93 @@
+"""Sharing out nodes of a real API server between real jobs; scheduler, kubelet and agents are played by the test."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+
+import pytest
+
+pytestmark = pytest.mark.apiserver
+
+GPU = "example.com/gpu"
+
+
+class Pool:
+    """Nodes that only this test's jobs select, and a scheduler for them."""
+
+    def __init__(self, cluster) -> None:
+        self.cluster = cluster
+        self.free: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def join(self, name: str, gpus: int) -> None:
+        """A node becomes ready."""
+        full, room = f"{name}.{self.cluster.namespace}", {GPU: str(gpus), "cpu": "8", "memory": "16Gi", "pods": "110"}
+        meta = {"name": full, "labels": {"pool": self.cluster.namespace}}
+        self.cluster.call("POST", "/api/v1/nodes", {"metadata": meta})
+        # An admission plugin taints new nodes; a controller takes the taint away in a whole cluster.
+        self.cluster.merge(f"/api/v1/nodes/{full}", {"spec": {"taints": None}})
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": stamp, "lastHeartbeatTime": stamp}
+        status = {"allocatable": room, "capacity": room, "conditions": [ready]}
+        self.cluster.merge(f"/api/v1/nodes/{full}/status", {"status": status})
+        self.free[full] = gpus
+
+    def bound(self, name: str, pod: dict) -> bool:
+        """Whether the pod has a node; binds it if there is room."""
+        if pod["spec"].get("nodeName"):
+            return True
+        with self._lock:
+            taken = [p["spec"].get("nodeName") for p in self.cluster.pods().values()]
+            node = next((n for n, gpus in sorted(self.free.items()) if taken.count(n) < gpus), None)
+            if node is None:
+                return False
+            target = {"apiVersion": "v1", "kind": "Node", "name": node}
+            binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+            self.cluster.call("POST", f"{self.cluster.pods_path}/{name}/binding", binding)
+            return True
+
+    def template(self, **spec) -> dict:
+        container = {"name": "trainer", "image": "trainer:1", "command": ["train"], "resources": {"limits": {GPU: "1"}}}
+        return {"spec": {"nodeSelector": {"pool": self.cluster.namespace}, "containers": [container], **spec}}
+
+
+@pytest.fixture
+def pool(cluster, operator_process, operator_factory, etcd):
+    operator_process.stop()  # it serves all namespaces, and does not share them out
+    operator_factory(etcd, cluster.namespace, "--capacity", "--capacity-hysteresis=0")
+    return Pool(cluster)
+
+
+def test_elastic_job_grows_into_a_new_node_and_gives_way_to_a_higher_priority(cluster, pool, play, eventually):
+    def trains(name: str, workers: int, what: str) -> None:
+        eventually(lambda: cluster.status(name).get("readyReplicas") == workers, 60, what)
+
+    pool.join("one", 2)
+    low = play(cluster.create_job("low", minReplicas=1, maxReplicas=4, template=pool.template()))
+    low.may_start = pool.bound
+    trains("low", 2, "the job starts with what there is")
+    grown = cluster.condition("low", "Grown")
+    assert (grown["status"], grown["reason"]) == ("False", "NoRoom")
+    assert grown["message"] == f"not grown: 0 {GPU} idle, 1 needed for the next worker"
+
+    pool.join("two", 1)
+    trains("low", 3, "the job grows into the new node")
+    uids = {n: p["metadata"]["uid"] for n, p in cluster.pods().items()}
+
+    high = f"high-{cluster.namespace}"
+    cluster.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": high}, "value": 1000})
+    important = pool.template(priorityClassName=high)
+    player = play(cluster.create_job("important", minReplicas=2, maxReplicas=2, template=important))
+    player.may_start = pool.bound
+    trains("important", 2, "the important job gets its minimum")
+    trains("low", 1, "the other keeps its own")
+    kept = {n: p["metadata"]["uid"] for n, p in cluster.pods().items() if n.startswith("low")}
+    assert kept.items() <= uids.items(), "the worker that stays is the one that was there"
+    assert cluster.status("low")["restarts"] == {"user": 0, "infrastructure": 0, "preemption": 0}
+
+    cluster.merge(cluster.job_path("low") + "/scale", {"spec": {"replicas": 2}})
+    cluster.patch_job("important", suspend=True)
+    trains("low", 2, "kubectl scale bounds it though three are free")
+    cluster.patch_job("low", replicas=None)
+    trains("low", 3, "without replicas it is elastic again")
