@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import sys
 from typing import Annotated, Any
 
-import kopf
 import structlog
 import typer
 from pydantic import ValidationError
 
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
-from elastrain_operator.app import App
-from elastrain_operator.config import CapacityConfig, OperatorConfig, WorkerEtcd, read_job_key
-from elastrain_operator.handlers import register
+from elastrain_operator.config import CapacityConfig, LeaseName, OperatorConfig, WorkerEtcd, read_job_key
+from elastrain_operator.serve import serve
 
 cli = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -90,9 +87,18 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
     capacity_horizon: Annotated[
         float, option("ELASTRAIN_CAPACITY_HORIZON", "Seconds over which more workers must make up for the pause.")
     ] = 600.0,
-    health_port: Annotated[
-        int, option("ELASTRAIN_HEALTH_PORT", "Port of GET /healthz, for the liveness probe.")
-    ] = 8080,
+    lease: Annotated[
+        str,
+        option(
+            "ELASTRAIN_LEASE",
+            "NAMESPACE/NAME of a Lease: of all operators started with it, one works and the others stand by. "
+            "Default: none, and this operator must be the only one.",
+        ),
+    ] = "",
+    lease_seconds: Annotated[
+        int, option("ELASTRAIN_LEASE_SECONDS", "Seconds of silence after which another one of them takes over.")
+    ] = 10,
+    health_port: Annotated[int, option("ELASTRAIN_HEALTH_PORT", "Port of GET /healthz, for the probes.")] = 8080,
     metrics_port: Annotated[
         int, option("ELASTRAIN_METRICS_PORT", "Port of GET /metrics, for Prometheus; 0: none.")
     ] = 0,
@@ -135,6 +141,8 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
             capacity=_capacity(
                 capacity, capacity_quotas, capacity_weights, hysteresis=capacity_hysteresis, horizon=capacity_horizon
             ),
+            lease=LeaseName.of(lease),
+            lease_seconds=lease_seconds,
             health_port=health_port,
             metrics_port=metrics_port,
         )
@@ -144,22 +152,7 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     configure_logging(level)
-    asyncio.run(run(config))
-
-
-async def run(config: OperatorConfig, stop: asyncio.Event | None = None) -> None:
-    """Run until SIGTERM or SIGINT, or until ``stop`` is set."""
-    registry = kopf.OperatorRegistry()
-    register(registry, App(config))
-    await kopf.operator(
-        registry=registry,
-        standalone=True,
-        identity=socket.gethostname(),  # kopf's default asks for the user's name, which a numeric user has not
-        clusterwide=not config.namespaces,
-        namespaces=config.namespaces,
-        liveness_endpoint=f"http://0.0.0.0:{config.health_port}/healthz",
-        stop_flag=stop,
-    )
+    raise typer.Exit(asyncio.run(serve(config)))
 
 
 def configure_logging(level: int) -> None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
 import structlog
 
 from elastrain.api.keys import JobKeys
-from elastrain.etcd import EtcdClient, EtcdUsers
+from elastrain.etcd import EtcdClient, EtcdError, EtcdUsers
 from elastrain_operator.apply import Executor
 from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.coordination import Mirror
+from elastrain_operator.fencing import FencedEtcd
 from elastrain_operator.inventory import Inventory
-from elastrain_operator.kube import Kube
+from elastrain_operator.kube import ApiError, Kube, Writable
 from elastrain_operator.loops import JobLoop, Loops
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobSeries
@@ -36,8 +37,16 @@ log = structlog.get_logger(__name__)
 class App:
     """One operator process. ``start`` and ``stop`` run in the event loop that everything else runs in."""
 
-    def __init__(self, config: OperatorConfig) -> None:
+    def __init__(
+        self,
+        config: OperatorConfig,
+        tenure: Writable | None = None,
+        fence: Callable[[EtcdClient], FencedEtcd] | None = None,
+    ) -> None:
+        """``tenure`` and ``fence`` keep a process from writing that does not lead; None where there is only one."""
         self._config = config
+        self._tenure = tenure
+        self._fence = fence
         self._loops = Loops(self._make_loop)
         self._pods = Pods()
         self._watches: tuple[PodWatch, ...] = ()
@@ -55,15 +64,18 @@ class App:
         config, undo = self._config, self._started
         if config.metrics_port:
             self._serve_metrics(config.metrics_port)
-        self._kube = await Kube.connect()
+        self._kube = await Kube.connect(self._tenure)
         undo.push_async_callback(self._kube.close)
         etcd = EtcdClient(config.etcd)
         undo.push_async_callback(asyncio.to_thread, etcd.close)
-        self._mirror = Mirror(etcd, config.cluster, self._etcd_changed, self._steps_made)
+        fenced = self._fence(etcd) if self._fence else None
+        self._mirror = Mirror(fenced or etcd, config.cluster, self._etcd_changed, self._steps_made)
         self._mirror.start()
         undo.push_async_callback(self._mirror.close)
         if not await self._mirror.wait_listed(FIRST_LIST_SECONDS):
             log.warning("etcd does not answer yet", endpoints=config.etcd.endpoints)
+        elif fenced:
+            await _claim(fenced)
         if config.job_key is not None:
             self._vault = Vault(EtcdUsers(etcd), self._kube, self._mirror, config, self._loops.wake_all)
             guarding = asyncio.create_task(self._vault.run(), name="vault")
@@ -151,4 +163,15 @@ class App:
         self._loops.wake_later(keys.uid)
 
     def _is_served(self, keys: JobKeys) -> bool:
+        namespaces = self._config.namespaces
+        if namespaces and keys.namespace not in namespaces:
+            return True  # by somebody else, whom to ask we have no right
         return keys.uid in self._loops or bool(self._pods.of(keys.uid))
+
+
+async def _claim(fenced: FencedEtcd) -> None:
+    """Shut an earlier leader out at once; where it fails, the first write tries again."""
+    try:
+        await asyncio.to_thread(fenced.claim)
+    except (ApiError, EtcdError) as error:
+        log.warning("fence not claimed yet", error=str(error))

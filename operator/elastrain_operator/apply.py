@@ -42,7 +42,8 @@ class Memory:
     status: JobStatus | None = None
     """As last written by us; None: the one on the object counts."""
     status_written: datetime | None = None
-    draining_since: dict[str, datetime] = field(default_factory=dict)
+    version: str | None = None
+    """``resourceVersion`` of the job as last seen or written: a status is written only if that is still its own."""
     unborn: tuple[int, ...] = ()
     refusal: Refusal | None = None
     created: dict[str, tuple[Pod, datetime]] = field(default_factory=dict)
@@ -69,10 +70,12 @@ class Executor:
         2. target: who is to leave knows it before the pod goes; 3. events: they tell what is now on record;
         4. creations; 5. deletions; 6. deletion of the job. ``spec`` may be None where nothing is created.
 
-        Raises ``ApiError`` and ``EtcdError``. A pod that the API server refuses is no error but a :class:`Refusal`.
+        Raises ``ApiError`` (code 409: the job has changed meanwhile, or another operator has written its status) and
+        ``EtcdError``. A pod that the API server refuses is no error but a :class:`Refusal`.
         """
         if plan.status is not None:
-            await self._kube.patch_status(job.namespace, job.name, status_patch(plan.status))
+            patch = status_patch(plan.status)
+            memory.version = await self._kube.patch_status(job.namespace, job.name, patch, memory.version)
             memory.status, memory.status_written = plan.status, _now()
         if plan.target is not None:
             await self._targets.put_target(JobKeys(job.namespace, job.name, job.uid), plan.target)

@@ -77,6 +77,28 @@ class CapacityConfig(BaseModel):
         return Policy(quotas=bounds, weights=self.weights, hysteresis=self.hysteresis, horizon=self.horizon)
 
 
+class LeaseName(BaseModel):
+    """The Lease (coordination.k8s.io) by which replicas of the operator agree on which one works."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    namespace: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)]
+
+    @classmethod
+    def of(cls, text: str) -> Self | None:
+        """From ``NAMESPACE/NAME``; empty: None. Raises ``ValueError`` (a ``ValidationError``, too, is one)."""
+        if not text:
+            return None
+        namespace, slash, name = text.partition("/")
+        if not slash or not namespace or not name or "/" in name:
+            raise ValueError(f"--lease {text!r}: must be NAMESPACE/NAME of a Lease, such as elastrain/operator")
+        return cls(namespace=namespace, name=name)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
 class OperatorConfig(BaseModel):
     """Settings of one operator process."""
 
@@ -99,6 +121,10 @@ class OperatorConfig(BaseModel):
     """Seconds after which a job is looked at though nothing has happened."""
     capacity: CapacityConfig | None = None
     """None: the cluster is not shared out; a job without ``replicas`` then wants ``maxReplicas``."""
+    lease: LeaseName | None = None
+    """Held by the one replica that works; None: there is no other replica, ever."""
+    lease_seconds: Annotated[int, Field(ge=3, le=60)] = 10
+    """Seconds without a renewal of that Lease after which another replica takes over."""
     health_port: Annotated[int, Field(ge=1, le=65535)] = 8080
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of GET /metrics; 0: none."""

@@ -28,9 +28,9 @@ class Closable(Protocol):
 
 
 class Etcd(Protocol):
-    """What the operator uses of :class:`elastrain.etcd.EtcdClient`."""
+    """What the operator uses of :class:`elastrain.etcd.EtcdClient`, or of a fenced one (``fencing.py``)."""
 
-    def put(self, key: str, value: bytes) -> int: ...
+    def put(self, key: str, value: bytes) -> object: ...
 
     def delete_prefix(self, prefix: str) -> int: ...
 

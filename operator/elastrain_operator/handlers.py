@@ -30,10 +30,6 @@ def register(registry: kopf.OperatorRegistry, app: App) -> None:
     async def stop(**_: Any) -> None:
         await app.stop()
 
-    @kopf.on.probe(registry=registry, id="state")
-    def probe(**_: Any) -> dict[str, Any]:
-        return app.state()
-
     @kopf.on.event(names.API_VERSION, names.PLURAL, registry=registry, id="job")
     async def job(event: kopf.RawEvent, **_: Any) -> None:
         await app.job_event(event["type"], event["object"])

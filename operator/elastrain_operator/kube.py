@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import kopf
@@ -33,6 +33,10 @@ CAPACITY_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
 }
 """What is needed beside, where the operator shares the cluster out; these are cluster-scoped, and pods of all
 namespaces are read then."""
+LEASE_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
+    ("coordination.k8s.io", "leases"): frozenset({"get", "create", "update"}),
+}
+"""The same for the Lease of ``election.py``, in the namespace that it is in; `get` and `update` of that one only."""
 
 REQUEST_SECONDS = 10.0
 """One attempt of a call."""
@@ -47,6 +51,7 @@ WATCH_SECONDS = 300
 WATCH_SILENCE = 90.0
 """A watch that hears nothing for so long is dead: the API server sends a bookmark every minute."""
 _ACCEPT = {"Accept": "application/json", "Accept-Encoding": "identity"}  # within a cluster, compression costs more
+JSON = "application/json"
 _ATTEMPTS = 4
 _RETRIED = frozenset({429, 500, 502, 503, 504})
 
@@ -65,19 +70,34 @@ class ApiError(Exception):
         return self.code == 0 or self.code in _RETRIED
 
 
+class NotLeading(ApiError):
+    """This process may not write, or not any more: another operator leads. A repetition does not help."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, 0, "NotLeading", "this operator does not lead (any more): its lease has ended")
+
+
+class Writable(Protocol):
+    """Says whether this process may write now: :class:`elastrain_operator.election.Tenure`."""
+
+    def seconds_left(self, what: str) -> float: ...
+
+
 class Kube:
     """Calls with bounded retries on 429, 5xx and timeouts. Every call may raise :class:`ApiError`."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, tenure: Writable | None = None) -> None:
+        """``tenure``: asked before everything that is written, and no write outlasts it; None: no need to ask."""
         self._access = access
+        self._tenure = tenure
         self._slots = asyncio.Semaphore(IN_FLIGHT)
         connector = aiohttp.TCPConnector(ssl=access.ssl, limit=0)
         self._session = aiohttp.ClientSession(connector=connector, trust_env=access.trust_env)
 
     @classmethod
-    async def connect(cls) -> Kube:
+    async def connect(cls, tenure: Writable | None = None) -> Kube:
         """By the pod's service account, else by the kubeconfig. Raises ``kopf.LoginError`` if there is neither."""
-        return cls(await Access.find())
+        return cls(await Access.find(), tenure)
 
     async def close(self) -> None:
         await self._session.close()
@@ -87,10 +107,17 @@ class Kube:
         """The job, or None if the API server says that there is none."""
         return await self._get(_job_path(namespace, name), f"read job {namespace}/{name}")
 
-    async def patch_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
-        """Merge ``status`` into the job's; a null removes a field."""
+    async def patch_status(
+        self, namespace: str, name: str, status: Mapping[str, Any], version: str | None = None
+    ) -> str | None:
+        """Merge ``status`` into the job's; a null removes a field. Returns the job's new ``resourceVersion``.
+
+        With ``version``, only if that is the job's ``resourceVersion`` (code 409 otherwise).
+        """
         path, what = _job_path(namespace, name) + "/status", f"write the status of job {namespace}/{name}"
-        await self._call("PATCH", path, what, {"status": status}, content="application/merge-patch+json")
+        body = {"status": status, **({"metadata": {"resourceVersion": version}} if version else {})}
+        answer = await self._call("PATCH", path, what, body, content="application/merge-patch+json")
+        return str(answer["metadata"]["resourceVersion"])
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         """Delete this very job, and its pods after it; no error if it is gone."""
@@ -162,6 +189,12 @@ class Kube:
                 raise ApiError(what, int(status.get("code") or 0), "", str(status.get("message") or status))
             yield event
 
+    async def once(
+        self, method: str, path: str, what: str, body: Mapping[str, Any] | None, seconds: float
+    ) -> dict[str, Any]:
+        """One attempt of at most ``seconds``, for callers that time their own."""
+        return await self._attempt(_Request(method, path, what, _encoded(body), {}, JSON, seconds))
+
     # ---- inside ----------------------------------------------------------------------------------------------------
     async def _get(self, path: str, what: str) -> dict[str, Any] | None:
         try:
@@ -187,14 +220,13 @@ class Kube:
         body: Mapping[str, Any] | None = None,
         *,
         query: Mapping[str, str] | None = None,
-        content: str = "application/json",
+        content: str = JSON,
     ) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        request = _Request(method, path, what, data, query or {}, content)
+        request = _Request(method, path, what, _encoded(body), query or {}, content)
         try:
             return await self._attempt(request)
         except ApiError as error:
-            if not error.is_transient:
+            if not _is_worth_repeating(error):
                 raise
             failed = error
         return await self._again(request, failed)
@@ -210,7 +242,7 @@ class Kube:
             return await self._attempt(request)
 
         retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda e: isinstance(e, ApiError) and e.is_transient),
+            retry=retry_if_exception(_is_worth_repeating),
             stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(CALL_SECONDS),
             wait=wait_random_exponential(multiplier=0.2, max=5),
             reraise=True,
@@ -229,6 +261,9 @@ class Kube:
         return dict(json.loads(text))
 
     async def _send(self, request: _Request) -> tuple[int, bytes]:
+        seconds = request.seconds
+        if self._tenure is not None and request.method != "GET":
+            seconds = min(seconds, self._tenure.seconds_left(request.what))
         started, code = time.monotonic(), 0
         try:
             async with self._session.request(
@@ -237,7 +272,7 @@ class Kube:
                 params=request.query,
                 data=request.data,
                 headers={**self._access.headers, **_ACCEPT, "Content-Type": request.content},
-                timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
+                timeout=aiohttp.ClientTimeout(total=seconds),
             ) as response:
                 text, code = await response.read(), response.status
                 return code, text
@@ -278,6 +313,15 @@ class _Request:
     data: bytes | None
     query: Mapping[str, str]
     content: str
+    seconds: float = REQUEST_SECONDS
+
+
+def _is_worth_repeating(error: BaseException) -> bool:
+    return isinstance(error, ApiError) and error.is_transient and not isinstance(error, NotLeading)
+
+
+def _encoded(body: Mapping[str, Any] | None) -> bytes | None:
+    return None if body is None else json.dumps(body, separators=(",", ":")).encode()
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:

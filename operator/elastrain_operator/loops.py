@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -22,7 +21,7 @@ from elastrain_operator.coordination import Mirror
 from elastrain_operator.kube import ApiError, Kube
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobMeter
-from elastrain_operator.model import JobRef, Observed, Plan, Pod
+from elastrain_operator.model import JobRef, Observed, Pod
 from elastrain_operator.plan import STATUS_INTERVAL
 
 COALESCE = 0.05
@@ -136,14 +135,29 @@ class JobLoop:
                 metrics.PLANS.labels("done").inc()
             except Exception as error:
                 due = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]
-                failures += 1
-                # A fault of ours in one job must not end its loop, nor go unseen: that one is logged with its trace.
-                source = _source(error)
-                metrics.PLANS.labels("failed").inc()
-                metrics.ERRORS.labels(source).inc()
-                told = log.exception if source == "operator" else log.warning
-                told("pass failed", job=self.job.name, namespace=self.job.namespace, error=str(error), retry_s=due)
+                if is_conflict(error):  # the version that we have not seen yet is on its way, and wakes us
+                    log.info("job has changed meanwhile", job=self.job.name, namespace=self.job.namespace)
+                else:
+                    failures += 1
+                    metrics.PLANS.labels("failed").inc()
+                    metrics.ERRORS.labels(_source(error)).inc()
+                    await self._failed(error, due)
             await self._wait(due, hurried=failures == 0)
+
+    async def _failed(self, error: Exception, retry: float) -> None:
+        """Say it. A fault of ours in one job must neither end its loop, nor go unseen, nor slow other jobs down."""
+        known = _source(error) != "operator"
+        told = log.warning if known else log.exception
+        told("pass failed", job=self.job.name, namespace=self.job.namespace, error=str(error), retry_s=retry)
+        if known:
+            return
+        try:
+            status = self._memory.status or observe.job_status(self._body)
+            words = f"{type(error).__name__}: {error}"
+            confession = plan.fault(status, self.job.generation, words, RETRY_DELAYS[-1], _now())
+            await self._executor.execute(self.job, None, confession, self._memory)
+        except Exception as another:  # the same poison, perhaps; the loop has to go on all the same
+            log.warning("fault not told", job=self.job.name, namespace=self.job.namespace, error=str(another))
 
     def _note_queued(self) -> None:
         if self._woken is not None:
@@ -168,6 +182,7 @@ class JobLoop:
         if not observe.is_ours(body):
             return self._config.resync  # spec.managedBy names somebody else
         self.job = observe.job_ref(body)
+        memory.version = newest(memory.version, body["metadata"].get("resourceVersion"))
         status = memory.status or observe.job_status(body)
         try:
             spec = self._spec(body.get("spec", {}))
@@ -178,7 +193,6 @@ class JobLoop:
         observed = await self._observe()
         with metrics.PLAN_SECONDS.time():
             decided = plan.plan(spec, status, observed, _now(), self._config.drain_extra)
-        self._remember_drains(decided)
         memory.books = decided.books or memory.books
         self.meter.saw(self.job, decided.status or status, observed, memory.books)
         if self._capacity and decided.claims:
@@ -206,7 +220,6 @@ class JobLoop:
             pods=await self._pods(),
             coordination=coordination,
             outage=self._mirror.outage,
-            draining_since=MappingProxyType(dict(memory.draining_since)),
             unborn=memory.unborn,
             refusal=memory.refusal,
             status_written=memory.status_written,
@@ -235,10 +248,6 @@ class JobLoop:
             self._memory.created[pod.uid] = (current, _now())
         else:
             del self._memory.created[pod.uid]
-
-    def _remember_drains(self, decided: Plan) -> None:
-        since = self._memory.draining_since
-        self._memory.draining_since = {name: since.get(name, _now()) for name in decided.leaving}
 
 
 class Loops:
@@ -321,6 +330,16 @@ def _without_bulk(body: Mapping[str, Any]) -> dict[str, Any]:
 def _source(error: Exception) -> str:
     """Who is at fault, as the metrics have it."""
     return "api" if isinstance(error, ApiError) else "etcd" if isinstance(error, EtcdError) else "operator"
+
+
+def is_conflict(error: Exception) -> bool:
+    """Whether the API server refused a write since the object is not the one that it was meant for any more."""
+    return isinstance(error, ApiError) and error.code == 409
+
+
+def newest(known: str | None, seen: str | None) -> str | None:
+    """The newer of two resourceVersions of one object; Kubernetes has them compared as integers (KEP-5504)."""
+    return max((v for v in (known, seen) if v), key=int, default=None)
 
 
 def _now() -> datetime:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from types import MappingProxyType
 
 from elastrain.api.job import AcceleratorSeconds, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target, Termination
@@ -163,8 +162,6 @@ class Observed:
     """None: not known, since etcd cannot be reached. That is not the same as empty."""
     outage: Outage | None = None
     """Why ``coordination`` is None."""
-    draining_since: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
-    """When this operator first saw each leaving worker (pod name) as leaving."""
     unborn: tuple[int, ...] = ()
     """Ordinals that were given to pods which the API server then refused; used first."""
     refusal: Refusal | None = None
@@ -218,8 +215,6 @@ class Plan:
     delete: tuple[Deletion, ...] = ()
     delete_job: bool = False
     notices: tuple[Notice, ...] = ()
-    leaving: frozenset[str] = frozenset()
-    """Workers (pod names) that are asked to leave, for the clock of their drain."""
     keep_off: tuple[str, ...] = ()
     """Nodes (names) on which the pods to create are not to run."""
     requeue_after: float | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from elastrain.api import names
+from elastrain.api import manifest, names
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Termination
 from elastrain_operator import resources
@@ -19,6 +19,10 @@ Raw = Mapping[str, Any]
 
 DEFAULT_GRACE = 30.0
 """Kubernetes' own default of terminationGracePeriodSeconds."""
+MAX_GRACE = 1e9
+"""Kubernetes takes any number of seconds; what is beyond 30 years is for ever."""
+MAX_ORDINAL = 2**31 - 1
+"""No label that somebody else has made up brings the numbering of a job near its end."""
 CREATING_PATIENCE = 60.0
 """Seconds after which a container that is still being created is worth a word; kubelet says nothing in the pod."""
 
@@ -61,9 +65,7 @@ def job_spec(body: Raw) -> JobSpec:
     try:
         return JobSpec.model_validate(body.get("spec", {}))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(["spec", *map(str, first["loc"])])
-        raise SpecInvalid(f"{field}: {first['msg']}") from error
+        raise SpecInvalid("; ".join(manifest.problem(e, "spec") for e in error.errors(include_url=False))) from error
 
 
 def job_status(body: Raw) -> JobStatus:
@@ -81,6 +83,8 @@ def pod(body: Raw) -> Pod | None:
         ordinal = int(meta.get("labels", {})[names.LABEL_ORDINAL])
     except (KeyError, ValueError):
         return None
+    if not 0 <= ordinal <= MAX_ORDINAL:
+        return None
     spec = body.get("spec") or {}
     created = timestamp(meta["creationTimestamp"])
     trainer = _trainer_status(spec, status)
@@ -96,7 +100,7 @@ def pod(body: Raw) -> Pod | None:
         ready=ready.get("status") == "True",
         went_unready=_went_unready(ready, _started(trainer)),
         terminating="deletionTimestamp" in meta,
-        grace=float(_or(spec.get("terminationGracePeriodSeconds"), DEFAULT_GRACE)),
+        grace=min(float(_or(spec.get("terminationGracePeriodSeconds"), DEFAULT_GRACE)), MAX_GRACE),
         ending=ending,
         over=status.get("phase") in ("Succeeded", "Failed"),
         disruption=_true_reason(conditions.get("DisruptionTarget")),

@@ -20,6 +20,7 @@ from elastrain_operator.policy import (
     exclusion,
     failures,
     health,
+    leaving,
     ledger,
     losses,
     news,
@@ -74,7 +75,19 @@ def plan(spec: JobSpec, status: JobStatus, observed: Observed, now: datetime, dr
 
 def refuse(status: JobStatus, generation: int | None, message: str, now: datetime) -> Plan:
     """The plan for a job whose spec breaks a rule: say so and touch nothing."""
-    claim = Claim(ConditionType.PODS_READY, "False", "SpecInvalid", message)
+    return _only_say(status, generation, Claim(ConditionType.PODS_READY, "False", "SpecInvalid", message), now)
+
+
+def fault(status: JobStatus, generation: int | None, message: str, retry: float, now: datetime) -> Plan:
+    """The plan for a job that the operator fails at by a fault of its own: say so and touch nothing."""
+    words = (
+        f"{message}: a fault of the operator, which has logged it and tries again every {retry:g} s at most; please "
+    )
+    words += "report it. Until then running workers train on; a change of the spec may avoid it"
+    return _only_say(status, generation, Claim(ConditionType.PODS_READY, "False", "OperatorFault", words), now)
+
+
+def _only_say(status: JobStatus, generation: int | None, claim: Claim, now: datetime) -> Plan:
     changed = status.model_copy(
         update={
             "conditions": conditions.merge(status.conditions, [claim], generation, now),
@@ -108,9 +121,14 @@ class _Sight:
         return None if lost_data else etcd
 
     @cached_property
+    def since(self) -> dict[str, datetime]:
+        """When each leaving worker (pod name) was asked."""
+        return leaving.since(self.status)
+
+    @cached_property
     def asked(self) -> frozenset[str]:
         """Workers already asked to leave that still exist (names). The target keeps them until the pod is gone."""
-        named = set(self.etcd.target.leaving if self.etcd and self.etcd.target else ()) | set(self.seen.draining_since)
+        named = set(self.etcd.target.leaving if self.etcd and self.etcd.target else ()) | set(self.since)
         return frozenset(named & {p.name for p in self.seen.pods})
 
     @cached_property
@@ -215,7 +233,7 @@ class _Sight:
 
     def due(self, pod: Pod) -> datetime:
         """When a leaving worker is deleted whatever it does."""
-        return drain.deadline(pod, self.seen.draining_since.get(pod.name, self.now), self.drain_extra)
+        return drain.deadline(pod, self.since.get(pod.name, self.now), self.drain_extra)
 
 
 # ---- a job that goes on --------------------------------------------------------------------------------------------
@@ -281,6 +299,7 @@ def _end(sight: _Sight, verdict: Verdict) -> Plan:
         update={
             "conditions": merged,
             "phase": verdict.condition.value,
+            "leaving": [],
             "completion_time": sight.now.isoformat(),
             "accelerator_seconds": ledger.dissolved(status.accelerator_seconds),
             "unhealthy_workers": [],
@@ -296,6 +315,7 @@ def _after_end(sight: _Sight, standing: ConditionType) -> Plan:
         update={
             "replicas": live,
             "ready_replicas": min(old.ready_replicas, live),
+            "leaving": [],
             "counted_failures": [uid for uid in old.counted_failures if uid in {p.uid for p in seen.pods}],
             "completion_time": old.completion_time or sight.now.isoformat(),
             "accelerator_seconds": ledger.account(_books(sight), seen.pods, ledger.Place(), None, sight.now),
@@ -372,6 +392,7 @@ def _status(sight: _Sight, create: tuple[int, ...], wait: datetime | None) -> Jo
         restarts=sight.count.restarts,
         last_failure=failures.last_failure(old.last_failure, sight.count.fresh, sight.now),
         counted_failures=list(sight.count.counted),
+        leaving=leaving.record(sight.since, sight.leaving, sight.now),
         next_ordinal=following,
         start_time=sight.start.isoformat() if sight.start else None,
         loss_streak=sight.streak,
@@ -439,7 +460,6 @@ def _finish_plan(
         delete=delete,
         delete_job=delete_job,
         notices=told,
-        leaving=sight.leaving,
         keep_off=sight.ledger.nodes,
         requeue_after=(min(moments) - sight.now).total_seconds() if moments else None,
         books=status.accelerator_seconds,

@@ -10,7 +10,7 @@ from typing import Any
 from elastrain.api import names
 from elastrain.api.accelerators import AcceleratorUnclear, accelerator, extended
 from elastrain.api.job import JobSpec, trainer_container
-from elastrain_operator import fitness, furnish
+from elastrain_operator import fitness, furnish, security, shape
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import JobRef
 from elastrain_operator.observe import DEFAULT_GRACE
@@ -23,10 +23,6 @@ SECRET_MOUNT = "/etc/elastrain/etcd"  # noqa: S105 - a directory
 SECRET_VOLUME = "elastrain-etcd"  # noqa: S105 - a volume's name
 _DRAIN_MARGIN = 5.0
 """Seconds between the agent's own drain limit and the kubelet's SIGKILL, for last words."""
-
-# Satisfies the Pod Security Standard "restricted" for pods that say nothing themselves.
-_POD_SECURITY: dict[str, Any] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-_CONTAINER_SECURITY: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 class TemplateInvalid(ValueError):
@@ -46,6 +42,9 @@ def pod(
     agent before the command, the termination log and the ``ELASTRAIN_`` variables. What it does not say about service
     links, the API token and security gets the safe answer. Raises :class:`TemplateInvalid`.
     """
+    wrong = shape.problems(spec.template)
+    if wrong:
+        raise TemplateInvalid("; ".join(wrong))
     template = deepcopy(spec.template)
     body = template.get("spec") or {}
     try:
@@ -55,9 +54,7 @@ def pod(
     body["restartPolicy"] = "Never"
     body.setdefault("enableServiceLinks", False)
     body.setdefault("automountServiceAccountToken", False)
-    body.setdefault("securityContext", deepcopy(_POD_SECURITY))
-    for container in [*(body.get("initContainers") or []), *body["containers"]]:
-        container.setdefault("securityContext", deepcopy(_CONTAINER_SECURITY))
+    security.restrict(body)
     trainer = next(c for c in body["containers"] if c.get("name") == trainer_name)
     _furnish(body, trainer, spec, job)
     fitness.keep_off(body, keep_off)

@@ -19,7 +19,7 @@ from elastrain.api import names
 from elastrain.api.crd import crd
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
 from elastrain_operator.config import MIN_KEY_BYTES
-from elastrain_operator.kube import CAPACITY_PERMISSIONS, PERMISSIONS
+from elastrain_operator.kube import PERMISSIONS
 
 ROOT = Path(__file__).parents[2]
 Manifests = list[dict[str, Any]]
@@ -45,7 +45,13 @@ VALUE_SETS = {
     "per-job": (*CREDENTIALS, "etcd.credentials.perJob=true"),
     "unmeasured": ("metrics.enabled=false",),
     "unshared": ("capacity.enabled=false",),
-    "bare": ("crds.install=false", "rbac.aggregateToDefaultRoles=false", "etcd.networkPolicy=false"),
+    "bare": (
+        "crds.install=false",
+        "rbac.aggregateToDefaultRoles=false",
+        "etcd.networkPolicy=false",
+        "operator.networkPolicy=false",
+        "operator.replicas=1",
+    ),
 }
 
 
@@ -122,14 +128,84 @@ def test_services_and_policies_select_the_pods_they_are_for(manifests: Manifests
         if "template" in m.get("spec", {})
     }
     for manifest in manifests:
+        selected = labels.get(manifest["metadata"].get("labels", {}).get("app.kubernetes.io/component", ""), {})
         if manifest["kind"] == "Service":
-            component = manifest["metadata"]["labels"]["app.kubernetes.io/component"]
-            assert manifest["spec"]["selector"].items() <= labels[component].items()
+            assert manifest["spec"]["selector"].items() <= selected.items()
+        if manifest["kind"] == "PodDisruptionBudget":
+            assert manifest["spec"]["selector"]["matchLabels"].items() <= selected.items()
         if manifest["kind"] == "NetworkPolicy":
-            assert manifest["spec"]["podSelector"]["matchLabels"].items() <= labels["etcd"].items()
-            operator, workers = manifest["spec"]["ingress"][0]["from"]
-            assert operator["podSelector"]["matchLabels"].items() <= labels["operator"].items()
-            assert workers["podSelector"]["matchLabels"] == {names.LABEL_MANAGED_BY: names.MANAGED_BY}
+            assert manifest["spec"]["podSelector"]["matchLabels"].items() <= selected.items()
+
+
+# ---- the network -----------------------------------------------------------------------------------------------------
+def ingress(manifests: Manifests, name: str) -> list[dict[str, Any]]:
+    spec = next(m for m in manifests if m["kind"] == "NetworkPolicy" and m["metadata"]["name"] == name)["spec"]
+    assert spec["policyTypes"] == ["Ingress"]
+    rules: list[dict[str, Any]] = spec["ingress"]
+    return rules
+
+
+@pytest.mark.parametrize(
+    ("values", "namespaces"),
+    [
+        ((), {}),
+        (
+            ("watchNamespaces={team-a,team-b}",),
+            {"matchExpressions": [
+                {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["team-a", "team-b"]}
+            ]},
+        ),
+    ],
+    ids=["everywhere", "in the namespaces that are served"],
+)  # fmt: skip
+def test_operator_and_workers_reach_etcd_and_nobody_else(
+    rendered: Render, values: tuple[str, ...], namespaces: dict[str, Any]
+) -> None:
+    clients, metrics = ingress(rendered(*values), "demo-elastrain-etcd")
+    operator, workers = clients["from"]
+    assert clients["ports"] == [{"port": "client"}]
+    labels = one(rendered(*values), "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert operator == {"podSelector": {"matchLabels": labels}}
+    assert workers == {
+        "namespaceSelector": namespaces,
+        "podSelector": {"matchLabels": {names.LABEL_MANAGED_BY: names.MANAGED_BY}},
+    }
+    assert metrics == {"ports": [{"port": "metrics"}]}
+
+
+def test_operator_is_reached_on_the_ports_that_it_serves_and_on_no_other(rendered: Render) -> None:
+    (container,) = one(rendered(), "Deployment")["spec"]["template"]["spec"]["containers"]
+    served = [{"port": port["name"]} for port in container["ports"]]
+    assert ingress(rendered(), "demo-elastrain") == [{"ports": served}]
+
+
+def test_no_policy_is_made_if_none_is_wanted(rendered: Render) -> None:
+    manifests = rendered("etcd.networkPolicy=false", "operator.networkPolicy=false")
+    assert not [m for m in manifests if m["kind"] == "NetworkPolicy"]
+
+
+# ---- replicas of the operator ----------------------------------------------------------------------------------------
+def test_operator_has_a_stand_by_on_another_node_that_a_drain_leaves_alone(rendered: Render) -> None:
+    deployment = one(rendered(), "Deployment")["spec"]
+    assert deployment["replicas"] == 2
+    (spread,) = deployment["template"]["spec"]["affinity"]["podAntiAffinity"].values()
+    term = spread[0]["podAffinityTerm"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert term["labelSelector"]["matchLabels"] == deployment["template"]["metadata"]["labels"]
+    assert one(rendered(), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    (container,) = deployment["template"]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
+
+
+def test_a_single_operator_holds_no_node_back(rendered: Render) -> None:
+    manifests = rendered("operator.replicas=1")
+    assert not [m for m in manifests if m["kind"] == "PodDisruptionBudget"]
+    assert environment(manifests)["ELASTRAIN_LEASE"] == "training/demo-elastrain", "an upgrade runs two for a moment"
+
+
+def test_affinity_of_the_values_replaces_the_charts(rendered: Render) -> None:
+    manifests = rendered("operator.affinity.nodeAffinity.x=y")
+    assert one(manifests, "Deployment")["spec"]["template"]["spec"]["affinity"] == {"nodeAffinity": {"x": "y"}}
 
 
 # ---- TLS and users ---------------------------------------------------------------------------------------------------
@@ -207,20 +283,9 @@ def granted(role: dict[str, Any]) -> dict[tuple[str, str], frozenset[str]]:
     }
 
 
-def test_operator_may_do_what_it_uses_and_nothing_else(rendered: Render) -> None:
-    manifests = rendered("rbac.aggregateToDefaultRoles=false")
-    assert granted(one(manifests, "ClusterRole")) == {**PERMISSIONS, **CAPACITY_PERMISSIONS}
-    assert one(manifests, "ClusterRoleBinding")["subjects"] == [
-        {"kind": "ServiceAccount", "name": "demo-elastrain", "namespace": "training"}
-    ]
-    assert not [m for m in manifests if m["kind"] == "Role"]
-
-
-def test_operator_has_rights_in_watched_namespaces_only(rendered: Render) -> None:
+def test_operator_serves_the_namespaces_that_it_has_rights_in(rendered: Render) -> None:
+    assert environment(rendered())["ELASTRAIN_WATCH_NAMESPACES"] == ""
     manifests = rendered("watchNamespaces={team-a,team-b}", "rbac.aggregateToDefaultRoles=false")
-    roles = [m for m in manifests if m["kind"] == "Role"]
-    assert [r["metadata"]["namespace"] for r in roles] == ["team-a", "team-b"]
-    assert all(granted(role) == dict(PERMISSIONS) for role in roles)
     assert not [m for m in manifests if m["kind"].startswith("ClusterRole")]
     assert environment(manifests)["ELASTRAIN_WATCH_NAMESPACES"] == "team-a,team-b"
 
@@ -428,6 +493,8 @@ def test_monitoring_without_metrics_is_refused(
         ("operater.leaseTTL=5", "operater"),
         ("operator.leasTTL=5", "leasTTL"),
         ("operator.leaseTTL=1", "/operator/leaseTTL"),
+        ("operator.replicas=0", "/operator/replicas"),
+        ("operator.leaseSeconds=2", "/operator/leaseSeconds"),
         ("operator.logLevel=loud", "/operator/logLevel"),
         ("operator.image.repository=a:b", "/operator/image/repository"),
         ("etcd.image.tag=", "/etcd/image/tag"),

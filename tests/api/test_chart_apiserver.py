@@ -81,8 +81,9 @@ def test_jobs_outlive_uninstall_and_are_served_again_after_the_next_install(helm
 def test_operator_may_do_its_work_and_nothing_else(apiserver: ApiServer) -> None:
     """What the API server's authorizer says, over all roles that there are."""
 
-    def rights(who: str) -> set[tuple[str, str]]:
-        listed = apiserver.kubectl("auth", "can-i", "--list", "--no-headers", f"--as={who}", "--namespace=default")
+    def rights(who: str, namespace: str = "default") -> set[tuple[str, str]]:
+        what = ("auth", "can-i", "--list", "--no-headers", f"--as={who}", f"--namespace={namespace}")
+        listed = apiserver.kubectl(*what)
         assert listed.returncode == 0, listed.stderr
         rows = re.findall(r"^(\S+) .*\[([a-z ]*)\]$", listed.stdout, re.M)
         return {(resource, verb) for resource, verbs in rows for verb in verbs.split()}
@@ -94,6 +95,14 @@ def test_operator_may_do_its_work_and_nothing_else(apiserver: ApiServer) -> None
         for (group, resource), verbs in {**PERMISSIONS, **CAPACITY_PERMISSIONS}.items()
         for verb in verbs
     }
+    lease = {("leases.coordination.k8s.io", verb) for verb in ("create", "get", "update")}
+    assert rights(service_account, "training") - rights(service_account) == lease
+    for name, answer in (("demo-elastrain", "yes"), ("another", "no")):
+        lease_of = f"leases.coordination.k8s.io/{name}"
+        asked = apiserver.kubectl(
+            "auth", "can-i", "update", lease_of, f"--as={service_account}", "--namespace=training"
+        )
+        assert asked.stdout.strip() == answer, name
 
 
 @pytest.mark.usefixtures("installed")

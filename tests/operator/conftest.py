@@ -28,7 +28,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Progress, Target, Termination
 from elastrain.etcd import EtcdClient
 from elastrain.local.etcd_server import EtcdServer
-from elastrain_operator.kube import CAPACITY_PERMISSIONS, PERMISSIONS
+from elastrain_operator.kube import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}]}}
@@ -42,6 +42,8 @@ _spec.loader.exec_module(_api_conftest)
 etcd_program = _api_conftest.etcd_program
 bare_apiserver = _api_conftest.bare_apiserver
 apiserver = _api_conftest.apiserver
+helm = _api_conftest.helm
+rendered = _api_conftest.rendered
 
 
 @pytest.fixture
@@ -294,26 +296,32 @@ class Played:
             self.client.put(self.keys.member(name), member.encode())
 
 
-@pytest.fixture(scope="session")
-def operator_kubeconfig(apiserver: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A kubeconfig that may do what ``kube.PERMISSIONS`` and ``CAPACITY_PERMISSIONS`` say, and nothing else."""
-    allowed = {**PERMISSIONS, **CAPACITY_PERMISSIONS}
-    admin = Cluster(apiserver.kubeconfig, "default")
+def _operator_account(apiserver: Any, path: Path, namespace: str = "") -> Path:
+    """A kubeconfig, at ``path``, that may do what ``kube.py`` says that an operator needs, and nothing else: in one
+    namespace, or in all."""
+    admin = Cluster(apiserver.kubeconfig, namespace or "default")
     name = {"metadata": {"name": "elastrain-operator"}}
-    rules = [{"apiGroups": [g], "resources": [r], "verbs": sorted(verbs)} for (g, r), verbs in allowed.items()]
-    rbac = "/apis/rbac.authorization.k8s.io/v1"
-    admin.call("POST", f"{rbac}/clusterroles", {**name, "rules": rules})
-    subject = {"kind": "ServiceAccount", "name": "elastrain-operator", "namespace": "default"}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "elastrain-operator"}
-    admin.call("POST", f"{rbac}/clusterrolebindings", {**name, "roleRef": role, "subjects": [subject]})
-    accounts = "/api/v1/namespaces/default/serviceaccounts"
+    needed = {**PERMISSIONS, **LEASE_PERMISSIONS, **({} if namespace else CAPACITY_PERMISSIONS)}
+    rules = [{"apiGroups": [g], "resources": [r], "verbs": sorted(verbs)} for (g, r), verbs in needed.items()]
+    rbac = "/apis/rbac.authorization.k8s.io/v1" + (f"/namespaces/{namespace}" if namespace else "")
+    kind = "Role" if namespace else "ClusterRole"
+    admin.call("POST", f"{rbac}/{kind.lower()}s", {**name, "rules": rules})
+    subject = {"kind": "ServiceAccount", "name": "elastrain-operator", "namespace": admin.namespace}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": "elastrain-operator"}
+    admin.call("POST", f"{rbac}/{kind.lower()}bindings", {**name, "roleRef": role, "subjects": [subject]})
+    accounts = f"/api/v1/namespaces/{admin.namespace}/serviceaccounts"
     admin.call("POST", accounts, name)
     answer = admin.call("POST", f"{accounts}/elastrain-operator/token", {"spec": {"expirationSeconds": 7200}})
     config = yaml.safe_load(apiserver.kubeconfig.read_text())
     config["users"][0]["user"] = {"token": answer["status"]["token"]}
-    path = tmp_path_factory.mktemp("operator") / "kubeconfig"
     path.write_text(yaml.safe_dump(config))
     return path
+
+
+@pytest.fixture(scope="session")
+def operator_kubeconfig(apiserver: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an operator that serves all namespaces."""
+    return _operator_account(apiserver, tmp_path_factory.mktemp("operator") / "kubeconfig")
 
 
 class OperatorProcess:
@@ -357,13 +365,22 @@ class OperatorProcess:
 
 
 @pytest.fixture(scope="session")
+def shared_operators() -> list[OperatorProcess]:
+    """Those that ``operator_process`` has started."""
+    return []
+
+
+@pytest.fixture(scope="session")
 def operator_process(
-    operator_kubeconfig: Path, etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory
+    operator_kubeconfig: Path,
+    etcd: EtcdServer,
+    shared_operators: list[OperatorProcess],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[[], OperatorProcess]]:
     """``operator_process()``: the running operator that most tests share; starts it where none runs. Its ``stop()``
     ends it, if it runs."""
     log = tmp_path_factory.mktemp("operator") / "operator.log"
-    started: list[OperatorProcess] = []
+    started = shared_operators
 
     def start() -> OperatorProcess:
         if not (started and started[-1].is_running):
@@ -381,13 +398,21 @@ def operator_process(
 
 
 @pytest.fixture
-def operator_factory(operator_kubeconfig: Path, tmp_path: Path) -> Iterator[Callable[..., OperatorProcess]]:
-    """``operator_factory(etcd, namespace, *flags)``: an operator of one's own."""
+def operator_factory(
+    apiserver: Any, cluster: Cluster, operator_kubeconfig: Path, shared_operators: list[OperatorProcess], tmp_path: Path
+) -> Iterator[Callable[..., OperatorProcess]]:
+    """``operator_factory(etcd, namespace, *flags)``: an operator of the test's namespace; without ``--capacity``, with
+    no right in any other. The shared one, which serves all namespaces, is stopped before."""
+    namespaced = _operator_account(apiserver, tmp_path / "kubeconfig", cluster.namespace)
+    for shared in shared_operators:
+        shared.stop()
     started: list[OperatorProcess] = []
 
     def start(etcd: EtcdServer, namespace: str, *more: str) -> OperatorProcess:
         flags = (f"--etcd-endpoints={etcd.endpoint}", f"--namespaces={namespace}", *more)
-        started.append(OperatorProcess(operator_kubeconfig, tmp_path / "operator.log", *flags))
+        kubeconfig = operator_kubeconfig if "--capacity" in more else namespaced
+        log = tmp_path / f"operator-{len(started)}.log"
+        started.append(OperatorProcess(kubeconfig, log, *flags))
         return started[-1]
 
     yield start

@@ -35,14 +35,17 @@ class World:
         self.calls: list[str] = []
         self.errors: dict[str, Exception] = {}
         self.pods: dict[str, dict] = {}
+        self.versions: list[str | None] = []
 
     def _note(self, call: str) -> None:
         self.calls.append(call)
         if call in self.errors:
             raise self.errors.pop(call)
 
-    async def patch_status(self, namespace, name, status):
+    async def patch_status(self, namespace, name, status, version=None):
         self._note("status")
+        self.versions.append(version)
+        return "8"
 
     async def put_target(self, keys, target):
         self._note("target")
@@ -113,6 +116,12 @@ def test_start_is_one_event(world, execute):
     plan = Plan(target=TARGET, create=(0,), notices=(Notice("TargetSet", "2 workers wanted"),))
     execute(plan)
     assert world.calls == ["target", "event TargetSet", "create job-0"]
+
+
+def test_status_is_written_on_the_condition_that_the_job_is_as_it_was_seen(world, execute):
+    memory = execute(Plan(status=JobStatus(phase="Running")), Memory(version="7"))
+    execute(Plan(status=JobStatus(phase="Suspended")), memory)
+    assert world.versions == ["7", "8"]
 
 
 def test_event_that_cannot_be_recorded_holds_nothing_up(world, execute):

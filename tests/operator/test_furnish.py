@@ -111,11 +111,14 @@ def test_cpu_only_workers_prefer_different_hosts_and_others_do_not(worker):
 
 
 @pytest.mark.parametrize(
-    ("container", "pod"),
-    [({"resources": "many"}, {}), ({"resources": {"limits": ["gpu"]}}, {}), ({}, {"tolerations": "all"}),
-     ({}, {"tolerations": [None]}), ({"volumeMounts": {"a": "b"}, "resources": {"limits": {"memory": {}}}}, {})],
+    ("container", "pod", "field"),
+    [({"resources": "many"}, {}, "containers[0].resources"),
+     ({"resources": {"limits": ["gpu"]}}, {}, "containers[0].resources.limits"),
+     ({}, {"tolerations": "all"}, "tolerations"), ({}, {"tolerations": [None]}, "tolerations[0]"),
+     ({"volumeMounts": {"a": "b"}}, {}, "containers[0].volumeMounts"),
+     ({"resources": {"limits": {"memory": {}}}}, {}, "containers[0].resources.limits.memory")],
 )  # fmt: skip
-def test_wrong_shape_is_left_for_the_api_server_to_refuse(worker, container, pod):
-    body, trainer = worker(container, pod, nprocPerNode="auto")
-    assert {k: trainer[k] for k in container} == container
-    assert {k: body[k] for k in pod} == pod
+def test_wrong_shape_is_refused_by_name(worker, container, pod, field):
+    with pytest.raises(render.TemplateInvalid) as refused:
+        worker(container, pod, nprocPerNode="auto")
+    assert str(refused.value).startswith(f"spec.template.spec.{field}: ")

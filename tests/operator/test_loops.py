@@ -9,12 +9,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from elastrain.etcd import EtcdConfig
-from elastrain_operator import loops, observe
+from elastrain_operator import loops, observe, plan
 from elastrain_operator.apply import Executor
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.kube import ApiError
 from elastrain_operator.loops import JobLoop, Loops
-from elastrain_operator.model import Coordination
+from elastrain_operator.model import Coordination, Outage
 
 CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}]}}
@@ -23,45 +23,64 @@ TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "c
 class World:
     """API server and etcd in one; ``watched`` is what the watch has shown so far."""
 
-    outage = None
-
     def __init__(self) -> None:
+        self.down = False
+        """Neither of the two answers."""
         self.pods: dict[str, dict] = {}
         self.watched: list = []
         self.statuses: list[dict] = []
         self.failures: list[Exception] = []
         self.target = None
 
+    @property
+    def outage(self):
+        return Outage() if self.down else None
+
     def of(self, keys):
-        return Coordination(target=self.target)
+        return None if self.down else Coordination(target=self.target)
+
+    def _answer(self) -> None:
+        if self.down:
+            raise ApiError("reach it", 0, "Unreachable", "connection refused")
 
     async def put_target(self, keys, target):
+        self._answer()
         self.target = target
 
-    async def patch_status(self, namespace, name, status):
+    async def patch_status(self, namespace, name, status, version=None):
+        self._answer()
         if self.failures:
             raise self.failures.pop()
         self.statuses.append(status)
 
     async def create_event(self, namespace, event):
-        pass
+        self._answer()
 
     async def create_pod(self, namespace, manifest):
+        self._answer()
         name = manifest["metadata"]["name"]
         meta = {**manifest["metadata"], "uid": f"uid-{name}", "creationTimestamp": datetime.now(UTC).isoformat()}
         self.pods[name] = {**manifest, "metadata": meta}
         return self.pods[name]
 
     async def get_pod(self, namespace, name):
+        self._answer()
         return self.pods.get(name)
 
     async def delete_pod(self, namespace, name, uid):
-        self.pods.pop(name)
+        self._answer()
+        self.pods.pop(name, None)
 
 
 def body(**spec) -> dict:
     meta = {"namespace": "ns", "name": "job", "uid": "uid", "generation": 1}
     return {"metadata": meta, "spec": {"maxReplicas": 2, "template": TEMPLATE, **spec}}
+
+
+def named(name: str) -> dict:
+    job = body()
+    job["metadata"] = {**job["metadata"], "name": name, "uid": name}
+    return job
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +152,91 @@ def test_pass_is_repeated_if_it_fails(fault):
         world.failures = [fault]
         jobs.see(body(), lambda _: world.watched)
         await until(lambda: len(world.pods) == 2, "two pods after the retry")
+
+    run(scenario)
+
+
+def test_pass_is_repeated_as_soon_as_the_newer_version_is_seen_if_the_job_has_changed_meanwhile(monkeypatch):
+    monkeypatch.setattr(loops, "RETRY_DELAYS", (60.0,))
+
+    async def scenario(world, jobs):
+        world.failures = [ApiError("write", 409, "Conflict", "the object has been modified")]
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: not world.failures, "a refused status")
+        assert not world.pods, "what follows the status is not done without it"
+        jobs.see(body(replicas=2), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+
+    run(scenario)
+
+
+def test_job_stands_still_if_nothing_answers_and_converges_afterwards_with_the_same_pods():
+    async def scenario(world, jobs):
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+        world.watched = [observe.pod(p) for p in world.pods.values()]
+        before = dict(world.pods)
+        world.down = True
+        jobs.see(body(replicas=1), lambda _: world.watched)
+        for _ in range(10):
+            jobs.wake("uid")
+            await asyncio.sleep(0.03)
+        assert world.pods == before
+        world.down = False
+        await until(lambda: len(world.pods) == 1, "the surplus one is gone")
+        assert world.pods == {"job-0": before["job-0"]}
+
+    run(scenario)
+
+
+def test_newer_of_two_versions_counts():
+    assert loops.newest("9", "10") == loops.newest("10", "9") == loops.newest(None, "10") == "10"
+    assert loops.newest(None, None) is None
+
+
+def test_poisoned_job_says_so_and_slows_no_other(monkeypatch):
+    passes = []
+    healthy = plan.plan
+
+    def poisoned(spec, status, observed, *rest):
+        if observed.job.name != "poison":
+            return healthy(spec, status, observed, *rest)
+        passes.append(observed)
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(plan, "plan", poisoned)
+    monkeypatch.setattr(loops, "RETRY_DELAYS", (0.2, 60.0))
+
+    async def scenario(world, jobs):
+        jobs.see(named("poison"), lambda _: [])
+        await until(lambda: world.statuses, "a status")
+        for number in range(20):
+            jobs.see(named(f"neighbour-{number}"), lambda _: [])
+            jobs.wake("poison")
+        await until(lambda: len(world.pods) == 40, "all pods of all others")
+        await until(lambda: len(passes) == 2, "the second attempt")
+        for _ in range(20):
+            jobs.wake("poison")
+            await asyncio.sleep(0.01)
+        assert len(passes) == 2, "the third one is not due yet, whatever happens"
+        told = [s["conditions"][0] for s in world.statuses if s["conditions"][0]["reason"] == "OperatorFault"]
+        assert len(told) == 1, "it is said once"
+        assert "ZeroDivisionError: a fault of ours" in told[0]["message"]
+
+    run(scenario)
+
+
+def test_loop_goes_on_if_even_the_fault_cannot_be_told(monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("a fault of ours")
+
+    async def scenario(world, jobs):
+        with monkeypatch.context() as patch:
+            patch.setattr(plan, "plan", broken)
+            patch.setattr(plan, "fault", broken)
+            jobs.see(body(), lambda _: world.watched)
+            await asyncio.sleep(0.1)
+        await until(lambda: len(world.pods) == 2, "two pods when the fault is gone")
 
     run(scenario)
 

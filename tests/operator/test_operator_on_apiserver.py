@@ -185,10 +185,7 @@ def test_silent_worker_is_replaced_if_its_node_is_not_ready_and_its_lease_has_ex
     assert ("WorkerLost" in dict(cluster.events("node"))) and ("NodeLost" in dict(cluster.events("node"))["WorkerLost"])
 
 
-def test_healthy_job_is_left_alone_if_etcd_is_out(
-    cluster, etcd_factory, operator_process, operator_factory, eventually
-):
-    operator_process().stop()  # it serves all namespaces, by another etcd
+def test_healthy_job_is_left_alone_if_etcd_is_out(cluster, etcd_factory, operator_factory, eventually):
     etcd = etcd_factory()
     operator_factory(etcd, cluster.namespace)
     cluster.create_job("out", maxReplicas=2)
@@ -206,3 +203,23 @@ def test_healthy_job_is_left_alone_if_etcd_is_out(
 
     etcd.start()
     eventually(lambda: available() == "True", 60, "etcd is back")
+
+
+def test_odd_jobs_say_what_is_odd_and_their_neighbour_trains(cluster, play, eventually):
+    container = {"name": "trainer", "image": "trainer:1", "command": ["train"]}
+    odd = {
+        "initContainers": 5,
+        "terminationGracePeriodSeconds": "soon",
+        "volumes": {"data": {}},
+        "securityContext": ["root"],
+    }
+    for number, (field, value) in enumerate(odd.items()):
+        template = {"spec": {"containers": [container], field: value}}
+        cluster.create_job(f"odd-{number}", maxReplicas=1, template=template)
+    play(cluster.create_job("neighbour", maxReplicas=2))
+
+    eventually(lambda: cluster.status("neighbour").get("readyReplicas") == 2, 60, "the neighbour trains")
+    for number, field in enumerate(odd):
+        ready = lambda n=number: cluster.condition(f"odd-{n}", "PodsReady")  # noqa: E731
+        eventually(lambda r=ready: r().get("reason") == "TemplateInvalid", 30, f"{field} is refused")
+        assert f"spec.template.spec.{field}: " in ready()["message"]

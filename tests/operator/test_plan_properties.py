@@ -12,12 +12,12 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus
+from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus, Leaving
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Progress, Target, Termination
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod
 from elastrain_operator.plan import plan
-from elastrain_operator.policy import losses, size, verdict
+from elastrain_operator.policy import leaving, losses, size, verdict
 
 JOB = JobRef("default", "job", "uid", 1)
 LIMIT = 3
@@ -37,7 +37,6 @@ class World:
         self.pods: dict[str, Pod] = {}
         self.records = Coordination()
         self.reachable = True
-        self.draining: dict[str, datetime] = {}
         self.written: datetime | None = None
         self.books: AcceleratorSeconds | None = None
         self.ordinals: set[int] = set()
@@ -48,13 +47,15 @@ class World:
         """Workers that do not leave when they are asked to."""
 
     # ---- the operator ----------------------------------------------------------------------------------------------
+    @property
+    def draining(self) -> dict[str, datetime]:
+        """Since when workers are asked to leave, as the status has it."""
+        return leaving.since(self.status)
+
     def observed(self) -> Observed:
         pods = tuple(sorted(self.pods.values(), key=lambda p: p.ordinal))
         records = self.records if self.reachable else None
-        draining = dict(self.draining)
-        return Observed(
-            JOB, pods, records, draining_since=draining, status_written=self.written, books=self.books, share=self.share
-        )
+        return Observed(JOB, pods, records, status_written=self.written, books=self.books, share=self.share)
 
     def wanted(self) -> int:
         return size.wanted(self.spec, self.status, self.share)
@@ -64,7 +65,6 @@ class World:
         seen = self.observed()
         made = plan(self.spec, self.status, seen, self.now)
         self._check(seen, made)
-        self.draining = {name: self.draining.get(name, self.now) for name in made.leaving}
         self.books = made.books or self.books
         if made.status is not None:
             self.status, self.written = made.status, self.now
@@ -83,11 +83,12 @@ class World:
 
     def _check(self, seen: Observed, made: Plan) -> None:
         status = made.status or self.status
+        asked = set(leaving.since(status))
         ended = verdict.standing(status) is not None
         silent = {p.name for p in seen.pods if losses.is_silent(p, seen.coordination)}
         staying = [
             p for p in seen.pods
-            if not p.ending and not p.terminating and p.name not in made.leaving and p.name not in silent
+            if not p.ending and not p.terminating and p.name not in asked and p.name not in silent
         ]  # fmt: skip
         desired = self.wanted()
 
@@ -95,14 +96,14 @@ class World:
             assert len(staying) + len(made.create) <= desired, "never more workers than are wanted"
         assert not set(made.create) & self.ordinals, "an ordinal never names two pods"
         if not ended and not self.spec.suspend and seen.coordination:
-            chosen = made.leaving - set(self.draining)
+            chosen = asked - set(self.draining)
             if chosen and not set(chosen) <= set(seen.coordination.target.leaving if seen.coordination.target else ()):
                 assert len(staying) >= self.spec.min_replicas, "never below minReplicas by the operator's own choice"
         if seen.coordination is None and not ended:
             assert not made.create, "no worker is created while etcd is not known"
             assert made.target is None, "no target is decided while etcd is not known"
         for deletion in made.delete:
-            self._check_deletion(seen, self.pods[deletion.pod], ended, silent, made)
+            self._check_deletion(seen, self.pods[deletion.pod], ended, silent, asked)
         true = [c.type for c in status.conditions if c.status == "True"]
         finals = set(true) & {"Suspended", "Succeeded", "Failed"}
         assert len(finals) <= 1, "at most one of Suspended, Succeeded, Failed is True"
@@ -118,11 +119,11 @@ class World:
                 assert getattr(made.books, part) >= getattr(self.books, part), "no part of the ledger decreases"
             assert made.books.in_generation <= made.books.held, "nobody trains with what is not held"
 
-    def _check_deletion(self, seen: Observed, pod: Pod, ended: bool, silent: set[str], made: Plan) -> None:
+    def _check_deletion(self, seen: Observed, pod: Pod, ended: bool, silent: set[str], asked: set[str]) -> None:
         if pod.ending or ended or not pod.started or pod.name in silent:
             return
         assert seen.coordination is not None, "no running worker is deleted while etcd is not known"
-        assert pod.name in made.leaving, "a running worker is deleted only after it was asked to leave"
+        assert pod.name in asked, "a running worker is deleted only after it was asked to leave"
         drain_over = self.now - self.draining.get(pod.name, self.now) >= timedelta(seconds=pod.grace)
         assert drain_over or not pod.ready, "a running worker is deleted only when it has left or its deadline passed"
 
@@ -242,7 +243,7 @@ def happen(world: World, what: object) -> None:
         case "agents":
             world.agents()
         case "restart_operator":
-            world.draining, world.written, world.books = {}, None, None
+            world.written, world.books = None, None
         case "outage":
             world.reachable = False
         case "return":
@@ -322,7 +323,7 @@ def test_a_worker_that_does_not_leave_is_deleted_at_its_deadline():
     world.operate()
     world.spec = world.spec.model_copy(update={"replicas": 4})
     made = world.operate()
-    assert made.leaving == {"job-3"}, "who was asked to leave stays asked, though it is wanted again"
+    assert set(world.draining) == {"job-3"}, "who was asked to leave stays asked, though it is wanted again"
     assert not made.create or made.create == (4,)
     made = world.operate()
     assert not made.delete
@@ -340,13 +341,31 @@ def test_no_status_is_written_because_time_passes():
         assert world.operate().status is None
 
 
+def test_the_clock_of_a_drain_goes_on_if_the_operator_is_replaced():
+    world = World()
+    world.settle()
+    world.turn_stubborn(world.pods["job-3"])
+    world.spec = world.spec.model_copy(update={"replicas": 3})
+    world.operate()
+    asked = world.now
+    world.now += timedelta(seconds=50)
+    happen(world, "restart_operator")
+    assert not world.operate().delete
+    assert world.status.leaving == [Leaving(since=asked.isoformat(), workers=["job-3"])]
+    world.now += timedelta(seconds=10)
+    assert [d.why for d in world.operate().delete] == ["drain deadline passed"]
+    world.kubelet()
+    world.operate()
+    assert not world.status.leaving, "who is gone is forgotten"
+
+
 def test_nobody_is_created_or_sent_away_while_scripts_end():
     world = World()
     world.settle()
     world._end("job-3", Termination(outcome=Outcome.FINISHED, step=9))
     world.spec = world.spec.model_copy(update={"replicas": 1})
     made = world.operate()
-    assert (made.create, made.delete, made.leaving) == ((), (), frozenset()), "rank 0 may still save"
+    assert (made.create, made.delete, world.draining) == ((), (), {}), "rank 0 may still save"
     for name in ("job-1", "job-2"):
         world._end(name, Termination(outcome=Outcome.FINISHED, step=9))
     world.lose(world.pods["job-0"], "killed")

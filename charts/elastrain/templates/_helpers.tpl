@@ -161,6 +161,18 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
+{{- /* Replicas of the operator on different nodes, where there are several. */}}
+{{- define "elastrain.spread" -}}
+podAntiAffinity:
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            {{- include "elastrain.selector" (dict "root" . "component" "operator") | nindent 12 }}
+{{- end }}
+
 {{- /* What the operator may do with jobs and pods of a namespace it serves. */}}
 {{- define "elastrain.operatorRules" -}}
 # Held by a test against what the operator says it uses (PERMISSIONS in its kube.py). `delete` is for

@@ -6,6 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 from elastrain_operator.model import Pod
 
+BATCH = 500
+"""Most pods created in one go. The next go follows when the watch has shown them; a job of two thousand million workers
+thus meets its quota before it has filled anybody's memory."""
+
 
 def active(pods: Iterable[Pod], leaving: Collection[str], silent: Collection[str]) -> tuple[Pod, ...]:
     """Pods that count as workers: neither ended, nor on their way out, nor lost (``silent``: names)."""
@@ -15,11 +19,12 @@ def active(pods: Iterable[Pod], leaving: Collection[str], silent: Collection[str
 
 
 def ordinals(missing: int, unborn: Sequence[int], pods: Iterable[Pod], next_ordinal: int) -> tuple[int, ...]:
-    """Ordinals for ``missing`` new pods: first those that were given out but refused, then new ones.
+    """Ordinals for ``missing`` new pods (at most ``BATCH``): first those that were given out but refused, then new.
 
     An ordinal that has named a pod is never used again. Where the status was lost, existing pods still tell how far
     the numbers went.
     """
+    missing = min(missing, BATCH)
     first = max([next_ordinal, *(p.ordinal + 1 for p in pods)])
     taken = {p.ordinal for p in pods}
     again = [n for n in unborn if n not in taken][:missing]

@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
 from elastrain.api import accelerators, names, rules
@@ -27,6 +27,16 @@ class ApiModel(BaseModel):
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+def _aware(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("must name its time zone")
+    return text
+
+
+AwareTime = Annotated[str, AfterValidator(_aware)]
+"""A moment as RFC 3339 has it."""
 
 
 class CleanPodPolicy(StrEnum):
@@ -262,7 +272,7 @@ class LossStreak(ApiModel):
     """To the scheduler."""
     step: int | None = None
     """Committed steps at the last loss."""
-    time: str
+    time: AwareTime
     """When the last loss was counted."""
     message: str = ""
     """The last loss, for people."""
@@ -271,7 +281,7 @@ class LossStreak(ApiModel):
 class Withdrawal(ApiModel):
     """Workers that did not start within `pendingDeadlineSeconds` and are not tried again for a while."""
 
-    until: str
+    until: AwareTime
     """When they are."""
     reason: str
     """What kept the first of them, as one CamelCase word."""
@@ -284,7 +294,7 @@ class ExcludedNode(ApiModel):
 
     node: str
     """Its name."""
-    until: str
+    until: AwareTime
     """When that ends."""
     reason: str
     """PreflightFailed or WorkersLost."""
@@ -297,7 +307,7 @@ class NodeLoss(ApiModel):
 
     node: str
     """The node's name."""
-    time: str
+    time: AwareTime
     """When it was counted."""
 
 
@@ -402,6 +412,15 @@ class LastFailure(Figures):
     """Last lines that the failed rank wrote, as it wrote them; at most 2,000 characters."""
 
 
+class Leaving(ApiModel):
+    """Workers that were asked to leave at the same time."""
+
+    since: AwareTime
+    """When they were asked: the clock of their drain deadline."""
+    workers: list[str]
+    """Names of their pods, as long as those exist."""
+
+
 class JobStatus(ApiModel):
     """Written by the operator only. Unknown fields (of a newer operator) are ignored on reading."""
 
@@ -437,11 +456,13 @@ class JobStatus(ApiModel):
     """The newest lost worker, and what its rank wrote last."""
     counted_failures: list[str] = []
     """UIDs of ended pods that are already in ``restarts`` and still exist, so that each counts once."""
+    leaving: list[Leaving] = []
+    """Workers that were asked to leave and still exist."""
     next_ordinal: int = 0
     """Ordinal of the next worker pod; ordinals are never used twice."""
-    start_time: str | None = None
+    start_time: AwareTime | None = None
     """When the job became active, for ``activeDeadlineSeconds``. Absent while it is suspended."""
-    completion_time: str | None = None
+    completion_time: AwareTime | None = None
     """When the job succeeded or failed."""
     loss_streak: LossStreak | None = None
     """Losses since the last committed step. Absent: none."""

@@ -64,7 +64,7 @@ def loads(text: str, source: str = "manifest") -> ElasticTrainingJob:
         # From JSON, since pydantic is then strict about types but takes strings for enums.
         return ElasticTrainingJob.model_validate_json(as_json, strict=True)
     except ValidationError as error:
-        raise InvalidManifest(source, [_problem(e) for e in error.errors(include_url=False)]) from error
+        raise InvalidManifest(source, [problem(e) for e in error.errors(include_url=False)]) from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -115,14 +115,15 @@ def _only_job(documents: list[Any], source: str) -> dict[str, Any]:
     return documents[0]
 
 
-def _problem(error: ErrorDetails) -> str:
-    """A validation error as ``field: value: rule``."""
-    path, context = _path(error["loc"]), error.get("ctx", {})
+def problem(error: ErrorDetails, *parents: str) -> str:
+    """A validation error as ``field: value: rule``; ``parents``: the fields that what was validated is in."""
+    loc = (*parents, *error["loc"])
+    path, context = _path(loc), error.get("ctx", {})
     match error["type"]:
         case "missing":
             return f"{path}: missing: must be given"
         case "extra_forbidden":
-            return f"{path}: {_shown(error['input'])}: unknown field{_suggestion(error['loc'])}"
+            return f"{path}: {_shown(error['input'])}: unknown field{_suggestion(loc)}"
         case "rule":
             return f"{path}: {_shown(context['value'])}: {context['words']}"
         case kind if kind in _RULES:

@@ -1,0 +1,33 @@
+"""``GET /healthz`` of an operator process, for as long as it lives: also of a stand-by, in which kopf does not run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+
+@asynccontextmanager
+async def serving(port: int, state: Callable[[], Mapping[str, Any]]) -> AsyncIterator[None]:
+    """Answers ``{"state": state()}`` on all addresses while the block runs. Raises ``OSError`` if the port is taken.
+
+    It runs in the event loop that everything else runs in: where that one is stuck, no answer comes, and the probe
+    fails.
+    """
+
+    async def healthz(_: web.Request) -> web.Response:
+        answer = web.json_response({"state": dict(state())})
+        answer.force_close()  # an idle connection would be a task that kopf waits for at its end
+        return answer
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz)])
+    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "0.0.0.0", port).start()  # noqa: S104 - the kubelet probes the pod's address
+        yield
+    finally:
+        await runner.cleanup()
