@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ import structlog
 from elastrain_operator.allocate import allocate
 from elastrain_operator.allocation.model import Claims, Held, Job, Node, Policy, Share, Snapshot
 from elastrain_operator.model import Pod
+from elastrain_operator.waiting import until
 
 COALESCE = 0.1
 """Seconds between the first sign of a change and the sharing: what happens together is shared out once."""
@@ -103,8 +103,7 @@ class Capacity:
         again: float | None = None
         loop = asyncio.get_running_loop()
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), again)
+            await until(self._changed, again)
             await asyncio.sleep(COALESCE)
             self._changed.clear()
             began = loop.time()

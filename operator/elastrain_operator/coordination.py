@@ -16,6 +16,7 @@ from elastrain.api.records import Generation, GenerationMember, Member, Progress
 from elastrain.etcd import Batch, EtcdDenied, EtcdError, Put, WatchState
 from elastrain_operator.metrics.process import ETCD_OUTAGES
 from elastrain_operator.model import Coordination, Outage
+from elastrain_operator.waiting import until
 
 LINGER = 5.0
 """Seconds for which the mirror still counts after etcd was last heard: a reconnect is no outage."""
@@ -79,11 +80,7 @@ class Mirror:
 
     async def wait_listed(self, seconds: float) -> bool:
         """Whether the first full list has come within so many seconds."""
-        try:
-            await asyncio.wait_for(self._listed.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
+        return await until(self._listed, seconds)
 
     async def close(self) -> None:
         if self._lapse:

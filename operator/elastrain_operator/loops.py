@@ -23,6 +23,7 @@ from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobMeter
 from elastrain_operator.model import JobRef, Observed, Pod
 from elastrain_operator.plan import STATUS_INTERVAL
+from elastrain_operator.waiting import until
 
 COALESCE = 0.05
 """Seconds between a wake-up and the pass it causes: what happens together is looked at once."""
@@ -169,10 +170,7 @@ class JobLoop:
         if not hurried:
             await asyncio.sleep(seconds)
             return
-        try:
-            await asyncio.wait_for(self._wake.wait(), seconds)
-        except TimeoutError:
-            return
+        await until(self._wake, seconds)
 
     async def _pass(self) -> float:
         """One round; returns the seconds until the next one is due by the clock."""

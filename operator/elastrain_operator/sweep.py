@@ -14,6 +14,7 @@ from elastrain.etcd import EtcdError
 from elastrain_operator.coordination import Mirror
 from elastrain_operator.kube import ApiError, Kube
 from elastrain_operator.vault import Vault
+from elastrain_operator.waiting import until
 
 INTERVAL = 60.0
 """Seconds between two looks at all records; what was deleted is looked at when that is heard."""
@@ -53,9 +54,7 @@ class Sweeper:
             if loop.time() >= due:
                 await self.sweep()
                 due = loop.time() + INTERVAL
-            try:
-                await asyncio.wait_for(self._nudged.wait(), due - loop.time())
-            except TimeoutError:
+            if not await until(self._nudged, due - loop.time()):
                 continue
             self._nudged.clear()
             named, self._named = self._named, set()

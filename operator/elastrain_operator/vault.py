@@ -21,6 +21,7 @@ from elastrain_operator import render
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.model import JobRef, Outage
 from elastrain_operator.policy import credentials
+from elastrain_operator.waiting import until
 
 INTERVAL = 60.0
 """Seconds between two looks at whether etcd still checks users, and at the CA certificates."""
@@ -135,9 +136,7 @@ class Vault:
             except (EtcdError, OSError, ValueError) as error:
                 log.warning("etcd is not known to check users", error=str(error), retry_s=RETRY_SECONDS)
                 pause = RETRY_SECONDS
-            try:
-                await asyncio.wait_for(self._nudged.wait(), pause)
-            except TimeoutError:
+            if not await until(self._nudged, pause):
                 continue
             self._nudged.clear()
             await asyncio.sleep(RETRY_SECONDS / 10)  # news of an outage come in bursts
