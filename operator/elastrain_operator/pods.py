@@ -1,7 +1,7 @@
 """All worker pods as the API server's watch shows them: parsed on arrival, kept by job, and who is to be told.
 
 kopf is not used for them: it spends several times as long on an event as is spent here, and pods have most of the
-events (docs/decisions/0045).
+events (docs/decisions/0047).
 """
 
 from __future__ import annotations
