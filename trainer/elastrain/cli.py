@@ -11,6 +11,7 @@ import typer
 
 from elastrain import __version__
 from elastrain.cluster import app as cluster
+from elastrain.cluster.answers import EXIT_NO_CLUSTER, Output
 
 app = typer.Typer(
     name="elastrain",
@@ -146,7 +147,7 @@ def scale(
 @app.command()
 def status(
     job: Annotated[str | None, typer.Argument(help="Name of the job; absent: all that run on this machine.")] = None,
-    output: cluster.Format = cluster.Output.TABLE,
+    output: cluster.Format = Output.TABLE,
     namespace: cluster.Namespace = None,
     context: cluster.Context = None,
 ) -> None:
@@ -172,7 +173,7 @@ def _nor_here(job: str) -> Iterator[None]:
     try:
         yield
     except typer.Exit as leaving:
-        if leaving.exit_code == cluster.EXIT_NO_CLUSTER:
+        if leaving.exit_code == EXIT_NO_CLUSTER:
             typer.echo(f"and no job {job} runs on this machine (elastrain status lists those that do)", err=True)
         raise
 

@@ -8,29 +8,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-EXIT_FAILED, EXIT_REFUSED, EXIT_NO_CLUSTER = 1, 2, 3
+from elastrain.cluster.answers import EXIT_REFUSED, Output
 
 Job = Annotated[str, typer.Argument(help="Name of the job.", metavar="JOB")]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Default: that of the kubeconfig's context.", metavar="NAME")
 ]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: its current one.")]
-
-
-class Output(StrEnum):
-    """How an answer is printed."""
-
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-    NAME = "name"
 
 
 Format = Annotated[Output, typer.Option("--output", "-o", help="table, wide, json, yaml or name.")]

@@ -26,7 +26,7 @@ from elastrain.client.connection import Connection
 from elastrain.cluster import compose, view
 from elastrain.cluster import doctor as doctors
 from elastrain.cluster import explain as explanations
-from elastrain.cluster.app import EXIT_FAILED, EXIT_NO_CLUSTER, EXIT_REFUSED, Output
+from elastrain.cluster.answers import EXIT_FAILED, EXIT_NO_CLUSTER, EXIT_REFUSED, Output
 
 P = ParamSpec("P")
 
