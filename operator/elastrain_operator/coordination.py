@@ -123,15 +123,12 @@ class Mirror:
     # ---- writing ---------------------------------------------------------------------------------------------------
     async def put_target(self, keys: JobKeys, target: Target) -> None:
         """Publish what the operator wants. Raises ``EtcdError``."""
-        records = [(keys.target, target.encode())]
-        if _owner(keys) not in self._raw.get(keys, {}):
-            records.insert(0, (_owner(keys), self._cluster.encode()))
-        await asyncio.to_thread(self._put_all, records)
+        await asyncio.to_thread(self._put_all, [*self._missing_claim(keys), (keys.target, target.encode())])
 
     async def claim(self, keys: JobKeys) -> None:
         """Say that the job is this cluster's, before anything else is made for it in etcd. Raises ``EtcdError``."""
-        if _owner(keys) not in self._raw.get(keys, {}):
-            await asyncio.to_thread(self._etcd.put, _owner(keys), self._cluster.encode())
+        if records := self._missing_claim(keys):
+            await asyncio.to_thread(self._put_all, records)
 
     async def put_issued(self, keys: JobKeys, issued: Issued) -> None:
         """Record what the job's workers were given to log in with. Raises ``EtcdError``."""
@@ -140,6 +137,10 @@ class Mirror:
     async def delete_records(self, keys: JobKeys) -> None:
         """Delete all records of a job that is gone. Raises ``EtcdError``."""
         await asyncio.to_thread(self._etcd.delete_prefix, keys.prefix)
+
+    def _missing_claim(self, keys: JobKeys) -> list[tuple[str, bytes]]:
+        """The record that says whose the job is, unless it is there."""
+        return [] if _owner(keys) in self._raw.get(keys, {}) else [(_owner(keys), self._cluster.encode())]
 
     def _put_all(self, records: Iterable[tuple[str, bytes]]) -> None:
         for key, value in records:

@@ -7,8 +7,8 @@ events (docs/decisions/0047).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import structlog
 
@@ -17,30 +17,16 @@ from elastrain.api.keys import JobKeys
 from elastrain_operator import observe
 from elastrain_operator.kube import ApiError, pods_path
 from elastrain_operator.model import Pod
+from elastrain_operator.reflector import GONE, Source
 
 WORKERS = {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"}
 RETRY_DELAYS = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds before list or watch are tried again: by failures in a row. The first is also the one after a watch that the
 API server ended in its time."""
-GONE = 410
-"""The API server's history does not reach back to where the watch stopped."""
-
 OnPod = Callable[[JobKeys, Pod, bool], None]
 """Called with the job, the pod, and whether it is gone: else it is new or differs from what was shown before."""
 
 log = structlog.get_logger(__name__)
-
-
-class Source(Protocol):
-    """What is used of :class:`elastrain_operator.kube.Kube`."""
-
-    def list_pages(
-        self, path: str, what: str, query: Mapping[str, str]
-    ) -> AsyncIterator[tuple[list[dict[str, Any]], str]]: ...
-
-    def changes(
-        self, path: str, what: str, query: Mapping[str, str], version: str
-    ) -> AsyncIterator[dict[str, Any]]: ...
 
 
 class Pods:
