@@ -29,7 +29,7 @@ from typing import Any
 
 from elastrain.api import names, roster
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Closed, Generation, Member, Phase, Progress
+from elastrain.api.records import Member, Phase, Progress
 from elastrain.etcd import (
     Batch,
     Delete,
@@ -38,29 +38,19 @@ from elastrain.etcd import (
     EtcdUnavailable,
     Lease,
     LeaseCallbacks,
-    Transaction,
     Watch,
     WatchState,
 )
 from elastrain.rendezvous.decide import Action, Propose, Timing
-from elastrain.rendezvous.events import (
-    EtcdBack,
-    EtcdLost,
-    Fenced,
-    GenerationEnded,
-    JobEnded,
-    MembershipEvent,
-    NewGeneration,
-    TargetChanged,
-)
+from elastrain.rendezvous.events import EtcdBack, EtcdLost, Fenced, MembershipEvent
+from elastrain.rendezvous.news import News
+from elastrain.rendezvous.progress import ProgressPost
 from elastrain.rendezvous.seat import LONGEST_REST, Seat, Todo, rest_after
 from elastrain.rendezvous.suspicion import Suspicion, whom_to_probe
 from elastrain.rendezvous.view import View
 
 log = logging.getLogger(__name__)
 
-PROGRESS_INTERVAL = 1.0
-"""Least seconds between two writes of ``progress``."""
 _RETRY_SECONDS = 0.5
 
 Clock = Callable[[], float]
@@ -104,7 +94,7 @@ class Membership:
         self._watch: Watch | None = None
         self._listed = threading.Event()
         self._stopped = threading.Event()
-        self._progress: Progress | None = None
+        self._progress = ProgressPost(client, keys)
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
         # What follows belongs to the thread alone.
         self._seat = Seat(keys, timing, sees_all=sees_all)
@@ -114,16 +104,13 @@ class Membership:
         self._rest_until = 0.0
         self._look_at: float | None = None
         self._suspicion = Suspicion(lease_ttl, clock, answered=lambda: self._inbox.put(_nothing))
-        self._generations: dict[int, Generation] = {}
-        self._told_over: set[int] = set()
-        self._told_ended = False
+        self._news = News()
         self._told_fenced = False
         self._retry_at = 0.0
         self._watching = False
         self._leased = True
         self._reachable = True
         self._grace_until = 0.0
-        self._progress_at = -PROGRESS_INTERVAL
 
     # ---- for the owner ---------------------------------------------------------------------------------------------
     @property
@@ -213,8 +200,7 @@ class Membership:
 
     def publish(self, progress: Progress) -> None:
         """Write ``progress``, at most once a second; of several, the newest."""
-        with self._lock:
-            self._progress = progress
+        self._progress.put(self.id, progress)
         self._inbox.put(_nothing)
 
     def flush(self, timeout: float) -> bool:
@@ -225,15 +211,9 @@ class Membership:
         deadline = time.monotonic() + timeout
         if self._lease is not None and not self._lease.flush(timeout):
             return False
-        with self._lock:
-            progress, self._progress = self._progress, None
-        if progress is None:
-            return True
         try:
-            self._put_progress(progress, max(0.1, deadline - time.monotonic()))
+            self._progress.write_now(max(0.1, deadline - time.monotonic()))
         except EtcdUnavailable:
-            with self._lock:
-                self._progress = self._progress or progress
             return False
         return True
 
@@ -331,8 +311,8 @@ class Membership:
         deadlines = [now + self.lease_ttl]
         if self._todo is not None and self._todo.until is not None and self._watching:
             deadlines.append(self._todo.until)
-        if self._progress is not None and self._reachable:
-            deadlines.append(self._progress_at + PROGRESS_INTERVAL)
+        if (due := self._progress.due) is not None and self._reachable:
+            deadlines.append(due)
         if not self._reachable and not self._told_fenced:
             deadlines.append(now + self.lease_ttl - self.seconds_since_confirmed())
         if self._retry_at > now:
@@ -380,7 +360,8 @@ class Membership:
         with self._viewed:
             self._view = view
             self._viewed.notify_all()
-        self._tell(old, view, record)
+        for event in self._news.of(old, view, record):
+            self._emit(event)
         self._fence(record)
         if self._watching and self._reachable:
             lease = self._lease.id if self._lease is not None else 0
@@ -388,7 +369,7 @@ class Membership:
             self._rest_until = now + rest_after(time.thread_time() - busy)
             if now >= self._retry_at:
                 self._do(self._todo, record)
-            self._write_progress(now)
+            self._progress.write_if_due(now)
         scope = self._seat.scope(record)
         if scope != self._scope and self._watch is not None:
             self._scope = scope
@@ -412,67 +393,18 @@ class Membership:
             self._seat.tried(todo.transaction, self._clock())
             log.info("%s: %s%s", todo.what, "done" if done else "too late", _whom(todo))
 
-    def _write_progress(self, now: float) -> None:
-        if now < self._progress_at + PROGRESS_INTERVAL:
-            return
-        with self._lock:
-            progress, self._progress = self._progress, None
-        if progress is None:
-            return
-        self._progress_at = now
-        try:
-            self._put_progress(progress, 2.0)
-        except EtcdError:
-            with self._lock:
-                self._progress = self._progress or progress
-            raise
-
-    def _put_progress(self, progress: Progress, timeout: float) -> None:
-        """Everybody hears of the end by the key ``closed``; of the steps until then only the leader does."""
-        puts = [(self.keys.progress, progress.encode())]
-        if progress.finished:
-            puts.append((self.keys.closed, Closed(member=self.id, reason="Finished").encode()))
-        self._client.commit(Transaction((), tuple(puts)), "write progress", timeout=timeout)
-
     def _fence(self, record: Member) -> None:
         if self._reachable or self._told_fenced:
             return
         seconds = self.seconds_since_confirmed()
-        generation = self._generations.get(record.generation)
+        generation = self._news.generation(record.generation)
         if seconds >= self.lease_ttl and generation is not None and generation.size == 1:
             self._told_fenced = True
             self._emit(Fenced(seconds))
 
-    def _tell(self, old: View, view: View, record: Member) -> None:
-        if view.target is not None and view.target != old.target:
-            self._emit(TargetChanged(view.target))
-        newest = view.generation
-        if newest is not None and (old.generation is None or newest.number > old.generation.number):
-            newest = roster.seen_by(newest, record.id)
-            self._generations[newest.number] = newest
-            for number in [n for n in self._generations if n <= newest.number - roster.KEPT]:
-                del self._generations[number]
-            self._emit(NewGeneration(newest))
-        for number, why in view.told.items():
-            mine = self._generations.get(number)
-            if mine is not None and mine.member(record.id) is not None and number not in self._told_over:
-                self._told_over.add(number)
-                self._emit(GenerationEnded(number, why))
-        if view.ended and not self._told_ended:
-            self._told_ended = True
-            self._emit(JobEnded(self._why_ended(view)))
-
     def _emit(self, event: MembershipEvent) -> None:
         if self._events is not None:
             self._events.put(event)
-
-    def _why_ended(self, view: View) -> str:
-        closed = view.closed
-        if closed is not None:
-            return f"closed by {closed.member}: {closed.reason} {closed.message}".rstrip()
-        if view.finished:
-            return "the job has finished"
-        return "a member has finished training"
 
 
 def _new_id(worker: str) -> str:
