@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from elastrain.elastic.communicator import Communicator
+from elastrain.elastic.gradients import Averaged
 from elastrain.elastic.module import ElasticModule
 
 
@@ -128,3 +129,36 @@ def test_evaluation_runs_through_the_model_itself(mode) -> None:
         with torch.no_grad():
             model(torch.ones(2, 3))
     assert not hits
+
+
+def test_a_rank_that_looks_on_gets_the_gradients_of_the_others_and_computes_the_next_step(pair, each) -> None:
+    models = [warmed_up(), warmed_up()]
+    assert all(m.can_look_on for m in models)
+    alone = gradient(warmed_up(), 1.0)
+
+    def rank(c: Communicator) -> list[torch.Tensor]:
+        model = models[c.rank]
+        if c.rank == 1:
+            model.look_on(c, [])
+        model.attach(c, keep=True)
+        if c.rank == 0:
+            first = gradient(model, 2.0)
+        else:
+            model(torch.ones(2, 3)).sum()  # the forward of a loop body whose loss is nobody's
+            model.looked_on()
+            assert model.module.early.weight.grad is not None
+            first = model.module.early.weight.grad.clone()
+        return [first, gradient(model, c.rank + 1.0)]
+
+    for looked_on, following in each(rank, pair):
+        torch.testing.assert_close(looked_on, 2 * alone)
+        torch.testing.assert_close(following, 3 * alone)
+
+
+@pytest.mark.parametrize("options", [{"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])
+def test_no_rank_looks_on_if_ddp_was_told_to_do_more(options) -> None:
+    assert not ElasticModule(TwoTowers(), **options).can_look_on
+
+
+def test_no_rank_looks_on_if_layers_communicate() -> None:
+    assert not Averaged().wrap(nn.Sequential(nn.Linear(3, 3), nn.SyncBatchNorm(3)), {}).can_look_on

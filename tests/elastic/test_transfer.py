@@ -1,6 +1,7 @@
 """State on its way between ranks, with all ranks as threads of the test: real gloo, real sockets."""
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -30,10 +31,21 @@ def small_pieces(monkeypatch) -> None:
     monkeypatch.setattr(transfer, "SMALL_BYTES", 200)
 
 
+def move(c: Communicator, tree: Any, sources: list[int], receivers: list[int], mine: Any = None) -> Any:
+    """What the rank of ``c`` does where ``sources`` give ``tree`` to ``receivers``; returns what it has received."""
+    if c.rank in receivers:
+        return transfer.receive(mine, c, sources, receivers)
+    if c.rank in sources:
+        transfer.Gift(tree, c, sources, receivers).wait()
+        if c.broken is not None:
+            raise GenerationBroken(c.generation, c.broken)
+    return None
+
+
 @pytest.mark.parametrize(("sources", "receivers"), [([0], [1]), ([0], [1, 2]), ([0, 2], [1]), ([1, 2], [0, 3])])
 def test_state_arrives_equal_whoever_gives_and_takes(sources, receivers, small_pieces, connect, each) -> None:
     ranks = connect(4)
-    received = each(lambda c: transfer.move(lambda: TREE, c, sources, receivers, reuse=False), ranks)
+    received = each(lambda c: move(c, TREE, sources, receivers), ranks)
     for rank, got in enumerate(received):
         if rank in receivers:
             assert_same(got, TREE)
@@ -51,8 +63,8 @@ def assert_same(a: object, b: object) -> None:
 def test_state_arrives_in_the_receivers_own_tensors_if_they_fit_and_may_be_used(pair, each, small_pieces) -> None:
     fits, other_type = torch.zeros(999), torch.zeros(500)
     theirs = {"fits": torch.randn(999), "other type": torch.randn(500).double(), "new": torch.ones(3)}
-    trees = [theirs, {"fits": fits, "other type": other_type}]
-    received = each(lambda c: transfer.move(lambda: trees[c.rank], c, [0], [1], reuse=True), pair)[1]
+    mine = {"fits": fits, "other type": other_type}
+    received = each(lambda c: move(c, theirs, [0], [1], mine), pair)[1]
     assert_same(received, theirs)
     assert received["fits"].data_ptr() == fits.data_ptr()
     assert not other_type.any()
@@ -66,7 +78,7 @@ def test_generation_is_broken_if_a_piece_arrives_damaged(pair, each, monkeypatch
     def exchange(c: Communicator) -> str | None:
         receiving.damaged = c.rank
         try:
-            transfer.move(lambda: TREE, c, [0], [1], reuse=False)
+            move(c, TREE, [0], [1])
         except GenerationBroken as e:
             return e.cause
         return None
@@ -97,4 +109,22 @@ def test_every_byte_travels_once_in_pieces_within_the_bound(sizes, sources, rece
 def test_giver_and_taker_stop_waiting_for_a_silent_peer_if_aborted(pair, mine, sources, receivers) -> None:
     threading.Timer(0.05, pair[mine].abort, ["the peer is silent"]).start()
     with pytest.raises(GenerationBroken, match="the peer is silent"):
-        transfer.move(lambda: TREE, pair[mine], sources, receivers, reuse=False)
+        move(pair[mine], TREE, sources, receivers)
+
+
+def test_small_tensors_arrive_as_they_were_when_the_gift_began(pair, each, small_pieces) -> None:
+    tree = {"statistics": torch.zeros(5), "large": torch.ones(999), "steps": 7}
+    given = threading.Event()
+
+    def exchange(c: Communicator) -> Any:
+        if c.rank == 1:
+            assert given.wait(10)
+            return transfer.receive(None, c, [0], [1])
+        gift = transfer.Gift(tree, c, [0], [1])
+        tree["statistics"].fill_(1)  # as a forward does that follows running statistics
+        tree["steps"] = 8
+        given.set()
+        gift.wait()
+        return None
+
+    assert_same(each(exchange, pair)[1], {"statistics": torch.zeros(5), "large": torch.ones(999), "steps": 7})

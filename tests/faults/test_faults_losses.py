@@ -72,6 +72,25 @@ def test_joiner_gets_the_state_from_another_survivor_if_its_source_dies_during_t
 
 
 @pytest.mark.slow
+def test_survivors_go_on_with_the_same_step_if_a_joiner_dies_while_it_gets_their_state(job) -> None:
+    job.want(2)
+    job.start("a", "b", BALLAST_MB="384")
+    first = job.together("a", "b")
+    pids = {w: job[w].rank_pid for w in "ab"}
+    source = job.generation().members[0].worker
+    job.want(3)
+    job.start("j", BALLAST_MB="384")
+    job.wait("the state to be taken from its source", (job.folder / f"{source}.captured").exists)
+    joiner = job["j"].rank_pid
+    before = resident(joiner)
+    job.wait("some of it to arrive", lambda: resident(joiner) > before + (8 << 20), pause=0.001)
+    job["j"].kill_rank()
+    job.together("a", "b", "j", after=first + 1)  # it is started again, and comes
+    verdict = job.verdict()
+    assert {w: verdict.pids[w] for w in "ab"} == {w: (p,) for w, p in pids.items()}, "a survivor's process changed"
+
+
+@pytest.mark.slow
 def test_survivors_go_on_after_the_lease_and_the_thawed_member_joins_again_if_a_node_falls_silent(job) -> None:
     job.want(3)
     job.start("a", "b", "c")

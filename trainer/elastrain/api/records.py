@@ -237,7 +237,8 @@ class Rescale(Record):
     """Committed steps that had to be done again."""
     phases: dict[str, float] = {}
     """Seconds by phase: ``detect`` and ``decide`` (unplanned changes only), ``connect`` (in a planned change it goes on
-    beside training and is no part of the pause), ``transfer`` of state, ``first_step``."""
+    beside training and is no part of the pause), ``transfer`` (until joiners have the state; the first
+    step is computed meanwhile), ``first_step`` (what was left of it)."""
 
 
 def in_words(phases: Mapping[str, float]) -> str:

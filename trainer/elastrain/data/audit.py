@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from elastrain.data.order import Order, Slice
+from elastrain.data.order import Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,9 @@ class Line:
     worker: str
     pid: int
     indices: tuple[int, ...]
+    share: tuple[int, int]
+    """The batch was cut for ``share[1]`` ranks, of which this one had part ``share[0]``; the one after the last part is
+    nobody's: that of a rank which looked on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +78,22 @@ class AuditLog:
         self._file: TextIO = (directory / f"{worker}.{local_rank}.{pid}.jsonl").open("a", buffering=1)
         self._order: Order | None = None
 
-    def write(self, kind: str, step: int, part: Slice, order: Order, place: tuple[int, int, int]) -> None:
-        """``place``: generation, rank and world size that the step was computed in."""
+    def write(
+        self,
+        kind: str,
+        step: int,
+        indices: tuple[int, ...],
+        order: Order,
+        *,
+        place: tuple[int, int, int],
+        share: tuple[int, int],
+    ) -> None:
+        """``place``: generation, rank and world size that the step was computed in. Others: as of :class:`Line`."""
         if order != self._order:
             self._order = order
             self._file.write(json.dumps({"kind": "order", **asdict(order)}) + "\n")
         generation, rank, world = place
-        line = Line(kind, step, generation, rank, world, self._worker, self._pid, part.indices)
+        line = Line(kind, step, generation, rank, world, self._worker, self._pid, indices, share)
         self._file.write(json.dumps(asdict(line)) + "\n")
 
     def close(self) -> None:
@@ -102,7 +114,8 @@ def verify(directory: Path) -> Verdict:
             if raw["kind"] == "order":
                 orders.add(Order(**{k: v for k, v in raw.items() if k != "kind"}))
             else:
-                lines.append(Line(**{**raw, "indices": tuple(raw["indices"])}))
+                share = raw.get("share", (raw["rank"], raw["world_size"]))
+                lines.append(Line(**{**raw, "indices": tuple(raw["indices"]), "share": tuple(share)}))
     if not lines:
         raise ValueError(f"{directory}: no audit lines in {len(files)} *.jsonl files; is $ELASTRAIN_AUDIT_DIR set?")
     if len(orders) != 1:
@@ -153,22 +166,34 @@ def judge(lines: Iterable[Line], order: Order) -> Verdict:
 def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int], list[str]]:
     """Samples that the generation of ``lines`` consumed in ``step``, and what contradicts the order."""
     problems = []
-    worlds = {line.world_size for line in lines}
+    worlds = {(line.world_size, line.share[1]) for line in lines}
     if len(worlds) != 1:
-        return [], [f"step {step}: one generation with world sizes {sorted(worlds)}"]
-    world = worlds.pop()
-    seen: dict[int, tuple[int, ...]] = {}
+        return [], [f"step {step}: one generation with world sizes and parts {sorted(worlds)}"]
+    _, parts = worlds.pop()
+    seen: dict[int, Line] = {}
     for line in lines:
-        if line.rank in seen and seen[line.rank] != line.indices:
+        before = seen.setdefault(line.rank, line)
+        if (before.indices, before.share) != (line.indices, line.share):
             problems.append(f"step {step}: rank {line.rank} logged two different parts")
-        seen[line.rank] = line.indices
+    owners: dict[int, Line] = {}
+    for line in seen.values():
+        expected = _samples_of(order, step, line.share)
+        if line.indices != expected:
+            problems.append(
+                f"step {step}: rank {line.rank} had part {line.share[0]} of {parts} and trained on {line.indices}, "
+                f"not on {expected}"
+            )
+        if line.share[0] < parts and owners.setdefault(line.share[0], line) is not line:
+            problems.append(f"step {step}: part {line.share[0]} was computed by two ranks")
     samples: list[int] = []
-    for rank in range(world):
-        expected = order.slice(step, rank, world).indices
-        if rank in seen and seen[rank] != expected:
-            problems.append(f"step {step}: rank {rank} of {world} trained on {seen[rank]}, not on {expected}")
-        samples += seen.get(rank, expected)
+    for part in range(parts):
+        samples += owners[part].indices if part in owners else _samples_of(order, step, (part, parts))
     return samples, problems
+
+
+def _samples_of(order: Order, step: int, share: tuple[int, int]) -> tuple[int, ...]:
+    part, parts = share
+    return order.slice(step, part, parts).indices if part < parts else ()
 
 
 def _records(file: Path) -> Iterable[dict[str, Any]]:

@@ -8,7 +8,7 @@ micro-batch a run of the part. So a step can be cut anew for any world, at any t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -33,6 +33,10 @@ class Slice:
     epoch: int
     start: int = 0
     """Position in the global batch of the first sample."""
+
+    def stand_in(self) -> Slice:
+        """The same samples, of which none counts: for a rank that looks on."""
+        return replace(self, indices=(), weight=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,10 @@ class BitwiseModule(ElasticModule):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
 
+    @property
+    def can_look_on(self) -> bool:
+        return False
+
     def attach(self, communicator: Communicator, *, keep: bool) -> None:
         self.detach()
 

@@ -19,6 +19,11 @@ class Buffers:
         self.restore()
         return [name for name, _, _ in self._kept]
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest one that forward changes; 0 if it changes none."""
+        return max((b.nbytes for _, b, _ in self._kept), default=0)
+
     def save(self) -> None:
         """A step begins."""
         for _, buffer, copy in self._kept:

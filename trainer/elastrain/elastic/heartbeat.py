@@ -59,6 +59,10 @@ class Heartbeat:
         if loss.requires_grad:
             loss.register_hook(self._backward_began)
 
+    def looks_on(self) -> None:
+        """From now on this rank waits for the gradients of the others."""
+        self._to(Where.COLLECTIVE)
+
     def resumed(self, total: float | None) -> None:
         """Backward is over; ``total``: the sum of ``compute`` over all ranks that it brought; None: it brought none."""
         if total is not None:

@@ -33,7 +33,7 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order
 from elastrain.data.rng import Kept
 from elastrain.data.stream import ElasticIterable, length_of
-from elastrain.elastic import control
+from elastrain.elastic import control, transfer
 from elastrain.elastic.bitwise import Bitwise, make_deterministic
 from elastrain.elastic.buffers import Buffers
 from elastrain.elastic.gate import Gates, gate, track
@@ -240,6 +240,7 @@ class Job:
         while True:
             self._settle()
             if self.step >= (self._total or 0):
+                self._world.wait_until_given()
                 self._heartbeat.outside()
                 return
             yield from self._compute(loader)
@@ -264,9 +265,15 @@ class Job:
         communicator = self._world.communicator
         assert communicator is not None
         connected = self._session.connected()
-        self._heartbeat.backward(loss)
-        compute = self._heartbeat.share()
-        sums = self._gradients.backward(loss, part, connected, compute, communicator, last=step.complete)
+        sums: list[float] | None
+        if step.looks_on:
+            sums, connected = self._looked_on()
+        else:
+            self._heartbeat.backward(loss)
+            compute = self._heartbeat.share()
+            sums = self._gradients.backward(loss, part, connected, compute, communicator, last=step.complete)
+        if sums is not None:
+            self._world.wait_until_given()  # before anything changes what joiners are being given
         if sums is None or communicator.broken is not None:
             self._heartbeat.resumed(None)
             return
@@ -274,6 +281,16 @@ class Job:
         step.ok = True
         step.agreed = control.agreed(sums, communicator.generation, connected)
         step.loss = sums[control.LOSS]
+
+    def _looked_on(self) -> tuple[list[float], frozenset[int]]:
+        """While this rank got its state the others have computed the whole batch: it takes the gradients from them.
+
+        The loss of the loop body is nobody's, and what its forward left in the model's buffers goes.
+        """
+        assert self._model is not None and self._buffers is not None
+        self._heartbeat.looks_on()
+        self._buffers.restore()
+        return self._model.looked_on()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``; call it between
@@ -322,19 +339,24 @@ class Job:
         assert self._model is not None
         self._buffers = Buffers(self._model.module)
         batch, part = loader.fetch(0, 0, max(self._session.expected_world_size(), 1))
-        self._step = Step(0, (part,), self._world.place, warm_up=True)
+        self._step = Step(0, (part,), self._world.place, self._world.share, warm_up=True)
         with self._streams:
             self._enter_body(loader, self._step)
             yield batch
         self._step = None
         self._model.detach()
         self._gradients.check_warm_up(self._buffers.after_warm_up())
+        # What forward changes cannot be given away while training goes on, unless it is packed beforehand.
+        self._world.gives_in_passing = self._model.can_look_on and self._buffers.largest < transfer.SMALL_BYTES
 
     def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
         """One execution of a step: all micro-batches of this rank, as far as the generation holds."""
         place, order = self._world.place, loader.order
-        at = (self.step, *place[1:])
-        step = self._step = Step(self.step, order.micro_slices(*at), place)
+        share = self._world.share
+        looks_on = share[0] == share[1]
+        at = (self.step, *(place[1:] if looks_on else share))
+        parts = order.micro_slices(*at)
+        step = self._step = Step(self.step, (parts[0].stand_in(),) if looks_on else parts, place, share)
         assert self._buffers is not None
         self._buffers.save()
         self._gradients.begin(order.leaves(*at) if order.micro_batches else None)
@@ -350,6 +372,7 @@ class Job:
                     self._enter_body(loader, step)
                     yield batch
             except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
+                self._world.wait_until_given()
                 if step.ok:
                     self._commit(step)
                 raise
@@ -407,8 +430,8 @@ class Job:
 
     def _log(self, step: Step, kind: str) -> None:
         if self._audit is not None and self._order is not None:
-            part = self._order.slice(step.number, *step.place[1:])
-            self._audit.write(kind, step.number, part, self._order, step.place)
+            indices = tuple(i for part in step.parts for i in part.indices)
+            self._audit.write(kind, step.number, indices, self._order, place=step.place, share=step.share)
 
 
 def _audit_log() -> AuditLog | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
 
-from elastrain.elastic import control, digest
+from elastrain.elastic import batchnorm, control, digest
 from elastrain.elastic.communicator import Communicator, completed, solo_group
 
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -58,6 +59,7 @@ class ElasticModule(nn.Module):
         self._communicator: Communicator | None = None
         self._layout = 0
         self._told_connected: frozenset[int] | None = None
+        self._looking: _Looking | None = None
 
     @property
     def layout(self) -> int:
@@ -135,6 +137,39 @@ class ElasticModule(nn.Module):
         values[control.COMPUTE] = compute
         self._carrier.control.grad = None  # backward under no_sync has added to it
 
+    @property
+    def can_look_on(self) -> bool:
+        """Whether :meth:`look_on` could take the place of a backward, on this rank and on its peers."""
+        own_sums = any(isinstance(m, batchnorm.SyncBatchNorm) for m in self.module.modules())
+        return self._keeps and not own_sums and not self._options.get("gradient_as_bucket_view")
+
+    def look_on(self, communicator: Communicator, connected: Collection[int]) -> None:
+        """Begin, in place of a backward: take the sum of the gradients of the other ranks, adding nothing to it.
+
+        To be called when the ranks have agreed to, before :meth:`attach`; the sum is taken while the state arrives.
+        ``connected`` as of :meth:`set_control`.
+        """
+        self.set_control(connected, torch.zeros(()))
+        self._looking = _Looking([], [], frozenset(connected))
+        for bucket in self._ddp.reducer._get_zeros_like_grad_buckets():
+            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                if parameter is self._carrier.control:
+                    gradient.copy_(self._carrier.values)
+                self._looking.gradients.append((parameter, gradient))
+            self._looking.sums.append(communicator.sum_bucket(bucket.buffer()))
+
+    def looked_on(self) -> tuple[list[float], frozenset[int]]:
+        """End it: the gradients are the sum, as after a backward. Returns :meth:`control_sums` and ``connected``.
+
+        Where it failed the communicator is broken, and the gradients mean nothing.
+        """
+        looking, self._looking = self._looking, None
+        assert looking is not None
+        torch.futures.wait_all(looking.sums)
+        for parameter, gradient in looking.gradients:
+            parameter.grad = gradient
+        return self.control_sums(), looking.connected
+
     def control_sums(self) -> list[float]:
         """The vector summed over all ranks by the last backward. On a GPU this waits for it."""
         grad = self._carrier.control.grad
@@ -150,6 +185,16 @@ class ElasticModule(nn.Module):
         if self._ddp is None:
             self.__dict__["_ddp"] = self._wrap(solo_group())
         return self._ddp(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Looking:
+    """A step that this rank looks on in."""
+
+    gradients: list[tuple[nn.Parameter, torch.Tensor]]
+    """Where each parameter's is summed."""
+    sums: list[torch.futures.Future[torch.Tensor]]
+    connected: frozenset[int]
 
 
 class _Carrier(nn.Module):

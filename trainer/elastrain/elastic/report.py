@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elastrain.api.records import CheckpointState, Generation, Progress, Rescale
 
@@ -74,6 +74,11 @@ class Reporter:
 
     def entered(self, switch: Switch) -> None:
         self._switch = switch
+
+    def transferred(self, at: float) -> None:
+        """The joiners have got their state, while the first step was being computed."""
+        if self._switch is not None and at > self._switch.times.synchronised:
+            self._switch = replace(self._switch, times=replace(self._switch.times, synchronised=at))
 
     @property
     def last_commit(self) -> float | None:

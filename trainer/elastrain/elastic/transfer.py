@@ -6,13 +6,17 @@ not, all at the same time. Large tensors are cut into pieces that go straight fr
 the receiver; small ones are packed, and come from one rank only, since they may differ between replicas (statistics of
 a batch normalisation do). The receiver compares a checksum of each piece with the sender's: a bit that was turned on
 the way would else train on for ever.
+
+Givers train on meanwhile (:class:`Gift`): nothing changes the large tensors of the state but the optimizer's step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +26,7 @@ import torch
 from torch.utils import _pytree
 
 from elastrain.elastic import channel, digest
-from elastrain.elastic.communicator import Communicator
+from elastrain.elastic.communicator import Communicator, GenerationBroken
 from elastrain.elastic.state import Slot, is_dense, raw_bytes, slot
 
 PIECE_BYTES = 8 * 2**20
@@ -77,48 +81,62 @@ def share(pieces: Sequence[Piece], sources: Sequence[int], receiver: int) -> lis
     return [sources[0] if p.packed else sources[(i + receiver) % len(sources)] for i, p in enumerate(pieces)]
 
 
-def move(
-    tree: Callable[[], Any], communicator: Communicator, sources: Sequence[int], receivers: Sequence[int], reuse: bool
-) -> Any:
-    """Bring the tree of the ranks ``sources`` (equal ones) to ``receivers``, and return it there; called by all alike.
+class Gift:
+    """A share of this rank's state on its way to those that need it, in a thread of its own."""
 
-    ``reuse``: the receiver's own tensors may be overwritten, so that most of the state arrives where it is needed; to
-    be False where the receiver's state is still worth something. The sources return None as soon as their shares are
-    sent, all others at once. Raises ``GenerationBroken``, also for a piece that arrived damaged.
-    """
-    rank = communicator.rank
-    if rank in sources:
-        with communicator.guard():
-            _give(tree(), communicator, sources, receivers)
-    elif rank in receivers:
-        with communicator.guard():
-            return _take(tree() if reuse else None, communicator, sources, receivers.index(rank))
-    return None
+    def __init__(self, tree: Any, communicator: Communicator, sources: Sequence[int], receivers: Sequence[int]) -> None:
+        """Every rank of ``sources`` makes one, of an equal ``tree``; each of ``receivers`` calls :func:`receive`.
 
+        Tensors of ``SMALL_BYTES`` and more must not change until :meth:`wait` has returned; smaller ones, and all that
+        is no tensor, are sent as they are now.
+        """
+        self.ended_at: float | None = None
+        """Monotonic time; None while it is on its way."""
+        self._communicator, self._sources, self._receivers = communicator, sources, receivers
+        first = communicator.rank == sources[0]
+        self._header = pickle.dumps(_pytree.tree_map(slot, tree)) if first else b""
+        self._tensors = [leaf.detach() for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        self._pieces = cut([t.nbytes for t in self._tensors])
+        self._packed = [_pack(self._tensors, piece) for piece in self._pieces if first and piece.packed]
+        self._thread = threading.Thread(target=self._run, name="elastrain-gift")
+        self._thread.start()
 
-def _give(tree: Any, communicator: Communicator, sources: Sequence[int], receivers: Sequence[int]) -> None:
-    rank = communicator.rank
-    header = pickle.dumps(_pytree.tree_map(slot, tree)) if rank == sources[0] else b""
-    tensors = [leaf.detach() for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-    pieces = cut([t.nbytes for t in tensors])
+    def wait(self) -> None:
+        """Return when it has arrived, or cannot: then the generation is broken. An abort ends it at once."""
+        self._thread.join()
 
-    def serve(place: int, connection: socket.socket) -> None:
-        if header:
-            connection.sendall(len(header).to_bytes(_LENGTH_BYTES, "big") + header)
+    def _run(self) -> None:
+        with contextlib.suppress(GenerationBroken), self._communicator.guard():
+            connections = self._communicator.accept(self._receivers, channel.Purpose.STATE)
+            _at_once(
+                partial(self._serve, place, connections[receiver]) for place, receiver in enumerate(self._receivers)
+            )
+        self.ended_at = time.monotonic()
+
+    def _serve(self, place: int, connection: socket.socket) -> None:
+        if self._header:
+            connection.sendall(len(self._header).to_bytes(_LENGTH_BYTES, "big") + self._header)
         sums = []
-        for piece, source in zip(pieces, share(pieces, sources, place), strict=True):
-            if source == rank:
-                data = _pack(tensors, piece) if piece.packed else _slice(tensors, piece).cpu()
+        for i, (piece, source) in enumerate(zip(self._pieces, share(self._pieces, self._sources, place), strict=True)):
+            if source == self._communicator.rank:
+                data = self._packed[i] if piece.packed else _slice(self._tensors, piece).cpu()  # packed ones come first
                 connection.sendall(data.numpy())
                 sums.append(digest.of_bytes(data))
         connection.sendall(b"".join(map(_encode, sums)))
 
-    connections = communicator.accept(receivers, channel.Purpose.STATE)
-    _at_once(partial(serve, place, connections[receiver]) for place, receiver in enumerate(receivers))
+
+def receive(mine: Any, communicator: Communicator, sources: Sequence[int], receivers: Sequence[int]) -> Any:
+    """The tree that ``sources`` give; tensors on the CPU.
+
+    ``mine``: a tree whose tensors may be overwritten, so that most of the state arrives where it is needed, or None
+    where this rank's own state is still worth something. Raises ``GenerationBroken``, also for a piece that arrived
+    damaged.
+    """
+    with communicator.guard():
+        return _take(mine, communicator, sources, receivers.index(communicator.rank))
 
 
 def _take(mine: Any, communicator: Communicator, sources: Sequence[int], place: int) -> Any:
-    """A tree from :func:`_give`; tensors on the CPU, those of ``mine`` where they fit."""
     connections = [communicator.connect(source, channel.Purpose.STATE) for source in sources]
     length = int.from_bytes(channel.receive(connections[0], bytearray(_LENGTH_BYTES)), "big")
     header = channel.receive(connections[0], bytearray(length))

@@ -55,6 +55,10 @@ class World:
         self._saver = Saver(volume, spec) if volume and spec else None
         self._reporter = Reporter()
         self._place = (0, 0, 1)
+        self._share = (0, 1)
+        self._gift: transfer.Gift | None = None
+        self.gives_in_passing = False
+        """Whether this rank's training goes on, if need be, while others get its state."""
         self._order: Order | None = None
         self._total: int | None = None
 
@@ -63,6 +67,12 @@ class World:
     def place(self) -> tuple[int, int, int]:
         """Generation number, rank and world size; those of the last generation while in none; (0, 0, 1) before any."""
         return self._place
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which part of the global batch this rank computes next, and how many there are: rank and world size, but for
+        the step in which joiners get their state and look on."""
+        return self._share
 
     @property
     def loss(self) -> float | None:
@@ -78,6 +88,7 @@ class World:
     def commit(self, order: Order, total_steps: int | None, loss: float, agreed: int | None) -> None:
         """The step's optimizer has been applied. ``agreed``: the generation that all ranks switch to now."""
         self.step += 1
+        self._share = self._place[1:]
         self._agreed, self._order, self._total = agreed, order, total_steps
         now = self._clock()
         self._reporter.committed(now, loss)
@@ -125,10 +136,19 @@ class World:
         if self._place[1] == 0:
             self._save_now()
 
+    def wait_until_given(self) -> None:
+        """Return when nobody reads this rank's state any more; if it did not arrive the communicator is broken."""
+        gift, self._gift = self._gift, None
+        if gift is not None:
+            gift.wait()
+            assert gift.ended_at is not None
+            self._reporter.transferred(gift.ended_at)
+
     # -- changes of generation ---------------------------------------------------------------------------------------
     def _give_up(self, communicator: Communicator, cause: str) -> None:
         log.warning("generation is broken", generation=communicator.generation, step=self.step, cause=cause)
         communicator.abort(cause)
+        self.wait_until_given()
         self._broken_at = communicator.broken_at
         self._session.send(Broken(generation=communicator.generation, step=self.step, error=cause))
         self._number = max(self._number, communicator.generation)
@@ -167,6 +187,7 @@ class World:
         self.communicator, self._generation = communicator, generation
         self._number = generation.number
         self._place = (generation.number, communicator.rank, communicator.world_size)
+        self._share = entry.share or self._place[1:]
         self._session.adopt(generation.number, self.step)
         times = Times(
             last_commit=self._reporter.last_commit,
@@ -213,6 +234,7 @@ class World:
             reached=max(self.step, self._session.welcome.step),
             layout=self.model.layout,
             structure=state.structure(self._tree()) if self._has_state and self._brings_in(communicator.of) else 0,
+            in_passing=int(self.gives_in_passing),
         )
         table = [_Row(*row) for row in communicator.all_gather_ints(list(astuple(mine)))]
         furthest = max(row.step for row in table)
@@ -223,15 +245,24 @@ class World:
         else:
             sources = _sources(table)
             behind = [r for r, row in enumerate(table) if row.step < furthest]
-        if behind:
-            tree = transfer.move(self._tree, communicator, sources, behind, reuse=not self._has_state)
-            if tree is not None:
-                self._load(tree)
+        shares = _shares(table, sources, behind)
+        if communicator.rank in sources and behind:
+            self._gift = transfer.Gift(self._tree(), communicator, sources, behind)
+            if not shares:
+                self.wait_until_given()
+        elif communicator.rank in behind:
+            if shares:
+                self.model.look_on(communicator, self._session.connected())
+            reused = None if self._has_state else self._tree()
+            self._load(transfer.receive(reused, communicator, sources, behind))
+        if communicator.broken is not None:
+            raise GenerationBroken(communicator.generation, communicator.broken)
         self._has_state = True
         return _Entry(
             from_size=table[sources[0]].size if furthest >= 0 else 0,
             lost_steps=max(0, max(row.reached for row in table) - self.step),
-            same_layout=mine.layout != 0 and all(row.layout == mine.layout for row in table),
+            same_layout=_same_layout(table),
+            share=shares.get(communicator.rank),
         )
 
     def _brings_in(self, generation: Generation) -> bool:
@@ -284,6 +315,8 @@ class _Row:
     layout: int
     structure: int
     """Of its state, where that may be needed; 0 elsewhere."""
+    in_passing: int
+    """1 if it can train while it gives or, having got its state, look on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +328,26 @@ class _Entry:
     lost_steps: int
     """Committed steps that must be done again."""
     same_layout: bool
+    share: tuple[int, int] | None
+    """As of :attr:`World.share`; None: rank and world size."""
+
+
+def _same_layout(table: Sequence[_Row]) -> bool:
+    return table[0].layout != 0 and all(row.layout == table[0].layout for row in table)
+
+
+def _shares(table: Sequence[_Row], sources: Sequence[int], behind: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Shares of the ranks in the first step, if those ``behind`` are to look on in it; else empty. Pure.
+
+    The others then compute the batch among themselves, which takes their time and memory: only where they did so
+    before, too.
+    """
+    holders = [r for r in range(len(table)) if r not in behind]
+    able = all(row.in_passing for row in table) and _same_layout(table)
+    if not behind or not able or len(holders) < table[sources[0]].size or table[sources[0]].step < 0:
+        return {}
+    parts = len(holders)
+    return {**{r: (i, parts) for i, r in enumerate(holders)}, **dict.fromkeys(behind, (parts, parts))}
 
 
 def _sources(table: Sequence[_Row]) -> list[int]:
