@@ -75,11 +75,11 @@ def test_a_stuck_group_is_let_go_when_its_last_collective_has_ended(pair, eventu
             return late
 
     communicator = pair[0]
-    waiting = communicator._own(Endless(), "result", on_failure="given up")
+    waiting = communicator._host.own(Endless(), "result", on_failure="given up")
     communicator.abort("a peer is silent")
     assert waiting.wait() == "given up"
     assert communicator.stuck
     communicator.close()
-    assert communicator.group is not None, "its destructor would wait for the collective"
+    assert communicator._host.group is not None, "its destructor would wait for the collective"
     late.set_exception(RuntimeError("timed out"))
-    eventually(lambda: communicator.group is None, what="the group to be let go")
+    eventually(lambda: communicator._host.group is None, what="the group to be let go")

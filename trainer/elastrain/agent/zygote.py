@@ -10,6 +10,7 @@ in the middle ends at once, and the kernel gives the orphan to the nearest subre
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -42,6 +43,7 @@ PRELOAD = ("torch", "torch._dynamo", "elastrain.elastic")
 PRELOAD_FOR_CHECKPOINTS = ("elastrain.checkpoint.dcp",)
 
 _PR_SET_NAME = 15
+_ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _MAX_MESSAGE = 1 << 16
 
 
@@ -88,8 +90,13 @@ def main() -> None:
 # ---- before the forks ----------------------------------------------------------------------------------------------
 def _import(modules: list[str]) -> None:
     gc.disable()  # imports make little garbage: looking for it was a fifth of their time
+    # A module may ask torch.cuda.is_available() when it is imported: so that torch does not ask CUDA's driver.
+    untold = _ASK_NVML not in os.environ
+    os.environ.setdefault(_ASK_NVML, "1")
     for module in modules:
         importlib.import_module(module)
+    if untold:
+        del os.environ[_ASK_NVML]
     gc.enable()
 
 
@@ -105,10 +112,23 @@ def _settle() -> None:
     if len(threads) > 1:
         names = [t.name for t in threading.enumerate()]
         raise CannotFork(f"the imported modules have started threads: {sorted(threads)}, of them Python's: {names}")
-    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+    if (torch := sys.modules.get("torch")) is not None and (torch.cuda.is_initialized() or _has_called_cuda()):
         raise CannotFork("the imported modules have initialised CUDA, which no fork can use")
     gc.collect()
     gc.freeze()  # a collection in a rank need not look at, and so copy, what all forks share
+
+
+def _has_called_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
+    """Whether CUDA's driver is in use, by the file that it alone opens.
+
+    torch does not count ``torch.cuda.is_available()`` as an initialisation of CUDA, but the driver does, and is of no
+    use in a fork from then on.
+    """
+    for descriptor in descriptors.iterdir():
+        with contextlib.suppress(OSError):  # the one that lists them is gone by now
+            if os.readlink(descriptor) == "/dev/nvidia-uvm":  # noqa: PTH115 - a name is all we need
+                return True
+    return False
 
 
 # ---- the fork ------------------------------------------------------------------------------------------------------

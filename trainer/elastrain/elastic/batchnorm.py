@@ -92,7 +92,7 @@ class _Normalise(torch.autograd.Function):
             table = mine[None]
         means, squares = table[:, : len(mean)], table[:, len(mean) : -1]
         numbers = table[:, -1:]
-        total = float(numbers.sum())
+        total = numbers.sum()  # stays where it is: a number would wait for the device
         mean = (numbers * means).sum(0) / total
         square = (squares + numbers * (means - mean) ** 2).sum(0)
         scale = (square / total + eps).rsqrt()
@@ -101,7 +101,7 @@ class _Normalise(torch.autograd.Function):
         ctx.total, ctx.communicator, ctx.counts, ctx.has_bias = total, communicator, counts, bias is not None
         y = normal if weight is None else normal * _channels(weight, x)
         y = y if bias is None else y + _channels(bias, x)
-        unbiased = square / max(total - 1, 1)
+        unbiased = square / (total - 1).clamp_min(1)
         ctx.mark_non_differentiable(mean, unbiased)
         return y.to(x.dtype), mean, unbiased
 
@@ -136,7 +136,8 @@ def _gather(mine: torch.Tensor, communicator: Communicator | None) -> torch.Tens
     """``mine`` of all ranks, in rank order; None if there is nobody to ask, or the generation is broken."""
     if communicator is None or communicator.broken is not None:
         return None
-    table = torch.zeros(communicator.world_size, len(mine), dtype=mine.dtype)
+    home = mine.device if communicator.sums_on(mine.device) else "cpu"
+    table = torch.zeros(communicator.world_size, len(mine), dtype=mine.dtype, device=home)
     table[communicator.rank] = mine
     communicator.sum_bucket(table).wait()  # nothing but zeros is added to a row
     return None if communicator.broken is not None else table.to(mine)
@@ -146,6 +147,6 @@ def _sum(mine: torch.Tensor, communicator: Communicator | None) -> torch.Tensor:
     """The sum of all ranks' ``mine``; its own alone if the generation is broken."""
     if communicator is None or communicator.broken is not None:
         return mine
-    total = mine.detach().cpu().clone()
+    total = mine.detach().to(mine.device if communicator.sums_on(mine.device) else "cpu", copy=True)
     communicator.sum_bucket(total).wait()
     return mine if communicator.broken is not None else total.to(mine)

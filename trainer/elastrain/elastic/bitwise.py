@@ -26,6 +26,7 @@ from torch import nn
 
 from elastrain.data.order import Order, Slice, run_of
 from elastrain.elastic import control
+from elastrain.elastic.backend import Backend, Offer
 from elastrain.elastic.communicator import Communicator, GenerationBroken
 from elastrain.elastic.mesh import Mesh
 from elastrain.elastic.module import ElasticModule
@@ -57,6 +58,9 @@ class BitwiseModule(ElasticModule):
 
     def attach(self, communicator: Communicator, *, keep: bool) -> None:
         self.detach()
+
+    def offer(self) -> Offer:
+        return Offer(Backend.GLOO, why="numerics='bitwise' adds gradients in the host's memory")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)

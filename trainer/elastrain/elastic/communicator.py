@@ -1,42 +1,34 @@
-"""The process group of one generation: connect, abort, close.
+"""The connections of one generation: form, abort, close.
 
 A communicator belongs to exactly one generation and is never resized; a rescale replaces it. The interface follows what
 torch >= 2.14 calls ``_reconfigure`` (connect to a set of peers by a unique name, out of the training thread), so that
 it can move there.
 
-gloo's own abort calls do nothing in torch 2.13: a blocked receive waits for its timeout. What works is to shut the
-group's TCP sockets down; the blocked collective then raises within milliseconds. To find exactly this group's sockets
-each one gets a device, and so a listening port, of its own, and ranks tell each other these ports: a connection of the
-group has either our own port at its near end or a peer's port at its far end.
+Every generation has a gloo group, for what ranks tell each other on the host. Gradients are summed over it too, or,
+where each rank has a CUDA device of its own, over NCCL (:mod:`elastrain.elastic.backend` decides, and all ranks alike).
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Iterator
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from elastrain.api.records import Generation
+from elastrain.elastic import nccl, vigil
+from elastrain.elastic.backend import Backend, Offer, agree
 from elastrain.elastic.channel import Channels, Purpose
+from elastrain.elastic.gloo import Gloo, device_lock, first_line
+from elastrain.elastic.transport import completed
 
-CONNECT_TIMEOUT = timedelta(seconds=30)
-"""Bound of forming a group once all its ranks have met (:func:`elastrain.elastic.store.meet`)."""
-ABORT_SECONDS = 0.1
-"""From an abort until collectives count as stuck. Those that end by it do so within 2 ms; busy machines need longer."""
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""Bound of one collective, torch's own default. Lost peers do not wait for it: their generation is aborted."""
-
-_device_lock = threading.Lock()
-"""Held while a device is made, so that the new listening socket is the device's."""
+FAREWELL_SECONDS = 10.0
+"""Bound of waiting for all ranks to have let go of a healthy generation, off the training thread."""
 
 
 class GenerationBroken(RuntimeError):
@@ -49,46 +41,50 @@ class GenerationBroken(RuntimeError):
 
 
 class Communicator:
-    """A gloo process group over the ranks of one generation.
+    """What connects the ranks of one generation.
 
     ``group`` is a ``torch.distributed.ProcessGroup`` that DDP and the functions of ``torch.distributed`` accept; the
     default group of ``torch.distributed`` stays untouched. Thread safety: collectives are for one thread at a time,
     :meth:`abort` may be called from any.
     """
 
-    def __init__(self, *, of: Generation, rank: int, store: dist.Store, address: str) -> None:
+    def __init__(
+        self,
+        *,
+        of: Generation,
+        rank: int,
+        store: dist.Store,
+        address: str,
+        offer: Offer | None = None,
+        device: torch.device | None = None,
+        called_off: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Connect to all peers of generation ``of``; returns when every one of them is connected to this rank.
 
-        ``address`` is this host's address on the network of the collectives. Blocks up to ``CONNECT_TIMEOUT``.
-        Raises ``RuntimeError`` (torch's words) if a peer does not come.
+        ``address`` is this host's address on the network of the collectives, ``offer`` what this rank could use for
+        gradients (default: gloo) and ``device`` where it computes them. Blocks up to ``CONNECT_TIMEOUT``, once for each
+        transport. Raises ``RuntimeError`` if a peer does not come, and :class:`nccl.CalledOff`.
         """
         self.of, self.rank, self.world_size = of, rank, of.world_size
-        world_size = of.world_size
         self._lock = threading.Lock()
         self._broken: str | None = None
         self.broken_at: float | None = None
         """Monotonic time at which it was; None while it is healthy."""
-        self.stuck = False
-        """A collective did not end when it was aborted: what it was given must not be used again."""
-        self._sockets: list[socket.socket] = []
-        self._pending: dict[int, _Pending] = {}
-        self._given_up = self._closed = False
-        self._late = 0
-        """Collectives that were given up and have not ended. Each keeps this object, and so the group, alive."""
-        options = dist.ProcessGroupGloo._Options()
-        device, port = _make_device(address)
-        options._devices = [device]
-        options._timeout = CONNECT_TIMEOUT
-        with _device_lock:
+        self._nccl: nccl.Nccl | None = None
+        self._vigil: vigil.Vigil | None = None
+        self._under_way_since: float | None = None
+        with device_lock:
             self._channels = Channels(address)
-        store.set(f"listen/{rank}", str(port))  # these go out with gloo's own keys
-        store.set(f"channels/{rank}", self._channels.invitation)
-        backend = dist.ProcessGroupGloo(store, rank, world_size, options)
-        backend._set_default_timeout(COLLECTIVE_TIMEOUT)
-        peers = {int(store.get(f"listen/{r}")) for r in range(world_size) if r != rank}
-        self._sockets = [s for s in _tcp_sockets(listening=False) if _belongs(s, port, peers)]
-        self.group = _group_over(backend, store, rank, world_size)
-        self._invitations = {r: store.get(f"channels/{r}").decode() for r in range(world_size)}
+        store.set(f"channels/{rank}", self._channels.invitation)  # these go out with gloo's own keys
+        store.set(f"offer/{rank}", (offer or Offer(Backend.GLOO)).encode())
+        self._host = Gloo(store, rank, of.world_size, address, self.abort)
+        self.group = self._host.group
+        self._invitations = {r: store.get(f"channels/{r}").decode() for r in range(of.world_size)}
+        self.choice = agree([Offer.decode(store.get(f"offer/{r}")) for r in range(of.world_size)])
+        """What sums the gradients, and why."""
+        if self.choice.backend is Backend.NCCL and of.world_size > 1:
+            assert device is not None, "a rank that offers NCCL has a device"
+            self._form_nccl(device, called_off)
         self.connected_at = time.monotonic()
 
     @property
@@ -101,90 +97,44 @@ class Communicator:
         """Why no collective of this group can succeed any more; None while it is healthy."""
         return self._broken
 
+    @property
+    def stuck(self) -> bool:
+        """A collective did not end when it was aborted: what it was given must not be used again."""
+        return self._host.stuck
+
     def abort(self, cause: str) -> None:
         """End whatever is blocked in this group's collectives, here and (by the closed connections) at the peers.
 
-        Idempotent, any thread, does not block. The first cause stays. A collective that has not ended
-        ``ABORT_SECONDS`` later never will, and is waited for no longer (:attr:`stuck`).
+        Idempotent, any thread, does not block. The first cause stays, and is on record before anything ends by it. A
+        collective of gloo that has not ended ``gloo.ABORT_SECONDS`` later never will, and is waited for no longer
+        (:attr:`stuck`); where a device does not come back, the rank ends itself (:mod:`elastrain.elastic.vigil`).
         """
         with self._lock:
-            first = self._broken is None
-            if first:
+            if self._broken is None:
                 self._broken, self.broken_at = cause, time.monotonic()
-            for s in self._sockets:
-                with contextlib.suppress(OSError):  # already closed by the peer
-                    s.shutdown(socket.SHUT_RDWR)
+            cause = self._broken
+        if self._nccl is not None:
+            self._nccl.abort(cause)
+        self._host.abort(cause)
         self._channels.shut()
-        if first:
-            timer = threading.Timer(ABORT_SECONDS, self._give_up)
-            timer.daemon = True
-            timer.start()
 
-    def close(self) -> None:
-        """Release the group. Takes about 10 ms per peer (gloo joins its pairs); call it off the training thread."""
+    def close(self, *, together: bool = False) -> None:
+        """Release the group, off the training thread.
+
+        ``together``: all ranks leave the generation, healthy, at the same step boundary. They then wait for each other,
+        bounded, so that no NCCL communicator ends under another rank's feet.
+        """
+        if self._vigil is not None:
+            self._vigil.stop()
+        if self._nccl is not None and together and self._farewell():
+            self._nccl.finish()
         with self._lock:
             self._broken = self._broken or "closed"
-            sockets, self._sockets = self._sockets, []
-        for s in sockets:
-            s.close()
+        if self._nccl is not None:
+            self._nccl.close()
         self._channels.close()
-        with self._lock:
-            self._closed = True
-            if self._late:
-                return  # the last of them lets go: the destructor joins their threads
+        self._host.close()
         self.group = None
-
-    def _give_up(self) -> None:
-        with self._lock:
-            self._given_up = True
-            left, self._pending = self._pending, {}
-            self.stuck = self.stuck or bool(left)
-            self._late += len(left)
-        for pending in left.values():
-            pending.end(RuntimeError(self._broken))
-
-    def _own(self, work: dist.Work, result: Any, *, on_failure: Any = None) -> torch.futures.Future[Any]:
-        """A future of our own for ``work``, which an abort can complete.
-
-        gloo cannot be relied on for that: of a message that is half sent or half received when its connection ends, the
-        waiting operation is told nothing. The future's value is ``result``; after a failure it is ``on_failure`` if
-        that is given, else waiting raises ``RuntimeError``.
-        """
-        pending = _Pending(torch.futures.Future(), result, on_failure)
-        with self._lock:
-            key = id(pending)
-            self._pending[key] = pending
-            given_up = self._given_up
-
-        def ended(future: torch.futures.Future[Any]) -> None:
-            with self._lock:
-                in_time = self._pending.pop(key, None) is not None
-            if not in_time:
-                self._ended_late()
-                return
-            try:
-                future.value()
-            except RuntimeError as e:
-                self.abort(first_line(e))
-                pending.end(e)
-            else:
-                pending.end(None)
-
-        work.get_future().add_done_callback(ended)
-        if given_up:
-            self._give_up()
-        return pending.future
-
-    def _ended_late(self) -> None:
-        """A collective has ended (by gloo's own time-out) that is waited for no longer; called in its thread."""
-        with self._lock:
-            self._late -= 1
-            last = self._late == 0 and self._closed
-        if last:
-            threading.Thread(target=self._release, name="elastrain-release").start()
-
-    def _release(self) -> None:
-        self.group = None  # not by one of the threads that this joins
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -199,13 +149,14 @@ class Communicator:
         if self._broken is not None:
             raise GenerationBroken(self.generation, self._broken)
 
-    # -- collectives (each raises GenerationBroken) ------------------------------------------------------------------
+    # -- collectives of the host (each raises GenerationBroken) --------------------------------------------------------
     def all_gather_ints(self, values: list[int]) -> list[list[int]]:
         """``values`` of every rank, in rank order; every rank passes as many."""
         mine = torch.tensor(values, dtype=torch.int64)
         out = [torch.empty_like(mine) for _ in range(self.world_size)]
         with self.guard():
-            self._own(self.group.allgather([out], [mine]), out).wait()
+            assert self.group is not None, "closed"
+            self._host.own(self.group.allgather([out], [mine]), out).wait()
         return [t.tolist() for t in out]
 
     def accept(self, ranks: Collection[int], purpose: Purpose) -> dict[int, socket.socket]:
@@ -224,111 +175,72 @@ class Communicator:
     def barrier(self) -> None:
         self.all_gather_ints([self.rank])
 
+    # -- sums of gradients ---------------------------------------------------------------------------------------------
     def sum_bucket(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Begin to sum ``buffer`` over all ranks, in place, without dividing.
 
-        A failure marks the group broken and leaves the local values: the caller asks :attr:`broken` after backward and
-        discards the step. (An exception inside autograd would leave through user code.)
+        A failure marks the group broken and leaves whatever is there: the caller asks :attr:`broken` when it has waited
+        for the sums, and discards the step. (An exception inside autograd would leave through user code.)
         """
         if self._broken is None and self.world_size > 1:
             try:
-                return self._own(self.group.allreduce([buffer]), buffer, on_failure=buffer)
+                if self._nccl is None or not self._nccl.takes(buffer):
+                    return self._host.sum(buffer)
+                if self._under_way_since is None:
+                    self._under_way_since = time.monotonic()
+                return self._nccl.sum(buffer)
             except RuntimeError as e:
                 self.abort(first_line(e))
         return completed(buffer)
 
+    def sums_on(self, device: torch.device) -> bool:
+        """Whether tensors of ``device`` are summed without a way through the host's memory."""
+        return device.type == "cpu" or self._nccl is not None
 
-@dataclass(slots=True)
-class _Pending:
-    """A collective under way."""
+    def sums_awaited(self) -> None:
+        """All sums that were begun have been waited for, on the host."""
+        self._under_way_since = None
 
-    future: torch.futures.Future[Any]
-    result: Any
-    on_failure: Any
-
-    def end(self, error: BaseException | None) -> None:
-        if error is None:
-            self.future.set_result(self.result)
-        elif self.on_failure is not None:
-            self.future.set_result(self.on_failure)
-        else:
-            self.future.set_exception(error)
-
-
-def completed(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """The future of what is there already."""
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(value)
-    return future
-
-
-def solo_group() -> dist.ProcessGroup:
-    """A group of this rank alone, for what must have one before there is a generation. It has no connections."""
-    store = dist.HashStore()
-    options = dist.ProcessGroupGloo._Options()
-    with _device_lock:
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=True)]
-    options._timeout = CONNECT_TIMEOUT
-    return _group_over(dist.ProcessGroupGloo(store, 0, 1, options), store, 0, 1)
-
-
-def _group_over(backend: dist.ProcessGroupGloo, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
-    """What DDP takes, for tensors wherever they are."""
-    group = dist.ProcessGroup(store, rank, world_size)
-    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
-    return group
-
-
-def _make_device(address: str) -> tuple[Any, int]:
-    """A gloo device bound to ``address`` and the port on which it listens."""
-    with _device_lock:
-        before = _listening_ports()
-        device = dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
-        new = _listening_ports() - before
-    if len(new) != 1:
-        raise RuntimeError(f"expected one listening socket of the new gloo device on {address}, found {len(new)}")
-    return device, new.pop()
-
-
-def _listening_ports() -> set[int]:
-    ports = set()
-    for s in _tcp_sockets(listening=True):
-        ports.add(s.getsockname()[1])
-        s.close()
-    return ports
-
-
-def _tcp_sockets(*, listening: bool) -> Iterator[socket.socket]:
-    """Duplicates of this process's TCP sockets that listen (or are connected); the caller closes them."""
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - fds vanish while we look, names are all we need
+    # -- NCCL ----------------------------------------------------------------------------------------------------------
+    def _form_nccl(self, device: torch.device, called_off: Callable[[], bool]) -> None:
         try:
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
-                continue
-            s = socket.socket(fileno=os.dup(int(name)))
-        except OSError:
-            continue
-        if (
-            s.family in (socket.AF_INET, socket.AF_INET6)
-            and s.type == socket.SOCK_STREAM
-            and bool(s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) == listening
-        ):
-            yield s
-        else:
-            s.close()
+            self._nccl, self.group = nccl.form(
+                self.rank, self.world_size, device, self._host.backend, self._share, called_off
+            )
+        except (nccl.CalledOff, RuntimeError) as e:
+            self.abort(first_line(e))
+            self.close()
+            raise
+        self._vigil = vigil.Vigil(self._host.sockets, self._look, self.abort, vigil.end_process)
 
+    def _share(self, data: bytes | None) -> bytes:
+        """``data`` of rank 0, on all ranks."""
+        buffer = torch.zeros(nccl.SHARED_BYTES, dtype=torch.uint8)
+        if data is not None:
+            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        with self.guard():
+            assert self._host.group is not None
+            self._host.own(self._host.group.broadcast(buffer, 0), buffer).wait()
+        shared: bytes = buffer.numpy().tobytes()
+        return shared
 
-def _belongs(s: socket.socket, port: int, peers: set[int]) -> bool:
-    """Whether this connection is one of the group's; closes the duplicate if not."""
-    try:
-        if s.getsockname()[1] == port or s.getpeername()[1] in peers:
-            return True
-    except OSError:
-        pass
-    s.close()
-    return False
+    def _look(self, now: float, hung_up: bool) -> vigil.Seen:
+        assert self._nccl is not None
+        since = self._under_way_since
+        error = self._nccl.error() if since is not None and self._broken is None else None
+        return vigil.Seen(now, since, hung_up, error, self.broken_at)
 
-
-def first_line(e: BaseException) -> str:
-    return str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+    def _farewell(self) -> bool:
+        """Whether every rank has let go of the generation and none is blocked in it."""
+        if self._broken is not None:
+            return False
+        impatient = threading.Timer(FAREWELL_SECONDS, self.abort, [f"no farewell within {FAREWELL_SECONDS:g} s"])
+        impatient.daemon = True
+        impatient.start()
+        try:
+            self.barrier()
+        except GenerationBroken:
+            return False
+        finally:
+            impatient.cancel()
+        return True

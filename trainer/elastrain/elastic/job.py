@@ -34,6 +34,7 @@ from elastrain.data.order import Order
 from elastrain.data.rng import Kept
 from elastrain.data.stream import ElasticIterable, length_of
 from elastrain.elastic import control, transfer
+from elastrain.elastic.backend import device_of_rank
 from elastrain.elastic.bitwise import Bitwise, make_deterministic
 from elastrain.elastic.buffers import Buffers
 from elastrain.elastic.gate import Gates, gate, track
@@ -41,6 +42,7 @@ from elastrain.elastic.gradients import Averaged, Gradients
 from elastrain.elastic.heartbeat import Heartbeat
 from elastrain.elastic.module import ElasticModule
 from elastrain.elastic.session import ExitRequested, Session
+from elastrain.elastic.sharded import refuse_sharded
 from elastrain.elastic.state import Stateful
 from elastrain.elastic.step import Step
 from elastrain.elastic.world import World
@@ -78,13 +80,18 @@ def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
         make_deterministic()
     gradients: Gradients = Bitwise() if numerics == "bitwise" else Averaged()
     heartbeat = Heartbeat.of_environment()
-    return Job(Session(path, int(os.environ.get(names.ENV_LOCAL_RANK, "0"))), gradients, heartbeat)
+    local_rank = int(os.environ.get(names.ENV_LOCAL_RANK, "0"))
+    device = device_of_rank(local_rank)  # before the script can touch another one
+    return Job(Session(path, local_rank), gradients, heartbeat, device)
 
 
 class Job:
     """One rank's handle of the job. Made by :func:`join`; not thread-safe."""
 
-    def __init__(self, session: Session, gradients: Gradients, heartbeat: Heartbeat) -> None:
+    def __init__(
+        self, session: Session, gradients: Gradients, heartbeat: Heartbeat, device: torch.device | None = None
+    ) -> None:
+        self._device = device or torch.device("cpu")
         self._session = session
         self._heartbeat = heartbeat
         self._gradients = gradients
@@ -125,6 +132,11 @@ class Job:
         return self._step.parts[0].epoch if self._step else 0
 
     @property
+    def device(self) -> torch.device:
+        """Where this rank's model belongs: its CUDA device, by the local rank, or the CPU where there is none."""
+        return self._device
+
+    @property
     def committed(self) -> bool:
         """True in the loop body after :meth:`backward` if this execution of the step counts: log metrics under it.
 
@@ -149,10 +161,11 @@ class Job:
         """The model to train, used in place of ``DistributedDataParallel(module, **ddp_options)``; also tracked.
 
         Once per job: several networks go into one ``nn.Module``. Raises ``RuntimeError`` on a second call,
-        ``ValueError`` for a model without parameters to train.
+        ``ValueError`` for a model without parameters to train, or one that is sharded (FSDP).
         """
         if self._model is not None:
             raise RuntimeError("job.wrap() was called twice; put several networks into one nn.Module")
+        refuse_sharded(module)
         self._model = self._world.model = self._gradients.wrap(module, ddp_options)
         gate(self._model, {"zero_grad": self._may_clear})
         self._tracked["model"] = module

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 import torch
 
 from elastrain.elastic.channel import Purpose
-from elastrain.elastic.communicator import COLLECTIVE_TIMEOUT, Communicator
+from elastrain.elastic.communicator import Communicator
+from elastrain.elastic.gloo import COLLECTIVE_TIMEOUT
 
 
 class Mesh:

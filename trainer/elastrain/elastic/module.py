@@ -12,6 +12,7 @@ generation; where they have not, or where an option of DDP needs collectives of 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,7 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
 
 from elastrain.elastic import batchnorm, control, digest
-from elastrain.elastic.communicator import Communicator, completed, solo_group
+from elastrain.elastic.backend import Offer, look, propose
+from elastrain.elastic.communicator import Communicator
+from elastrain.elastic.gloo import solo_group
+from elastrain.elastic.transport import Reading, completed
 
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
@@ -60,6 +64,12 @@ class ElasticModule(nn.Module):
         self._layout = 0
         self._told_connected: frozenset[int] | None = None
         self._looking: _Looking | None = None
+        self._read: Reading | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Of the first parameter that trains, and so of the control vector."""
+        return self._carrier.control.device
 
     @property
     def layout(self) -> int:
@@ -88,15 +98,23 @@ class ElasticModule(nn.Module):
         if self._ddp is not None and self._keeps and not self._layout:
             self._rebuild()
 
+    def offer(self) -> Offer:
+        """What the ranks of a generation could sum this model's gradients by, as far as this rank can tell.
+
+        Raises ``ValueError`` if ``ELASTRAIN_BACKEND`` demands what cannot be had.
+        """
+        return propose(look(self.device), os.environ)
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Within it backward adds to the local gradients and sums nothing over the ranks (DDP's ``no_sync``)."""
         return self._ddp.no_sync() if self._ddp is not None else nullcontext()
 
     def _wrap(self, group: dist.ProcessGroup) -> DistributedDataParallel:
-        device = next(self.module.parameters()).device
+        self._carrier.follow(next(p for p in self.module.parameters() if p.requires_grad).device)
+        device, devices = self.device, {p.device for p in self._carrier.parameters()}
         ddp = DistributedDataParallel(
             self._carrier,
-            device_ids=[device] if device.type == "cuda" else None,
+            device_ids=[device] if device.type == "cuda" and len(devices) == 1 else None,
             process_group=group,
             init_sync=False,  # state is made equal on entry of the generation, by the runtime
             **{_SYNC_BUFFERS: False},  # no collective in forward, where a failure would leave through user code
@@ -131,7 +149,8 @@ class ElasticModule(nn.Module):
         """What the next backward contributes (:mod:`elastrain.elastic.control`); nothing waits for the loss."""
         values: torch.Tensor = self._carrier.values
         if connected != self._told_connected:  # it seldom is
-            values[: control.SLOTS] = torch.tensor(control.encode(connected), dtype=values.dtype)
+            told = torch.tensor(control.encode(connected), dtype=values.dtype)
+            values[: control.SLOTS].copy_(told, non_blocking=True)  # to a GPU: staged before the call returns
             self._told_connected = frozenset(connected)
         values[control.LOSS] = weighted_loss.detach()
         values[control.COMPUTE] = compute
@@ -171,13 +190,23 @@ class ElasticModule(nn.Module):
         return self.control_sums(), looking.connected
 
     def control_sums(self) -> list[float]:
-        """The vector summed over all ranks by the last backward. On a GPU this waits for it."""
+        """The vector summed over all ranks by the last backward. On a GPU this waits for it, and for all other sums."""
         grad = self._carrier.control.grad
         if grad is None:
             raise RuntimeError("the loss given to job.backward() does not depend on the output of the wrapped model")
-        sums: list[float] = grad.tolist()
+        sums = self._on_host(grad)
         self._carrier.control.grad = None
         return sums
+
+    def _on_host(self, sums: torch.Tensor) -> list[float]:
+        if not sums.is_cuda:
+            numbers: list[float] = sums.tolist()
+            return numbers
+        self._read = self._read or Reading(sums)
+        numbers = self._read(sums)
+        if self._communicator is not None:
+            self._communicator.sums_awaited()
+        return numbers
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or not self.training:
@@ -206,6 +235,11 @@ class _Carrier(nn.Module):
         self.control = nn.Parameter(torch.zeros(control.SIZE, device=device, dtype=dtype))
         self.values: torch.Tensor
         self.register_buffer("values", torch.zeros(control.SIZE, device=device, dtype=dtype), persistent=False)
+
+    def follow(self, device: torch.device) -> None:
+        """Have the control vector lie where the model was moved to."""
+        if self.control.device != device:
+            self.control.data, self.values = self.control.data.to(device), self.values.to(device)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = _pytree.tree_flatten(self.module(*args, **kwargs))

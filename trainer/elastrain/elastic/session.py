@@ -10,11 +10,14 @@ import threading
 import time
 
 import structlog
+import torch
 
 from elastrain.api.messages import Abort, Adopted, AgentMessage, Broken, Exit, Proposed, RankMessage
 from elastrain.api.records import Generation
-from elastrain.elastic import control
-from elastrain.elastic.communicator import Communicator, first_line
+from elastrain.elastic import control, nccl
+from elastrain.elastic.backend import Backend, Offer
+from elastrain.elastic.communicator import Communicator
+from elastrain.elastic.gloo import first_line
 from elastrain.elastic.link import AgentLink, AgentLost
 from elastrain.elastic.meeting import MeetingPoint
 from elastrain.elastic.store import CalledOff, MeetingStore
@@ -46,6 +49,8 @@ class Session:
         self._lost = False
         self._closed = False
         self._local_rank = local_rank
+        self._offer = Offer(Backend.GLOO)
+        self._device: torch.device | None = None
         self._meeting_point: MeetingPoint | None = None
         self._link = AgentLink(socket_path, local_rank, self._on_message)
         self.welcome = self._link.welcome
@@ -60,6 +65,12 @@ class Session:
         with self._changed:
             self._adopted = number
         self._link.send(Adopted(generation=number, step=step))
+
+    def use(self, offer: Offer, device: torch.device) -> None:
+        """Sum gradients of tensors on ``device`` by what the ranks agree upon; to be told before a generation may
+        come.
+        """
+        self._offer, self._device = offer, device
 
     def serve_store(self) -> int:
         """Serve this member's meeting point (local rank 0 only; others return 0) and return its port."""
@@ -180,8 +191,16 @@ class Session:
         assert rank is not None
         try:
             store = MeetingStore(g, rank, lambda: self._called_off(g.number))
-            communicator = Communicator(of=g, rank=rank, store=store, address=self.welcome.address)
-        except CalledOff:
+            communicator = Communicator(
+                of=g,
+                rank=rank,
+                store=store,
+                address=self.welcome.address,
+                offer=self._offer,
+                device=self._device,
+                called_off=lambda: self._called_off(g.number),
+            )
+        except (CalledOff, nccl.CalledOff):
             return
         except (RuntimeError, TimeoutError) as e:  # torch's network errors are RuntimeErrors
             if self._called_off(g.number):
@@ -232,4 +251,4 @@ def close_in_background(communicator: Communicator) -> None:
 
     Not a daemon thread: coming back from C++ into an interpreter that shuts down would end the process by abort.
     """
-    threading.Thread(target=communicator.close, name="elastrain-close").start()
+    threading.Thread(target=communicator.close, kwargs={"together": True}, name="elastrain-close").start()

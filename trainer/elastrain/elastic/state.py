@@ -27,6 +27,8 @@ class Slot:
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    device: str
+    """Type of the device it lies on: "cpu", "cuda", …"""
 
 
 def capture(tracked: dict[str, Stateful]) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def structure(tree: Any) -> int:
 
 def to_cpu_copy(tree: Any) -> Any:
     """A copy whose tensors are on the CPU and share no memory with ``tree``."""
-    return _pytree.tree_map(lambda x: x.detach().cpu().clone() if isinstance(x, torch.Tensor) else x, tree)
+    return _pytree.tree_map(lambda x: x.detach().to("cpu", copy=True) if isinstance(x, torch.Tensor) else x, tree)
 
 
 def slot(leaf: Any) -> Any:
@@ -67,7 +69,7 @@ def slot(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     stride = leaf.stride() if is_dense(leaf) else torch.empty(leaf.shape, device="meta").stride()
-    return Slot(leaf.dtype, tuple(leaf.shape), stride)
+    return Slot(leaf.dtype, tuple(leaf.shape), stride, leaf.device.type)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -27,11 +27,12 @@ from torch.utils import _pytree
 
 from elastrain.elastic import channel, digest
 from elastrain.elastic.communicator import Communicator, GenerationBroken
+from elastrain.elastic.staging import Stage, apart, settle
 from elastrain.elastic.state import Slot, is_dense, raw_bytes, slot
 
 PIECE_BYTES = 8 * 2**20
-"""Bytes of one piece, and so the memory that a connection needs beside the state itself (for packed tensors, and those
-that are copied from a GPU)."""
+"""Bytes of one piece, and so the host memory that a connection needs beside the state itself (for packed tensors, and
+those that lie on a GPU)."""
 SMALL_BYTES = 256 * 2**10
 """Tensors below this size are packed."""
 _LENGTH_BYTES = 8
@@ -96,6 +97,7 @@ class Gift:
         first = communicator.rank == sources[0]
         self._header = pickle.dumps(_pytree.tree_map(slot, tree)) if first else b""
         self._tensors = [leaf.detach() for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        settle(self._tensors)
         self._pieces = cut([t.nbytes for t in self._tensors])
         self._packed = [_pack(self._tensors, piece) for piece in self._pieces if first and piece.packed]
         self._thread = threading.Thread(target=self._run, name="elastrain-gift")
@@ -117,16 +119,21 @@ class Gift:
         if self._header:
             connection.sendall(len(self._header).to_bytes(_LENGTH_BYTES, "big") + self._header)
         sums = []
-        for i, (piece, source) in enumerate(zip(self._pieces, share(self._pieces, self._sources, place), strict=True)):
-            if source == self._communicator.rank:
-                data = self._packed[i] if piece.packed else _slice(self._tensors, piece).cpu()  # packed ones come first
+        stage = Stage(PIECE_BYTES)
+        sources = share(self._pieces, self._sources, place)
+        with apart(self._tensors):
+            for i, piece in enumerate(self._pieces):
+                if sources[i] != self._communicator.rank:
+                    continue
+                # The packed ones come first.
+                data = self._packed[i] if piece.packed else stage.to_host(_slice(self._tensors, piece))
                 connection.sendall(data.numpy())
                 sums.append(digest.of_bytes(data))
         connection.sendall(b"".join(map(_encode, sums)))
 
 
 def receive(mine: Any, communicator: Communicator, sources: Sequence[int], receivers: Sequence[int]) -> Any:
-    """The tree that ``sources`` give; tensors on the CPU.
+    """The tree that ``sources`` give; its tensors are those of ``mine`` where they fit.
 
     ``mine``: a tree whose tensors may be overwritten, so that most of the state arrives where it is needed, or None
     where this rank's own state is still worth something. Raises ``GenerationBroken``, also for a piece that arrived
@@ -142,17 +149,22 @@ def _take(mine: Any, communicator: Communicator, sources: Sequence[int], place: 
     header = channel.receive(connections[0], bytearray(length))
     tree = _allocate(pickle.loads(header), mine)  # noqa: S301 - from a rank of the same job
     tensors = [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    settle(tensors)
     pieces = cut([t.nbytes for t in tensors])
     givers = share(pieces, sources, place)
 
     def fetch(source: int, connection: socket.socket) -> None:
         sums = bytearray()
-        for piece, giver in zip(pieces, givers, strict=True):
-            if giver == source:
-                data = torch.empty(piece.nbytes, dtype=torch.uint8) if piece.packed else _slice(tensors, piece)
-                channel.receive(connection, data.numpy())
-                sums += _encode(digest.of_bytes(data))
-                _unpack(tensors, piece, data)
+        stage = Stage(PIECE_BYTES)
+        with apart(tensors):
+            for piece, giver in zip(pieces, givers, strict=True):
+                if giver == source:
+                    home = torch.empty(piece.nbytes, dtype=torch.uint8) if piece.packed else _slice(tensors, piece)
+                    data = stage.begin(home)
+                    channel.receive(connection, data.numpy())
+                    sums += _encode(digest.of_bytes(data))
+                    stage.finish(data, home)
+                    _unpack(tensors, piece, data)
         if channel.receive(connection, bytearray(len(sums))) != sums:
             communicator.fail(f"state from rank {source} arrived damaged: checksums differ")
 
@@ -196,18 +208,24 @@ def _unpack(tensors: Sequence[torch.Tensor], piece: Piece, data: torch.Tensor) -
 
 
 def _allocate(header: Any, mine: Any) -> Any:
-    """Tensors for the slots of ``header``: those of the tree ``mine`` at the same place if they fit, else new ones."""
+    """Tensors for the slots of ``header``: those of the tree ``mine`` at the same place if they fit, else new ones.
+
+    New ones lie where the sender's do, if this rank has such a device; but on the host where ``mine`` is to be kept,
+    as two states need not fit on a device.
+    """
     leaves, spec = _pytree.tree_flatten_with_path(header)
     own = dict(_pytree.tree_flatten_with_path(mine)[0])
-    return _pytree.tree_unflatten([_tensor_for(leaf, own.get(path)) for path, leaf in leaves], spec)
+    kept = mine is None
+    return _pytree.tree_unflatten([_tensor_for(leaf, own.get(path), kept) for path, leaf in leaves], spec)
 
 
-def _tensor_for(leaf: Any, own: Any) -> Any:
+def _tensor_for(leaf: Any, own: Any, kept: bool) -> Any:
     if not isinstance(leaf, Slot):
         return leaf
-    if isinstance(own, torch.Tensor) and own.device.type == "cpu" and is_dense(own) and slot(own) == leaf:
+    if isinstance(own, torch.Tensor) and is_dense(own) and slot(own) == leaf:
         return own.detach()
-    return torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
+    device = "cuda" if leaf.device == "cuda" and not kept and torch.cuda.is_available() else "cpu"
+    return torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=device)
 
 
 def _slice(tensors: Sequence[torch.Tensor], piece: Piece) -> torch.Tensor:

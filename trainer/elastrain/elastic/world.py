@@ -17,7 +17,7 @@ from elastrain.api.messages import Broken, Ready, Report
 from elastrain.api.records import Generation, Rescale
 from elastrain.checkpoint import CheckpointVolume
 from elastrain.data.order import Order
-from elastrain.elastic import state, transfer
+from elastrain.elastic import backend, state, transfer
 from elastrain.elastic.communicator import Communicator, GenerationBroken
 from elastrain.elastic.module import ElasticModule
 from elastrain.elastic.report import Reporter, Switch, Times
@@ -81,7 +81,11 @@ class World:
 
     # -- the loop's side ---------------------------------------------------------------------------------------------
     def say_ready(self) -> None:
-        """From now on a generation may include this rank."""
+        """From now on a generation may include this rank. Raises ``ValueError`` as of :meth:`ElasticModule.offer`."""
+        assert self.model is not None
+        self._session.use(self.model.offer(), self.model.device)
+        if unused := backend.unused_accelerator(self.model.device.type):
+            log.warning(unused)
         self._session.send(Ready(store_port=self._session.serve_store(), step=self.step))
         self.ready = True
 
@@ -202,6 +206,7 @@ class World:
         log.info(
             "generation entered", generation=generation.number, reason=generation.reason, rank=communicator.rank,
             world_size=communicator.world_size, step=self.step, sync_seconds=round(synchronised - entered, 3),
+            sums_by=communicator.choice.backend.value, because=communicator.choice.why,
         )  # fmt: skip
 
     # -- what others see ---------------------------------------------------------------------------------------------

@@ -1,0 +1,166 @@
+"""Which transport sums a generation's gradients: NCCL between devices, or gloo through the host's memory.
+
+Each rank says what it could use (:func:`propose`), tells its peers when they meet, and all take the same decision from
+what all have said (:func:`agree`). So a worker without a GPU, or two ranks on one card, never leave half of the ranks
+in an NCCL call that the others do not make.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from elastrain.api import names
+
+LEAST_NCCL = (2, 25)
+"""From this version on ``ncclCommAbort`` ends kernels that wait for a peer which is gone, without hanging itself."""
+_WAY_OUT = f"or set {names.ENV_BACKEND}=gloo in the template's env"
+
+
+class Backend(StrEnum):
+    GLOO = "gloo"
+    NCCL = "nccl"
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What one rank sees of its model and its device."""
+
+    model: str
+    """Type of the device that the model's parameters lie on: "cpu", "cuda", …"""
+    card: str = ""
+    """What tells this device from all others of the job (its UUID); empty for a CPU."""
+    nccl: tuple[int, ...] | None = None
+    """Version of NCCL that torch brings; None: it was built without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a rank says to its peers when they meet."""
+
+    backend: Backend
+    card: str = ""
+    why: str = ""
+    """For people: why it is no better one."""
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> Offer:
+        fields = json.loads(text)
+        return cls(Backend(fields["backend"]), fields["card"], fields["why"])
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a generation uses; the same on all its ranks."""
+
+    backend: Backend
+    why: str
+
+
+def propose(here: Here, environ: Mapping[str, str]) -> Offer:
+    """What this rank could use. Pure.
+
+    Raises ``ValueError``, naming the variable and the way out, if what the user demands cannot be had.
+    """
+    wanted = environ.get(names.ENV_BACKEND, "auto").strip().lower() or "auto"
+    if wanted not in ("auto", *Backend):
+        raise ValueError(f"{names.ENV_BACKEND}={wanted}: must be auto, nccl or gloo")
+    if wanted == Backend.GLOO:
+        return Offer(Backend.GLOO, here.card, f"{names.ENV_BACKEND}=gloo")
+    obstacle = _obstacle(here)
+    if obstacle is None:
+        return Offer(Backend.NCCL, here.card)
+    if wanted == Backend.NCCL:
+        raise ValueError(f"{names.ENV_BACKEND}=nccl, but {obstacle}; change that, {_WAY_OUT}")
+    return Offer(Backend.GLOO, here.card, obstacle)
+
+
+def _obstacle(here: Here) -> str | None:
+    if here.model == "cpu":
+        return "the model is on the CPU"
+    if here.model != "cuda":
+        return f"the model is on a device of type {here.model!r}, and NCCL needs CUDA"
+    if here.nccl is None:
+        return "this build of torch has no NCCL"
+    if here.nccl < LEAST_NCCL:
+        have, least = (".".join(map(str, v)) for v in (here.nccl, LEAST_NCCL))
+        return f"NCCL {have} cannot be aborted safely, {least} can: install a newer torch"
+    return None
+
+
+def agree(offers: Sequence[Offer]) -> Choice:
+    """The decision of all ranks, from the offers of all in rank order. Pure."""
+    reluctant = next((rank for rank, offer in enumerate(offers) if offer.backend is not Backend.NCCL), None)
+    if reluctant is not None:
+        return Choice(Backend.GLOO, f"rank {reluctant}: {offers[reluctant].why}")
+    (card, users), *_ = Counter(offer.card for offer in offers).most_common(1)
+    if users > 1:
+        ranks = ", ".join(str(rank) for rank, offer in enumerate(offers) if offer.card == card)
+        return Choice(Backend.GLOO, f"ranks {ranks} share the device {card}, which NCCL refuses")
+    return Choice(Backend.NCCL, "every rank has a CUDA device of its own")
+
+
+def look(model: torch.device) -> Here:
+    """What this process sees. Initialises CUDA only where the model is on it already."""
+    if model.type != "cuda":
+        return Here(model.type)
+    card = str(torch.cuda.get_device_properties(model).uuid)
+    version = torch.cuda.nccl.version() if dist.is_nccl_available() else None
+    return Here("cuda", card, version)
+
+
+def device_of_rank(local_rank: int) -> torch.device:
+    """This rank's device, made the current one of the process: CUDA's, by the local rank, or the CPU where there is
+    none.
+
+    Ranks beyond the number of visible devices share them.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def unused_accelerator(model: str) -> str | None:
+    """What to tell the user of a worker that has an accelerator which the model does not use; None if all is well.
+
+    ``model``: type of the device that its parameters lie on.
+    """
+    if model != "cpu":
+        return None
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    files = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+    return advice(visible, files, torch.version.cuda)
+
+
+def advice(visible: int, files: Sequence[str], cuda_build: str | None) -> str | None:
+    """How to get a model from the CPU to the accelerator; None if there is none. Pure.
+
+    ``visible``: devices that torch sees; ``files``: the driver's, one for each device; ``cuda_build``: version of CUDA
+    that torch was built for.
+    """
+    if visible:
+        return (
+            f"the model is on the CPU although torch sees {visible} CUDA device(s): move it there with "
+            "net.to(job.device), before job.wrap(net)"
+        )
+    if not files:
+        return None
+    there = f"this worker has {len(files)} NVIDIA device(s) ({files[0]} …), but torch"
+    if cuda_build is None:
+        return f"{there} was built for CPUs only: install a CUDA build of torch in the image"
+    return (
+        f"{there} (built for CUDA {cuda_build}) cannot use them: compare the driver's version in nvidia-smi, and see "
+        "whether CUDA_VISIBLE_DEVICES hides them"
+    )

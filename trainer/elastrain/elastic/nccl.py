@@ -1,0 +1,289 @@
+"""NCCL as a :class:`elastrain.elastic.transport.Transport`: sums of gradients that stay on the devices.
+
+By torch's ``ProcessGroupNCCL``, which is told to leave errors to us: its own watchdog would end the process, or abort
+the communicator behind our back, and a kernel that an abort has let go leaves garbage that looks like a sum.
+
+What is known of NCCL and shapes this (sources in docs/gpu.md):
+
+- A kernel whose peer is gone spins for ever. ``ncclCommAbort`` ends it; nothing else does.
+- Two communicators may have kernels on a device only one after the other. So forming a communicator launches none: its
+  first is that of the first step of its generation, and the one before has been waited for by then.
+- In the non-blocking mode NCCL 2.26 hangs at random, and nothing in Python can wait for the end of an initialisation.
+  So the blocking mode is used, in a thread that can be left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import torch
+import torch.distributed as dist
+
+from elastrain.elastic.gloo import COLLECTIVE_TIMEOUT, CONNECT_TIMEOUT, first_line, group_over
+
+log = structlog.get_logger(__name__)
+
+CLOSE_SECONDS = 30.0
+"""Bound of a healthy communicator's end, and of waiting for an abort, before it is left to its thread."""
+_LOOK_SECONDS = 0.05
+"""How often the wait for an initialisation looks whether anybody still wants it."""
+_OURS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # errors are handled here
+    "TORCH_NCCL_BLOCKING_WAIT": "0",  # else torch does not even look for them
+    "TORCH_NCCL_RANKS_PER_ROOT": str(2**20),  # one id for all of them: it goes out by one broadcast
+}
+_QUIET = {
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # ends the process after 8 minutes of its own counting
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # writes to a store that ends with the generation
+}
+SHARED_BYTES = 4096
+"""Room for what one rank tells the others; NCCL's id has 128 bytes."""
+
+
+class InitialisationFailed(RuntimeError):
+    """NCCL could not connect the ranks, or not in time."""
+
+
+class CalledOff(Exception):
+    """Nobody wants this communicator any more."""
+
+
+class Nccl:
+    """A NCCL communicator over the ranks of one generation."""
+
+    def __init__(self, backend: Any, group: dist.ProcessGroup, store: dist.Store) -> None:
+        """``backend``: a connected ``ProcessGroupNCCL``; ``group`` carries it. Use :func:`form`."""
+        self._backend, self._group = backend, group
+        self._store = store  # what C++ holds of it calls into this object
+        self._lock = threading.Lock()
+        self._aborting: threading.Thread | None = None
+        self._finished = False
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        on_device: bool = tensor.is_cuda
+        return on_device
+
+    def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        # As torch's own communication hooks do it: awaiting this makes the current stream wait, not the host.
+        future: torch.futures.Future[torch.Tensor] = self._group.allreduce([buffer]).get_future().then(_first)
+        return future
+
+    def error(self) -> str | None:
+        """An error that NCCL has met in the background (a network that failed), as torch's watchdog has seen it."""
+        state = self._backend.get_error()
+        return None if state.name == "SUCCESS" else f"NCCL reports {state.name.replace('_', ' ').lower()}"
+
+    def abort(self, cause: str) -> None:
+        with self._lock:
+            if self._aborting is None:
+                # A daemon: one that never comes back from NCCL must not keep the process from ending.
+                self._aborting = threading.Thread(
+                    target=self._abort, args=(cause,), name="elastrain-abort", daemon=True
+                )
+                self._aborting.start()
+
+    def finish(self) -> None:
+        """End in good order, where every rank does so at about the same time and nothing is under way; else by an
+        abort. Returns when it has ended, within ``CLOSE_SECONDS``.
+        """
+        with self._lock:
+            if self._aborting is not None:
+                return
+        ending = threading.Thread(target=self._shut_down, name="elastrain-finish", daemon=True)
+        ending.start()
+        ending.join(CLOSE_SECONDS)
+
+    def close(self) -> None:
+        if not self._finished:
+            self.abort("closed")
+            assert self._aborting is not None
+            self._aborting.join(CLOSE_SECONDS)
+            if self._aborting.is_alive():
+                log.error("NCCL's abort has not returned; its memory stays in use", seconds=CLOSE_SECONDS)
+        self._backend = self._group = None
+
+    def _abort(self, cause: str) -> None:
+        began = time.monotonic()
+        try:
+            self._backend.abort()
+        except RuntimeError as e:  # torch's words for a time-out; whoever waits is freed by vigil.py
+            log.error("NCCL's abort failed", error=first_line(e), cause=cause)
+        else:
+            log.info("NCCL communicator aborted", seconds=round(time.monotonic() - began, 3), cause=cause)
+
+    def _shut_down(self) -> None:
+        try:
+            self._backend.shutdown()
+        except RuntimeError as e:
+            log.warning("NCCL communicator did not end in good order", error=first_line(e))
+        else:
+            self._finished = True
+
+
+def form(  # noqa: PLR0917 - all of them, always
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    host: Any,
+    share: Callable[[bytes | None], bytes],
+    called_off: Callable[[], bool],
+) -> tuple[Nccl, dist.ProcessGroup]:
+    """Connect to all ranks; returns when that is done. Launches no kernel, so training may go on meanwhile.
+
+    ``host``: gloo's backend for the group's tensors on the CPU. ``share``: gives all ranks what rank 0 passes (the
+    others pass None). Blocks up to ``CONNECT_TIMEOUT``. Raises :class:`InitialisationFailed`, or :class:`CalledOff`
+    soon after
+    ``called_off()`` says so; in both cases the thread that still waits inside NCCL ends what it has made.
+    """
+    attempt = _Attempt(rank, world_size, device, share)
+    end = time.monotonic() + CONNECT_TIMEOUT.total_seconds()
+    while not attempt.done.wait(_LOOK_SECONDS):
+        if called_off():
+            attempt.leave()
+            raise CalledOff
+        if time.monotonic() > end:
+            attempt.leave()
+            raise InitialisationFailed(
+                f"NCCL has not connected {world_size} ranks within {CONNECT_TIMEOUT.total_seconds():g} s; set "
+                "NCCL_DEBUG=INFO to see why, NCCL_SOCKET_IFNAME to choose the network, or ELASTRAIN_BACKEND=gloo to do "
+                "without NCCL, in the template's env"
+            )
+    backend = attempt.result()
+    group = group_over(attempt.store, rank, world_size, host, backend)
+    return Nccl(backend, group, attempt.store), group
+
+
+def settings(environ: dict[str, str] | os._Environ[str]) -> list[str]:
+    """Set what ``ProcessGroupNCCL`` reads when it is made. Returns the variables whose user's value had to yield."""
+    overruled = [name for name, value in _OURS.items() if environ.get(name, value) != value]
+    environ.update(_OURS)
+    for name, value in _QUIET.items():
+        environ.setdefault(name, value)
+    return overruled
+
+
+class _Attempt:
+    """One initialisation, in a thread of its own: inside NCCL it cannot be called off."""
+
+    def __init__(
+        self, rank: int, world_size: int, device: torch.device, share: Callable[[bytes | None], bytes]
+    ) -> None:
+        self.done = threading.Event()
+        self.store = IdStore(rank, share)
+        self._of = (rank, world_size, device)
+        self._lock = threading.Lock()
+        self._left = False
+        self._backend: Any = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="elastrain-nccl", daemon=True).start()
+
+    def leave(self) -> None:
+        """Nobody waits any more: whatever comes of it is ended by the thread itself."""
+        with self._lock:
+            self._left = True
+            backend = self._backend if self.done.is_set() else None
+        if backend is not None:
+            backend.abort()
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise InitialisationFailed(
+                f"NCCL: {first_line(self._error)}; set NCCL_DEBUG=INFO to see why, or ELASTRAIN_BACKEND=gloo to do "
+                "without NCCL, in the template's env"
+            ) from self._error
+        return self._backend
+
+    def _run(self) -> None:
+        try:
+            backend = open_backend(self.store, *self._of)
+        except Exception as e:
+            self._error = e
+            self.done.set()
+            return
+        with self._lock:
+            self._backend = backend
+            left = self._left
+            self.done.set()
+        if left:
+            backend.abort()
+
+
+def open_backend(store: dist.Store, rank: int, world_size: int, device: torch.device) -> Any:
+    """A connected ``ProcessGroupNCCL``. Blocks, without the interpreter's lock, until all ranks have called it."""
+    if overruled := settings(os.environ):
+        log.warning(
+            "elastrain handles NCCL's errors itself, so what these variables said does not hold", variables=overruled
+        )
+    kind: Any = dist.distributed_c10d.ProcessGroupNCCL
+    options = kind.Options()
+    options._timeout = COLLECTIVE_TIMEOUT
+    options.config.blocking = 1
+    with torch.cuda.device(device):
+        backend = kind(store, rank, world_size, options)
+        backend.eager_connect_single_device(device)
+    return backend
+
+
+class IdStore(dist.Store):
+    """What ``ProcessGroupNCCL`` needs of a store: rank 0 sets NCCL's id, and all others get it.
+
+    They do so by one broadcast over the generation's gloo group: no server, no name to look up. What is set later
+    (torch's own diagnostics) stays local.
+    """
+
+    def __init__(self, rank: int, share: Callable[[bytes | None], bytes]) -> None:
+        super().__init__()
+        self._rank, self._share = rank, share
+        self._values: dict[str, bytes] = {}
+        self._shared = False
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        if self._rank == 0 and not self._shared:
+            self._shared = True
+            self._share(pack(key, self._values[key]))
+
+    def get(self, key: str) -> bytes:
+        if key not in self._values and self._rank != 0 and not self._shared:
+            self._shared = True
+            theirs, value = unpack(self._share(None))
+            self._values[theirs] = value
+        return self._values[key]
+
+    def wait(self, keys: list[str], _timeout: Any = None) -> None:
+        for key in keys:
+            self.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def add(self, key: str, value: int) -> int:
+        total = int(self._values.get(key, b"0")) + value
+        self._values[key] = str(total).encode()
+        return total
+
+    def delete_key(self, key: str) -> bool:
+        return self._values.pop(key, None) is not None
+
+
+def pack(key: str, value: bytes) -> bytes:
+    """Key and value in ``SHARED_BYTES``. Raises ``ValueError`` if they do not fit."""
+    text = len(key.encode()).to_bytes(4, "big") + len(value).to_bytes(4, "big") + key.encode() + value
+    if len(text) > SHARED_BYTES:
+        raise ValueError(f"NCCL's id has {len(value)} bytes, more than fit into {SHARED_BYTES}")
+    return text.ljust(SHARED_BYTES, b"\0")
+
+
+def unpack(text: bytes) -> tuple[str, bytes]:
+    """What was packed."""
+    key, value = int.from_bytes(text[:4], "big"), int.from_bytes(text[4:8], "big")
+    return text[8 : 8 + key].decode(), text[8 + key : 8 + key + value]
+
+
+def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    return future.value()[0]
