@@ -155,8 +155,8 @@ class Communicator:
         mine = torch.tensor(values, dtype=torch.int64)
         out = [torch.empty_like(mine) for _ in range(self.world_size)]
         with self.guard():
-            assert self.group is not None, "closed"
-            self._host.own(self.group.allgather([out], [mine]), out).wait()
+            assert self._host.group is not None, "closed"
+            self._host.own(self._host.group.allgather([out], [mine]), out).wait()
         return [t.tolist() for t in out]
 
     def accept(self, ranks: Collection[int], purpose: Purpose) -> dict[int, socket.socket]:
