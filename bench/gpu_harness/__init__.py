@@ -1,0 +1,1 @@
+"""What bench/gpu.py is made of."""
