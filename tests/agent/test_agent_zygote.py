@@ -251,3 +251,19 @@ def test_ranks_that_wait_for_the_zygote_can_be_killed(agent, tmp_path):
     a = agent("train.py", code="print('hello')", nproc=2, ELASTRAIN_PRELOAD="heavy")
     assert a.tell("start and kill") == {"pids": []}
     assert [(e["code"], e["signal"]) for e in a.reap()] == [(0, signal.SIGTERM)] * 2
+
+
+@pytest.mark.parametrize(
+    ("opened", "calls_cuda"),
+    [
+        (["/dev/null"], False),
+        (["/dev/null", "/dev/nvidiactl", "/dev/nvidia0"], False),  # NVML, which forks do not mind
+        (["/dev/nvidiactl", "/dev/nvidia-uvm"], True),
+    ],
+)
+def test_no_rank_is_forked_once_cudas_driver_was_called(opened, calls_cuda, tmp_path):
+    from elastrain.agent.zygote import _has_called_cuda
+
+    for number, name in enumerate(opened):
+        (tmp_path / str(number)).symlink_to(name)
+    assert _has_called_cuda(tmp_path) is calls_cuda

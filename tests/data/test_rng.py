@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.data.order import Order
-from elastrain.data.rng import Kept, Keys, Probe, Randomness
+from elastrain.data.rng import Kept, Keys, Probe, Randomness, seed_all
 
 
 def draw() -> list[float]:
@@ -79,3 +79,24 @@ def test_a_draw_is_noticed_from_whichever_generator() -> None:
         with probe:
             what()
             assert probe.drawn() == (name != "nothing"), name
+
+
+def test_generators_of_devices_are_keyed_and_put_back_like_the_others_if_cuda_is_in_use(monkeypatch) -> None:
+    devices = [torch.Generator().manual_seed(7), torch.Generator().manual_seed(8)]
+
+    def put_back(states: list[torch.Tensor]) -> None:
+        for generator, state in zip(devices, states, strict=True):
+            generator.set_state(state)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [g.get_state() for g in devices])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", put_back)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda key: [g.manual_seed(key) for g in devices])
+    expected = [torch.rand(3, generator=torch.Generator().manual_seed(seed)) for seed in (7, 8)]
+    drawn = []
+    for _ in range(2):
+        with Kept():
+            seed_all(5)
+            drawn.append([torch.rand(3, generator=g) for g in devices])
+    assert all(torch.equal(a, b) for a, b in zip(drawn[0], drawn[1], strict=True))
+    assert all(torch.equal(torch.rand(3, generator=g), e) for g, e in zip(devices, expected, strict=True))

@@ -75,8 +75,11 @@ class Nccl:
 
     def error(self) -> str | None:
         """An error that NCCL has met in the background (a network that failed), as torch's watchdog has seen it."""
-        state = self._backend.get_error()
-        return None if state.name == "SUCCESS" else f"NCCL reports {state.name.replace('_', ' ').lower()}"
+        ask = getattr(self._backend, "get_error", None)  # not every torch that we support has it
+        state = None if ask is None else ask()
+        return (
+            None if state is None or state.name == "SUCCESS" else f"NCCL reports {state.name.replace('_', ' ').lower()}"
+        )
 
     def abort(self, cause: str) -> None:
         with self._lock:
