@@ -1,5 +1,7 @@
 """What only hardware can show. Run it where there is a GPU: ``pytest -m gpu``; ``bench/gpu.py`` measures the same."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -95,8 +97,13 @@ def test_state_travels_from_device_to_device(reuse, pair, each, device) -> None:
         "step": torch.tensor(3.0),
     }
     mine = {"w": torch.zeros(700_000, device=device)}
-    trees = [theirs, mine]
-    received = each(lambda c: transfer.move(lambda: trees[c.rank], c, [0], [1], reuse=reuse), pair)[1]
+
+    def rank(c: Communicator) -> Any:
+        if c.rank == 1:
+            return transfer.receive(mine if reuse else None, c, [0], [1])
+        return transfer.Gift(theirs, c, [0], [1]).wait()
+
+    received = each(rank, pair)[1]
     for name, value in theirs.items():
         assert torch.equal(received[name].cpu(), value.cpu())
         assert received[name].device.type == (value.device.type if reuse else "cpu")
