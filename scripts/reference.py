@@ -47,14 +47,15 @@ def job_page(document: Schema) -> str:
     spec = document["spec"]
     (version,) = spec["versions"]
     root = version["schema"]["openAPIV3Schema"]
+    (short,) = spec["names"]["shortNames"]
     lines = [
         f"# {spec['names']['kind']}",
         "",
-        f"`apiVersion: {spec['group']}/{version['name']}`, short name `{spec['names']['shortNames'][0]}`. {root['description']}",
+        f"`apiVersion: {spec['group']}/{version['name']}`, short name `{short}`. {root['description']}",
         "",
         "From the models in `trainer/elastrain/api/job.py`, of which the CRD is made; `kubectl explain "
-        f"{spec['names']['shortNames'][0]}.spec` says the same. How fields work together: [a job's life](../lifecycle.md), "
-        "[sharing a cluster out](../capacity.md). What may change in a living job: [here](../lifecycle.md#a-changed-template).",
+        f"{short}.spec` says the same. How fields work together: [a job's life](../lifecycle.md), [sharing a cluster "
+        "out](../capacity.md). What may change in a living job: [here](../lifecycle.md#a-changed-template).",
         "",
         *_rules(root),
     ]
@@ -194,8 +195,9 @@ def client_page() -> str:
     lines = [
         "# Python client",
         "",
-        "How it is used: [the Python client](../python-client.md). `Jobs` has the same methods without `async` and `await`; where "
-        "`AsyncJobs` has `await AsyncJobs.connect(...)`, it is `Jobs(...)`. Jobs are models of [ElasticTrainingJob](job.md).",
+        "How it is used: [the Python client](../python-client.md). `Jobs` has the same methods without `async` and "
+        "`await`; where `AsyncJobs` has `await AsyncJobs.connect(...)`, it is `Jobs(...)`. Jobs are models of "
+        "[ElasticTrainingJob](job.md).",
         "",
         "## AsyncJobs",
         "",
@@ -205,11 +207,22 @@ def client_page() -> str:
     for name, member in vars(client.AsyncJobs).items():
         function = member.__func__ if isinstance(member, classmethod) else member
         if not name.startswith("_") and inspect.isfunction(function):
-            lines += [f"### {name}", "", "```python", _signature(name, function), "```", "", _prose(function.__doc__), ""]
+            lines += [
+                f"### {name}",
+                "",
+                "```python",
+                _signature(name, function),
+                "```",
+                "",
+                _prose(function.__doc__),
+                "",
+            ]
     lines += ["## What they return", ""]
     for kind in (client.Worker, client.Event, client.LogLine):
         lines += [f"### {kind.__name__}", "", _prose(kind.__doc__), "", "| field | type | |", "| --- | --- | --- |"]
-        lines += [f"| `{field}` | `{_cell(type_)}` | {_cell(_prose(words))} |" for field, type_, words in _attributes(kind)]
+        lines += [
+            f"| `{field}` | `{_cell(type_)}` | {_cell(_prose(words))} |" for field, type_, words in _attributes(kind)
+        ]
         lines.append("")
     lines += ["## Errors", "", "| class | raised when |", "| --- | --- |"]
     for name, kind in vars(errors).items():
@@ -257,7 +270,7 @@ def decisions_page(folder: Path) -> str:
     lines = [
         "# Decisions",
         "",
-        "What was decided, why, against which alternatives, and what is bad about it. A decision that was overtaken stays, and says by what.",
+        "What was decided, why, against which alternatives, and what is bad about it.",
         "",
         "| | decision |",
         "| --- | --- |",
@@ -270,25 +283,27 @@ def decisions_page(folder: Path) -> str:
 
 # ---- the comparison's figures ----------------------------------------------------------------------------------------
 EVENTS = {
-    "grow": "grow 2→3", "kill-rank": "`kill -9` of a rank", "term": "SIGTERM, shrink 3→2", "kill-node": "`kill -9` of a node",
-}  # fmt: skip
+    "grow": "grow 2→3",
+    "kill-rank": "`kill -9` of a rank",
+    "term": "SIGTERM, shrink 3→2",
+    "kill-node": "`kill -9` of a node",
+}
 """The events of the default scenario that all systems have gone through."""
 
 
 def figures(report: Mapping[str, Any]) -> str:
     """Stall and pause by event and system, and what became of the samples."""
     systems = report["systems"]
-    lines = [
-        f"| event | {' | '.join(f'{name}: stall | pause' for name in systems)} |",
-        f"| --- | {' | '.join('---: | ---:' for _ in systems)} |",
-    ]
+    lines = [f"| event | | {' | '.join(systems)} |", f"| --- | --- | {' | '.join('---:' for _ in systems)} |"]
     for label, words in EVENTS.items():
-        cells = []
-        for system in systems.values():
-            event = next((e for e in system["events"] if e["label"] == label), None)
-            cells += [_spread(event["stall"]), _spread(event["pause"])] if event else ["–", "–"]
-        lines.append(f"| {words} | {' | '.join(cells)} |")
-    lines += ["", "| | samples committed | lost | repeated | committed work rolled back |", "| --- | ---: | ---: | ---: | ---: |"]
+        found = [next((e for e in system["events"] if e["label"] == label), {}) for system in systems.values()]
+        for figure, name in (("stall", words), ("pause", "")):
+            lines.append(f"| {name} | {figure} | {' | '.join(_spread(event.get(figure)) for event in found)} |")
+    lines += [
+        "",
+        "| | samples committed | lost | repeated | committed work rolled back |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
     for name, system in systems.items():
         samples = [system[f"samples_{what}"] for what in ("committed", "lost", "repeated")]
         back = "–" if system["rolled_back"] is None else f"{system['rolled_back']['median']:.0%}"
@@ -354,7 +369,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.write:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        sys.stderr.write(f"wrote {path}\n" if options.write else f"{path}: differs from the code; run `make reference`\n")
+        sys.stderr.write(
+            f"wrote {path}\n" if options.write else f"{path}: differs from the code; run `make reference`\n"
+        )
     return 1 if found and options.check else 0
 
 

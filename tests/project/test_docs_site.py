@@ -26,7 +26,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / file, home)
     result = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"],
-        cwd=home, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=100, check=False,
+        cwd=home, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=100,
+        check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     return home / ".work/site"
@@ -40,7 +41,9 @@ def test_every_page_is_built(site: Path) -> None:
 
 
 def test_no_page_loads_anything_from_another_host(site: Path) -> None:
-    found = {str(page.relative_to(site)): m[2] for page in site.rglob("*.html") for m in LOADS.finditer(page.read_text())}
+    found = {
+        str(page.relative_to(site)): m[2] for page in site.rglob("*.html") for m in LOADS.finditer(page.read_text())
+    }
     assert not found
 
 
