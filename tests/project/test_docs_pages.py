@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from elastrain.api import manifest, names
 from elastrain.api.job import ConditionType
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +73,13 @@ def test_every_drawing_is_described_and_has_colours_for_the_dark(picture: Path) 
         element = svg.find(name + part)
         assert element is not None and element.text and element.get("id") in svg.get("aria-labelledby", "").split()
     assert "prefers-color-scheme: dark" in picture.read_text()
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_every_manifest_in_the_pages_is_valid(page: Path) -> None:
+    for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+        if f"kind: {names.KIND}\n" in block:
+            manifest.loads(block, source=str(page))  # raises, naming field, value and rule
 
 
 # ---- what follows from the code --------------------------------------------------------------------------------------
