@@ -180,8 +180,12 @@ def _default(parameter: Any) -> str:
 
 
 def _markdown(help_: str) -> str:
-    """Help as it is written for a terminal: rich's bold becomes Markdown's, indented examples are code already."""
+    """Help written for a terminal: rich's bold becomes Markdown's; indented examples are code, those in a line are
+    made so."""
     text = re.sub(r"\[/?bold\]", "**", inspect.cleandoc(help_).replace("\f", ""))
+    text = re.sub(
+        r"^(Examples?:) ([^`\n]+)$", lambda m: f"{m[1]} `{m[2].replace(', ', '`, `')}`", text, flags=re.MULTILINE
+    )
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
@@ -237,12 +241,13 @@ def _signature(name: str, function: Callable[..., Any]) -> str:
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     arguments = node.args
     arguments.args = arguments.args[1:]
+    words = re.sub(r"(: [^,=]*[^,= ])=", r"\1 = ", ast.unparse(arguments))
     keyword = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    line = f"{keyword}def {name}({ast.unparse(arguments)}){returns}"
-    if len(line) <= 100:
+    line = f"{keyword}def {name}({words}){returns}"
+    if len(line) <= 90:
         return line
-    each = [part.strip() for part in re.split(r",\s*(?![^\[]*\])", ast.unparse(arguments))]
+    each = [part.strip() for part in re.split(r",\s*(?![^\[]*\])", words)]
     return f"{keyword}def {name}(\n" + "".join(f"    {part},\n" for part in each) + f"){returns}"
 
 
