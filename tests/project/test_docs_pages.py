@@ -116,6 +116,7 @@ PLACES = {
 FILES = [
     *sorted((ROOT / "operator/elastrain_operator").rglob("*.py")),
     *sorted((ROOT / "trainer/elastrain/agent").glob("*.py")),
+    *sorted((ROOT / "trainer/elastrain/api").glob("*.py")),
 ]
 NOT_ON_A_CLUSTER = {"Normal", "Warning"}
 
@@ -143,7 +144,7 @@ def given_reasons(tree: ast.AST) -> Iterator[str]:
                 chosen += [k.value for k in keywords if k.arg == "reason"]
                 yield from (word for expression in chosen for word in words_in(expression))
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in {
-                "reason", "PREFLIGHT", "QUEUED", "_REASONS",
+                "reason", "REASON", "PREFLIGHT", "QUEUED", "_REASONS",
             }:  # fmt: skip
                 yield from words_in(value)
             case ast.AnnAssign(target=ast.Name(id="reason"), value=ast.expr() as value):
