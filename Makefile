@@ -2,11 +2,12 @@
 # (`make e2e` and `make cluster` also need Docker, or root to install it). What is slow to build is kept outside the
 # checkout, in $ELASTRAIN_CACHE (default ~/.cache/elastrain).
 PY := .venv/bin/python
+MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test lint e2e cluster bench bench-rendezvous bench-operator clean-cluster
+.PHONY: help demo storm test lint e2e cluster bench bench-rendezvous bench-operator clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +22,20 @@ storm: ## a language model trained through 50 random joins, leaves and kills; dr
 
 test: lint ## linters, types, and every test that needs no cluster
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -m "not e2e"
+
+reference: ## what follows from the code: the CRD, and the pages of fields, commands, client and decisions
+	@scripts/dev-env
+	@$(PY) -m elastrain.api.crd --write
+	@$(PY) scripts/reference.py --write
+
+docs: ## the documentation as a site, in .work/site; fails on a broken link
+	@scripts/dev-env
+	@$(PY) scripts/reference.py --check
+	@$(MKDOCS) build --strict --clean --quiet
+
+docs-serve: ## the same on http://localhost:8000, built anew at each change
+	@scripts/dev-env
+	@$(MKDOCS) serve
 
 lint: ## ruff, mypy, and the layers of the architecture
 	@scripts/dev-env

@@ -1,0 +1,384 @@
+"""Writes the pages that follow from the code, so that they cannot be wrong: fields of ElasticTrainingJob, commands, the
+Python client, the list of decisions, and the table of the comparison.
+
+``scripts/reference.py --write`` (``make reference``) updates them; ``--check`` only compares, and exits with 1 naming
+what differs. To be run in the repository's root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from elastrain import cli, client
+from elastrain.api.crd import crd
+from elastrain.client import errors
+from elastrain_operator import __main__ as operator_command
+
+NOTE = "<!-- Written by scripts/reference.py (`make reference`). Do not edit. -->\n\n"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+LARGEST = 2**31 - 1
+"""A bound that only says that it is a 32-bit number."""
+
+JOB = Path("docs/reference/job.md")
+COMMANDS = Path("docs/reference/cli.md")
+CLIENT = Path("docs/reference/python-client.md")
+DECISIONS = Path("docs/decisions/index.md")
+COMPARISON = Path("docs/comparison.md")
+FIGURES = Path("docs/benchmarks.json")
+
+Schema = Mapping[str, Any]
+
+
+# ---- fields of the resource, from the CRD's schema -------------------------------------------------------------------
+def job_page(document: Schema) -> str:
+    """Every field of ``spec`` and ``status`` with type, default, rule and description."""
+    spec = document["spec"]
+    (version,) = spec["versions"]
+    root = version["schema"]["openAPIV3Schema"]
+    (short,) = spec["names"]["shortNames"]
+    lines = [
+        f"# {spec['names']['kind']}",
+        "",
+        f"`apiVersion: {spec['group']}/{version['name']}`, short name `{short}`. {root['description']}",
+        "",
+        "From the models in `trainer/elastrain/api/job.py`, of which the CRD is made; `kubectl explain "
+        f"{short}.spec` says the same. How fields work together: [a job's life](../lifecycle.md), [sharing a cluster "
+        "out](../capacity.md). What may change in a living job: [here](../lifecycle.md#a-changed-template).",
+        "",
+        *_rules(root),
+    ]
+    for part in ("spec", "status"):
+        lines += [f"## {part}", "", root["properties"][part]["description"], "", *_rules(root["properties"][part])]
+        lines += _fields(root["properties"][part], part)
+    lines += ["## Columns of kubectl get", "", "| column | shown | value | meaning |", "| --- | --- | --- | --- |"]
+    for column in version["additionalPrinterColumns"]:
+        shown = "with `-o wide`" if column.get("priority") else "always"
+        lines.append(f"| {column['name']} | {shown} | `{column['jsonPath']}` | {column.get('description', '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _fields(schema: Schema, path: str) -> Iterator[str]:
+    """A heading for each field, and after it those of what it contains."""
+    required = schema.get("required", ())
+    for name, field in schema.get("properties", {}).items():
+        here = f"{path}.{name}"
+        inner = field["items"] if field.get("type") == "array" else field if "properties" in field else {}
+        facts = [_type(field), *_bounds(field)]
+        if name in required:
+            facts.append("required")
+        if "default" in field:
+            facts.append(f"default `{json.dumps(field['default'])}`")
+        yield from (f"### `{here}`", "", f"*{', '.join(facts)}*", "")
+        if field.get("description"):
+            yield from (field["description"], "")
+        yield from _rules(field)
+        if inner.get("properties"):
+            yield from _fields(inner, here + ("[]" if inner is not field else ""))
+
+
+def _type(field: Schema) -> str:
+    if field.get("x-kubernetes-int-or-string"):
+        return "integer or string"
+    match field.get("type"):
+        case "array":
+            return f"list of {_type(field['items'])}s"
+        case "object" if isinstance(field.get("additionalProperties"), Mapping):
+            return f"map of strings to {_type(field['additionalProperties'])}s"
+        case kind:
+            return str(kind)
+
+
+def _bounds(field: Schema) -> Iterator[str]:
+    if "enum" in field:
+        yield "one of " + ", ".join(f"`{value}`" for value in field["enum"])
+    if "minimum" in field:
+        yield f"at least {field['minimum']}"
+    if field.get("maximum", LARGEST) != LARGEST:
+        yield f"at most {field['maximum']}"
+    if "pattern" in field:
+        yield f"`{field['pattern']}`"
+    for key, words in (("minItems", "at least {} items"), ("maxItems", "at most {} items")):
+        if key in field:
+            yield words.format(field[key])
+    if field.get("minLength"):
+        yield "not empty"
+    if "maxLength" in field:
+        yield f"at most {field['maxLength']} characters"
+
+
+def _rules(schema: Schema) -> Iterator[str]:
+    """Rules between fields, in the words with which the API server refuses."""
+    rules = [f"- {rule['message']}" for rule in schema.get("x-kubernetes-validations", ())]
+    if rules:
+        yield from ("Rules:", "", *rules, "")
+
+
+# ---- commands, from typer --------------------------------------------------------------------------------------------
+def commands_page() -> str:
+    """Every command with its arguments and options."""
+    top = typer.main.get_command(cli.app)
+    lines = [
+        "# Commands",
+        "",
+        "What `--help` says, of all commands. How they are used: [on this machine](../local-mode.md), "
+        "[on a cluster](../command-line.md). Commands for the cluster are the same under `kubectl etj`.",
+        "",
+        _markdown(top.help or ""),
+        "",
+    ]
+    for name in sorted(top.commands):  # type: ignore[attr-defined]
+        lines += _command(f"elastrain {name}", top.commands[name])  # type: ignore[attr-defined]
+    lines += _command("python -m elastrain_operator", typer.main.get_command(operator_command.cli))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _command(title: str, command: Any) -> Iterator[str]:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
+    usage = [title, *(["[OPTIONS]"] if options else []), *(_argument(p) for p in arguments)]
+    yield from (f"## {title}", "", "```console", " ".join(usage), "```", "", _markdown(command.help or ""), "")
+    if arguments:
+        yield from ("| argument | |", "| --- | --- |")
+        yield from (f"| `{_argument(p)}` | {_cell(getattr(p, 'help', '') or '')} |" for p in arguments)
+        yield ""
+    if options:
+        yield from ("| option | default | |", "| --- | --- | --- |")
+        yield from (_option(p) for p in options)
+        yield ""
+
+
+def _argument(parameter: Any) -> str:
+    metavar = str(parameter.metavar or parameter.name.upper())
+    return metavar if parameter.required or metavar.startswith("[") else f"[{metavar}]"
+
+
+def _option(parameter: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
+    if not parameter.is_flag:
+        names += f" `{parameter.metavar or parameter.name.upper()}`"
+    variable = f" (`${parameter.envvar}`)" if getattr(parameter, "envvar", None) else ""
+    return f"| {names} | {_default(parameter)} | {_cell(parameter.help or '')}{variable} |"
+
+
+def _default(parameter: Any) -> str:
+    value = parameter.default.value if isinstance(parameter.default, Enum) else parameter.default
+    if parameter.required:
+        return "required"
+    return "" if value in (None, "", (), [], False) or callable(value) else f"`{value}`"
+
+
+def _markdown(help_: str) -> str:
+    """Help written for a terminal: rich's bold becomes Markdown's; indented examples are code, those in a line are
+    made so."""
+    text = re.sub(r"\[/?bold\]", "**", inspect.cleandoc(help_).replace("\f", ""))
+    text = re.sub(
+        r"^(Examples?:) ([^`\n]+)$", lambda m: f"{m[1]} `{m[2].replace(', ', '`, `')}`", text, flags=re.MULTILINE
+    )
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+# ---- the Python client, from its signatures and docstrings -----------------------------------------------------------
+def client_page() -> str:
+    """Methods, what they return, and errors."""
+    lines = [
+        "# Python client",
+        "",
+        "How it is used: [the Python client](../python-client.md). `Jobs` has the same methods without `async` and "
+        "`await`; where `AsyncJobs` has `await AsyncJobs.connect(...)`, it is `Jobs(...)`. Jobs are models of "
+        "[ElasticTrainingJob](job.md).",
+        "",
+        "## AsyncJobs",
+        "",
+        _prose(client.AsyncJobs.__doc__),
+        "",
+    ]
+    for name, member in vars(client.AsyncJobs).items():
+        function = member.__func__ if isinstance(member, classmethod) else member
+        if not name.startswith("_") and inspect.isfunction(function):
+            lines += [
+                f"### {name}",
+                "",
+                "```python",
+                _signature(name, function),
+                "```",
+                "",
+                _prose(function.__doc__),
+                "",
+            ]
+    lines += ["## What they return", ""]
+    for kind in (client.Worker, client.Event, client.LogLine):
+        lines += [f"### {kind.__name__}", "", _prose(kind.__doc__), "", "| field | type | |", "| --- | --- | --- |"]
+        lines += [
+            f"| `{field}` | `{_cell(type_)}` | {_cell(_prose(words))} |" for field, type_, words in _attributes(kind)
+        ]
+        lines.append("")
+    lines += ["## Errors", "", "| class | raised when |", "| --- | --- |"]
+    for name, kind in vars(errors).items():
+        if inspect.isclass(kind) and issubclass(kind, errors.ClusterError):
+            lines.append(f"| `{name}` | {_cell(_prose(kind.__doc__))} |")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _signature(name: str, function: Callable[..., Any]) -> str:
+    """As it stands in the source, without ``self``."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    arguments = node.args
+    arguments.args = arguments.args[1:]
+    words = re.sub(r"(: [^,=]*[^,= ])=", r"\1 = ", ast.unparse(arguments))
+    keyword = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    line = f"{keyword}def {name}({words}){returns}"
+    if len(line) <= 90:
+        return line
+    each = [part.strip() for part in re.split(r",\s*(?![^\[]*\])", words)]
+    return f"{keyword}def {name}(\n" + "".join(f"    {part},\n" for part in each) + f"){returns}"
+
+
+def _attributes(kind: type) -> Iterator[tuple[str, str, str]]:
+    """Name, type and docstring of each field of a data class."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(node, ast.ClassDef)
+    for field, after in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            says = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            words = after.value.value if says else ""  # type: ignore[union-attr]
+            yield field.target.id, ast.unparse(field.annotation), str(words)
+
+
+def _prose(docstring: str | None) -> str:
+    """A docstring as Markdown: no roles, single backticks."""
+    text = inspect.cleandoc(docstring or "")
+    text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text)
+    return text.replace("``", "`")
+
+
+# ---- decisions -------------------------------------------------------------------------------------------------------
+def decisions_page(folder: Path) -> str:
+    """All decisions by number."""
+    lines = [
+        "# Decisions",
+        "",
+        "What was decided, why, against which alternatives, and what is bad about it.",
+        "",
+        "| | decision |",
+        "| --- | --- |",
+    ]
+    for file in sorted(folder.glob("[0-9]*.md")):
+        title = re.sub(r"^# (?:\d+: )?", "", file.read_text().splitlines()[0])
+        lines.append(f"| [{file.name[:4]}]({file.name}) | {title[:1].upper()}{title[1:]} |")
+    return "\n".join(lines) + "\n"
+
+
+# ---- the comparison's figures ----------------------------------------------------------------------------------------
+EVENTS = {
+    "grow": "grow 2→3",
+    "kill-rank": "`kill -9` of a rank",
+    "term": "SIGTERM, shrink 3→2",
+    "kill-node": "`kill -9` of a node",
+}
+"""The events of the default scenario that all systems have gone through."""
+
+
+def figures(report: Mapping[str, Any]) -> str:
+    """Stall and pause by event and system, and what became of the samples."""
+    systems = report["systems"]
+    lines = [f"| event | | {' | '.join(systems)} |", f"| --- | --- | {' | '.join('---:' for _ in systems)} |"]
+    for label, words in EVENTS.items():
+        found = [next((e for e in system["events"] if e["label"] == label), {}) for system in systems.values()]
+        for figure, name in (("stall", words), ("pause", "")):
+            lines.append(f"| {name} | {figure} | {' | '.join(_spread(event.get(figure)) for event in found)} |")
+    lines += [
+        "",
+        "| | samples committed | lost | repeated | committed work rolled back |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, system in systems.items():
+        samples = [system[f"samples_{what}"] for what in ("committed", "lost", "repeated")]
+        back = "–" if system["rolled_back"] is None else f"{system['rolled_back']['median']:.0%}"
+        lines.append(f"| {name} | {' | '.join(f'{n:,}' for n in samples)} | {back} |")
+    machine = report["machine"]
+    lines += [
+        "",
+        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, {report['began']}, load average "
+        f"{machine['load']} before it began; runs: "
+        + ", ".join(f"{name} {len(system['runs'])}" for name, system in systems.items())
+        + ".",
+    ]
+    return "\n".join(lines)
+
+
+def _spread(spread: Mapping[str, float] | None) -> str:
+    return "–" if spread is None else f"{_short(spread['median'])} ({_short(spread['max'])})"
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.2f}" if seconds < 10 else f"{seconds:.0f}"
+
+
+def comparison_page(page: str, report: Mapping[str, Any]) -> str:
+    """``page`` with the present figures. Raises ``ValueError`` if it has no place for them."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{COMPARISON}: no line {BEGIN}, or none {END} after it")
+    return f"{before}{BEGIN}\n\n{figures(report)}\n\n{END}{after}"
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------------
+def generated_files(root: Path = Path()) -> dict[Path, str]:
+    """What ``--write`` writes: path under ``root`` -> text."""
+    return {
+        JOB: NOTE + job_page(crd()),
+        COMMANDS: NOTE + commands_page(),
+        CLIENT: NOTE + client_page(),
+        DECISIONS: NOTE + decisions_page(root / DECISIONS.parent),
+        COMPARISON: comparison_page((root / COMPARISON).read_text(), json.loads((root / FIGURES).read_text())),
+    }
+
+
+def stale(root: Path = Path()) -> dict[Path, str]:
+    """Pages that are not what the code says, with what it does say."""
+    return {
+        path: text
+        for path, text in generated_files(root).items()
+        if not (root / path).is_file() or (root / path).read_text() != text
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="scripts/reference.py", description=__doc__)
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--write", action="store_true", help="update the pages")
+    mode.add_argument("--check", action="store_true", help="exit with 1 if a page is not up to date")
+    options = parser.parse_args(arguments)
+    found = stale()
+    for path, text in found.items():
+        if options.write:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        sys.stderr.write(
+            f"wrote {path}\n" if options.write else f"{path}: differs from the code; run `make reference`\n"
+        )
+    return 1 if found and options.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
