@@ -24,17 +24,21 @@ class CommandFailed(AssertionError):
     """A command ended with an error; the message has its words."""
 
 
-def run(
-    *command: str, text: str | None = None, check: bool = True, timeout: float = 120
-) -> subprocess.CompletedProcess[str]:
-    """Run ``command`` with ``text`` as its input. Raises :class:`CommandFailed` unless ``check`` is False."""
-    environment = {
+def environment() -> dict[str, str]:
+    """Of every command: our programs first, and our cluster."""
+    return {
         **os.environ,
         "PATH": f"{CACHE / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "KUBECONFIG": str(CACHE / f"{CLUSTER}.kubeconfig"),
     }
+
+
+def run(
+    *command: str, text: str | None = None, check: bool = True, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run ``command`` with ``text`` as its input. Raises :class:`CommandFailed` unless ``check`` is False."""
     done = subprocess.run(
-        command, input=text, capture_output=True, text=True, timeout=timeout, env=environment, check=False
+        command, input=text, capture_output=True, text=True, timeout=timeout, env=environment(), check=False
     )
     if check and done.returncode:
         raise CommandFailed(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")

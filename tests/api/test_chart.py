@@ -45,6 +45,8 @@ VALUE_SETS = {
     "per-job": (*CREDENTIALS, "etcd.credentials.perJob=true"),
     "unmeasured": ("metrics.enabled=false",),
     "unshared": ("capacity.enabled=false",),
+    "dashboard": ("dashboard.enabled=true",),
+    "dashboard, namespaces": ("dashboard.enabled=true", "watchNamespaces={team-a,team-b}"),
     "bare": (
         "crds.install=false",
         "rbac.aggregateToDefaultRoles=false",

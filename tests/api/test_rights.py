@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from elastrain.cluster.dashboard.reading import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
+from elastrain.cluster.dashboard.reading import PERMISSIONS as DASHBOARD_PERMISSIONS
 from elastrain_operator.kube import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 
 Manifests = list[dict[str, Any]]
@@ -44,6 +46,20 @@ LEASE = {
     ("coordination.k8s.io", "leases", "update"): "to lead, and to release it. Of the one Lease only",
 }
 """In the namespace of the release."""
+DASHBOARD = {
+    ("elastrain.dev", "elastictrainingjobs", "list"): "all jobs, at the start and after an outage",
+    ("elastrain.dev", "elastictrainingjobs", "watch"): "what changes without a reload",
+    ("", "pods", "list"): "a job's workers, and who holds which accelerators",
+    ("", "pods", "watch"): "the same, when it changes",
+    ("", "events", "list"): "what has happened to a job in the last hour",
+    ("", "events", "watch"): "the same, when more happens",
+}
+"""Of the dashboard, which has a service account of its own and writes nothing, in every namespace that it shows."""
+DASHBOARD_NODES = {
+    ("", "nodes", "list"): "what accelerators there are",
+    ("", "nodes", "watch"): "the same, when it changes",
+}
+"""In the whole cluster, where it shows all namespaces."""
 
 SCOPES = {
     "cluster": ((), None),
@@ -53,14 +69,18 @@ SCOPES = {
 }
 
 
-def grants(manifests: Manifests) -> dict[tuple[str, str | None], list[dict[str, Any]]]:
-    """(kind of the binding, its namespace) -> all rules that it gives to the operator's service account."""
+def grants(manifests: Manifests, to: str = "demo-elastrain") -> dict[tuple[str, str | None], list[dict[str, Any]]]:
+    """(kind of the binding, its namespace) -> all rules that it gives to a service account."""
     roles = {(m["kind"], m["metadata"].get("namespace"), m["metadata"]["name"]): m for m in manifests if "rules" in m}
     given: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
     for binding in manifests:
         if "roleRef" not in binding:
             continue
-        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "demo-elastrain", "namespace": "training"}]
+        (subject,) = binding["subjects"]
+        assert (subject["kind"], subject["namespace"]) == ("ServiceAccount", "training")
+        assert subject["name"] in ("demo-elastrain", "demo-elastrain-dashboard"), "an account that nobody knows"
+        if subject["name"] != to:
+            continue
         namespace, ref = binding["metadata"].get("namespace"), binding["roleRef"]
         place = namespace if ref["kind"] == "Role" else None
         given.setdefault((binding["kind"], namespace), []).extend(roles[ref["kind"], place, ref["name"]]["rules"])
@@ -77,13 +97,30 @@ def verbs(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
 def test_operator_has_the_rights_of_the_table_and_no_other(
     rendered: Render, values: tuple[str, ...], namespaces: set[str] | None
 ) -> None:
-    given = grants(rendered(*values))
+    given = grants(rendered(*values, "dashboard.enabled=true"))
     expected = {("RoleBinding", "training"): set(LEASE)}
     for place in [("ClusterRoleBinding", None)] if namespaces is None else [("RoleBinding", n) for n in namespaces]:
         expected[place] = expected.get(place, set()) | set(JOBS)
     if not values:
         expected["ClusterRoleBinding", None] |= set(CAPACITY)
     assert {place: verbs(rules) for place, rules in given.items()} == expected
+
+
+@pytest.mark.parametrize(("values", "namespaces"), SCOPES.values(), ids=SCOPES.keys())
+def test_dashboard_has_the_rights_of_the_table_and_no_other(
+    rendered: Render, values: tuple[str, ...], namespaces: set[str] | None
+) -> None:
+    given = grants(rendered(*values, "dashboard.enabled=true"), to="demo-elastrain-dashboard")
+    if namespaces is None:
+        expected = {("ClusterRoleBinding", None): {*DASHBOARD, *DASHBOARD_NODES}}
+    else:
+        expected = {("RoleBinding", n): set(DASHBOARD) for n in namespaces}
+    assert {place: verbs(rules) for place, rules in given.items()} == expected
+
+
+def test_nobody_gets_rights_for_a_dashboard_that_is_not_there(rendered: Render) -> None:
+    assert grants(rendered(), to="demo-elastrain-dashboard") == {}
+    assert not [m for m in rendered() if "dashboard" in m["metadata"]["name"]]
 
 
 def test_operator_touches_no_lease_but_its_own(rendered: Render) -> None:
@@ -97,10 +134,16 @@ def test_operator_touches_no_lease_but_its_own(rendered: Render) -> None:
 
 @pytest.mark.parametrize(
     ("table", "used"),
-    [(JOBS, PERMISSIONS), (CAPACITY, CAPACITY_PERMISSIONS), (LEASE, LEASE_PERMISSIONS)],
-    ids=["jobs", "capacity", "lease"],
+    [
+        (JOBS, PERMISSIONS),
+        (CAPACITY, CAPACITY_PERMISSIONS),
+        (LEASE, LEASE_PERMISSIONS),
+        (DASHBOARD, DASHBOARD_PERMISSIONS),
+        (DASHBOARD_NODES, DASHBOARD_NODE_PERMISSIONS),
+    ],
+    ids=["jobs", "capacity", "lease", "dashboard", "dashboard's nodes"],
 )
-def test_table_is_what_the_operator_says_that_it_uses(table: Any, used: Any) -> None:
+def test_table_is_what_the_program_says_that_it_uses(table: Any, used: Any) -> None:
     assert set(table) == {(group, resource, verb) for (group, resource), verbs in used.items() for verb in verbs}
 
 

@@ -65,3 +65,13 @@ def test_whatever_a_job_reports_the_status_can_be_written(fields):
 def test_nothing_is_divided_by_nothing():
     assert samples_per_second(report(step=0)) is samples_per_second(report(step_seconds=0.0)) is None
     assert eta_seconds(report(step=2000)) == 0
+
+
+@pytest.mark.parametrize(
+    ("reported", "told"),
+    [(None, None), (2.3456789, 2.34568), (float("nan"), None), (float("inf"), None), (-1e-9, -1e-9), (0.0, 0.0)],
+)
+def test_the_loss_is_told_to_six_digits_if_it_is_a_number(reported, told):
+    status = progress_status(None, report(loss=reported), NOW)
+    assert status.loss == told
+    json.dumps(status.model_dump(mode="json"), allow_nan=False)

@@ -35,6 +35,7 @@ app = typer.Typer(
         elastrain watch digits                      until it ends
         elastrain explain digits                    why it has this size, and what would change it
         elastrain doctor                            is everything there?
+        elastrain dashboard                         a page about all of it, in your browser
 
     A job of this machine comes first where a name is given; -n or --context mean the cluster.
 

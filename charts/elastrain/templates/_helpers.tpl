@@ -211,3 +211,13 @@ podAntiAffinity:
   resources: [priorityclasses]
   verbs: [list, watch]
 {{- end }}
+
+{{- /* What the dashboard reads in each namespace that it shows (PERMISSIONS in its reading.py). It writes nothing. */}}
+{{- define "elastrain.dashboardRules" -}}
+- apiGroups: [elastrain.dev]
+  resources: [elastictrainingjobs]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [pods, events]
+  verbs: [list, watch]
+{{- end }}

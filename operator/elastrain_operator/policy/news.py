@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from elastrain.api import rescaled
 from elastrain.api.job import Condition, ConditionType, JobStatus
-from elastrain.api.records import Target, in_words
+from elastrain.api.records import Target
 from elastrain_operator.model import Loss, Notice, Severity
 from elastrain_operator.policy import health
 from elastrain_operator.policy.failures import last_lines
@@ -53,9 +54,7 @@ def _scaling(before: Target | None, after: Target | None) -> Iterable[Notice]:
 def _rescaled(old: JobStatus, new: JobStatus) -> Iterable[Notice]:
     last = new.last_rescale
     if last and last != old.last_rescale:
-        words = f"from {last.from_} to {last.to} ranks ({last.reason}), pause {last.pause_seconds:.2f} s"
-        phases = f" ({in_words(last.phases)})" if last.phases else ""
-        yield Notice("Rescaled", f"{words}{phases}, {last.lost_steps} steps lost")
+        yield Notice(rescaled.REASON, rescaled.tell(last))
 
 
 def _withdrawn(old: JobStatus, new: JobStatus) -> Iterable[Notice]:

@@ -24,7 +24,12 @@ def progress_status(previous: ProgressStatus | None, report: Progress | None, no
     if same and previous is not None and (previous.samples_per_second is None) == (pace is None):
         return previous
     return ProgressStatus(
-        step=report.step, of=report.total_steps, epoch=report.epoch, samples_per_second=pace, eta=_eta(report, now)
+        step=report.step,
+        of=report.total_steps,
+        epoch=report.epoch,
+        samples_per_second=pace,
+        loss=_loss(report),
+        eta=_eta(report, now),
     )
 
 
@@ -53,6 +58,12 @@ def step_seconds(report: Progress) -> float | None:
     """The time of an undisturbed step. What a job reports is believed only where it can be a time."""
     seconds = report.step_seconds
     return seconds if seconds is not None and math.isfinite(seconds) and seconds > 0 else None
+
+
+def _loss(report: Progress) -> float | None:
+    """Rounded, since nobody reads more of it and every digit is sent with every status."""
+    loss = report.loss
+    return float(f"{loss:.6g}") if loss is not None and math.isfinite(loss) else None
 
 
 def _eta(report: Progress, now: datetime) -> str | None:

@@ -335,6 +335,8 @@ class ProgressStatus(Figures):
     """Epochs completed."""
     samples_per_second: float | None = None
     """At the pace of undisturbed steps; absent until it is known."""
+    loss: float | None = None
+    """Mean loss over the last committed global batch, to six digits. Absent: not known, or no finite number."""
     eta: str | None = None
     """When the last step will be committed at that pace, all that may disturb it left out. Absent: not known."""
 

@@ -204,6 +204,33 @@ def doctor(namespace: Namespace = None, context: Context = None) -> None:
     raise typer.Exit(commands.doctor(commands.Place(namespace, context)))
 
 
+@app.command()
+def dashboard(
+    *,
+    namespaces: Annotated[
+        list[str] | None,
+        typer.Option("--namespace", "-n", help="May be repeated. Default: that of the kubeconfig's context."),
+    ] = None,
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of the whole cluster.")] = False,
+    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8090,
+    address: Annotated[str, typer.Option(help="Where to listen. Default: for this machine only.")] = "127.0.0.1",
+    key: Annotated[bool, typer.Option("--key/--no-key", help="Whether the address has a key in it.")] = True,
+    context: Context = None,
+) -> None:
+    """Serve a page about the jobs, live, until Ctrl-C: state, accelerators, every rescale, losses. It only reads, by
+    your own rights; nothing has to be installed on the cluster.
+
+    Examples: elastrain dashboard, elastrain dashboard -A, elastrain dashboard -n research --port 0
+    """
+    from elastrain.cluster import commands
+
+    place = commands.Place(None, context)
+    shown = () if all_namespaces else tuple(namespaces or ())
+    raise typer.Exit(
+        commands.dashboard(place, shown, all_namespaces=all_namespaces, address=address, port=port, keyed=key)
+    )
+
+
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
     """Say which part of elastrain is not installed, if a command needs it."""

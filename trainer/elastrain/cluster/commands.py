@@ -244,6 +244,24 @@ def doctor(place: Place) -> int:
     return EXIT_NO_CLUSTER if any(f.state == "broken" for f in findings) else 0
 
 
+@_answers
+def dashboard(
+    place: Place, namespaces: tuple[str, ...], *, all_namespaces: bool, address: str, port: int, keyed: bool
+) -> int:
+    from elastrain.cluster.dashboard.command import CannotListen, serve
+
+    async def run() -> None:
+        connection = await Connection.open(context=place.context)
+        shown = () if all_namespaces else namespaces or (connection.namespace,)
+        await serve(connection, namespaces=shown, address=address, port=port, keyed=keyed, say=_print_now)
+
+    try:
+        asyncio.run(run())
+    except CannotListen as error:
+        raise Misused(str(error)) from error
+    return 0
+
+
 # ---- inside --------------------------------------------------------------------------------------------------------
 def _of_script(file: Path, asked: ScriptJob) -> tuple[dict[str, Any], dict[str, str]]:
     """The job that runs the script, and the files that travel with it."""
@@ -305,3 +323,8 @@ def _data(value: Any, output: Output) -> None:
 def _print(text: str) -> None:
     if text:
         print(text.rstrip("\n"))  # noqa: T201 - this is a command
+
+
+def _print_now(text: str) -> None:
+    """Also where standard output is a pipe, as for a program that waits for the address."""
+    print(text, flush=True)  # noqa: T201 - this is a command

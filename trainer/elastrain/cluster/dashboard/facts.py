@@ -1,0 +1,125 @@
+"""What is kept of each object of the API server: no more than the page shows. Pure; the only parser of objects here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastrain.api import names
+from elastrain.api.accelerators import KNOWN, is_extended, limits_of
+from elastrain.client import Event, Worker
+from elastrain.client.records import event_of, worker_of
+
+CPU_WORKERS = "workers without accelerator"
+"""What is counted of a worker that asks for no extended resource."""
+_ENDED = frozenset({"Succeeded", "Failed"})
+_META = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "generation")
+_TEMPLATE = {"spec": {"containers": [{"name": names.TRAINER_CONTAINER, "image": "-", "command": ["-"]}]}}
+"""Stands for every job's pod template, which may be large, hold secrets in its environment, and is not shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """A job as it came, without what the page has no use for."""
+
+    uid: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """A worker's pod and what it holds."""
+
+    job: str
+    """Key of its job."""
+    worker: Worker
+    resource: str
+    """The extended resource of which it asks for most, else :data:`CPU_WORKERS`."""
+    count: int
+    """How many of these it holds: from its binding to a node to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A node that could run workers."""
+
+    name: str
+    ready: bool
+    cordoned: bool
+    devices: tuple[tuple[str, int], ...]
+    """Extended resources that it has to give, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventFacts:
+    """An event about a job."""
+
+    job: str
+    event: Event
+
+
+def job(body: Mapping[str, Any]) -> tuple[str, JobFacts]:
+    """Key ``namespace/name`` and facts of a job."""
+    meta = {name: body["metadata"][name] for name in _META if name in body["metadata"]}
+    kept = {
+        "apiVersion": body.get("apiVersion", names.API_VERSION), "kind": body.get("kind", names.KIND),
+        "metadata": meta, "spec": {**body.get("spec", {}), "template": _TEMPLATE}, "status": body.get("status", {}),
+    }  # fmt: skip
+    return _key(meta), JobFacts(str(meta.get("uid", "")), kept)
+
+
+def pod(body: Mapping[str, Any]) -> tuple[str, PodFacts] | None:
+    """Key and facts of a worker's pod; None: it is no worker of ours."""
+    meta, spec = body["metadata"], body.get("spec", {})
+    owner = (meta.get("labels") or {}).get(names.LABEL_JOB)
+    if not owner:
+        return None
+    worker = worker_of(body)
+    resource, count = _devices(spec)
+    holds = bool(worker.node) and body.get("status", {}).get("phase") not in _ENDED
+    return _key(meta), PodFacts(f"{meta.get('namespace', '')}/{owner}", worker, resource, count if holds else 0)
+
+
+def node(body: Mapping[str, Any]) -> tuple[str, NodeFacts]:
+    """Name and facts of a node."""
+    meta, spec, status = body["metadata"], body.get("spec", {}), body.get("status", {})
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or [])
+    devices = [(r, _number(n)) for r, n in sorted((status.get("allocatable") or {}).items()) if is_extended(r)]
+    facts = NodeFacts(meta["name"], ready, bool(spec.get("unschedulable")), tuple((r, n) for r, n in devices if n))
+    return str(meta["name"]), facts
+
+
+def event(body: Mapping[str, Any]) -> tuple[str, EventFacts]:
+    """Key and facts of an event."""
+    about = body.get("involvedObject", {})
+    return _key(body["metadata"]), EventFacts(_key(about), event_of(body))
+
+
+def is_accelerator(resource: str) -> bool:
+    """Whether device plugins call it one; what a worker holds most of is shown in any case."""
+    return resource in KNOWN or resource.startswith("nvidia.com/mig-")
+
+
+def _key(meta: Mapping[str, Any]) -> str:
+    return f"{meta.get('namespace', '')}/{meta.get('name', '')}"
+
+
+def _devices(spec: Mapping[str, Any]) -> tuple[str, int]:
+    """As the operator's ledger counts a pod: the most of any one extended resource, 1 for a pod that asks for none."""
+    total: dict[str, int] = {}
+    for container in spec.get("containers") or []:
+        for resource, amount in limits_of(container).items():
+            if is_extended(resource):
+                total[resource] = total.get(resource, 0) + _number(amount)
+    known = {r: n for r, n in total.items() if n and is_accelerator(r)} or {r: n for r, n in total.items() if n}
+    if not known:
+        return CPU_WORKERS, 1
+    resource = max(sorted(known), key=lambda r: known[r])
+    return resource, known[resource]
+
+
+def _number(amount: Any) -> int:
+    """Extended resources are whole numbers; what is none (``1k`` is allowed, nobody writes it) counts as absent."""
+    text = str(amount)
+    return int(text) if text.isascii() and text.isdigit() else 0

@@ -1,0 +1,212 @@
+// One job.
+
+import { TimeChart } from "./charts.js";
+import { duration, figure, h, milliseconds, moment, number, percent, show, table } from "./dom.js";
+import { eta, phase, progress, workers } from "./list.js";
+
+const MOST_POINTS = 1000;
+const PHASES = { detect: "loss detected", decide: "decided", connect: "connected", transfer: "state sent", first_step: "first step" };
+const USES = { training: "training", rescaling: "rescaling", waiting: "waiting", redone: "done again" };
+
+export class JobPage {
+  constructor(key) {
+    this.key = key;
+    this.job = null;
+    this.figures = { time: [], step: [], loss: [], ready: [], wanted: [] };
+    this.sections = {};
+    this.title = h("h1", { id: "title", tabindex: -1 }, key.split("/")[1]);
+    this.head = h("div", { class: "head" }, this.title);
+    this.state = h("span");
+    this.head.append(this.state);
+    this.facts = h("dl", { class: "facts" });
+    this.size = new TimeChart("Workers", (v) => number(Math.round(v)), { whole: true });
+    this.loss = new TimeChart("Loss", figure, { floor: null });
+    this.since = h("p", { class: "dim" });
+    const section = (name, heading) => {
+      this.sections[name] = h("div");
+      return h("section", { id: name, "aria-labelledby": `${name}-heading`, hidden: true }, h("h2", { id: `${name}-heading` }, heading), this.sections[name]);
+    };
+    this.element = h("article", {},
+      h("p", { class: "crumb" }, h("a", { href: "#/" }, "Jobs"), ` / ${key.split("/")[0]}`),
+      this.head, this.facts,
+      section("why", "Why this size"),
+      section("failure", "The newest failure"),
+      h("section", { "aria-label": "Over time" }, h("div", { class: "charts" }, this.size.element, this.loss.element), this.since),
+      section("rescales", "Rescales"),
+      section("workers", "Workers"),
+      section("ledger", "Where the accelerator time went"),
+      section("events", "Events"),
+      section("conditions", "Conditions"),
+    );
+  }
+
+  /** Take in the job; returns what is worth saying aloud. */
+  take(data) {
+    const before = this.job;
+    const { figures, ...job } = data.job;
+    this.job = job;
+    if (figures) this.figures = figures;
+    else this.append(Date.parse(data.now) / 1000, job);
+    this.paint();
+    if (!before) return [];
+    const news = [];
+    if (before.phase !== job.phase) news.push(`${job.name} is ${job.phase}`);
+    if (job.rescales[0] && job.rescales[0].time !== before.rescales[0]?.time) news.push(`${job.name}: ${sentence(job.rescales[0])}`);
+    return news;
+  }
+
+  append(time, job) {
+    const f = this.figures;
+    const last = f.time.length - 1;
+    if (last >= 0 && f.step[last] === job.step && f.ready[last] === job.ready && f.wanted[last] === job.wanted) return;
+    for (const [name, value] of Object.entries({ time, step: job.step, loss: job.loss, ready: job.ready, wanted: job.wanted })) {
+      f[name].push(value);
+      if (f[name].length > MOST_POINTS) f[name] = f[name].filter((_, i) => i % 2 === 0);
+    }
+  }
+
+  paint(health = this.health) {
+    this.health = health;
+    const job = this.job;
+    if (!job) return;
+    show(this.state, job.phase, () => phase(job.phase));
+    this.paintFacts(job);
+    this.section("why", job.explain || job.why ? [job.explain, job.why] : null, () => why(job));
+    this.section("failure", job.lastFailure, () => failure(job.lastFailure));
+    this.paintCharts(job);
+    this.section("rescales", job.explain ? job.rescales : null, () => rescales(job.rescales));
+    this.section("workers", job.workers ? [job.workers, job.workersLeftOut, job.excludedNodes] : null, () => pods(job));
+    this.section("ledger", job.ledger, () => ledger(job.ledger));
+    this.section("events", job.events, () => events(job.events));
+    this.section("conditions", job.conditions?.length ? job.conditions : null, () => conditions(job.conditions));
+  }
+
+  section(name, data, build) {
+    const element = this.sections[name];
+    element.parentElement.hidden = data === null || data === undefined;
+    if (!element.parentElement.hidden) show(element, data, build);
+  }
+
+  paintFacts(job) {
+    const restarts = job.restarts && Object.entries(job.restarts).filter(([, n]) => n).map(([cause, n]) => `${n} ${cause}`).join(", ");
+    const facts = [
+      ["Workers", () => workers(job), job.wanted === null ? null : [job.ready, job.wanted, job.max, job.phase]],
+      ["Bounds", () => `${job.min} to ${job.max}`, [job.min, job.max]],
+      ["Step", () => progress(job), [job.step, job.of]],
+      ["Done in", () => eta(job), eta(job)],
+      ["Loss", () => figure(job.loss), job.loss],
+      ["Samples per second", () => number(job.pace), job.pace],
+      ["Goodput", () => percent(job.goodput), job.goodput],
+      ["Generation", () => `${job.generation.number} (${job.generation.reason})`, job.generation],
+      ["Workers replaced", () => restarts, restarts],
+      ["Created", () => moment(job.created), job.created],
+    ].filter(([name, , data]) => data !== null && data !== undefined && data !== "" && !(name === "Bounds" && job.min === null));
+    show(this.facts, facts.map(([name, , data]) => [name, data]), () =>
+      facts.map(([name, build]) => h("div", {}, h("dt", {}, name), h("dd", {}, build()))));
+  }
+
+  paintCharts(job) {
+    const f = this.figures;
+    const marks = (job.rescales ?? []).map((r) => ({ time: Date.parse(r.time) / 1000, words: sentence(r) }));
+    this.size.draw({
+      times: f.time, marks, stacked: false,
+      lines: [
+        { name: "training", values: f.ready, kind: "steps", colour: 0, filled: true },
+        { name: "wanted", values: f.wanted, kind: "steps", colour: "rest", dashed: true },
+      ],
+    });
+    const known = f.loss.some((v) => v !== null);
+    this.loss.draw({
+      times: known ? f.time : [], marks, stacked: false, note: "this job has reported no loss",
+      lines: [{ name: "loss", values: f.loss, kind: "line", colour: 1 }],
+    });
+    const started = this.health?.started;
+    show(this.since, started, () => started ? ["Drawn from what this dashboard has seen since it started (", moment(started), "). Vertical lines are rescales."] : []);
+  }
+}
+
+function sentence(rescale) {
+  const lost = rescale.lost ? `, ${rescale.lost} steps done again` : "";
+  return `${rescale.from} to ${rescale.to} ranks (${rescale.reason}), ${duration(rescale.pause)} pause${lost}`;
+}
+
+function why(job) {
+  const said = (job.explain ?? []).map((reason) => h("li", {}, reason.says, reason.change ? h("span", { class: "remedy" }, reason.change) : null));
+  const first = job.why && !(job.explain ?? []).some((reason) => reason.says.includes(job.why)) ? h("li", {}, job.why) : null;
+  return h("ul", { class: "reasons" }, first, said);
+}
+
+function failure(last) {
+  const rank = last.rank === null ? "" : `rank ${last.rank} of `;
+  return [
+    h("p", {}, h("strong", {}, last.reason), ` in ${rank}${last.worker}, `, moment(last.time), ` (counts as ${last.cause}): ${last.message}`),
+    last.logTail ? [h("p", { class: "dim" }, "The last that this rank wrote:"), h("pre", { class: "log", tabindex: 0, "aria-label": "Last lines of the log" }, h("code", {}, last.logTail))] : null,
+  ];
+}
+
+function rescales(all) {
+  if (!all.length) return h("p", { class: "dim" }, "None in the last hour, nor since this dashboard started.");
+  const longest = Math.max(...all.map((r) => r.phases.reduce((sum, p) => sum + p.seconds, 0)), 0.001);
+  const used = Object.keys(PHASES).filter((name) => all.some((r) => r.phases.some((p) => p.name === name)));
+  const rows = all.map((r) => [
+    moment(r.time), `${r.from} → ${r.to}`, r.reason,
+    r.lost ? `${duration(r.pause)}, ${number(r.lost)} steps done again` : duration(r.pause), phases(r, longest),
+  ]);
+  return [
+    h("ul", { class: "legend" }, used.map((name) => h("li", {}, h("span", { class: `swatch p-${name}`, "aria-hidden": "true" }), PHASES[name]))),
+    table("Rescales, the newest first", ["When", "Ranks", "Why", "Pause", "Phases"], rows, "rescales"),
+    h("p", { class: "dim" }, "In a planned change ranks connect while training goes on: that is no part of the pause. Of the first step, what was left of it when the state was there. Found in the events of the last hour and in what this dashboard has seen."),
+  ];
+}
+
+/** A bar as long as it took, in its phases, and the same as text. */
+function phases(rescale, longest) {
+  if (!rescale.phases.length) return "";
+  const planned = !rescale.phases.some((p) => p.name === "detect");
+  const bar = h("span", { class: "phases", "aria-hidden": "true" }, rescale.phases.map((p) => {
+    const part = h("span", { class: `p-${p.name}${planned && p.name === "connect" ? " beside" : ""}` });
+    part.style.width = `${(100 * p.seconds) / longest}%`;
+    return part;
+  }));
+  return [bar, h("span", { class: "phase-words" }, rescale.phases.map((p) => `${PHASES[p.name] ?? p.name} ${milliseconds(p.seconds)}`).join(" · "))];
+}
+
+function pods(job) {
+  const rows = job.workers.map((w) => [
+    w.name, h("span", { class: `phase ${w.health || w.phase.toLowerCase()}` }, w.health || w.phase), w.node,
+    w.started ? moment(w.started) : "", [w.ranks ? `rank ${w.ranks}: ` : "", w.note].filter(Boolean),
+  ]);
+  return [
+    rows.length ? table("Workers", ["Pod", "State", "Node", "Started", "Note"], rows) : h("p", { class: "dim" }, "It has no pods now."),
+    job.workersLeftOut ? h("p", { class: "dim" }, `and ${number(job.workersLeftOut)} more`) : null,
+    job.excludedNodes.length ? [h("h3", {}, "Nodes that new workers keep off"),
+      table("Excluded nodes", ["Node", "Why", "Until"], job.excludedNodes.map((n) => [n.node, `${n.reason}: ${n.message}`, new Date(n.until).toLocaleTimeString()]))] : null,
+  ];
+}
+
+function ledger(books) {
+  const total = Object.keys(USES).reduce((sum, use) => sum + books[use], 0);
+  if (!total) return h("p", { class: "dim" }, "Nothing has been held yet.");
+  const parts = Object.entries(USES).filter(([use]) => books[use] > 0);
+  return [
+    h("div", { class: "ledger", "aria-hidden": "true" }, parts.map(([use]) => {
+      const part = h("span", { class: `u-${use}` });
+      part.style.width = `${(100 * books[use]) / total}%`;
+      return part;
+    })),
+    h("ul", { class: "legend" }, parts.map(([use, words]) => h("li", {}, h("span", { class: `swatch u-${use}`, "aria-hidden": "true" }),
+      `${words} ${percent(books[use] / total)}, ${duration(books[use])}`))),
+    h("p", { class: "dim" }, `Accelerator seconds since the job began: ${duration(total)} in all; ${number(books.held)} are held now.`),
+  ];
+}
+
+function events(all) {
+  if (!all.length) return h("p", { class: "dim" }, "None in the last hour; the API server forgets older ones.");
+  return table("Events, the newest first", ["When", "Event", "Message"],
+    all.map((e) => [moment(e.time), h("span", { class: e.type === "Warning" ? "warning" : "" }, e.count > 1 ? `${e.reason} ×${e.count}` : e.reason), h("span", { class: "message" }, e.message)]));
+}
+
+function conditions(all) {
+  return table("Conditions", ["Condition", "Holds", "Reason", "Message", "Since"],
+    all.map((c) => [c.type, c.status, c.reason, c.message, Number.isNaN(Date.parse(c.lastTransitionTime)) ? "" : moment(c.lastTransitionTime)]));
+}
