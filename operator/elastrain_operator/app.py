@@ -12,6 +12,7 @@ import structlog
 
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdError, EtcdUsers
+from elastrain_operator import pods
 from elastrain_operator.apply import Executor
 from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import OperatorConfig
@@ -24,7 +25,8 @@ from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobSeries
 from elastrain_operator.metrics.server import MetricsServer
 from elastrain_operator.model import JobRef, Outage, Pod
-from elastrain_operator.pods import Pods, PodWatch
+from elastrain_operator.pods import Pods
+from elastrain_operator.reflector import Reflector
 from elastrain_operator.sweep import Sweeper
 from elastrain_operator.vault import Vault
 
@@ -49,7 +51,7 @@ class App:
         self._fence = fence
         self._loops = Loops(self._make_loop)
         self._pods = Pods()
-        self._watches: tuple[PodWatch, ...] = ()
+        self._watches: tuple[Reflector[Any], ...] = ()
         self._mirror: Mirror | None = None
         self._vault: Vault | None = None
         self._capacity = Capacity(config.capacity.policy(), self._loops.wake) if config.capacity else None
@@ -90,7 +92,9 @@ class App:
             for name, run in (("inventory", inventory.run()), ("capacity", self._capacity.run(inventory))):
                 undo.callback(asyncio.create_task(run, name=name).cancel)
         # An empty name: all namespaces.
-        self._watches = tuple(PodWatch(self._kube, n, self._pods, self._pod_event) for n in config.namespaces or ("",))
+        self._watches = tuple(
+            pods.watch(self._kube, n, self._pods, self._pod_event) for n in config.namespaces or ("",)
+        )
         for watch in self._watches:
             watching = asyncio.create_task(watch.run(), name="pods")
             undo.callback(watching.cancel)
