@@ -32,6 +32,8 @@ from elastrain_operator.vault import Vault
 
 FIRST_LIST_SECONDS = 5.0
 """How long the start waits for etcd, so that the first plans know it."""
+GARBAGE = (20_000, 20, 50)
+"""Thresholds of the garbage collector's three generations (Python's own: 700, 10, 10)."""
 
 log = structlog.get_logger(__name__)
 
@@ -99,8 +101,10 @@ class App:
             watching = asyncio.create_task(watch.run(), name="pods")
             undo.callback(watching.cancel)
         # What was imported and built so far stays: the collector need not look at it again and again.
+        # And thousands of jobs are many small objects that live long, few of them in cycles: look for those less often.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*GARBAGE)
         log.info("started", endpoints=config.etcd.endpoints, namespaces=config.namespaces or "all")
 
     def _serve_metrics(self, port: int) -> None:
