@@ -106,6 +106,8 @@ class Executor:
             more = await asyncio.gather(*(self._create_one(job, manifest) for manifest in siblings))
             results.update(zip(others, more, strict=True))
         created = [r for r in results.values() if isinstance(r, Pod)]
+        if created:
+            log.info("created pods", job=_name(job), pods=[pod.name for pod in created])
         refused = [r for r in results.values() if isinstance(r, _Refused)]
         taken = {n for n, r in results.items() if isinstance(r, Pod) or (isinstance(r, _Refused) and r.taken)}
         before = memory.refusal.attempts if memory.refusal and not created else 0
@@ -152,7 +154,6 @@ class Executor:
             return error if error.is_transient else _refused(error)
         pod = observe.pod(body)
         assert pod is not None, "a pod that we rendered has our labels"
-        log.info("created pod", job=_name(job), pod=pod.name)
         return pod
 
     async def _create_or_find(self, job: JobRef, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
