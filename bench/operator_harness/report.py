@@ -24,6 +24,7 @@ def tables(report: Report) -> list[tuple[str, Table]]:
     found = [
         ("From creation to deletion", _creation(report)),
         ("Requests to the API server from creation to Running, by the system's own process", _requests(report)),
+        ("Who used the cores from creation to Running: processor milliseconds a job", _everybody(report)),
         ("elastrain with many jobs present", _presence(report)),
         ("Goals", _goals(report)),
     ]
@@ -94,6 +95,18 @@ def _requests(report: Report) -> Table:
         kinds = [f"{count / jobs:.1f} {words}" for words, count in create.requests.items() if count / jobs >= FEW]
         rows.append((system, f"{jobs:,}", ", ".join(kinds)))
     return Table(("system", "jobs", "requests a job"), tuple(rows), left=3)
+
+
+def _everybody(report: Report) -> Table:
+    """Of the last run of each group."""
+    groups = [(s, jobs, runs[-1].create.everybody) for (s, jobs), runs in _groups(report) if runs[-1].create.everybody]
+    who = list(dict.fromkeys(name for *_, used in groups for name in used))
+    rows = [
+        (s, f"{jobs:,}", f"{1000 * sum(used.values()) / jobs:.0f}",
+         *(f"{1000 * used[name] / jobs:.1f}" if name in used else "" for name in who))
+        for s, jobs, used in groups
+    ]  # fmt: skip
+    return Table(("system", "jobs", "all", *who), tuple(rows), left=1)
 
 
 def _rescale(of: Callable[[Rescale, Run], float]) -> Callable[[Run], float | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from rescale_harness.results import Machine, Model
 
 
@@ -18,6 +20,8 @@ class Cost(Model):
     """Of that process to the API server, by verb and resource, from the audit log."""
     all_requests: int
     """Of everybody: also of kubectl, scheduler, controllers, kwok and this benchmark."""
+    everybody: dict[str, float] = Field(default_factory=dict)
+    """Processor seconds until then, by who used them; empty in reports of before that was measured."""
 
     @property
     def own_requests(self) -> int:

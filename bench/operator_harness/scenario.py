@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastrain.api import names
+from operator_harness import cores
 from operator_harness.cluster import NAMESPACE, ControlPlane, until
 from operator_harness.members import RunningPods
 from operator_harness.results import Cost, Idle, Rescale, Restart, Run
@@ -169,10 +170,12 @@ class _Scenario:
         self._say(f"{what}: until {pods} pods run")
         system, limit = self._system, self._settings.limit
         all_before, mark, cpu = self._plane.all_requests(), system.audit.mark(), system.cpu()
+        used = cores.used(system)
         began = time.monotonic()
         act()
         until(lambda: self._pods.count == pods, limit, f"{what}: {pods} pods run", every=0.05)
         seconds = self._pods.last_change - began
+        everybody = cores.between(used, cores.used(system))
         if pods:
             until(lambda: system.settled(len(self._jobs)), limit, f"{what}: all jobs are said to run", every=2)
         else:
@@ -184,6 +187,7 @@ class _Scenario:
             rss_mb=round(system.rss_mb(), 1),
             requests=system.audit.requests(mark),
             all_requests=self._plane.all_requests() - all_before,
+            everybody=everybody,
         )
 
     def _left(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import sys
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 
 import structlog
 import typer
+import uvloop
 from pydantic import ValidationError
 
 from elastrain.api import names
@@ -152,7 +152,7 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     configure_logging(level)
-    raise typer.Exit(asyncio.run(serve(config)))
+    raise typer.Exit(uvloop.run(serve(config)))
 
 
 def configure_logging(level: int) -> None:

@@ -12,6 +12,7 @@ import structlog
 
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdError, EtcdUsers
+from elastrain_operator import pods
 from elastrain_operator.apply import Executor
 from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import OperatorConfig
@@ -24,12 +25,15 @@ from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobSeries
 from elastrain_operator.metrics.server import MetricsServer
 from elastrain_operator.model import JobRef, Outage, Pod
-from elastrain_operator.pods import Pods, PodWatch
+from elastrain_operator.pods import Pods
+from elastrain_operator.reflector import Reflector
 from elastrain_operator.sweep import Sweeper
 from elastrain_operator.vault import Vault
 
 FIRST_LIST_SECONDS = 5.0
 """How long the start waits for etcd, so that the first plans know it."""
+GARBAGE = (20_000, 20, 50)
+"""Thresholds of the garbage collector's three generations (Python's own: 700, 10, 10)."""
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +53,7 @@ class App:
         self._fence = fence
         self._loops = Loops(self._make_loop)
         self._pods = Pods()
-        self._watches: tuple[PodWatch, ...] = ()
+        self._watches: tuple[Reflector[Any], ...] = ()
         self._mirror: Mirror | None = None
         self._vault: Vault | None = None
         self._capacity = Capacity(config.capacity.policy(), self._loops.wake) if config.capacity else None
@@ -90,13 +94,17 @@ class App:
             for name, run in (("inventory", inventory.run()), ("capacity", self._capacity.run(inventory))):
                 undo.callback(asyncio.create_task(run, name=name).cancel)
         # An empty name: all namespaces.
-        self._watches = tuple(PodWatch(self._kube, n, self._pods, self._pod_event) for n in config.namespaces or ("",))
+        self._watches = tuple(
+            pods.watch(self._kube, n, self._pods, self._pod_event) for n in config.namespaces or ("",)
+        )
         for watch in self._watches:
             watching = asyncio.create_task(watch.run(), name="pods")
             undo.callback(watching.cancel)
         # What was imported and built so far stays: the collector need not look at it again and again.
+        # And thousands of jobs are many small objects that live long, few of them in cycles: look for those less often.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*GARBAGE)
         log.info("started", endpoints=config.etcd.endpoints, namespaces=config.namespaces or "all")
 
     def _serve_metrics(self, port: int) -> None:

@@ -97,14 +97,17 @@ class Executor:
     # ---- pods ------------------------------------------------------------------------------------------------------
     async def _create(self, job: JobRef, spec: JobSpec, plan: Plan, memory: Memory) -> None:
         """Create the first alone: what the API server refuses once it is not asked a hundred times."""
-        ordinals, keep_off = plan.create, plan.keep_off
+        ordinals = plan.create
         first, *others = ordinals
-        obstacle = await self._obstacle(job)
-        results: dict[int, _Result] = {first: obstacle or await self._create_one(job, spec, first, keep_off)}
-        if isinstance(results[first], Pod):
-            more = await asyncio.gather(*(self._create_one(job, spec, n, keep_off) for n in others))
+        made = await self._obstacle(job) or self._rendered(job, spec, first, plan.keep_off)
+        results: dict[int, _Result] = {first: await self._create_one(job, made) if isinstance(made, dict) else made}
+        if isinstance(made, dict) and isinstance(results[first], Pod):
+            siblings = (render.sibling(made, job, n) for n in others)
+            more = await asyncio.gather(*(self._create_one(job, manifest) for manifest in siblings))
             results.update(zip(others, more, strict=True))
         created = [r for r in results.values() if isinstance(r, Pod)]
+        if created:
+            log.info("created pods", job=_name(job), pods=[pod.name for pod in created])
         refused = [r for r in results.values() if isinstance(r, _Refused)]
         taken = {n for n, r in results.items() if isinstance(r, Pod) or (isinstance(r, _Refused) and r.taken)}
         before = memory.refusal.attempts if memory.refusal and not created else 0
@@ -133,21 +136,24 @@ class Executor:
             return error
         return None
 
-    async def _create_one(
+    def _rendered(
         self, job: JobRef, spec: JobSpec, ordinal: int, keep_off: tuple[str, ...]
-    ) -> Pod | _Refused | ApiError:
-        """The pod, or why there is none."""
+    ) -> dict[str, Any] | _Refused:
+        """The manifest, or why there is none."""
         try:
-            manifest = render.pod(job, spec, ordinal, self._config, keep_off)
-            async with self._limit:
-                body = await self._create_or_find(job, manifest)
+            return render.pod(job, spec, ordinal, self._config, keep_off)
         except render.TemplateInvalid as error:
             return _Refused("TemplateInvalid", str(error))
+
+    async def _create_one(self, job: JobRef, manifest: Mapping[str, Any]) -> Pod | _Refused | ApiError:
+        """The pod, or why there is none."""
+        try:
+            async with self._limit:
+                body = await self._create_or_find(job, manifest)
         except ApiError as error:
             return error if error.is_transient else _refused(error)
         pod = observe.pod(body)
         assert pod is not None, "a pod that we rendered has our labels"
-        log.info("created pod", job=_name(job), pod=pod.name)
         return pod
 
     async def _create_or_find(self, job: JobRef, manifest: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -31,7 +31,7 @@ class Closable(Protocol):
 class Etcd(Protocol):
     """What the operator uses of :class:`elastrain.etcd.EtcdClient`, or of a fenced one (``fencing.py``)."""
 
-    def put(self, key: str, value: bytes) -> object: ...
+    def put_all(self, records: Mapping[str, bytes]) -> object: ...
 
     def delete_prefix(self, prefix: str) -> int: ...
 
@@ -123,28 +123,24 @@ class Mirror:
     # ---- writing ---------------------------------------------------------------------------------------------------
     async def put_target(self, keys: JobKeys, target: Target) -> None:
         """Publish what the operator wants. Raises ``EtcdError``."""
-        await asyncio.to_thread(self._put_all, [*self._missing_claim(keys), (keys.target, target.encode())])
+        await asyncio.to_thread(self._etcd.put_all, {**self._missing_claim(keys), keys.target: target.encode()})
 
     async def claim(self, keys: JobKeys) -> None:
         """Say that the job is this cluster's, before anything else is made for it in etcd. Raises ``EtcdError``."""
         if records := self._missing_claim(keys):
-            await asyncio.to_thread(self._put_all, records)
+            await asyncio.to_thread(self._etcd.put_all, records)
 
     async def put_issued(self, keys: JobKeys, issued: Issued) -> None:
         """Record what the job's workers were given to log in with. Raises ``EtcdError``."""
-        await asyncio.to_thread(self._etcd.put, keys.issued, issued.encode())
+        await asyncio.to_thread(self._etcd.put_all, {keys.issued: issued.encode()})
 
     async def delete_records(self, keys: JobKeys) -> None:
         """Delete all records of a job that is gone. Raises ``EtcdError``."""
         await asyncio.to_thread(self._etcd.delete_prefix, keys.prefix)
 
-    def _missing_claim(self, keys: JobKeys) -> list[tuple[str, bytes]]:
+    def _missing_claim(self, keys: JobKeys) -> dict[str, bytes]:
         """The record that says whose the job is, unless it is there."""
-        return [] if _owner(keys) in self._raw.get(keys, {}) else [(_owner(keys), self._cluster.encode())]
-
-    def _put_all(self, records: Iterable[tuple[str, bytes]]) -> None:
-        for key, value in records:
-            self._etcd.put(key, value)
+        return {} if _owner(keys) in self._raw.get(keys, {}) else {_owner(keys): self._cluster.encode()}
 
     # ---- what the watch says ---------------------------------------------------------------------------------------
     def take(self, batch: Batch) -> None:
@@ -219,7 +215,8 @@ def _only_steps(before: bytes | None, after: bytes | None) -> bool:
 
 
 def _decode(keys: JobKeys, raw: Mapping[str, bytes]) -> Coordination:
-    members: Iterable[bytes] = (raw[key] for key in sorted(raw) if key.startswith(keys.members))
+    prefix = keys.members
+    members: Iterable[bytes] = (raw[key] for key in sorted(raw) if key.startswith(prefix))
     target, generation, progress = raw.get(keys.target), raw.get(keys.generation), raw.get(keys.progress)
     return Coordination(
         target=Target.decode(target) if target else None,

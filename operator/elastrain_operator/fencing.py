@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
 import structlog
@@ -48,12 +48,15 @@ class FencedEtcd:
         self._claiming = threading.Lock()
         self._token: int | None = None
 
-    def put(self, key: str, value: bytes) -> None:
-        """Write as the leader. Raises ``EtcdError``, :class:`NotLeading`, and ``ApiError`` (see :meth:`claim`)."""
-        what = f"write {key}"
+    def put_all(self, records: Mapping[str, bytes]) -> None:
+        """Write as the leader, all records or none.
+
+        Raises ``EtcdError``, :class:`NotLeading`, and ``ApiError`` (see :meth:`claim`).
+        """
+        what = f"write {', '.join(records)}"
         for _ in range(2):
             token = self.claim()
-            transaction = Transaction(unchanged=((self._key, token),), puts=((key, value),))
+            transaction = Transaction(unchanged=((self._key, token),), puts=tuple(records.items()))
             timeout = min(self._etcd.timeout, self._tenure.seconds_left(what))
             if self._etcd.commit(transaction, what, timeout=timeout):
                 return

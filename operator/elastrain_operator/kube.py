@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 
 import aiohttp
 import kopf
+import orjson
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from elastrain.api import names
@@ -92,7 +92,9 @@ class Kube:
         self._tenure = tenure
         self._slots = asyncio.Semaphore(IN_FLIGHT)
         connector = aiohttp.TCPConnector(ssl=access.ssl, limit=0)
-        self._session = aiohttp.ClientSession(connector=connector, trust_env=access.trust_env)
+        self._session = aiohttp.ClientSession(
+            connector=connector, trust_env=access.trust_env, cookie_jar=aiohttp.DummyCookieJar()
+        )
 
     @classmethod
     async def connect(cls, tenure: Writable | None = None) -> Kube:
@@ -258,7 +260,7 @@ class Kube:
                 status, text = await self._send(request)
         if status >= 400:
             raise _refusal(request.what, status, text)
-        return dict(json.loads(text))
+        return dict(orjson.loads(text))
 
     async def _send(self, request: _Request) -> tuple[int, bytes]:
         seconds = request.seconds
@@ -294,7 +296,7 @@ class Kube:
                 if response.status >= 400:
                     raise _refusal(what, response.status, await response.read())
                 async for line in _lines(response.content):
-                    yield json.loads(line)
+                    yield orjson.loads(line)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise _unreachable(what, error) from error
 
@@ -321,7 +323,7 @@ def _is_worth_repeating(error: BaseException) -> bool:
 
 
 def _encoded(body: Mapping[str, Any] | None) -> bytes | None:
-    return None if body is None else json.dumps(body, separators=(",", ":")).encode()
+    return None if body is None else orjson.dumps(body)
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -341,7 +343,7 @@ def _unreachable(what: str, error: Exception) -> ApiError:
 def _refusal(what: str, code: int, text: bytes) -> ApiError:
     """An error from the API server's Status object; what is not one (a proxy's page) is quoted."""
     try:
-        status = json.loads(text)
+        status = orjson.loads(text)
         return ApiError(what, code, str(status.get("reason") or ""), str(status.get("message") or f"HTTP {code}"))
     except (ValueError, AttributeError):
         return ApiError(what, code, "", f"HTTP {code}: {text[:200].decode(errors='replace')}")

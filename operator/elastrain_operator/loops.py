@@ -29,6 +29,8 @@ COALESCE = 0.05
 """Seconds between a wake-up and the pass it causes: what happens together is looked at once."""
 PACE = 0.2
 """Seconds between two passes of one job, at least: a start, or a loss, is many events in a few moments."""
+LONGEST_PACE = 1.0
+"""Seconds between them, at most, where passes take long: see :func:`pace`."""
 STATUS_SHARE = 0.05
 """Seconds that each job adds to the interval at which a new step alone is written to the statuses: with many jobs all
 of them together write 20 times a second, not the more often the more there are."""
@@ -126,7 +128,7 @@ class JobLoop:
         while True:
             await asyncio.sleep(max(COALESCE, not_before - clock()))
             self._wake.clear()
-            not_before = clock() + PACE
+            began = clock()
             self._note_queued()
             try:
                 with metrics.PASS_SECONDS.time():
@@ -143,6 +145,7 @@ class JobLoop:
                     metrics.PLANS.labels("failed").inc()
                     metrics.ERRORS.labels(_source(error)).inc()
                     await self._failed(error, due)
+            not_before = began + pace(clock() - began)
             await self._wait(due, hurried=failures == 0)
 
     async def _failed(self, error: Exception, retry: float) -> None:
@@ -323,6 +326,15 @@ def _others_words(body: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 def _without_bulk(body: Mapping[str, Any]) -> dict[str, Any]:
     """Without the record of who wrote which field, which is as large as all the rest."""
     return {**body, "metadata": {k: v for k, v in body["metadata"].items() if k != "managedFields"}}
+
+
+def pace(took: float) -> float:
+    """Seconds from the beginning of a pass that ``took`` so many to that of the next one, at least.
+
+    Where passes take long, the API server is busy with thousands of pods: then a job rests for as long as it worked,
+    and what its pods do meanwhile is looked at once.
+    """
+    return min(max(PACE, 2 * took), LONGEST_PACE)
 
 
 def _source(error: Exception) -> str:

@@ -1,12 +1,7 @@
-"""All worker pods as the API server's watch shows them: parsed on arrival, kept by job, and who is to be told.
-
-kopf is not used for them: it spends several times as long on an event as is spent here, and pods have most of the
-events (docs/decisions/0047).
-"""
+"""All worker pods as the API server's watch shows them: parsed on arrival, kept by job, and who is to be told."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,14 +10,11 @@ import structlog
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain_operator import observe
-from elastrain_operator.kube import ApiError, pods_path
+from elastrain_operator.kube import pods_path
 from elastrain_operator.model import Pod
-from elastrain_operator.reflector import GONE, Source
+from elastrain_operator.reflector import Reflector, Source
 
 WORKERS = {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"}
-RETRY_DELAYS = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Seconds before list or watch are tried again: by failures in a row. The first is also the one after a watch that the
-API server ended in its time."""
 OnPod = Callable[[JobKeys, Pod, bool], None]
 """Called with the job, the pod, and whether it is gone: else it is new or differs from what was shown before."""
 
@@ -48,84 +40,22 @@ class Pods:
             self._by_job.pop(job_uid, None)
 
 
-class PodWatch:
-    """Keeps :class:`Pods` true for one namespace. What it last knew stays while the API server is silent."""
+def watch(source: Source, namespace: str, pods: Pods, on_pod: OnPod) -> Reflector[tuple[JobKeys, Pod]]:
+    """Keeps ``pods`` true for one namespace (empty: for all). What it last knew stays while the API server is
+    silent."""
 
-    def __init__(self, source: Source, namespace: str, pods: Pods, on_pod: OnPod) -> None:
-        """``namespace``: empty: all."""
-        self.listed = asyncio.Event()
-        """Set once all pods that existed at the start are known."""
-        self._source = source
-        self._namespace = namespace
-        self._path = pods_path(namespace)
-        self._pods = pods
-        self._on_pod = on_pod
-        self._known: dict[str, tuple[JobKeys, Pod]] = {}
-        self._version = ""  # from which to watch on; empty: list first
-        self._failures = 0
+    def changed(before: tuple[JobKeys, Pod] | None, now: tuple[JobKeys, Pod] | None) -> None:
+        if before and (now is None or now[0] != before[0]):  # gone, or its labels say no more that it is that job's
+            job, pod = before
+            pods.drop(job.uid, pod.uid)
+            on_pod(job, pod, True)
+        if now:
+            job, pod = now
+            pods.put(job.uid, pod)
+            on_pod(job, pod, False)
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            try:
-                if not self._version:
-                    await self._list()
-                await self._follow()
-            except ApiError as error:
-                self._failed(str(error), lost=error.code == GONE)
-            except Exception:
-                log.exception("the watch of pods failed", namespace=self._namespace or "all")
-                self._failed("a fault of ours", lost=True)
-            await asyncio.sleep(RETRY_DELAYS[min(self._failures, len(RETRY_DELAYS) - 1)])
-
-    def _failed(self, words: str, lost: bool) -> None:
-        self._failures += 1
-        if lost:
-            self._version = ""
-        else:
-            log.warning("pods are not known", namespace=self._namespace or "all", error=words)
-
-    async def _list(self) -> None:
-        seen: set[str] = set()
-        version = ""
-        async for items, version in self._source.list_pages(self._path, "list pods", WORKERS):  # noqa: B007 - the last one
-            seen |= {body["metadata"]["uid"] for body in items}
-            for body in items:
-                self._take(body)
-        for uid in [uid for uid in self._known if uid not in seen]:
-            self._forget(uid)
-        self._version = version
-        self.listed.set()
-
-    async def _follow(self) -> None:
-        async for event in self._source.changes(self._path, "watch pods", WORKERS, self._version):
-            body = event["object"]
-            if event["type"] == "DELETED":
-                self._forget(body["metadata"]["uid"])
-            elif event["type"] != "BOOKMARK":
-                self._take(body)
-            self._version = body["metadata"]["resourceVersion"]
-            self._failures = 0
-        self._failures = 0
-
-    def _take(self, body: Mapping[str, Any]) -> None:
-        uid = body["metadata"]["uid"]
-        found = _parsed(body)
-        before = self._known.get(uid)
-        if before and (found is None or found[0] != before[0]):
-            self._forget(uid)  # its labels say no more that it is that job's
-            before = None
-        if found is None or found == before:
-            return
-        keys, pod = self._known[uid] = found
-        self._pods.put(keys.uid, pod)
-        self._on_pod(keys, pod, False)
-
-    def _forget(self, uid: str) -> None:
-        if uid in self._known:
-            keys, pod = self._known.pop(uid)
-            self._pods.drop(keys.uid, uid)
-            self._on_pod(keys, pod, True)
+    what = f"worker pods of namespace {namespace}" if namespace else "worker pods"
+    return Reflector(source, pods_path(namespace), what, parse=_parsed, on_object=changed, query=WORKERS)
 
 
 def _parsed(body: Mapping[str, Any]) -> tuple[JobKeys, Pod] | None:

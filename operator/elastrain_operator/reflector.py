@@ -1,7 +1,8 @@
 """A list of one resource kept true by a watch: each object parsed on arrival, and only what was parsed is kept.
 
 Used where kopf is not: kopf fills its indices before anything else happens, so that a missing permission would stop the
-whole operator, and it keeps whole objects, which for all pods of a cluster is much.
+whole operator; it keeps whole objects, which for all pods of a cluster is much; and it spends several times as long on
+an event as is spent here, which counts for pods, since they have most of the events (docs/decisions/0047).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import structlog
 
 from elastrain_operator.kube import ApiError
 
-RETRY_DELAYS = (1.0, 2.0, 5.0, 15.0, 60.0)
+RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0)
 """Seconds before the next attempt: by failures in a row."""
 RESUME_DELAY = 0.5
 """Seconds before a watch that the API server ended in its time is resumed."""
@@ -38,6 +39,10 @@ class Source(Protocol):
     ) -> AsyncIterator[dict[str, Any]]: ...
 
 
+def _nobody(*_: object) -> None:
+    pass
+
+
 class Reflector(Generic[T]):
     """What the API server has of one resource. Lives in one event loop."""
 
@@ -48,12 +53,19 @@ class Reflector(Generic[T]):
         what: str,
         *,
         parse: Callable[[Mapping[str, Any]], T | None],
-        on_change: Callable[[], None],
+        on_object: Callable[[T | None, T | None], None] = _nobody,
+        on_change: Callable[[], None] = _nobody,
         query: Mapping[str, str] | None = None,
     ) -> None:
-        """``what``: the plural, for messages. ``parse``: None: the object does not matter. ``query``: selectors."""
+        """``what``: the plural, for messages. ``parse``: None: the object does not matter. ``query``: selectors.
+
+        ``on_object`` is called for each object that looks different now, with what it was (None: not there) and what it
+        is (None: gone). ``on_change`` is called once for all that changed together, and when ``problem`` changes.
+        """
         self.values: dict[str, T] = {}
         """By UID. What was last known stays while the API server is silent."""
+        self.listed = asyncio.Event()
+        """Set once all that existed at the start is known."""
         self.problem: str | None = f"the {what} of the cluster are not listed yet"
         """Why ``values`` is not to be believed; None: it is."""
         self.denied = False
@@ -62,6 +74,7 @@ class Reflector(Generic[T]):
         self._path = path
         self._what = what
         self._parse = parse
+        self._on_object = on_object
         self._on_change = on_change
         self._query = query or {}
         self._version = ""  # from which to watch on; empty: list first
@@ -92,28 +105,36 @@ class Reflector(Generic[T]):
                 value = self._parse(body)
                 if value is not None:
                     found[body["metadata"]["uid"]] = value
-        changed = found != self.values or self.problem is not None
-        self.values, self.problem, self.denied = found, None, False
+        before, self.values = self.values, found
+        changed = [uid for uid in {**found, **before} if before.get(uid) != found.get(uid)]
+        told = changed or self.problem is not None
+        self.problem, self.denied = None, False
         self._version, self._failures = at, 0
-        if changed:
+        for uid in changed:
+            self._on_object(before.get(uid), found.get(uid))
+        self.listed.set()
+        if told:
             self._on_change()
 
     async def _follow(self) -> None:
         async for event in self._source.changes(self._path, f"watch {self._what}", self._query, self._version):
             body = event["object"]
+            if event["type"] != "BOOKMARK":
+                self._take(body, gone=event["type"] == "DELETED")
             self._version = body["metadata"]["resourceVersion"]
             self._failures = 0
-            if event["type"] == "BOOKMARK":
-                continue
-            uid = body["metadata"]["uid"]
-            value = None if event["type"] == "DELETED" else self._parse(body)
-            if value == self.values.get(uid):
-                continue
-            if value is None:
-                del self.values[uid]
-            else:
-                self.values[uid] = value
-            self._on_change()
+
+    def _take(self, body: Mapping[str, Any], gone: bool) -> None:
+        uid = body["metadata"]["uid"]
+        before, value = self.values.get(uid), None if gone else self._parse(body)
+        if value == before:
+            return
+        if value is None:
+            del self.values[uid]
+        else:
+            self.values[uid] = value
+        self._on_object(before, value)
+        self._on_change()
 
     def _failed(self, error: ApiError) -> float:
         """Seconds until the next attempt."""

@@ -76,6 +76,14 @@ def pod(
     }
 
 
+def sibling(manifest: dict[str, Any], job: JobRef, ordinal: int) -> dict[str, Any]:
+    """The manifest of another worker, from one that :func:`pod` made for the same job, spec and nodes: workers differ
+    in name and ordinal only. All the rest is shared with ``manifest``."""
+    metadata = manifest["metadata"]
+    labelled = {**metadata["labels"], names.LABEL_ORDINAL: str(ordinal)}
+    return {**manifest, "metadata": {**metadata, "name": pod_name(job, ordinal), "labels": labelled}}
+
+
 def secret(job: JobRef, user: str, password: str, ca: bytes) -> dict[str, Any]:
     """Manifest of the Secret with what a job's workers need to log in to etcd. It goes with its job."""
     values = {"username": user.encode(), "password": password.encode(), "ca.crt": ca}

@@ -107,13 +107,9 @@ def _pending(etcd: Coordination | None, in_force: int | None) -> int | None:
 def if_changed(old: JobStatus, new: JobStatus) -> JobStatus | None:
     """``new``, unless nothing has changed but that time has passed for the ledger."""
     before, now = old.accelerator_seconds, new.accelerator_seconds
-    if ledger.is_news(before, now) or _with_books(new, before) != old:
-        return _with_books(new, ledger.rounded(now))
+    if ledger.is_news(before, now) or {**vars(new), "accelerator_seconds": before} != vars(old):
+        return new.model_copy(update={"accelerator_seconds": ledger.rounded(now)})
     return None
-
-
-def _with_books(status: JobStatus, books: AcceleratorSeconds | None) -> JobStatus:
-    return status.model_copy(update={"accelerator_seconds": books})
 
 
 def held_until(sight: Sight, written: JobStatus | None) -> datetime | None:
@@ -125,13 +121,15 @@ def held_until(sight: Sight, written: JobStatus | None) -> datetime | None:
     return until if until > sight.now else None
 
 
-def _essence(status: JobStatus) -> JobStatus:
+_WAITS = frozenset({"step", "progress", "accelerator_seconds", "replicas", "conditions"})
+
+
+def _essence(status: JobStatus) -> tuple[dict[str, object], list[dict[str, object]]]:
     """A status without what can wait: step and progress, the ledger, what conditions that hold say about them, the
     numbers of idle accelerators, and how many pods there are (while they start; every loss and every change of the
-    generation is in other fields, too)."""
+    generation is in other fields, too). Not a copy of the model, since this runs in most passes."""
     quiet = [
-        c.model_copy(update={"message": ""}) if c.status == "True" or c.type == ConditionType.GROWN else c
+        {**vars(c), "message": ""} if c.status == "True" or c.type == ConditionType.GROWN else vars(c)
         for c in status.conditions
     ]
-    waits = {"step": None, "progress": None, "accelerator_seconds": None, "replicas": 0}
-    return status.model_copy(update={**waits, "conditions": quiet})
+    return {name: value for name, value in vars(status).items() if name not in _WAITS}, quiet

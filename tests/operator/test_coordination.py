@@ -25,9 +25,8 @@ class FakeEtcd:
     def __init__(self) -> None:
         self.stored: dict[str, bytes] = {}
 
-    def put(self, key, value):
-        self.stored[key] = value
-        return 1
+    def put_all(self, records):
+        self.stored |= records
 
     def delete_prefix(self, prefix):
         gone = [k for k in self.stored if k.startswith(prefix)]

@@ -52,9 +52,9 @@ def value(client: EtcdClient, key: str) -> bytes | None:
 
 def test_leader_writes_and_claims_once(client, replica, fence, job_keys):
     leader = replica("a")
-    leader.etcd.put(job_keys.target, b"one")
+    leader.etcd.put_all({job_keys.target: b"one"})
     claimed = client.get(fence)
-    leader.etcd.put(job_keys.target, b"two")
+    leader.etcd.put_all({job_keys.target: b"two"})
     assert value(client, job_keys.target) == b"two"
     assert client.get(fence) == claimed
     assert b'"holder": "a"' in claimed.value
@@ -62,15 +62,15 @@ def test_leader_writes_and_claims_once(client, replica, fence, job_keys):
 
 def test_write_of_an_older_leader_is_refused_though_its_clock_says_that_it_leads(client, replica, job_keys):
     older, newer = replica("a"), replica("b")
-    older.etcd.put(job_keys.target, b"old")
+    older.etcd.put_all({job_keys.target: b"old"})
     older.leads = False
     newer.etcd.claim()
     with pytest.raises(NotLeading):
-        older.etcd.put(job_keys.target, b"stale")
+        older.etcd.put_all({job_keys.target: b"stale"})
     assert value(client, job_keys.target) == b"old"
-    newer.etcd.put(job_keys.target, b"new")
+    newer.etcd.put_all({job_keys.target: b"new"})
     with pytest.raises(NotLeading):
-        older.etcd.put(job_keys.target, b"stale")
+        older.etcd.put_all({job_keys.target: b"stale"})
     assert value(client, job_keys.target) == b"new"
 
 
@@ -82,15 +82,15 @@ def test_older_leader_cannot_claim_after_the_newer_one(replica, job_keys, asked_
     older.leads = asked_in_time
     with pytest.raises(NotLeading):
         older.etcd.claim()
-    newer.etcd.put(job_keys.target, b"new")  # its claim stands
+    newer.etcd.put_all({job_keys.target: b"new"})  # its claim stands
 
 
 def test_nothing_is_sent_if_the_lease_has_ended_by_the_own_clock(client, replica, job_keys):
     leader = replica("a")
-    leader.etcd.put(job_keys.target, b"one")
+    leader.etcd.put_all({job_keys.target: b"one"})
     leader.late = True
     with pytest.raises(NotLeading):
-        leader.etcd.put(job_keys.target, b"two")
+        leader.etcd.put_all({job_keys.target: b"two"})
     with pytest.raises(NotLeading):
         leader.etcd.delete_prefix(job_keys.prefix)
     assert value(client, job_keys.target) == b"one"
@@ -98,9 +98,9 @@ def test_nothing_is_sent_if_the_lease_has_ended_by_the_own_clock(client, replica
 
 def test_leader_goes_on_if_etcd_has_lost_its_data(client, replica, fence, job_keys):
     leader = replica("a")
-    leader.etcd.put(job_keys.target, b"one")
+    leader.etcd.put_all({job_keys.target: b"one"})
     client.delete(fence)
-    leader.etcd.put(job_keys.target, b"two")
+    leader.etcd.put_all({job_keys.target: b"two"})
     assert value(client, job_keys.target) == b"two"
     assert value(client, fence)
 
@@ -113,11 +113,11 @@ def test_write_fails_and_is_tried_again_later_if_nobody_can_say_who_leads(client
 
     leader.before_proof = unreachable
     with pytest.raises(ApiError, match="connection refused"):
-        leader.etcd.put(job_keys.target, b"one")
+        leader.etcd.put_all({job_keys.target: b"one"})
     assert value(client, job_keys.target) is None
     assert value(client, fence) is None
     leader.before_proof = lambda: None
-    leader.etcd.put(job_keys.target, b"one")
+    leader.etcd.put_all({job_keys.target: b"one"})
 
 
 def test_fence_is_no_job_s_key_and_differs_by_lease_and_cluster():

@@ -365,6 +365,12 @@ def test_what_happens_in_a_few_moments_is_one_pass(monkeypatch):
     run_counting(scenario)
 
 
+@pytest.mark.parametrize(("took", "apart"), [(0.0, 0.2), (0.1, 0.2), (0.3, 0.6), (25.0, 1.0)])
+def test_job_rests_for_as_long_as_a_pass_took_within_bounds(monkeypatch, took, apart):
+    monkeypatch.setattr(loops, "PACE", 0.2)
+    assert loops.pace(took) == pytest.approx(apart)
+
+
 def test_steps_are_looked_at_when_the_next_status_is_due(monkeypatch):
     monkeypatch.setattr(loops, "STATUS_INTERVAL", 0.1)
 

@@ -9,8 +9,9 @@ import pytest
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain_operator import pods as pods_module
+from elastrain_operator import reflector
 from elastrain_operator.kube import ApiError
-from elastrain_operator.pods import Pods, PodWatch
+from elastrain_operator.pods import Pods
 
 JOB = JobKeys("default", "job", "job-uid")
 
@@ -46,7 +47,8 @@ class Api:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(pods_module, "RETRY_DELAYS", (0.001,))
+    monkeypatch.setattr(reflector, "RETRY_DELAYS", (0.001,))
+    monkeypatch.setattr(reflector, "RESUME_DELAY", 0.001)
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def follow(api: Api) -> tuple[Pods, list[tuple[str, str, bool]]]:
     pods, told = Pods(), []
 
     async def main():
-        watch = PodWatch(api, "", pods, lambda job, pod, gone: told.append((job.uid, pod.name, gone)))
+        watch = pods_module.watch(api, "", pods, lambda job, pod, gone: told.append((job.uid, pod.name, gone)))
         running = asyncio.create_task(watch.run())
         async with asyncio.timeout(10):
             await api.at_rest.wait()

@@ -77,6 +77,15 @@ def test_manifest_is_as_reviewed(case, make_spec):
     assert made == golden.read_text(), f"if this is meant, run with UPDATE_GOLDEN=1 and review {golden.name}"
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_sibling_is_what_would_have_been_rendered_for_its_ordinal(case, make_spec):
+    fields, settings = CASES[case]
+    first = render.pod(JOB, make_spec(**fields), 0, settings)
+    before = json.dumps(first)
+    assert render.sibling(first, JOB, 7) == render.pod(JOB, make_spec(**fields), 7, settings)
+    assert json.dumps(first) == before
+
+
 def test_spec_is_not_changed_by_rendering(make_spec):
     spec = make_spec()
     before = json.dumps(spec.template)

@@ -64,6 +64,10 @@ def merge(old: Iterable[Condition], claims: Iterable[Claim], generation: int | N
     for claim in claims:
         before = merged.get(claim.type)
         same = before is not None and before.status == claim.status
+        if before and same and (before.reason, before.message, before.observed_generation) == (
+            claim.reason, claim.message, generation,
+        ):  # fmt: skip
+            continue
         merged[claim.type] = Condition(
             type=claim.type.value,
             status=claim.status,

@@ -71,6 +71,10 @@ class EtcdClient:
         request = messages.PutRequest(key=key.encode(), value=value, lease=lease)
         return int(self._kv("Put", request, f"write {key}", timeout).header.revision)
 
+    def put_all(self, records: Mapping[str, bytes]) -> None:
+        """Write several keys at once: all of them, or none."""
+        self.commit(Transaction(unchanged=(), puts=tuple(records.items())), f"write {', '.join(records)}")
+
     def delete(self, key: str) -> bool:
         """Delete; False if it did not exist."""
         return bool(self._kv("DeleteRange", messages.DeleteRangeRequest(key=key.encode()), f"delete {key}").deleted)
