@@ -50,6 +50,26 @@ def digits(
     return manifest
 
 
+def manifest_of(folder: str, *, values: dict[str, str], **spec: Any) -> dict[str, Any]:
+    """The manifest of another example, with our image, one GPU a worker, and the namespace's claim as its volume.
+
+    ``values``: of its container's environment. ``spec`` replaces fields of the job's spec.
+    """
+    manifest: dict[str, Any] = yaml.safe_load((ROOT / "examples" / folder / "job.yaml").read_text())
+    manifest["spec"] |= spec
+    pod = manifest["spec"]["template"]["spec"]
+    trainer = pod["containers"][0]
+    trainer["image"] = images()["TRAINER_IMAGE"]
+    trainer["resources"]["limits"] = {"nvidia.com/gpu": "1"}
+    trainer["env"] = [{**e, "value": values.get(e["name"], e["value"])} for e in trainer["env"]]
+    trainer["env"].append({"name": "ELASTRAIN_AUDIT_DIR", "value": "/audit"})
+    mounts = [{**mount, "name": "shared", "subPath": "checkpoints"} for mount in trainer.get("volumeMounts", [])]
+    trainer["volumeMounts"] = [*mounts, {"name": "shared", "mountPath": "/audit", "subPath": "audit"}]
+    pod["volumes"] = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]
+    pod["terminationGracePeriodSeconds"] = 15
+    return manifest
+
+
 _APART = {
     "weight": 100,
     "podAffinityTerm": {

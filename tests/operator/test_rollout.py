@@ -274,6 +274,16 @@ def test_no_other_worker_leaves_or_comes_while_one_is_on_its_way_out(world):
     assert rollout.rollout(scene(world, leaving=1)).create == 0
 
 
+def test_a_worker_is_ready_to_join_if_the_torchrun_in_it_is(world):
+    new = newcomer(world, 3, started=True, ready=True)
+    agent = Member(id=f"{new.name}.0", worker=new.name, address="a", phase=Phase.WARMING)
+    members = dataclasses.replace(world.records, members=(*world.records.members, agent))
+    assert rollout.rollout(scene(world, new, members=members)).leave == ()
+    torchrun = Member(id=f"{new.name}.1", worker=new.name, address="a", phase=Phase.READY)
+    members = dataclasses.replace(members, members=(*members.members, torchrun))
+    assert len(rollout.rollout(scene(world, new, members=members)).leave) == 1
+
+
 def test_no_further_pod_is_created_while_one_waits_for_room(world):
     del world.pods["job-0"]
     assert rollout.rollout(scene(world, newcomer(world, 3, trouble=UNSCHEDULABLE))).create == 0

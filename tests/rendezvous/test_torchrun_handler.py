@@ -172,3 +172,18 @@ def test_threads_end_with_the_handler(agent, side, eventually):
     a.shutdown()
     names = {"membership", "etcd-watch", "etcd-lease", "probe-server"}
     eventually(lambda: not any(t.name in names and t.is_alive() for t in threading.enumerate()), what="threads to end")
+
+
+def test_etcd_and_job_are_those_of_the_worker_if_torchrun_names_none(etcd, run_id, monkeypatch):
+    monkeypatch.setenv("ELASTRAIN_ETCD_ENDPOINTS", etcd.endpoint)
+    monkeypatch.setenv("ELASTRAIN_JOB", run_id)
+    handler = registry.get_rendezvous_handler(rendezvous.RendezvousParameters("etcd-v3", "", "none", 1, 1))
+    assert handler.get_run_id() == run_id
+    handler.next_rendezvous()
+    handler._leave()
+
+
+def test_the_way_out_is_named_if_nobody_says_where_etcd_is(monkeypatch):
+    monkeypatch.delenv("ELASTRAIN_ETCD_ENDPOINTS", raising=False)
+    with pytest.raises(ValueError, match="--rdzv-endpoint=HOST:PORT: say where etcd is"):
+        registry.get_rendezvous_handler(rendezvous.RendezvousParameters("etcd-v3", "", "none", 1, 1))

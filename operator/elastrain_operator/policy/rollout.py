@@ -159,9 +159,8 @@ def _first_to_go(old: Iterable[Pod], number: int, members: Coordination) -> tupl
 
 
 def _is_ready(pod: Pod, members: Coordination) -> bool:
-    """It could join at once."""
-    member = members.member_of(pod.name)
-    return pod.started and member is not None and member.phase is Phase.READY
+    """It could join at once. Where torchrun runs in a worker, that has a member of its own beside the agent's."""
+    return pod.started and any(m.worker == pod.name and m.phase is Phase.READY for m in members.members)
 
 
 def _stopped(scene: Scene, new: Sequence[Pod], members: Coordination) -> str:

@@ -157,11 +157,14 @@ class Job:
         return self._world.loss
 
     # -- set-up ------------------------------------------------------------------------------------------------------
-    def wrap(self, module: nn.Module, **ddp_options: Any) -> ElasticModule:
+    def wrap(
+        self, module: nn.Module, *, optimizer: torch.optim.Optimizer | None = None, **ddp_options: Any
+    ) -> ElasticModule:
         """The model to train, used in place of ``DistributedDataParallel(module, **ddp_options)``; also tracked.
 
-        Once per job: several networks go into one ``nn.Module``. Raises ``RuntimeError`` on a second call,
-        ``ValueError`` for a model without parameters to train, or one that is sharded (FSDP).
+        ``optimizer``: tracked, as by ``job.track(optimizer=optimizer)``. Once per job: several networks go into one
+        ``nn.Module``. Raises ``RuntimeError`` on a second call, ``ValueError`` for a model without parameters to train,
+        or one that is sharded (FSDP).
         """
         if self._model is not None:
             raise RuntimeError("job.wrap() was called twice; put several networks into one nn.Module")
@@ -169,6 +172,8 @@ class Job:
         self._model = self._world.model = self._gradients.wrap(module, ddp_options)
         gate(self._model, {"zero_grad": self._may_clear})
         self._tracked["model"] = module
+        if optimizer is not None:
+            self.track(optimizer=optimizer)
         return self._model
 
     def track(self, **objects: Any) -> None:

@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 
 TARGET_REASON = "Torchrun"
 """Marks a target that a torchrun agent wrote, as opposed to an operator."""
+_NO_ID = "none"
+"""What torchrun calls a run whose ``--rdzv-id`` was not given."""
 _CLOSED_SECONDS = 600
 _WAKE_SECONDS = 1.0
 
@@ -58,12 +60,18 @@ def handler_factory() -> Any:
 
 
 def create_handler(params: RendezvousParameters) -> EtcdV3RendezvousHandler:
-    """A handler for torchrun's parameters. Raises ``ValueError`` for wrong ones; connects later."""
+    """A handler for torchrun's parameters; etcd and job that they do not name are those of the worker that torchrun
+    runs in (``ELASTRAIN_*``). Raises ``ValueError`` for wrong ones; connects later."""
     options = Options.of(params.config, os.environ)
+    if params.run_id == _NO_ID:
+        params.run_id = os.environ.get(names.ENV_JOB) or _NO_ID
     if "/" in params.run_id:
         raise ValueError(f"--rdzv-id={params.run_id!r} must not contain '/'")
+    endpoints = params.endpoint or os.environ.get(names.ENV_ETCD_ENDPOINTS, "")
+    if not endpoints:
+        raise ValueError(f"--rdzv-endpoint=HOST:PORT: say where etcd is, here or by ${names.ENV_ETCD_ENDPOINTS}")
     config = EtcdConfig.of(
-        params.endpoint,
+        endpoints,
         username=options.username,
         password_file=options.password_file,
         ca=options.ca,

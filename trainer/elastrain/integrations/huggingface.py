@@ -1,0 +1,315 @@
+"""Hugging Face's ``Trainer`` on an elastic job, rescaled in process: needs ``elastrain[huggingface]``.
+
+::
+
+    with elastrain.join() as job:
+        args = ElasticTrainingArguments(output_dir="out", global_batch_size=64, num_train_epochs=3)
+        trainer = ElasticTrainer(job=job, model=model, args=args, train_dataset=dataset)
+        trainer.train()
+
+Model, loss, optimizer, schedule, collator, callbacks, logs and evaluation are the Trainer's; the loop is the job's. The
+Trainer's own loop counts every execution of a step as one, while here a step that lost a worker comes again; and
+accelerate cuts the data by a world size that it reads once. So the Trainer is made as if it were alone, for accelerate
+to wrap and to shard nothing, and each step goes through :meth:`elastrain.Job.steps`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import TrainOutput
+
+from elastrain.api import names
+from elastrain.data.loader import ElasticLoader
+from elastrain.elastic.job import Job
+
+_LAUNCHED = (names.ENV_LOCAL_RANK, "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """An option that has no meaning here, or not yet."""
+
+    option: str
+    refused: Callable[[Any], bool]
+    instead: str
+
+
+def _word(value: Any) -> str:
+    """Of an option that may be a member of an enumeration."""
+    return str(getattr(value, "value", value)).lower()
+
+
+_REFUSALS = (
+    _Refusal(
+        "gradient_accumulation_steps",
+        lambda n: n != 1,
+        "leave it out: global_batch_size and per_device_train_batch_size say how often a rank accumulates",
+    ),
+    _Refusal("fp16", bool, "the scale of the loss would have to travel with the job; use bf16"),
+    _Refusal("deepspeed", bool, "ranks are replicas (data parallel) here"),
+    _Refusal("fsdp", bool, "ranks are replicas (data parallel) here"),
+    _Refusal("torch_compile", bool, "compile parts of the model yourself"),
+    _Refusal("gradient_checkpointing", bool, "call model.gradient_checkpointing_enable() before"),
+    _Refusal("activation_checkpointing", bool, "call model.gradient_checkpointing_enable() before"),
+    _Refusal("label_smoothing_factor", bool, "give the trainer a compute_loss_func"),
+    _Refusal("neftune_noise_alpha", bool, "add the noise in the model"),
+    _Refusal("auto_find_batch_size", bool, "the batch is the same on all ranks; choose per_device_train_batch_size"),
+    _Refusal("group_by_length", bool, "the order is a permutation drawn from (data_seed, epoch)"),
+    _Refusal(
+        "train_sampling_strategy", lambda s: s != "random", "the order is a permutation drawn from (data_seed, epoch)"
+    ),
+    _Refusal("load_best_model_at_end", bool, "keep what you evaluate yourself, in a callback"),
+    _Refusal("save_total_limit", bool, "nothing is deleted; spec.checkpoint.keep bounds the job's own checkpoints"),
+    _Refusal("optim", lambda o: any(w in _word(o) for w in ("layerwise", "lomo")), "it steps inside of backward"),
+    _Refusal("lr_scheduler_type", lambda s: "plateau" in _word(s), "each rank would follow its own evaluation"),
+)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Inside, accelerate sees no launcher: by the agent's ``LOCAL_RANK`` it would form a process group of its own."""
+    hidden = {name: os.environ.pop(name) for name in _LAUNCHED if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+@dataclass
+class ElasticTrainingArguments(TrainingArguments):
+    """``TrainingArguments`` of an elastic job. Raises ``ValueError`` naming an option that has no meaning here."""
+
+    global_batch_size: int = field(
+        default=0, metadata={"help": "Samples of one optimizer step over all ranks, however many there are. Required."}
+    )
+    per_device_train_batch_size: int = field(
+        default=8, metadata={"help": "Samples that a rank computes at a time; it accumulates over its part of a step."}
+    )
+    save_strategy: str = field(
+        default="no",
+        metadata={
+            "help": "When rank 0 saves the model (not the optimizer: spec.checkpoint is what a job resumes from)."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        with _alone():
+            super().__post_init__()
+        if self.global_batch_size < 1:
+            raise ValueError(
+                f"global_batch_size: {self.global_batch_size}: must be at least 1: the samples of one optimizer step, "
+                "over all ranks together"
+            )
+        for refusal in _REFUSALS:
+            value = getattr(self, refusal.option, None)
+            if value is not None and refusal.refused(value):
+                raise ValueError(f"{refusal.option}: {_word(value)}: not in an elastic job; {refusal.instead}")
+        self.disable_tqdm = True  # its bar belongs to the process that was rank 0 at the start
+        if torch.cuda.is_available() and not self.use_cpu:
+            # What accelerate chooses for a process that is alone is the first device, or all of them.
+            self._n_gpu = 1
+            self.__dict__["_setup_devices"] = torch.device("cuda", int(os.environ.get(names.ENV_LOCAL_RANK, "0")))
+
+
+class _History:
+    """What callbacks and logs know of the steps before; tracked, so that a joiner knows it, too."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+        self.step = 0
+        """The last committed step that went into it."""
+        self.loss = 0.0
+        """Sum over the steps since the last log."""
+        self.steps = 0
+        """How many those are."""
+        self.norm: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "loss": self.loss,
+            "steps": self.steps,
+            "log_history": [*self.state.log_history],
+            "best_metric": self.state.best_metric,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step, self.loss, self.steps = state["step"], state["loss"], state["steps"]
+        self.state.log_history = [*state["log_history"]]
+        self.state.best_metric = state["best_metric"]
+        self.state.global_step = self.step
+
+    def add(self, step: int, loss: float) -> None:
+        self.step, self.loss, self.steps = step, self.loss + loss, self.steps + 1
+
+    def mean_loss(self) -> float:
+        """Since it was last asked."""
+        mean = self.loss / max(1, self.steps)
+        self.loss, self.steps = 0.0, 0
+        return mean
+
+
+class ElasticTrainer(Trainer):
+    """``transformers.Trainer`` on an elastic job. Also makes another Trainer elastic, as the first of its bases:
+    ``class Mine(ElasticTrainer, SomeTrainer)``."""
+
+    control: Any  # what the Trainer declares is not seen by type checkers
+
+    def __init__(self, *args: Any, job: Job, **kwargs: Any) -> None:
+        """``job``: of :func:`elastrain.join`; the rest is the Trainer's own, with :class:`ElasticTrainingArguments`."""
+        self.job = job
+        with _alone():
+            super().__init__(*args, **kwargs)
+        if not isinstance(self.args, ElasticTrainingArguments):
+            raise TypeError(f"args: {type(self.args).__name__}: must be ElasticTrainingArguments")
+        self._history = _History(self.state)
+        self._total = self._per_epoch = 0
+
+    # -- what the Trainer asks itself ----------------------------------------------------------------------------------
+    def is_world_process_zero(self) -> bool:
+        return bool(self.job.rank == 0)
+
+    def is_local_process_zero(self) -> bool:
+        return os.environ.get(names.ENV_LOCAL_RANK, "0") == "0"
+
+    def get_train_dataloader(self) -> ElasticLoader:
+        """The training set in the job's order. Raises ``ValueError`` if there is none."""
+        if self.train_dataset is None:
+            raise ValueError("train_dataset: training needs one")
+        args, dataset, collate = self.args, self.train_dataset, self.data_collator
+        if hasattr(dataset, "column_names") and hasattr(dataset, "remove_columns"):  # of the package `datasets`
+            dataset = self._remove_unused_columns(dataset, description="training")
+        else:
+            collate = self._get_collator_with_removed_columns(collate, description="training")
+        return self.job.dataloader(
+            dataset,
+            global_batch_size=args.global_batch_size,
+            micro_batch_size=args.per_device_train_batch_size,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            drop_last=args.dataloader_drop_last,
+            collate_fn=collate,
+            num_workers=args.dataloader_num_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
+        )
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """On rank 0; on others nothing happens."""
+        if self.job.rank == 0:
+            super().save_model(*args, **kwargs)
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+    def train(
+        self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None
+    ) -> TrainOutput:
+        """Train to the end, whatever joins or leaves. Once per job.
+
+        Callbacks hear of committed steps only, each once. The job resumes by ``spec.checkpoint``, so
+        ``resume_from_checkpoint`` raises ``ValueError``, as does ``trial``; a callback that asks to stop early raises
+        ``RuntimeError``, since ranks cannot agree on it.
+        """
+        if resume_from_checkpoint or trial is not None:
+            raise ValueError("train(): an elastic job resumes by itself (spec.checkpoint) and searches no parameters")
+        args, job = self.args, self.job
+        loader = self.get_train_dataloader()
+        self._per_epoch = loader.order.steps_per_epoch
+        self._total = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self._per_epoch)
+        self.create_optimizer_and_scheduler(num_training_steps=self._total)
+        self.model_wrapped = job.wrap(self.model, optimizer=self.optimizer, **self._ddp_options())
+        job.track(lr_scheduler=self.lr_scheduler, history=self._history)
+        job.on_commit(self._committed)
+        self._begin(ignore_keys_for_eval)
+        for inputs in job.steps(loader, steps=self._total):
+            self._body(inputs)
+        self.is_in_train = False
+        self._show_place()
+        self.control = self.callback_handler.on_train_end(args, self.state, self.control)
+        return TrainOutput(job.step, job.loss or 0.0, {})
+
+    def _body(self, inputs: Any) -> None:
+        """One micro-batch of one execution of a step; what must not happen yet, or not at all, the job withholds."""
+        if not self.model.training:  # it was evaluated
+            self.model_wrapped.train()
+        inputs = self._prepare_inputs(inputs)
+        with self.accelerator.autocast():
+            loss = self.compute_loss(self.model_wrapped, inputs)
+        self.job.backward(loss)
+        if self.args.max_grad_norm:
+            norm = self.job.clip_grad_norm_(self.args.max_grad_norm)
+            self._history.norm = None if norm is None else float(norm)
+        self.optimizer.step()
+        self.lr_scheduler.step()
+        self.optimizer.zero_grad()
+
+    def _ddp_options(self) -> dict[str, Any]:
+        options = {
+            "find_unused_parameters": self.args.ddp_find_unused_parameters,
+            "bucket_cap_mb": self.args.ddp_bucket_cap_mb,
+        }
+        return {name: value for name, value in options.items() if value}
+
+    def _begin(self, ignore_keys_for_eval: Any) -> None:
+        args, state = self.args, self.state
+        self.is_in_train = True
+        self._ignore_keys = ignore_keys_for_eval
+        state.max_steps = self._total
+        state.num_train_epochs = math.ceil(self._total / self._per_epoch)
+        state.train_batch_size = args.per_device_train_batch_size
+        state.compute_steps(args, self._total)
+        self.callback_handler.model = self.model
+        self.callback_handler.optimizer = self.optimizer
+        self.callback_handler.lr_scheduler = self.lr_scheduler
+        state.is_world_process_zero = state.is_local_process_zero = False  # nobody is anything before a generation
+        self.control = self.callback_handler.on_train_begin(args, state, self.control)
+        self.control = self.callback_handler.on_epoch_begin(args, state, self.control)
+
+    def _show_place(self) -> None:
+        """Which rank callbacks speak for; it changes with the generation."""
+        self.state.is_world_process_zero = self.state.is_local_process_zero = self.is_world_process_zero()
+
+    # -- once per committed step ---------------------------------------------------------------------------------------
+    def _committed(self) -> None:
+        args, state, step = self.args, self.state, self.job.step
+        if self._history.step >= step:
+            return  # taken over from a peer, with the peer's history: it is in there
+        self._history.add(step, self.job.loss or 0.0)
+        state.global_step, state.epoch = step, step / self._per_epoch
+        self._show_place()
+        self.control = self.callback_handler.on_step_end(args, state, self.control)
+        epoch_ends = step % self._per_epoch == 0 or step == self._total
+        if epoch_ends:
+            self.control = self.callback_handler.on_epoch_end(args, state, self.control)
+        self._do_as_told()
+        if self.control.should_training_stop and step < self._total:
+            raise RuntimeError(
+                f"a callback asked to stop at step {step} of {self._total}: ranks of an elastic job cannot agree on "
+                "that; bound the training by max_steps or num_train_epochs, or suspend the job"
+            )
+        if step < self._total:
+            if epoch_ends:
+                self.control = self.callback_handler.on_epoch_begin(args, state, self.control)
+            # Also takes back what was asked for this step.
+            self.control = self.callback_handler.on_step_begin(args, state, self.control)
+
+    def _do_as_told(self) -> None:
+        """Log, evaluate, save, where a callback wants it. The Trainer's own ``DefaultFlowCallback`` follows the
+        arguments."""
+        history, state = self._history, self.state
+        if self.control.should_log:
+            logs = {"loss": history.mean_loss(), "learning_rate": self.optimizer.param_groups[0]["lr"]}
+            if history.norm is not None:
+                logs["grad_norm"] = history.norm
+            self.log(logs)
+        if self.control.should_evaluate:
+            self.evaluate(ignore_keys=self._ignore_keys)
+        if self.control.should_save:
+            self.save_model(os.path.join(self.args.output_dir, f"checkpoint-{state.global_step}"))  # noqa: PTH118
+            self.control = self.callback_handler.on_save(self.args, state, self.control)

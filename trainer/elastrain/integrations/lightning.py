@@ -1,0 +1,115 @@
+"""Lightning Fabric on an elastic job, rescaled in process: needs ``elastrain[lightning]``.
+
+::
+
+    with elastrain.join() as job:
+        fabric = Fabric(accelerator="cpu", devices=1, strategy=ElasticStrategy(job))
+        model, optimizer = fabric.setup(net, optimizer)
+        loader = job.dataloader(dataset, global_batch_size=64)
+        for batch in job.steps(loader, epochs=10):
+            loss = ...
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+Fabric, and not Lightning's Trainer: in Fabric the loop is the script's, so it can be the job's. The Trainer's loop
+counts each execution of a step, and fetches the next batch before this one is done.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.fabric.strategies import SingleDeviceStrategy
+from torch import nn
+
+from elastrain.elastic.job import Job
+
+
+class ElasticStrategy(SingleDeviceStrategy):
+    """One rank of ``job``; the device is this process's own. Batches come from ``job.dataloader`` and ``job.steps``,
+    not from ``fabric.setup_dataloaders``.
+
+    Each loop body calls ``fabric.backward(loss)`` exactly once; Fabric itself refuses ``loss.backward()``.
+    """
+
+    def __init__(self, job: Job, device: torch.device | str = "cpu", **options: Any) -> None:
+        """``options``: ``precision``, ``accelerator``, ``checkpoint_io`` of Fabric's strategies."""
+        super().__init__(device=device, **options)
+        self._job = job
+        self._optimizers = 0
+
+    # -- who this is ---------------------------------------------------------------------------------------------------
+    @property
+    def is_global_zero(self) -> bool:
+        return self._job.rank == 0
+
+    @property
+    def global_rank(self) -> int:
+        return self._job.rank
+
+    @global_rank.setter
+    def global_rank(self, rank: int) -> None:
+        """Fabric sets it to that of a process that is alone; here it follows from the generation."""
+
+    @property
+    def world_size(self) -> int:
+        return self._job.world_size
+
+    @world_size.setter
+    def world_size(self, size: int) -> None:
+        """As :attr:`global_rank`."""
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """Raises ``ValueError`` for a precision that scales the loss: the scale would have to travel with the job."""
+        if getattr(self.precision, "scaler", None) is not None:
+            raise ValueError(f"precision: {self.precision.precision}: not in an elastic job; use 'bf16-mixed'")
+        return self._job.wrap(module)
+
+    def setup_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Also tracks it: as ``optimizer``, a second one as ``optimizer1``, and so on."""
+        name = f"optimizer{self._optimizers or ''}"
+        self._job.track(**{name: optimizer})
+        self._optimizers += 1
+        return optimizer
+
+    def backward(self, tensor: torch.Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
+        if args or kwargs:
+            raise ValueError("fabric.backward(loss): takes nothing but the loss in an elastic job")
+        self._job.backward(tensor)
+
+    def clip_gradients_norm(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        max_norm: float | int,
+        norm_type: float | int = 2.0,
+        error_if_nonfinite: bool = True,
+    ) -> Any:
+        """The norm of the global batch's gradient; None, and nothing happens, before a step's last micro-batch."""
+        norm = self._job.clip_grad_norm_(float(max_norm), float(norm_type))
+        if error_if_nonfinite and norm is not None and self._job.committed and not norm.isfinite():
+            raise RuntimeError(f"the norm of the gradient is {norm.item()}")
+        return norm
+
+    def clip_gradients_value(self, module: nn.Module, optimizer: torch.optim.Optimizer, clip_val: float | int) -> None:
+        if self._job.synchronised:
+            super().clip_gradients_value(module, optimizer, clip_val)
+
+    # -- what ranks say to each other ----------------------------------------------------------------------------------
+    def all_reduce(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(_NO_COLLECTIVES)
+
+    def all_gather(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(_NO_COLLECTIVES)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        raise NotImplementedError(_NO_COLLECTIVES)
+
+
+_NO_COLLECTIVES = (
+    "fabric.all_reduce, all_gather and broadcast: the world may change in the middle of one. The mean loss over the "
+    "global batch is job.loss; state that all ranks need belongs into job.track(...)"
+)
