@@ -281,7 +281,7 @@ def decisions_page(folder: Path) -> str:
         "| --- | --- |",
     ]
     for file in sorted(folder.glob("[0-9]*.md")):
-        title = re.sub(r"^# (?:\d+: )?", "", file.read_text().splitlines()[0])
+        title = re.sub(r"^# (?:\d+[:.] )?", "", file.read_text().splitlines()[0])
         lines.append(f"| [{file.name[:4]}]({file.name}) | {title[:1].upper()}{title[1:]} |")
     return "\n".join(lines) + "\n"
 
