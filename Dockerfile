@@ -1,16 +1,24 @@
 # Two images from one file:
 #   docker build --target operator -t elastrain/operator:0.1.0 .     no torch
 #   docker build --target trainer  -t elastrain/trainer:0.1.0 .      no kopf; base of your own training images
+# What goes into them is locked by hashes (requirements/*.lock, written by `make lock`), and listed, as installed, in
+# /opt/elastrain/sbom.cdx.json.
 #
 # Build arguments:
-#   BASE_IMAGE       Debian or Ubuntu with python3 >= 3.11 and its venv module
-#   EXTRA_PACKAGES   what your scripts import beside torch, as in "scikit-learn transformers" (trainer)
-#   PIP_...          pip's own settings. PyPI's torch for Linux brings CUDA; for a CPU build name an index that has one
-#                    by PIP_EXTRA_INDEX_URL, or a folder by PIP_FIND_LINKS, and pin it by PIP_CONSTRAINT.
+#   BASE_IMAGE       Debian or Ubuntu with python3 >= 3.11 and its venv module; name yours by its digest (...@sha256:...)
+#   TRAINER_LOCK     trainer.lock: PyPI's torch for Linux, which brings CUDA. trainer-cpu.lock: the CPU build of torch for
+#                    Python 3.11 on x86-64; name an index that has it by PIP_EXTRA_INDEX_URL, or a folder by PIP_FIND_LINKS
+#   EXTRA_PACKAGES   what your scripts import beside torch, as in "scikit-learn transformers" (trainer). Not locked: pin
+#                    it by PIP_CONSTRAINT, or better build on the trainer image with a lock of your own
+#   PIP_...          pip's own settings
 # Needs no BuildKit. Build arguments are in the environment of RUN steps only, not in the images.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
-# ---- the project's wheel, and what each image needs beside it --------------------------------------------------------
+# ---- the locks: each is copied from here, so that a change of one installs nothing of another again -------------------
+FROM ${BASE_IMAGE} AS requirements
+COPY requirements /requirements
+
+# ---- the project's wheel ---------------------------------------------------------------------------------------------
 FROM ${BASE_IMAGE} AS wheel
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -18,19 +26,12 @@ ARG PIP_FIND_LINKS
 ARG PIP_TRUSTED_HOST
 WORKDIR /src
 RUN python3 -m venv /pip
+COPY --from=requirements /requirements/build.lock /build.lock
+RUN /pip/bin/pip install --no-cache-dir --require-hashes -r /build.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY operator operator
 COPY trainer trainer
-RUN /pip/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-
-# Apart from the sources, so that a change of code installs no dependency again.
-FROM ${BASE_IMAGE} AS requirements
-WORKDIR /requirements
-COPY pyproject.toml .
-RUN for extra in operator trainer; do python3 -c "\
-import sys, tomllib; \
-project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*project['dependencies'], *project['optional-dependencies'][sys.argv[1]], sep='\n')" $extra > $extra.txt || exit 1; done
+RUN /pip/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 
 # ---- operator --------------------------------------------------------------------------------------------------------
 FROM ${BASE_IMAGE} AS operator-environment
@@ -38,48 +39,61 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
 ARG PIP_TRUSTED_HOST
-ARG PIP_CONSTRAINT
-# pip installs from outside: the operator has no use for one.
+# pip installs from outside: the operator has no use for one. Neither has an image for what writes its bill of materials.
 RUN python3 -m venv /pip && python3 -m venv --without-pip /opt/elastrain/venv
-COPY --from=requirements /requirements/operator.txt /requirements.txt
-RUN /pip/bin/pip --python /opt/elastrain/venv/bin/python install --no-cache-dir -r /requirements.txt
+COPY --from=requirements /requirements/sbom.lock /sbom.lock
+RUN /pip/bin/pip install --no-cache-dir --require-hashes -r /sbom.lock
+COPY --from=requirements /requirements/operator.lock /operator.lock
+RUN /pip/bin/pip --python /opt/elastrain/venv/bin/python install --no-cache-dir --require-hashes -r /operator.lock
 COPY --from=wheel /wheels /wheels
-RUN /pip/bin/pip --python /opt/elastrain/venv/bin/python install --no-cache-dir --no-deps /wheels/*.whl
+RUN /pip/bin/pip --python /opt/elastrain/venv/bin/python install --no-cache-dir --no-deps --no-index /wheels/*.whl \
+    && /pip/bin/cyclonedx-py environment --output-reproducible -o /opt/elastrain/sbom.cdx.json \
+        /opt/elastrain/venv/bin/python
 
 FROM ${BASE_IMAGE} AS operator
 LABEL org.opencontainers.image.title="elastrain operator" \
       org.opencontainers.image.description="Runs ElasticTrainingJobs on Kubernetes" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.licenses="Apache-2.0"
-COPY --from=operator-environment /opt/elastrain/venv /opt/elastrain/venv
+COPY --from=operator-environment /opt/elastrain /opt/elastrain
 ENV PATH=/opt/elastrain/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # Numeric, so that Kubernetes can see that it is not root (runAsNonRoot).
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "elastrain_operator"]
 
 # ---- trainer ---------------------------------------------------------------------------------------------------------
-# In one stage, since a copy of torch would double what is stored; with pip, since it is made to be built upon.
-FROM ${BASE_IMAGE} AS trainer
-LABEL org.opencontainers.image.title="elastrain trainer" \
-      org.opencontainers.image.description="torch and elastrain, for workers of ElasticTrainingJobs" \
-      org.opencontainers.image.version="0.1.0" \
-      org.opencontainers.image.licenses="Apache-2.0"
+# Not copied from a stage, since a copy of torch would double what is stored; with pip, since it is made to be built upon.
+FROM ${BASE_IMAGE} AS trainer-environment
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
 ARG PIP_TRUSTED_HOST
 ARG PIP_CONSTRAINT
+ARG TRAINER_LOCK=trainer.lock
 ARG EXTRA_PACKAGES=""
 # torch's caches look for a home and for the name of their user.
 RUN useradd --uid 65532 --user-group --create-home --shell /usr/sbin/nologin elastrain \
     && python3 -m venv /opt/elastrain/venv
-COPY --from=requirements /requirements/trainer.txt /opt/elastrain/requirements.txt
-RUN /opt/elastrain/venv/bin/pip install --no-cache-dir -r /opt/elastrain/requirements.txt $EXTRA_PACKAGES
+COPY --from=requirements /requirements/${TRAINER_LOCK} /opt/elastrain/requirements.lock
+RUN PIP_CONSTRAINT= /opt/elastrain/venv/bin/pip install --no-cache-dir --require-hashes \
+        -r /opt/elastrain/requirements.lock \
+    && if [ -n "$EXTRA_PACKAGES" ]; then /opt/elastrain/venv/bin/pip install --no-cache-dir $EXTRA_PACKAGES; fi
 COPY --from=wheel /wheels /opt/elastrain/wheels
-RUN /opt/elastrain/venv/bin/pip install --no-cache-dir --no-deps /opt/elastrain/wheels/*.whl
+RUN /opt/elastrain/venv/bin/pip install --no-cache-dir --no-deps --no-index /opt/elastrain/wheels/*.whl
 # Workers may not write compiled files. pip has compiled what it installed, but the base image may lack the standard
 # library's, and then every start of a process would compile it again.
 RUN python3 -c "import compileall, sysconfig; compileall.compile_dir(sysconfig.get_path('stdlib'), quiet=2)"
+
+FROM trainer-environment AS trainer-sbom
+COPY --from=operator-environment /pip /pip
+RUN /pip/bin/cyclonedx-py environment --output-reproducible -o /sbom.cdx.json /opt/elastrain/venv/bin/python
+
+FROM trainer-environment AS trainer
+LABEL org.opencontainers.image.title="elastrain trainer" \
+      org.opencontainers.image.description="torch and elastrain, for workers of ElasticTrainingJobs" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=trainer-sbom /sbom.cdx.json /opt/elastrain/sbom.cdx.json
 COPY examples /opt/elastrain/examples
 ENV PATH=/opt/elastrain/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532

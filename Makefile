@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test lint e2e cluster bench bench-rendezvous bench-operator clean-cluster docs docs-serve reference
+.PHONY: help demo storm test lint e2e cluster lock sbom bench bench-rendezvous bench-operator clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,14 @@ cluster: ## a kind cluster of one control plane and two workers, as the e2e test
 
 clean-cluster: ## delete that cluster
 	@e2e/cluster/cluster.sh down
+
+lock: ## pin what the images install, by hash (requirements/*.lock), to the newest versions
+	@scripts/dev-env
+	@.venv/bin/python -m pip install --quiet "uv>=0.9"
+	@scripts/lock
+
+sbom: ## a bill of materials (CycloneDX) of each lock, in dist/sbom
+	@scripts/sbom
 
 bench: ## what a rescale costs, beside stock torchrun (more: docs/benchmarks.md)
 	@scripts/dev-env

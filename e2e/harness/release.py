@@ -14,6 +14,8 @@ from harness.example import images
 
 NAMESPACE = "elastrain-system"
 CHART = str(ROOT / "charts/elastrain")
+PREVIOUS = str(ROOT / "e2e/charts/previous.tgz")
+"""The chart that users have: `scripts/keep-chart` keeps it."""
 WORKER_NODES = (f"{CLUSTER}-worker", f"{CLUSTER}-worker2")
 GPUS_PER_NODE = 2
 
@@ -36,13 +38,13 @@ def values() -> dict[str, Any]:
     }
 
 
-def install(**changes: Any) -> None:
+def install(chart: str = CHART, **changes: Any) -> None:
     """``helm upgrade --install``, with ``changes`` of top-level values; waits until it is ready."""
     merged = values()
     for key, change in changes.items():
         merged[key] = {**merged.get(key, {}), **change}
     helm(
-        *("upgrade", "--install", "elastrain", CHART, "--namespace", NAMESPACE, "--create-namespace"),
+        *("upgrade", "--install", "elastrain", chart, "--namespace", NAMESPACE, "--create-namespace"),
         *("--values", "-", "--wait", "--timeout", "120s"),
         text=yaml.safe_dump(merged),
     )
@@ -53,6 +55,17 @@ def etcdctl() -> list[str]:
     query = ("get", "secret", "-n", NAMESPACE, "elastrain-etcd-root", "-o", "jsonpath={.data.password}")
     password = base64.b64decode(run("kubectl", *query, check=False).stdout).decode()
     return ["etcdctl", f"--user=root:{password}"] if password else ["etcdctl"]
+
+
+def operators() -> set[str]:
+    """UIDs of the operator's pods that are ready."""
+    pods = kubectl_json("get", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")["items"]
+    return {
+        str(p["metadata"]["uid"])
+        for p in pods
+        if "deletionTimestamp" not in p["metadata"]
+        and any(c["type"] == "Ready" and c["status"] == "True" for c in p["status"].get("conditions", []))
+    }
 
 
 def uninstall() -> float:

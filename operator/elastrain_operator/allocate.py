@@ -13,11 +13,14 @@ A mere improvement has to be worth its price: an elastic job that was resized a 
 and grows only if the expected gain beats its own measured pause (``worth.py``). Neither holds up rule 2 nor a higher
 priority. Where others have to leave first, room is promised and given when they have left; until then a job's size is
 what fits at this moment.
+
+Warm spares stand by in what is left after all that: whoever needs their room gets it, before any worker has to go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from elastrain_operator.allocation import words, worth
@@ -157,7 +160,7 @@ class _Sharing:
             return False
         if self.room.place(seat.job.kind):
             seat.fresh += 1
-        elif may is not None and self._displace(seat, may):
+        elif (may is not None or self.room.has_spares) and self._displace(seat, may):
             seat.waits += 1
         else:
             seat.stop = Stop.NO_ROOM
@@ -174,14 +177,17 @@ class _Sharing:
         self._use(seat, worker.demand)
         return True
 
-    def _displace(self, seat: Seat, may: May) -> bool:
-        gone = self.room.displace(seat.job.kind, may, self._rank)
+    def _displace(self, seat: Seat, may: May | None) -> bool:
+        """Have spares leave, or where that is not enough, workers that ``may`` be displaced."""
+        gone = self.room.give_back(seat.job.kind, self._rank) if self.room.has_spares else None
+        if gone is None and may is not None:
+            gone = self.room.displace(seat.job.kind, may, self._rank)
         for loose in gone or ():
             other = self._seats[loose.uid]
             if self._saved is not None and loose.uid not in self._saved:
                 self._saved[loose.uid] = other.copy()
             other.lose(loose.worker)
-            if self._tier is not None:
+            if self._tier is not None and not loose.worker.spare:
                 self._tier.lost(other)
         return gone is not None
 
@@ -191,17 +197,20 @@ class _Sharing:
         return (seat.job.priority, -seat.held_level)
 
     def _within_quota(self, seat: Seat, demand: Amounts) -> bool:
-        namespace = seat.job.namespace
-        bounds = self._policy.quotas.get(namespace)
-        if bounds is None:
-            return True
+        refused = self._over_quota(seat.job.namespace, demand)
+        if refused is not None:
+            seat.stop = Stop.QUOTA
+            self._refused[seat.job.uid] = refused
+        return refused is None
+
+    def _over_quota(self, namespace: str, demand: Amounts) -> str | None:
+        """Why the namespace may not have so much more; None: it may."""
+        bounds = self._policy.quotas.get(namespace, {})
         for resource, amount in demand:
-            used, most = self._used[namespace].get(resource, 0), bounds.get(resource)
+            most, used = bounds.get(resource), self._used.get(namespace, {}).get(resource, 0)
             if most is not None and used + amount > most:
-                seat.stop = Stop.QUOTA
-                self._refused[seat.job.uid] = words.quota(namespace, resource, used, most, amount)
-                return False
-        return True
+                return words.quota(namespace, resource, used, most, amount)
+        return None
 
     def _use(self, seat: Seat, demand: Amounts) -> None:
         used = self._used.get(seat.job.namespace)
@@ -232,7 +241,27 @@ class _Sharing:
     # ---- the answer --------------------------------------------------------------------------------------------------
     def answer(self, revoked: dict[str, str]) -> dict[str, Share]:
         """``revoked``: jobs whose growth does not pay, found in the last round: they keep their size."""
-        return {seat.job.uid: self._share(seat, revoked) for seat in self._queue}
+        shares = {seat.job.uid: self._share(seat, revoked) for seat in self._queue}
+        for seat in self._queue:
+            if seat.job.spares and seat.job.trains:
+                uid = seat.job.uid
+                shares[uid] = self._with_spares(seat, shares[uid])
+        return shares
+
+    def _with_spares(self, seat: Seat, share: Share) -> Share:
+        """What nobody needs: for spares that stand by already, then for new ones. The quota counts them, too."""
+        job = seat.job
+        standing: list[str] = []
+        for worker in [w for w in job.workers if w.spare and w.node]:
+            loose = worker.name not in seat.stays and worker.name not in seat.goes
+            if loose and len(standing) < job.spares and self._over_quota(job.namespace, worker.demand) is None:
+                self._use(seat, worker.demand)
+                standing.append(worker.name)
+        spares, demand = len(standing), job.kind.demand
+        while spares < job.spares and self._over_quota(job.namespace, demand) is None and self.room.place(job.kind):
+            self._use(seat, demand)
+            spares += 1
+        return replace(share, spares=spares, release=share.release - frozenset(standing))
 
     def _share(self, seat: Seat, revoked: dict[str, str]) -> Share:
         job, size = seat.job, self._size(seat)

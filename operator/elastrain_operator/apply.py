@@ -99,10 +99,10 @@ class Executor:
         """Create the first alone: what the API server refuses once it is not asked a hundred times."""
         ordinals = plan.create
         first, *others = ordinals
-        made = await self._obstacle(job) or self._rendered(job, spec, first, plan.keep_off)
+        made = await self._obstacle(job) or self._rendered(job, spec, first, plan)
         results: dict[int, _Result] = {first: await self._create_one(job, made) if isinstance(made, dict) else made}
         if isinstance(made, dict) and isinstance(results[first], Pod):
-            siblings = (render.sibling(made, job, n) for n in others)
+            siblings = (render.sibling(made, job, n, stands_by=n in plan.stand_by) for n in others)
             more = await asyncio.gather(*(self._create_one(job, manifest) for manifest in siblings))
             results.update(zip(others, more, strict=True))
         created = [r for r in results.values() if isinstance(r, Pod)]
@@ -136,12 +136,10 @@ class Executor:
             return error
         return None
 
-    def _rendered(
-        self, job: JobRef, spec: JobSpec, ordinal: int, keep_off: tuple[str, ...]
-    ) -> dict[str, Any] | _Refused:
+    def _rendered(self, job: JobRef, spec: JobSpec, ordinal: int, plan: Plan) -> dict[str, Any] | _Refused:
         """The manifest, or why there is none."""
         try:
-            return render.pod(job, spec, ordinal, self._config, keep_off)
+            return render.pod(job, spec, ordinal, self._config, plan.keep_off, stands_by=ordinal in plan.stand_by)
         except render.TemplateInvalid as error:
             return _Refused("TemplateInvalid", str(error))
 

@@ -74,6 +74,21 @@ def spread(body: dict[str, Any], job_uid: str) -> None:
     ]
 
 
+def apart(body: dict[str, Any], job_uid: str) -> None:
+    """Prefer, for a warm spare, a node without any worker of its job: what it stands by for is most often a node's end.
+
+    A template that says anything about pod anti-affinity keeps its own.
+    """
+    affinity = body.get("affinity") or {}
+    if "podAntiAffinity" in affinity:
+        return
+    term = {"labelSelector": {"matchLabels": {names.LABEL_JOB_UID: job_uid}}, "topologyKey": "kubernetes.io/hostname"}
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    body["affinity"] = affinity | {
+        "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred},
+    }
+
+
 def _objects(value: Any) -> list[dict[str, Any]] | None:
     """A list of objects, absent being empty; None for anything else."""
     if value is None:

@@ -212,6 +212,8 @@ class Plan:
     """To be written to etcd; None: it is as it should be, or etcd is not known."""
     create: tuple[int, ...] = ()
     """Ordinals of the pods to create."""
+    stand_by: tuple[int, ...] = ()
+    """Those of them that will be spares: they prefer nodes on which no worker of the job is."""
     delete: tuple[Deletion, ...] = ()
     delete_job: bool = False
     notices: tuple[Notice, ...] = ()

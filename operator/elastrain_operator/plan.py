@@ -100,7 +100,7 @@ def _go_on(sight: Sight) -> Plan:
 
 
 def _create(sight: Sight) -> tuple[int, ...]:
-    missing = max(sight.desired - len(sight.workers), 0) or sight.rollout.create
+    missing = max(sight.desired + sight.spares - len(sight.workers), 0) or sight.rollout.create
     if sight.seen.refusal:
         missing = min(missing, 1)  # one pod tells whether the API server has changed its mind
     return scale.ordinals(missing, sight.seen.unborn, sight.seen.pods, sight.status.next_ordinal)
@@ -152,6 +152,7 @@ def _end(sight: Sight, verdict: Verdict) -> Plan:
             "completion_time": sight.now.isoformat(),
             "accelerator_seconds": ledger.dissolved(status.accelerator_seconds),
             "unhealthy_workers": [],
+            "spares": None,
         }
     )
     return _settle(sight, status, verdict.condition, sight.count.fresh)
@@ -226,6 +227,8 @@ def _finish_plan(
         status=None if held else written,
         target=target,
         create=create,
+        # Who is needed comes first; beyond the wanted number a new worker is a spare.
+        stand_by=create[max(sight.desired - len(sight.workers), 0) :] if create and sight.spares else (),
         delete=delete,
         delete_job=delete_job,
         notices=told,

@@ -34,9 +34,16 @@ def pod_name(job: JobRef, ordinal: int) -> str:
 
 
 def pod(
-    job: JobRef, spec: JobSpec, ordinal: int, config: OperatorConfig, keep_off: Collection[str] = ()
+    job: JobRef,
+    spec: JobSpec,
+    ordinal: int,
+    config: OperatorConfig,
+    keep_off: Collection[str] = (),
+    *,
+    stands_by: bool = False,
 ) -> dict[str, Any]:
-    """Manifest of worker ``ordinal``, which is not to run on the nodes ``keep_off`` (names).
+    """Manifest of worker ``ordinal``, which is not to run on the nodes ``keep_off`` (names). ``stands_by``: it will be
+    a spare.
 
     What the template says stays, but for what makes a pod a worker: name, owner, our labels, ``restartPolicy``, the
     agent before the command, the termination log and the ``ELASTRAIN_`` variables. What it does not say about service
@@ -58,6 +65,8 @@ def pod(
     trainer = next(c for c in body["containers"] if c.get("name") == trainer_name)
     _furnish(body, trainer, spec, job)
     fitness.keep_off(body, keep_off)
+    if stands_by:
+        furnish.apart(body, job.uid)
     grace = body.get("terminationGracePeriodSeconds")
     _make_trainer(trainer, _environment(job, spec, config, DEFAULT_GRACE if grace is None else float(grace)))
     _mount_credentials(body, trainer, _secret_name(job, config.worker_etcd))
@@ -76,12 +85,17 @@ def pod(
     }
 
 
-def sibling(manifest: dict[str, Any], job: JobRef, ordinal: int) -> dict[str, Any]:
+def sibling(manifest: dict[str, Any], job: JobRef, ordinal: int, *, stands_by: bool = False) -> dict[str, Any]:
     """The manifest of another worker, from one that :func:`pod` made for the same job, spec and nodes: workers differ
-    in name and ordinal only. All the rest is shared with ``manifest``."""
+    in name and ordinal, and a spare's (``stands_by``) in the nodes that it prefers. All the rest is shared with
+    ``manifest``."""
     metadata = manifest["metadata"]
     labelled = {**metadata["labels"], names.LABEL_ORDINAL: str(ordinal)}
-    return {**manifest, "metadata": {**metadata, "name": pod_name(job, ordinal), "labels": labelled}}
+    body = manifest["spec"]
+    if stands_by:
+        body = dict(body)
+        furnish.apart(body, job.uid)
+    return {**manifest, "metadata": {**metadata, "name": pod_name(job, ordinal), "labels": labelled}, "spec": body}
 
 
 def secret(job: JobRef, user: str, password: str, ca: bytes) -> dict[str, Any]:

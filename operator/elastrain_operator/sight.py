@@ -14,10 +14,12 @@ from elastrain_operator.policy import (
     leaving,
     losses,
     pending,
+    progress,
     restarts,
     rollout,
     scale,
     size,
+    spares,
     streak,
 )
 from elastrain_operator.policy import verdict as verdicts
@@ -81,6 +83,13 @@ class Sight:
         """Workers wanted now."""
         return size.wanted(self.spec, self.status, self.seen.share)
 
+    @cached_property
+    def spares(self) -> int:
+        """Warm spares wanted now, beside the desired workers."""
+        old = self.status.generation
+        in_force = progress.in_force(old, self.members)[0] if self.members else old
+        return spares.wanted(self.spec, self.desired, len(self.workers), in_force, self.seen.share)
+
     @property
     def is_undecided(self) -> bool:
         """Whether the job is new and the allocator has not seen it yet: it answers within a second or so."""
@@ -95,7 +104,8 @@ class Sight:
         chosen = self.rollout.leave
         others = [p for p in self.workers if p not in chosen]
         most, minimum = self.desired + self.rollout.extra, self.spec.min_replicas
-        return (*chosen, *victims_policy.choose(others, most, minimum, self.members, self.seen.share))
+        more = victims_policy.choose(others, most, minimum, self.members, self.seen.share, spares=self.spares)
+        return (*chosen, *more)
 
     @cached_property
     def rollout(self) -> Rollout:
@@ -115,6 +125,7 @@ class Sight:
                 refusal=refusal if refusal and refusal.generation == self.seen.job.generation else None,
                 members=self.members,
                 now=self.now,
+                spares=self.spares,
             )
         )
 

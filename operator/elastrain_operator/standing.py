@@ -19,6 +19,7 @@ from elastrain_operator.policy import (
     progress,
     rollout,
     size,
+    spares,
 )
 from elastrain_operator.policy.conditions import Claim
 from elastrain_operator.sight import Sight
@@ -56,14 +57,17 @@ def status_of(sight: Sight, create: tuple[int, ...], wait: datetime | None) -> J
     if grown and not sight.finishing:
         claims.append(grown)
     merged = conditions.merge(old.conditions, claims, seen.job.generation, sight.now)
-    place = ledger.place(generation, known, sight.finishing) if known else None
+    warm = spares.standing_by(known) if known and spec.warm_spares else None
+    place = ledger.place(generation, known, sight.finishing, warm or frozenset()) if known else None
+    beyond = min(max(len(sight.workers) - sight.desired, 0), sight.spares)
     following = max([old.next_ordinal, *(n + 1 for n in create), *(p.ordinal + 1 for p in seen.pods)])
     return JobStatus(
         phase=conditions.phase(merged, ready),
         conditions=merged,
-        replicas=live,
+        replicas=live - beyond,
         desired_replicas=sight.desired,
         ready_replicas=ready,
+        spares=spares.status(spec, old.spares, sight.spares, warm),
         selector=f"{names.LABEL_JOB_UID}={seen.job.uid}",
         generation=generation,
         step=sight.step,

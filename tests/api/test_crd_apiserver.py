@@ -77,6 +77,7 @@ def test_defaults_are_filled_in(apiserver: ApiServer, created: str) -> None:
     assert spec.pop("template")
     assert spec == {
         "minReplicas": 1,
+        "warmSpares": 0,
         "maxReplicas": 4,
         "nprocPerNode": 1,
         "suspend": False,
@@ -114,6 +115,8 @@ NO_COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "digits:1"}]}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"minReplicas": 5}, "spec.minReplicas", "minReplicas (5) must not be greater than maxReplicas (4)"),
     ({"replicas": 9}, "spec.replicas", "replicas (9) must be between minReplicas (1) and maxReplicas (4)"),
+    ({"warmSpares": 5}, "spec.warmSpares", "warmSpares (5) must not be greater than maxReplicas (4)"),
+    ({"warmSpares": -1}, "spec.warmSpares", "spec.warmSpares in body should be greater than or equal to 0"),
     ({"replicas": 1, "minReplicas": 2}, "spec.replicas",
      "replicas (1) must be between minReplicas (2) and maxReplicas (4)"),
     ({"minReplicas": 0}, "spec.minReplicas", "0: spec.minReplicas in body should be greater than or equal to 1"),

@@ -112,6 +112,7 @@ def test_defaults_are_those_of_the_models() -> None:
     defaults = {name: field["default"] for name, field in SPEC["properties"].items() if "default" in field}
     assert defaults == {
         "minReplicas": 1,
+        "warmSpares": 0,
         "nprocPerNode": 1,
         "suspend": False,
         "backoffLimit": 6,

@@ -95,6 +95,11 @@ def test_job_survives_the_way_through_json() -> None:
     [
         ("minReplicas: 1", "minReplicas: 5", "spec.minReplicas: 5: must not be greater than maxReplicas (4)"),
         ("replicas: 2", "replicas: 9", "spec.replicas: 9: must be between minReplicas (1) and maxReplicas (4)"),
+        (
+            "replicas: 2",
+            "warmSpares: 5",
+            "spec.warmSpares: 5: must not be greater than maxReplicas (4)",
+        ),
         ("minReplicas: 1", "minReplicas: 0", "spec.minReplicas: 0: must be at least 1"),
         ("maxReplicas: 4", "maxReplicas: 3000000000", "spec.maxReplicas: 3000000000: must be at most 2147483647"),
         ("replicas: 2", "replicas: '2'", 'spec.replicas: "2": must be a whole number'),

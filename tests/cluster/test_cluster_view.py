@@ -122,6 +122,28 @@ def test_the_last_reason_is_what_bounds_the_size(spec: dict[str, int], wanted: i
     assert explain(job(status, **spec), ())[-1].change == change
 
 
+# ---- warm spares ---------------------------------------------------------------------------------------------------
+def test_details_tell_how_many_warm_spares_are_ready() -> None:
+    text = shown(view.details(job(RUNNING | {"spares": {"ready": 1, "desired": 2}}, warmSpares=2), [], [], NOW))
+    assert "3/4 workers (min 1, max 4)  spares 1/2  step 128" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"spares": {"ready": 2, "desired": 2}}, None),
+        ({"spares": {"ready": 1, "desired": 2}}, "1 of 2 warm spares are ready: the others are starting"),
+        ({"spares": {"ready": 1, "desired": 1}},
+         "1 of 2 warm spares are ready: there is room for 1 that no worker of any job needs"),
+        ({"spares": {"ready": 0, "desired": 0}, "generation": None},
+         "0 of 2 warm spares are ready: they are started when the job trains"),
+    ],
+)  # fmt: skip
+def test_missing_spares_are_explained(more: dict[str, Any], says: str | None) -> None:
+    found = [r.says for r in explain(job(RUNNING | more, warmSpares=2), ()) if "spares" in r.says]
+    assert found == ([says] if says else [])
+
+
 # ---- pods ----------------------------------------------------------------------------------------------------------
 def test_a_worker_that_is_not_scheduled_tells_the_schedulers_words() -> None:
     pod = {

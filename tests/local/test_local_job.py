@@ -74,3 +74,17 @@ def test_waiting_says_what_for_if_the_job_ends_first(manifest, run_job):
     job = run_job(manifest(replicas=1, env={"FAKE_RANK_STEPS": "5"}))
     with pytest.raises(RuntimeError, match="waited for ten workers, but the job ended: finished"):
         job.wait(lambda s: len(s.workers) == 10, timeout=60, what="ten workers")
+
+
+def test_a_spare_stands_by_takes_a_lost_worker_s_place_and_is_replaced(manifest, run_job):
+    job = run_job(manifest(replicas=2, warmSpares=1))
+    job.wait(lambda s: together(2)(s) and s.standing_by == ("fake-2",), timeout=60, what="a spare")
+    job.kill_worker("fake-1", "worker")
+    taken = {"fake-0", "fake-2"}
+    job.wait(
+        lambda s: together(2)(s) and {m.worker for m in s.generation.members} == taken, timeout=60, what="the spare"
+    )
+    job.wait(lambda s: s.standing_by == ("fake-3",), timeout=60, what="another spare")
+    job.drain()
+    job.wait(timeout=60)
+    assert job.result is Result.DRAINED

@@ -135,3 +135,20 @@ def test_a_plan_keeps_its_promises(workers, desired, finished, stopping, now):
     assert not decided.start or len(running - going) + decided.start == desired
     assert decided.result is None or not running, "a job is over only when nothing runs"
     assert not (decided.start and decided.result), "nothing is started for a job that is over"
+
+
+# ---- warm spares ----------------------------------------------------------------------------------------------------
+def test_a_spare_is_started_when_the_job_trains_and_not_before():
+    assert plan(observed(spares=1), 0.0).start == 2
+    assert plan(observed(worker(0), worker(1), spares=1), 0.0).start == 1
+    assert plan(observed(worker(0), worker(1), worker(2, ready=False), spares=1), 0.0).start == 0
+
+
+def test_whoever_trains_leaves_at_a_shrink_though_a_spare_would_cost_less():
+    decided = plan(observed(worker(0), worker(1), worker(2), worker(3, ready=False), spares=1), 0.0)
+    assert (decided.target.leaving, decided.start) == (("w-2",), 0)
+
+
+def test_spares_leave_with_the_others_if_the_job_is_suspended():
+    decided = plan(observed(worker(0), worker(1, ready=False), desired=0, spares=1), 0.0)
+    assert (decided.target.desired, decided.start) == (0, 0)

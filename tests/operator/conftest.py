@@ -198,7 +198,8 @@ class Cluster:
 
 
 class Played:
-    """Plays kubelet and agents of one job: pods run at once, members form generations as the target says.
+    """Plays kubelet and agents of one job: pods run at once, members form generations as the target says; those beyond
+    its desired size stand by.
 
     ``held``: pods that do not start. ``crash`` and ``finish`` end pods as an agent would.
     """
@@ -275,7 +276,15 @@ class Played:
                 self.cluster.set_trainer(name, "Running", {"running": {"startedAt": started}}, ready=True)
                 self._running.add(name)
         leaving = set(target.leaving) if target.desired else set(self._running)
-        wanted = tuple(sorted(self._running - leaving))
+        able = sorted(self._running - leaving)
+        stayers = [name for name in able if name in self.in_generation]
+        joiners = [name for name in able if name not in stayers]
+        room = max(target.desired - len(stayers), 0)
+        for name in joiners[room:]:
+            member = Member(id=name, worker=name, address="127.0.0.1", phase=Phase.READY)
+            if self.client.get(self.keys.member(name)) is None:
+                self.client.put(self.keys.member(name), member.encode())
+        wanted = tuple(sorted(stayers + joiners[:room]))
         if wanted != self.in_generation:
             self._form(wanted)
         for name in sorted(self._running & leaving):

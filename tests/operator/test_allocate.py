@@ -53,7 +53,7 @@ def sizes(nodes, *jobs: Job, **more) -> dict[str, int | None]:
     return {name: share.size for name, share in shares(nodes, *jobs, **more).items()}
 
 
-# ---- one job ---------------------------------------------------------------------------------------------------------
+# ---- one job --------------------------------------------------------------------------------------------------------
 def test_elastic_job_starts_with_all_that_it_may_have_if_there_is_room():
     assert sizes([node("n")], job("a", 1, 4)) == {"a": 4}
 
@@ -102,7 +102,7 @@ def test_what_else_is_short_is_said_if_accelerators_are_not():
     assert "cpu is short" in got.message
 
 
-# ---- which nodes -----------------------------------------------------------------------------------------------------
+# ---- which nodes ----------------------------------------------------------------------------------------------------
 def test_only_nodes_that_take_the_worker_count():
     pool = Place(selector=(("pool", "a100"),))
     nodes = [node("n"), node("m", 2, labels={"pool": "a100"}), node("c", labels={"pool": "a100"}, cordoned=True)]
@@ -176,7 +176,7 @@ def test_at_least_the_minimum_goes_on_training_if_all_nodes_go():
     assert len(shares([node("n", going=True), node("m")], a)["a"].replace) == 1
 
 
-# ---- several jobs ----------------------------------------------------------------------------------------------------
+# ---- several jobs ---------------------------------------------------------------------------------------------------
 def test_surplus_is_given_back_if_a_job_is_below_its_minimum():
     old, new = job("old", 1, 4, on=("n",) * 4), job("new", 2, 4, created=1.0)
     got = shares([node("n", 4)], old, new)
@@ -254,7 +254,7 @@ def test_few_are_displaced_if_a_whole_node_is_needed():
     assert got["spread"].size == 4, "one finds room elsewhere"
 
 
-# ---- quotas ----------------------------------------------------------------------------------------------------------
+# ---- quotas ---------------------------------------------------------------------------------------------------------
 def test_namespace_holds_no_more_than_its_quota():
     policy = Policy(quotas={"ns": {GPU: 3}})
     got = shares(
@@ -274,7 +274,7 @@ def test_quota_that_became_smaller_takes_what_is_above_the_minimum_only():
     assert sizes([node("n")], job("a", 2, 8, on=("n",) * 5), policy=Policy(quotas={"ns": {GPU: 1}})) == {"a": 2}
 
 
-# ---- is it worth it? -------------------------------------------------------------------------------------------------
+# ---- is it worth it? ------------------------------------------------------------------------------------------------
 def test_job_that_was_resized_a_moment_ago_is_left_alone():
     a = replace(job("a", 1, 4, on=("n",) * 2), resized=NOW - timedelta(seconds=20))
     made = allocate(Snapshot((node("n"),), (a,)), Policy(), NOW)
@@ -324,3 +324,50 @@ def test_speed_is_what_was_measured_and_reckoned_in_between_and_beyond(workers, 
 def test_equal_does_not_give_if_its_pause_costs_more_than_the_worker_brings():
     rich = replace(job("rich", 1, 8, on=("n",) * 6), pause=200.0)
     assert sizes([node("n", 7)], rich, job("poor", 1, 8, on=("n",), created=1.0)) == {"rich": 6, "poor": 1}
+
+
+# ---- warm spares ----------------------------------------------------------------------------------------------------
+def with_spares(found: Job, spares: int, *standing: str) -> Job:
+    """``found`` with as many spares wanted, and those that stand by already on these nodes."""
+    more = tuple(Worker(f"{found.name}-spare-{i}", n, found.kind.demand, spare=True) for i, n in enumerate(standing))
+    return replace(found, spares=spares, workers=(*found.workers, *more))
+
+
+def test_spares_get_what_is_left_when_all_have_what_they_may_have():
+    got = shares(
+        [node("n", 5)], with_spares(job("a", 1, 2, on=("n", "n")), 2), with_spares(job("b", 1, 1, on=("n",)), 2)
+    )
+    assert {name: (s.size, s.spares) for name, s in got.items()} == {"a": (2, 2), "b": (1, 0)}
+
+
+def test_job_that_does_not_train_gets_no_spares():
+    assert shares([node("n")], replace(job("a", 1, 2), spares=1))["a"].spares == 0
+
+
+def test_spare_leaves_for_a_job_below_its_minimum_though_its_own_job_has_the_higher_priority():
+    high = with_spares(job("a", 1, 1, on=("n",), priority=9), 1, "n")
+    got = shares([node("n", 2)], high, job("b", 1, 1))
+    assert (got["a"].spares, got["a"].release) == (0, {"a-spare-0"})
+    assert (got["b"].size, got["b"].reason) == (0, "MinimumUnavailable"), "until the spare has left"
+    assert sizes([node("n", 2)], job("a", 1, 1, on=("n",), priority=9), job("b", 1, 1)) == {"a": 1, "b": 1}
+
+
+def test_spare_leaves_for_a_job_that_grows_before_any_worker_has_to():
+    equal = with_spares(job("a", 1, 4, on=("n", "n", "n", "n")), 1, "m")
+    got = shares([node("n", 4), node("m", 3)], equal, job("b", 1, 4, on=("m", "m"), size=2))
+    assert (got["a"].size, got["a"].spares, got["a"].release) == (4, 0, {"a-spare-0"})
+    assert (got["b"].size, got["b"].reason) == (2, "OthersLeave")
+
+
+def test_job_grows_into_its_own_spare():
+    got = shares([node("n", 3)], with_spares(job("a", 1, 3, on=("n", "n")), 1, "n"))["a"]
+    assert (got.size, got.spares, got.release) == (3, 0, frozenset())
+
+
+def test_spares_are_within_the_quota_and_the_first_to_go_when_it_is_used():
+    policy = Policy(quotas={"ns": {GPU: 3}})
+    roomy = with_spares(job("a", 1, 2, on=("n", "n"), elastic=False), 2)
+    assert shares([node("n")], roomy, policy=policy)["a"].spares == 1
+    full = with_spares(job("a", 1, 2, on=("n", "n"), elastic=False), 1, "n")
+    got = shares([node("n")], full, job("b", 1, 1), policy=policy)
+    assert (got["a"].spares, got["a"].release, got["b"].size) == (0, {"a-spare-0"}, 1)

@@ -38,6 +38,8 @@ class Played:
     trains: bool = False
     resized: datetime | None = None
     births: int = 0
+    spares: int = 0
+    """Warm spares that it was given."""
 
 
 class World:
@@ -86,8 +88,11 @@ class World:
         )
 
     def _view(self, job: Played) -> Job:
-        demand = job.spec.kind.demand
-        workers = tuple(Worker(n, node, demand, job.trains and bool(node)) for n, node in job.workers.items())
+        demand, size = job.spec.kind.demand, job.size
+        workers = tuple(
+            Worker(n, node, demand, job.trains and bool(node) and i < size, spare=i >= size)
+            for i, (n, node) in enumerate(job.workers.items())
+        )
         return dataclasses.replace(job.spec, workers=workers, size=job.size, trains=job.trains, resized=job.resized)
 
     def round(self) -> bool:
@@ -106,14 +111,15 @@ class World:
         assert share.size is not None
         if share.size != job.size:
             job.size, job.resized = share.size, self.now
+        job.spares = share.spares
         order = sorted(job.workers, key=lambda n: (n not in share.release, bool(job.workers[n]), -int(n.split("-")[1])))
-        victims = order[: max(len(job.workers) - job.size, 0)]
+        victims = order[: max(len(job.workers) - job.size - job.spares, 0)]
         victims += [n for n in share.replace if n not in victims]
         for name in victims:
             node = job.workers.pop(name)
             if node:
                 self.leaving.append(Held(node, job.spec.kind.demand))
-        while len(job.workers) < job.size:
+        while len(job.workers) < job.size + job.spares:
             job.births += 1
             job.workers[f"{job.spec.name}-{job.births}"] = ""
 
@@ -166,13 +172,17 @@ class World:
                 kept = [w for w in job.workers if w.trains and w.name not in share.release | share.replace]
                 was = sum(w.trains for w in job.workers)
                 assert len(kept) >= min(was, job.min), "at least the minimum goes on training if workers are replaced"
+            assert share.spares <= (job.spares if job.trains else 0), "no spares but those that a training job asks for"
+            if share.reason == "NoRoom" and share.size:
+                others = [o for o in seen.jobs if o.kind == job.kind and shares[o.uid].spares]
+                assert not others, "no spare takes an accelerator that a growing job needs"
             if not job.elastic and not (job.trains and share.size == job.min):
                 assert share.reason not in ("ResizedRecently", "NotWorthIt"), "what the user asks for need not pay"
             real = share.size if not job.trains or share.size > job.min else min(share.size, bound)
             for resource, amount in job.kind.demand:
-                asked[resource] += amount * real
+                asked[resource] += amount * (real + share.spares)
             per = dict(job.kind.demand).get(GPU, 0)
-            held[job.namespace] = held.get(job.namespace, 0) + real * per
+            held[job.namespace] = held.get(job.namespace, 0) + (real + share.spares) * per
             floors[job.namespace] = floors.get(job.namespace, 0) + (min(bound, job.min) * per if job.trains else 0)
         for resource, amount in asked.items():
             assert amount <= total[resource], "never more than the cluster has"
@@ -214,6 +224,7 @@ SPECS = st.builds(
     elastic=st.sampled_from([True, True, False]),
     priority=st.sampled_from([0, 0, 5]),
     pause=st.sampled_from([None, 0.3, 60.0]),
+    spares=st.sampled_from([0, 0, 1, 2]),
 )
 POLICIES = st.builds(
     lambda weights, hysteresis: Policy(quotas=QUOTAS, weights=weights, hysteresis=hysteresis),

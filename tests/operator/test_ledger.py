@@ -16,7 +16,7 @@ from elastrain_operator.policy import ledger
 from elastrain_operator.policy.ledger import Place, account, continued, place, rounded
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
-PARTS = ("training", "rescaling", "waiting", "redone")
+PARTS = ("training", "rescaling", "waiting", "redone", "spare")
 
 
 def at(seconds: float) -> datetime:

@@ -39,10 +39,12 @@ class Scrape:
 
 def test_a_scrape_has_every_metric_and_a_deleted_job_none(cluster, play, client, operator_process, eventually):
     operator = operator_process()
-    keys = cluster.create_job("seen", maxReplicas=2)
+    keys = cluster.create_job("seen", maxReplicas=2, warmSpares=1)
     job = {"namespace": cluster.namespace, "job": "seen"}
     player = play(keys)
-    eventually(lambda: cluster.status("seen").get("readyReplicas") == 2, 60, "two workers train")
+    eventually(
+        lambda: cluster.status("seen").get("spares", {}).get("ready") == 1, 60, "two workers train, one is spare"
+    )
     with player.paused():
         report = Progress(
             generation=player.number, world_size=2, members=2, step=60, total_steps=600, samples=3840,
@@ -94,7 +96,7 @@ def test_the_ledger_goes_on_where_it_was_if_the_operator_is_killed(cluster, play
     operator = operator_process()
     job = {"namespace": cluster.namespace, "job": "books"}
     name = "elastrain_job_accelerator_seconds_total"
-    parts = ("training", "rescaling", "waiting", "redone")
+    parts = ("training", "rescaling", "waiting", "redone", "spare")
     eventually(lambda: _scraped(operator, name, job), 60, "the next operator tells of it")
     for part in parts:
         assert Scrape(operator.metrics()).of(name, use=part, **job)[0] >= books[part]

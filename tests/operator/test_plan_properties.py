@@ -115,7 +115,7 @@ class World:
 
     def _check_books(self, made: Plan) -> None:
         if self.books and made.books:
-            for part in ("training", "rescaling", "waiting", "redone"):
+            for part in ("training", "rescaling", "waiting", "redone", "spare"):
                 assert getattr(made.books, part) >= getattr(self.books, part), "no part of the ledger decreases"
             assert made.books.in_generation <= made.books.held, "nobody trains with what is not held"
 

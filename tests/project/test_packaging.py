@@ -94,8 +94,9 @@ def test_image_is_labelled_with_the_projects_version(target: str) -> None:
 
 
 def test_images_get_the_extra_that_is_theirs() -> None:
-    assert "requirements/operator.txt" in stage("operator-environment")
-    assert "requirements/trainer.txt" in stage("trainer")
+    assert "/requirements/operator.lock" in stage("operator-environment")
+    assert "/requirements/${TRAINER_LOCK}" in stage("trainer-environment")
+    assert "ARG TRAINER_LOCK=trainer.lock\n" in stage("trainer-environment")
     extras = PROJECT["optional-dependencies"]
     assert not [r for r in extras["operator"] + PROJECT["dependencies"] if r.startswith("torch")]
     assert not [r for r in extras["trainer"] + PROJECT["dependencies"] if r.startswith("kopf")]

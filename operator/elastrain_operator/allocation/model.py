@@ -88,6 +88,8 @@ class Worker:
     """What it holds there; the template may have changed since."""
     trains: bool = False
     """It is in the newest generation."""
+    spare: bool = False
+    """It stands by beyond the wanted number: its room is for whoever needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,8 @@ class Job:
     """Seconds of training left at the present speed, as the trainer counts; None: not known."""
     nproc: int = 1
     """Ranks in a worker, for words."""
+    spares: int = 0
+    """Warm spares that it would like to have beside its workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +203,16 @@ class Share:
     """Workers on nodes that go, take no pods any more or are not ready: the first to leave."""
     blind: bool = False
     """``size`` is None for want of a permission, not of time: a new job need not wait for it."""
+    spares: int = 0
+    """Warm spares beside the workers, in room that no worker needs."""
 
     def differs(self, other: Share | None) -> bool:
         """Whether there is something to do, and not only something else to say."""
         if other is None:
             return True
-        mine = (self.size, self.reason, self.release, self.replace, self.shaky, self.blind)
-        return mine != (other.size, other.reason, other.release, other.replace, other.shaky, other.blind)
+        mine = (self.size, self.reason, self.release, self.replace, self.shaky, self.blind, self.spares)
+        theirs = (other.size, other.reason, other.release, other.replace, other.shaky, other.blind, other.spares)
+        return mine != theirs
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,7 @@ class Room:
                 self._change(self._later, held.node, held.demand, 1)
         self._taking: dict[Place, list[str]] = {}
         self._lines: dict[tuple[Kind, bool], _Line] = {}
+        self._with_spares = [n for n in snapshot.nodes if any(x.worker.spare for x in self._loose[n.name].values())]
 
     # ---- all or nothing ----------------------------------------------------------------------------------------------
     def begin(self) -> None:
@@ -107,6 +108,11 @@ class Room:
         changes, self._undo = self._undo or [], None
         for undo in reversed(changes):
             undo()
+
+    @property
+    def has_spares(self) -> bool:
+        """Whether anybody stood by anywhere when this began."""
+        return bool(self._with_spares)
 
     # ---- granting ----------------------------------------------------------------------------------------------------
     def keep(self, worker: Worker) -> None:
@@ -153,13 +159,25 @@ class Room:
                     best = (len(chosen), name, chosen)
             if (best and best[0] == 0) or found >= WINDOW or refused >= SCAN:
                 break
-        if best is None:
-            return None
-        for loose in best[2]:
+        return None if best is None else self._promise(best[1], kind, best[2])
+
+    def give_back(self, kind: Kind, rank: Rank) -> list[Loose] | None:
+        """The same with nobody but spares leaving, whosever they are; None: those of no node are enough."""
+        for node in self._with_spares:
+            self.looks += 1
+            spares = [x for x in self._loose[node.name].values() if x.worker.spare]
+            if spares and takes(node, kind.place):
+                chosen = self._choose(node.name, kind.demand, lambda _uid, _picked: True, rank, only=spares)
+                if chosen is not None:
+                    return self._promise(node.name, kind, chosen)
+        return None
+
+    def _promise(self, node: str, kind: Kind, leaving: list[Loose]) -> list[Loose]:
+        for loose in leaving:
             self._settle(loose.worker)
-            self._change(self._later, best[1], loose.worker.demand, 1)
-        self._change(self._later, best[1], kind.demand, -1)
-        return best[2]
+            self._change(self._later, node, loose.worker.demand, 1)
+        self._change(self._later, node, kind.demand, -1)
+        return leaving
 
     def idle(self, kind: Kind) -> Idle:
         """What is left for a kind of worker, for words."""
@@ -172,19 +190,24 @@ class Room:
         return Idle(resource, sum(free), max(free, default=0), len(names), short)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
-    def _choose(self, node: str, demand: Amounts, may: May, rank: Rank) -> list[Loose] | None:
-        """Who has to go from ``node`` for ``demand``; None: those who may be displaced do not hold enough."""
+    def _choose(
+        self, node: str, demand: Amounts, may: May, rank: Rank, only: Iterable[Loose] | None = None
+    ) -> list[Loose] | None:
+        """Who has to go from ``node`` for ``demand``, spares first; None: those who may be displaced (of ``only``
+        these) do not hold enough."""
         later = self._later[node]
         need = {r: amount - later.get(r, 0) for r, amount in demand if amount > later.get(r, 0)}
         chosen: list[Loose] = []
         uids: list[str] = []
-        for loose in sorted(self._loose[node].values(), key=lambda x: (rank(x.uid), x.uid, -x.turn)):
+        there = self._loose[node].values() if only is None else only
+        for loose in sorted(there, key=lambda x: (not x.worker.spare, rank(x.uid), x.uid, -x.turn)):
             if not need:
                 break
             useful = any(r in need for r, _ in loose.worker.demand)
-            if useful and may(loose.uid, uids):
+            if useful and (loose.worker.spare or may(loose.uid, uids)):
                 chosen.append(loose)
-                uids.append(loose.uid)
+                if not loose.worker.spare:
+                    uids.append(loose.uid)
                 left = {r: n - dict(loose.worker.demand).get(r, 0) for r, n in need.items()}
                 need = {r: n for r, n in left.items() if n > 0}
         self.looks += len(chosen)

@@ -54,12 +54,15 @@ class Seat:
     """Names of the workers that are kept."""
     goes: set[str] = field(default_factory=set)
     """Names of the workers that have to leave for others."""
+    spares_left: int = 0
+    """Spares on a node about which nothing is decided: room for whoever needs it, and nothing that the job holds."""
     _at: int = 0
 
     @classmethod
     def of(cls, job: Job, totals: Mapping[str, int]) -> Seat:
         placed = sum(1 for w in job.workers if w.node)
-        return cls(job, _step(job, totals), limit=job.cap, placed=placed)
+        spares = sum(1 for w in job.workers if w.node and w.spare)
+        return cls(job, _step(job, totals), limit=job.cap, placed=placed, spares_left=spares)
 
     @property
     def granted(self) -> int:
@@ -67,8 +70,8 @@ class Seat:
 
     @property
     def loose(self) -> int:
-        """Workers on a node about which nothing is decided."""
-        return self.placed - len(self.stays) - len(self.goes)
+        """Workers on a node about which nothing is decided, spares left out."""
+        return self.placed - len(self.stays) - len(self.goes) - self.spares_left
 
     @property
     def level(self) -> int:
@@ -93,10 +96,12 @@ class Seat:
     def keep(self, worker: Worker) -> None:
         self.stays.add(worker.name)
         self.kept += 1
+        self.spares_left -= worker.spare
 
     def lose(self, worker: Worker) -> None:
         """It has to leave."""
         self.goes.add(worker.name)
+        self.spares_left -= worker.spare
 
     def copy(self) -> Seat:
         return replace(self, stays=set(self.stays), goes=set(self.goes))
@@ -105,6 +110,7 @@ class Seat:
         """Be again what it was when it was copied."""
         self.kept, self.fresh, self.waits, self._at = before.kept, before.fresh, before.waits, before._at
         self.stays, self.goes = set(before.stays), set(before.goes)
+        self.spares_left = before.spares_left
 
 
 def _step(job: Job, totals: Mapping[str, int]) -> int:

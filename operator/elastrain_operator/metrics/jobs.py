@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import accumulate
 
-from elastrain.api.job import AcceleratorSeconds, JobStatus, LastRescale, RestartCounts
+from elastrain.api.job import AcceleratorSeconds, JobStatus, LastRescale, RestartCounts, SparesStatus
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator.model import JobRef, Observed
 from elastrain_operator.policy import ledger, pace
@@ -46,6 +46,7 @@ class JobView:
     unhealthy: dict[str, int]
     """Accused workers, by what of."""
     last_rescale: LastRescale | None
+    spares: SparesStatus | None
     books: AcceleratorSeconds
 
 
@@ -68,6 +69,7 @@ def view(job: JobRef, status: JobStatus, report: Progress | None, books: Acceler
         conditions=tuple((c.type, _TRUTH[c.status]) for c in status.conditions if c.status in _TRUTH),
         unhealthy=_by_health(status),
         last_rescale=status.last_rescale,
+        spares=status.spares,
         books=books,
     )
 
@@ -173,8 +175,14 @@ class Families:
             "elastrain_job_condition", "1 if the condition is True, 0 if it is False; absent if unknown.", _of("type")
         )
         self.wanted = _gauge("elastrain_job_replicas_wanted", "Workers wanted now.")
-        self.existing = _gauge("elastrain_job_replicas", "Worker pods that exist and have not ended.")
+        self.existing = _gauge(
+            "elastrain_job_replicas", "Worker pods that exist and have not ended, warm spares left out."
+        )
         self.ready = _gauge("elastrain_job_replicas_ready", "Workers in the generation in force.")
+        self.spares_wanted = _gauge(
+            "elastrain_job_spares_wanted", "Warm spares wanted now; absent if none are asked for."
+        )
+        self.spares_ready = _gauge("elastrain_job_spares_ready", "Warm spares that could train at once.")
         self.generation = _gauge("elastrain_job_generation", "Number of the generation in force.")
         self.world = _gauge("elastrain_job_world_size", "Ranks that train together; 0 while none do.")
         self.step = _gauge("elastrain_job_step", "Committed steps: where the job stands. Goes back if steps are lost.")
@@ -211,7 +219,7 @@ class Families:
         self.held = _gauge("elastrain_job_accelerators", "Accelerators that the job's pods hold.")
         self.seconds = _counter(
             "elastrain_job_accelerator_seconds_total",
-            "Accelerator seconds that its pods have held, by use: training, rescaling, waiting, redone.",
+            "Accelerator seconds that its pods have held, by use: training, rescaling, waiting, redone, spare.",
             _of("use"),
         )
 
@@ -233,13 +241,16 @@ class Families:
             self.unhealthy.add(job, seen.unhealthy.get(health, 0), health)
         books = ledger.continued(seen.books, now)
         self.held.add(job, books.held)
-        for use in ("training", "rescaling", "waiting", "redone"):
+        for use in ("training", "rescaling", "waiting", "redone", "spare"):
             self.seconds.add(job, getattr(books, use), use)
 
     def _add_size(self, job: str, seen: JobView) -> None:
         self.wanted.add(job, seen.wanted)
         self.existing.add(job, seen.existing)
         self.ready.add(job, seen.ready)
+        if seen.spares is not None:
+            self.spares_wanted.add(job, seen.spares.desired)
+            self.spares_ready.add(job, seen.spares.ready)
         self.generation.add(job, seen.generation)
         self.world.add(job, seen.world_size)
 

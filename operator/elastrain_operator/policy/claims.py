@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import datetime
 
@@ -32,6 +32,9 @@ def claims(spec: JobSpec, status: JobStatus, seen: Observed, workers: Iterable[P
     # Whom the allocator named last time must not decide whom it names next.
     share = replace(seen.share, release=frozenset()) if seen.share else None
     stays = tuple(reversed(victims.order(active, etcd, share)))
+    size = status.desired_replicas or 0
+    extra = _spares(spec, stays, size, placed)
+    stays = tuple(sorted(stays, key=lambda p: p.name in extra))  # whoever trains is kept before one that does not
     job = Job(
         uid=seen.job.uid,
         namespace=seen.job.namespace,
@@ -41,16 +44,25 @@ def claims(spec: JobSpec, status: JobStatus, seen: Observed, workers: Iterable[P
         kind=_kind(spec, status),
         elastic=spec.replicas is None,
         created=seen.created.timestamp() if seen.created else 0.0,
-        workers=tuple(Worker(p.name, p.node, p.demand, p.name in placed) for p in stays),
-        size=status.desired_replicas or 0,
+        workers=tuple(Worker(p.name, p.node, p.demand, p.name in placed, p.name in extra) for p in stays),
+        size=size,
         trains=_has_state(active, status, etcd),
         resized=datetime.fromisoformat(rescaled.time) if rescaled and rescaled.time else None,
         pause=rescaled.pause_seconds if rescaled else None,
         remaining=_remaining(etcd),
         nproc=_ranks(spec),
+        spares=spec.warm_spares if status.generation and status.generation.size else 0,
     )
     pod_spec = spec.template.get("spec") or {}
     return Claims(job, str(pod_spec.get("priorityClassName") or ""), leaving, _speed(etcd))
+
+
+def _spares(spec: JobSpec, stays: Iterable[Pod], size: int, placed: Collection[str]) -> frozenset[str]:
+    """Workers (names) beyond the wanted number; whoever trains is none."""
+    if not spec.warm_spares:
+        return frozenset()
+    outside = [p.name for p in stays if p.name not in placed]
+    return frozenset(outside[max(size - len(placed), 0) :])
 
 
 def _has_state(active: Iterable[Pod], status: JobStatus, etcd: Coordination | None) -> bool:

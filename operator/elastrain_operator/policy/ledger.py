@@ -1,4 +1,4 @@
-"""Where the accelerator seconds of a job go: training, rescaling, waiting, redone.
+"""Where the accelerator seconds of a job go: training, rescaling, waiting, redone, spare.
 
 What was seen last is taken to have held until now; every change wakes the loop, so that is true to a twentieth of a
 second while an operator runs, and the books are in the status for the next one. What the pods held is computed from
@@ -35,6 +35,8 @@ class Place:
     workers: frozenset[str] = frozenset()
     """Names of those that are alive."""
     use: Use = "waiting"
+    spares: frozenset[str] = frozenset()
+    """Names of workers that stand by, ready to train."""
 
 
 def account(
@@ -56,10 +58,13 @@ def account(
     held = sum(p.accelerators for p in pods if _holds(p, now))
     if place is None:
         inside, use = min(old.in_generation, held), old.use
+        spare = min(old.standing_by, held - inside)
     else:
         inside = sum(p.accelerators for p in pods if p.name in place.workers and _holds(p, now))
+        spare = sum(p.accelerators for p in pods if p.name in place.spares and _holds(p, now)) if place.spares else 0
         use = place.use
     seen: dict[str, Any] = {"held": held, "in_generation": inside, "use": use, "until": max(since, now).isoformat()}
+    seen["standing_by"] = spare
     # Updated once: this runs in every pass over every job, and copies are what costs.
     return old.model_copy(update=_take_in(old, {**booked, **seen}, progress))
 
@@ -72,8 +77,10 @@ def continued(books: AcceleratorSeconds, now: datetime) -> AcceleratorSeconds:
     return books.model_copy(update=_book(books, books.held * seconds, seconds))
 
 
-def place(generation: GenerationStatus | None, seen: Coordination, finishing: bool) -> Place:
-    """Who is in the generation in force, and whether it trains.
+def place(
+    generation: GenerationStatus | None, seen: Coordination, finishing: bool, standing_by: frozenset[str] = frozenset()
+) -> Place:
+    """Who is in the generation in force, and whether it trains; ``standing_by``: workers (names) that are warm spares.
 
     A generation trains until it is known to be broken: a member is gone, or says that a collective failed, or the
     leader has ended it. What is left of it then waits if there are fewer than ``target.min``, else it is rescaling.
@@ -86,12 +93,13 @@ def place(generation: GenerationStatus | None, seen: Coordination, finishing: bo
     ids = {m.id for m in (newest.members if newest and current else seen.earlier(number))}
     alive = [m for m in seen.members if m.id in ids or (not current and m.generation == number)]
     workers = frozenset(m.worker for m in alive)
+    spares = standing_by - workers
     ended = newest is not None and number in newest.ended
     broken = ended or len(alive) < generation.size or any(m.broken >= number for m in alive)
     if finishing or not broken:
-        return Place(workers, "training")
+        return Place(workers, "training", spares)
     few = seen.target is not None and len(alive) < seen.target.min
-    return Place(workers, "waiting" if few else "rescaling")
+    return Place(workers, "waiting" if few else "rescaling", spares)
 
 
 def fresh(progress: Progress | None, after: int) -> tuple[Rescale, ...]:
@@ -105,13 +113,13 @@ def rounded(books: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
     """As they are written to the status."""
     if books is None:
         return None
-    seconds = ("training", "rescaling", "waiting", "redone", "owed_rescaling", "owed_redone")
+    seconds = ("training", "rescaling", "waiting", "redone", "spare", "owed_rescaling", "owed_redone")
     return books.model_copy(update={name: round(getattr(books, name), DIGITS) for name in seconds})
 
 
 def dissolved(books: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
     """The books of a job that has just ended: whoever is still there trains no more."""
-    return books and books.model_copy(update={"in_generation": 0, "use": "waiting"})
+    return books and books.model_copy(update={"in_generation": 0, "standing_by": 0, "use": "waiting"})
 
 
 def is_news(old: AcceleratorSeconds | None, new: AcceleratorSeconds | None) -> bool:
@@ -119,7 +127,7 @@ def is_news(old: AcceleratorSeconds | None, new: AcceleratorSeconds | None) -> b
     to write a status, nor are new pods, which say themselves since when they hold what."""
     if old is None or new is None:
         return old is not new
-    marks = ("in_generation", "use", "generation", "redone_steps")
+    marks = ("in_generation", "standing_by", "use", "generation", "redone_steps")
     return new.held < old.held or any(getattr(old, name) != getattr(new, name) for name in marks)
 
 
@@ -136,7 +144,10 @@ def _book(books: AcceleratorSeconds, held: float, seconds: float) -> dict[str, A
         rescaling = inside if books.use == "rescaling" else 0.0
         waiting += inside - rescaling
         paid = inside  # the pause that the trainer will report contains all of it
+    spare = min(books.standing_by * seconds, held - inside)
+    waiting -= spare
     return {
+        "spare": books.spare + spare,
         "training": books.training + training,
         "rescaling": books.rescaling + rescaling,
         "waiting": books.waiting + waiting,

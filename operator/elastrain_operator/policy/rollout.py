@@ -69,6 +69,8 @@ class Scene:
     members: Coordination | None
     """None: who trains is not known."""
     now: datetime
+    spares: int = 0
+    """Workers beyond ``desired`` that may stand by: those are replaced first, then each takes an old one's place."""
 
 
 def version(template: Mapping[str, Any]) -> str:
@@ -89,11 +91,24 @@ def rollout(scene: Scene) -> Rollout:
         return Rollout(old, extra, leave=surplus)
     if stopped := _stopped(scene, new, scene.members):
         return Rollout(old, extra, stopped=stopped)
-    made = _go_on(scene, old, coming, scene.members)
+    made = _renew_spares(scene, old, coming, scene.members) or _go_on(scene, old, coming, scene.members)
     if scene.refusal and not _no_quota(scene):  # it is tried again, ever more slowly
         words = f"{scene.refusal.reason}: {scene.refusal.message}"
         return replace(made, leave=(), stopped=words)
     return made
+
+
+def _renew_spares(scene: Scene, old: tuple[Pod, ...], coming: Sequence[Pod], members: Coordination) -> Rollout | None:
+    """Old workers that only stand by go before any that trains: no step is held up, and their successors show what the
+    new template is worth. None: there are none of them."""
+    training = sum(members.trains(p.name) for p in scene.workers)
+    idle = [p for p in old if not members.trains(p.name)]
+    if not scene.spares or not idle or training < scene.desired:
+        return None
+    # One that finds no room gets that of the next old spare; every other one is waited for.
+    warming = [p for p in coming if not _is_ready(p, members) and not (p.trouble and p.trouble.reason == _NO_ROOM)]
+    leave = _first_to_go(idle, scene.at_a_time - scene.leaving - len(warming), members)
+    return Rollout(old, min(len(coming), scene.at_a_time), leave=leave, coming=tuple(p.name for p in coming))
 
 
 def _go_on(scene: Scene, old: tuple[Pod, ...], coming: Sequence[Pod], members: Coordination) -> Rollout:
@@ -102,7 +117,8 @@ def _go_on(scene: Scene, old: tuple[Pod, ...], coming: Sequence[Pod], members: C
     takers = min(sum(_is_ready(p, members) for p in coming), max(surplus, 0))
     room = _room(scene, coming, members)
     leave = _first_to_go(old, min(free, max(takers, room.made)), members)
-    create = max(min(free - len(coming) - len(leave), batch - surplus), 0) if surplus >= 0 else 0
+    beyond = surplus - scene.spares
+    create = max(min(free - len(coming) - len(leave), batch - beyond), 0) if beyond >= 0 else 0
     names = tuple(p.name for p in coming)
     return Rollout(old, min(len(coming), batch), create, leave, room.none, room.until, names)
 

@@ -42,15 +42,21 @@ def order(workers: Sequence[Pod], members: Coordination | None, share: Share | N
 
 
 def choose(
-    workers: Sequence[Pod], desired: int, minimum: int, members: Coordination | None, share: Share | None
+    workers: Sequence[Pod],
+    desired: int,
+    minimum: int,
+    members: Coordination | None,
+    share: Share | None,
+    *,
+    spares: int = 0,
 ) -> tuple[Pod, ...]:
     """The workers to be asked to leave: those that are too many, and those for whom there is room on a better node.
 
     Of the latter only as many as leave at least ``minimum``, and at least so many that train: they are replaced, not
-    given up.
+    given up. ``spares``: workers beyond ``desired`` that may stand by.
     """
     ranked = order(workers, members, share)
-    surplus = ranked[: max(len(workers) - desired, 0)]
+    surplus = _surplus(ranked, desired, spares, members)
     if not share or not share.replace or desired == 0:
         return surplus
     chosen = list(surplus)
@@ -64,6 +70,15 @@ def choose(
         spare -= trains
         chosen.append(pod)
     return tuple(chosen)
+
+
+def _surplus(ranked: tuple[Pod, ...], desired: int, spares: int, members: Coordination | None) -> tuple[Pod, ...]:
+    """Nobody who trains becomes a spare (the members keep whom they have): of those as many go as are too many, then
+    whoever is beyond workers and spares together."""
+    training = [p for p in ranked if _trains(p, members)] if spares else []
+    first = tuple(training[: max(len(training) - desired, 0)])
+    rest = tuple(p for p in ranked if p not in first)
+    return (*first, *rest[: max(len(rest) - desired - spares, 0)])
 
 
 def _trains(pod: Pod, members: Coordination | None) -> bool:

@@ -99,6 +99,10 @@ class JobSpec(ApiModel):
     """Workers wanted now, between ``minReplicas`` and ``maxReplicas``; ``kubectl scale`` and an HPA write it.
     Absent: elastic: where the operator shares the cluster out, as many between the two as there is room for and other
     jobs leave, which it decides anew when that changes; elsewhere (and in local mode) as many as ``maxReplicas``."""
+    warm_spares: NonNegativeInt = 0
+    """Workers beyond those that train which stand by, started and warm, and take the place of a lost or added one in
+    about half a second, instead of a cold start. At most ``maxReplicas``. They hold what a worker holds; where the
+    operator shares the cluster out, only what no worker of any job needs."""
     nproc_per_node: Nproc = 1
     """Training processes (ranks) in each worker, or `auto`: one for each accelerator in the trainer container's limits,
     one if it has none. Local mode counts the CUDA devices of the machine. May only change while ``suspend`` is true."""
@@ -151,7 +155,7 @@ class JobSpec(ApiModel):
     """Who creates the workers: absent or `elastrain.dev/operator`, this operator; anything else, such as
     `kueue.x-k8s.io/multikueue`: somebody else, and this operator leaves the job alone. May not change."""
 
-    @field_validator("min_replicas", "replicas")
+    @field_validator("min_replicas", "replicas", "warm_spares")
     @classmethod
     def _sizes_are_ordered(cls, value: int | None, info: ValidationInfo) -> int | None:
         # `info.data` holds the valid ones of the fields above; a rule about an invalid one would only repeat its error.
@@ -342,7 +346,7 @@ class ProgressStatus(Figures):
 
 
 class AcceleratorSeconds(Figures):
-    """Where the accelerator seconds of a job went: the first four add up to what its pods have held. The other fields
+    """Where the accelerator seconds of a job went: the first five add up to what its pods have held. The other fields
     are the operator's bookmarks, by which the next operator goes on. A worker that asks for no accelerator counts as
     one."""
 
@@ -354,10 +358,14 @@ class AcceleratorSeconds(Figures):
     """Held outside of any generation, starting or leaving, or in one that fewer than ``minReplicas`` were left of."""
     redone: float = 0.0
     """Training again what had been committed before and was lost with the last copy of it."""
+    spare: float = 0.0
+    """Held by warm spares that stood by, ready to train."""
     held: int = 0
     """Accelerators that the job's pods hold."""
     in_generation: int = 0
     """Those of them that belong to workers in the generation in force."""
+    standing_by: int = 0
+    """Those of them that belong to warm spares."""
     use: Literal["training", "rescaling", "waiting"] = "waiting"
     """What those in the generation do."""
     owed_rescaling: float = 0.0
@@ -373,6 +381,15 @@ class AcceleratorSeconds(Figures):
     """Newest generation whose rescale is in the books."""
     until: str | None = None
     """Up to when all this is counted."""
+
+
+class SparesStatus(Figures):
+    """Warm spares, beside the workers that train."""
+
+    ready: int = 0
+    """Those that could train at once."""
+    desired: int = 0
+    """Those wanted now: ``spec.warmSpares``, or as many as there is room for. None before the job trains."""
 
 
 class UnhealthyWorker(Figures):
@@ -433,11 +450,13 @@ class JobStatus(ApiModel):
     conditions: list[Condition] = []
     """What programs read: one entry per type."""
     replicas: int = 0
-    """Worker pods that exist and have not ended."""
+    """Worker pods that exist and have not ended, warm spares left out."""
     desired_replicas: int | None = None
     """Workers wanted now, with an absent ``spec.replicas`` and ``suspend`` resolved."""
     ready_replicas: int = 0
     """Workers in the generation in force."""
+    spares: SparesStatus | None = None
+    """Warm spares. Absent: ``spec.warmSpares`` asks for none, or the job has ended."""
     selector: str = ""
     """Label selector of the worker pods, for the scale subresource and the HPA."""
     generation: GenerationStatus | None = None

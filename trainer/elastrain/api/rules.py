@@ -80,9 +80,17 @@ SIZES = {
             needs=frozenset({"minReplicas", "replicas", "maxReplicas"}),
             holds=lambda size: bool(size["minReplicas"] <= size["replicas"] <= size["maxReplicas"]),
         ),
+        SizeRule(
+            field="warmSpares",
+            words="must not be greater than maxReplicas ({maxReplicas})",
+            cel="self.warmSpares <= self.maxReplicas",
+            needs=frozenset({"warmSpares", "maxReplicas"}),
+            holds=lambda size: bool(size["warmSpares"] <= size["maxReplicas"]),
+        ),
     )
 }
-"""``1 <= minReplicas <= replicas <= maxReplicas``, by the field at fault; that they are positive is in their type."""
+"""``1 <= minReplicas <= replicas <= maxReplicas`` and ``warmSpares <= maxReplicas``, by the field at fault; that they
+are not negative is in their type."""
 
 NAME = Rule(
     field="metadata.name",

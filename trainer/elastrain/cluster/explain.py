@@ -37,7 +37,7 @@ def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
         return [Reason("no operator has looked at it yet", "elastrain doctor")]
     if job.spec.suspend:
         return [Reason("it is suspended: 0 workers are wanted", f"elastrain resume {job.name}")]
-    return [*_unmet(conditions), *_stopped(workers), _bounds(job, status)]
+    return [*_unmet(conditions), *_stopped(workers), *_spares(job, status), _bounds(job, status)]
 
 
 def _unmet(conditions: Mapping[str, Condition]) -> list[Reason]:
@@ -76,6 +76,20 @@ def _stopped(workers: Sequence[Worker]) -> list[Reason]:
         )
         for (reason, message), names in together.items()
     ]
+
+
+def _spares(job: ElasticTrainingJob, status: JobStatus) -> list[Reason]:
+    """Why fewer warm spares stand by than the spec asks for; nothing while all of them do."""
+    asked, found = job.spec.warm_spares, status.spares
+    if found is None or found.ready >= asked:
+        return []
+    said = f"{found.ready} of {asked} warm spares are ready"
+    if status.generation is None or not status.generation.size:
+        return [Reason(f"{said}: they are started when the job trains")]
+    if found.desired < asked:
+        why = f"there is room for {found.desired} that no worker of any job needs"
+        return [Reason(f"{said}: {why}", "free or add nodes, or lower spec.warmSpares")]
+    return [Reason(f"{said}: the others are starting")]
 
 
 def _bounds(job: ElasticTrainingJob, status: JobStatus) -> Reason:

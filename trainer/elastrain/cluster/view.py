@@ -43,6 +43,12 @@ def size_of(job: ElasticTrainingJob) -> str:
     return f"{status.ready_replicas}/{wanted}"
 
 
+def spares_of(job: ElasticTrainingJob) -> str:
+    """Warm spares that are ready and that are wanted: ``1/2``; empty where none are asked for."""
+    found = job.status.spares if job.status else None
+    return f"{found.ready}/{found.desired}" if found else ""
+
+
 def rescale_line(rescale: LastRescale) -> str:
     """The last rescale in one line."""
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in rescale.phases.items())
@@ -105,6 +111,8 @@ def details(
         (job.name, "bold"), "  ", (phase_of(job), PHASE_STYLES.get(phase_of(job), "")),
         f"  {size_of(job)} workers (min {job.spec.min_replicas}, max {job.spec.max_replicas})",
     )  # fmt: skip
+    if spares := spares_of(job):
+        head.append(f"  spares {spares}")
     if status.step is not None:
         head.append(f"  step {status.step}")
     if status.generation is not None:

@@ -48,6 +48,8 @@ class Observed:
     """``progress.finished``."""
     stopping: bool = False
     """The user wants the job to stop (Ctrl-C): drain everything."""
+    spares: int = 0
+    """Workers beyond ``desired`` that stand by, once the job has trained."""
 
 
 class Result(StrEnum):
@@ -89,21 +91,25 @@ def plan(seen: Observed, now: float) -> Plan:
 
 def _resize(seen: Observed, running: list[Worker], failures: list[Worker], now: float) -> Plan:
     staying = [w for w in running if not w.leaving]
-    surplus = len(staying) - seen.desired
-    if surplus > 0:
-        leaving = [w for w in running if w.leaving] + victims(staying, surplus)
-        return Plan(_target(seen, seen.desired, leaving, "Drain"))
-    leaving = [w for w in running if w.leaving]
+    # Before anybody trains a spare would only slow the start down.
+    wanted = seen.desired + (seen.spares if any(w.ready or w.trained for w in seen.workers) else 0)
+    # Nobody who trains becomes a spare: the members keep whom they have.
+    training = [w for w in staying if w.ready]
+    first = victims(training, len(training) - seen.desired) if wanted > seen.desired else []
+    rest = [w for w in staying if w not in first]
+    surplus = first + victims(rest, len(rest) - wanted)
+    leaving = [w for w in running if w.leaving] + surplus
     target = _target(seen, seen.desired, leaving, "Drain" if leaving else "")
-    if surplus == 0:
+    missing = wanted - len(staying) + len(surplus)
+    if missing <= 0 or surplus:
         return Plan(target)
     again_at = not_before(failures)
-    return Plan(target, again_at=again_at) if now < again_at else Plan(target, start=-surplus)
+    return Plan(target, again_at=again_at) if now < again_at else Plan(target, start=missing)
 
 
 def victims(staying: Sequence[Worker], count: int) -> list[Worker]:
     """The workers that cost least to lose: those that do not train yet, then the youngest."""
-    return sorted(staying, key=lambda w: (w.ready, -w.ordinal))[:count]
+    return sorted(staying, key=lambda w: (w.ready, -w.ordinal))[: max(count, 0)]
 
 
 def not_before(failures: Sequence[Worker]) -> float:

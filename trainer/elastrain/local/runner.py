@@ -273,6 +273,7 @@ class LocalJob:
             max=self.spec.max,
             desired=self._desired,
             backoff_limit=self.spec.backoff_limit,
+            spares=self.spec.spares,
             workers=[
                 Worker(w.name, w.ordinal, w.name in inside, w.leaving, w.ended, w.ended_at, w.trained)
                 for w in self._workers
@@ -396,6 +397,7 @@ class LocalJob:
             min=self.spec.min,
             max=self.spec.max,
             desired=self._desired,
+            spares=self.spec.spares,
             workers=tuple(_worker_status(w, members.get(w.name)) for w in self._workers),
             target=self._target,
             generation=mirror.generation,

@@ -26,6 +26,8 @@ class LocalSpec:
     min: int
     max: int
     desired: int
+    spares: int
+    """Workers that stand by beside those."""
     nproc: int
     backoff_limit: int
     command: tuple[str, ...]
@@ -64,6 +66,7 @@ def local_spec(
         min=job.spec.min_replicas,
         max=job.spec.max_replicas,
         desired=job.spec.desired_replicas,
+        spares=job.spec.warm_spares,
         nproc=_ranks(job.spec.nproc_per_node, environment),
         backoff_limit=job.spec.backoff_limit,
         command=tuple(words),

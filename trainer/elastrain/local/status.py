@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from elastrain.api.records import Generation, Member, Progress, Target
+from elastrain.api.records import Generation, Member, Phase, Progress, Target
 
 
 class WorkerStatus(BaseModel):
@@ -46,6 +46,8 @@ class LocalStatus(BaseModel):
     min: int
     max: int
     desired: int
+    spares: int = 0
+    """Warm spares that the manifest asks for."""
     workers: tuple[WorkerStatus, ...] = ()
     """Those that run, and those that ended with something to say; oldest first."""
     target: Target | None = None
@@ -66,6 +68,14 @@ class LocalStatus(BaseModel):
             return 0
         inside = [w for w in self.workers if self.generation.member(w.member)]
         return len(inside) if any(w.generation == self.generation.number for w in inside) else 0
+
+    @property
+    def standing_by(self) -> tuple[str, ...]:
+        """Workers that could train and are not needed: warm spares."""
+        if not self.spares or not self.desired or self.generation is None or self.generation.size < self.desired:
+            return ()
+        outside = [w for w in self.running if not self.generation.member(w.member)]
+        return tuple(w.name for w in outside if w.phase == Phase.READY and not w.leaving)
 
 
 def in_generation(generation: Generation | None, members: Iterable[Member]) -> set[str]:

@@ -85,6 +85,8 @@ def render(status: LocalStatus, rate: float | None) -> Group:
         (status.phase, style),
         f"  {status.in_force} of {status.desired} workers (min {status.min}, max {status.max})",
     )
+    if status.spares:
+        head.append(f"  spares {len(status.standing_by)}/{status.spares}")
     if status.generation is not None:
         head.append(f"  generation {status.generation.number} ({status.generation.reason})")
     parts: list[Text | Table | ProgressBar] = [Text(""), head]
@@ -119,6 +121,7 @@ def _workers(status: LocalStatus) -> Table:
     shown = [w for w in status.workers if not w.ended or w.phase == "failed"][-12:]
     for w in shown:
         note = "leaving" if w.leaving and not w.ended else w.message
+        note = note or ("stands by" if w.name in status.standing_by else "")
         style = "red" if w.phase == "failed" else "green" if w.phase == "ready" else "yellow"
         table.add_row(
             w.name,
