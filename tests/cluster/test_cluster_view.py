@@ -79,7 +79,7 @@ def test_details_show_why_the_phases_of_the_pause_workers_and_events() -> None:
     assert "digits  Running  3/4 workers (min 1, max 4)  step 128  generation 5 (Lost)" in text
     assert "3 of 4 workers train" in text
     assert "last rescale: Lost 4→3 ranks: 0.31 s pause (detect 0.07, first_step 0.20)" in text
-    assert "9s    WorkerLost   digits-1" in text
+    assert "9s   WorkerLost  digits-1" in text
 
 
 # ---- explain -------------------------------------------------------------------------------------------------------
