@@ -30,7 +30,8 @@ COPY pyproject.toml .
 RUN for extra in operator trainer; do python3 -c "\
 import sys, tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*project['dependencies'], *project['optional-dependencies'][sys.argv[1]], sep='\n')" $extra > $extra.txt || exit 1; done
+extras = project['optional-dependencies']; \
+print(*project['dependencies'], *extras[sys.argv[1]], *extras['tracing'], sep='\n')" $extra > $extra.txt || exit 1; done
 
 # ---- operator --------------------------------------------------------------------------------------------------------
 FROM ${BASE_IMAGE} AS operator-environment
