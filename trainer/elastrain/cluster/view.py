@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -146,11 +147,11 @@ def details(
         parts.append(_progress(status.progress, now))
     if why := standing(job, now):
         style = "green" if phase_of(job) == "Succeeded" else "red" if phase_of(job) == "Failed" else "yellow"
-        parts.append(Text(f"  {why}", style=style))
+        parts.append(_indented(why, style))
     if not_larger := why_not_larger(status):
-        parts.append(Text(f"  why not larger: {not_larger}", style="dim"))
+        parts.append(_indented(f"why not larger: {not_larger}", "dim"))
     if status.last_rescale is not None:
-        parts.append(Text(f"  last rescale: {rescale_line(status.last_rescale)}", style="dim"))
+        parts.append(_indented(f"last rescale: {rescale_line(status.last_rescale)}", "dim"))
     if status.last_failure is not None:
         parts += _failure(status.last_failure, now, whole=phase_of(job) == "Failed")
     if workers:
@@ -182,6 +183,11 @@ def _progress(progress: ProgressStatus, now: datetime) -> Table:
     return line
 
 
+def _indented(words: str, style: str) -> Padding:
+    """A sentence below the headline, also where it takes several lines."""
+    return Padding(Text(words, style=style), (0, 0, 0, 2), expand=False)
+
+
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
@@ -192,9 +198,9 @@ def _failure(failure: LastFailure, now: datetime, *, whole: bool) -> list[Render
     """The newest lost worker; its last words too, if the job has died of it."""
     who = failure.worker if failure.rank is None else f"rank {failure.rank} in {failure.worker}"
     ago = age(time_of(failure.time), now)
-    words = f"  last failure: {f'{ago} ago, ' if ago else ''}{who}: {failure.reason}: {failure.message}".rstrip(": ")
+    words = f"last failure: {f'{ago} ago, ' if ago else ''}{who}: {failure.reason}: {failure.message}".rstrip(": ")
     tail = failure.log_tail.splitlines()[-_TAIL:] if whole else []
-    return [Text(words, style="red" if whole else "dim"), *(Text(f"    {line}", style="dim") for line in tail)]
+    return [_indented(words, "red" if whole else "dim"), *(Text(f"    {line}", style="dim") for line in tail)]
 
 
 def _workers(workers: Sequence[Worker], now: datetime) -> Table:
