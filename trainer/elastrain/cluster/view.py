@@ -109,13 +109,16 @@ def _step(status: JobStatus) -> str:
     return f"{status.step}/{total}" if total else str(status.step)
 
 
-def standing(job: ElasticTrainingJob, now: datetime) -> str:
-    """The sentence that matters most: how it ended, or what it waits for; empty where all is well."""
+def standing(job: ElasticTrainingJob, now: datetime | None = None) -> str:
+    """The sentence that matters most: how it ended, or what it waits for; empty where all is well.
+
+    Without ``now`` nothing is said of an operator that takes no note of it.
+    """
     conditions = {c.type: c for c in (job.status.conditions if job.status else [])}
     for kind in (ConditionType.FAILED, ConditionType.SUCCEEDED):
         if kind in conditions and conditions[kind].status == "True":
             return conditions[kind].message
-    if found := unseen(job, now):
+    if now is not None and (found := unseen(job, now)):
         return found
     if ConditionType.SUSPENDED in conditions and conditions[ConditionType.SUSPENDED].status == "True":
         return conditions[ConditionType.SUSPENDED].message
