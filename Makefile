@@ -12,9 +12,9 @@ SHELL := /bin/bash
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: ## an elastic job on this machine: trains on real data, grows, is hit by a kill, shrinks, loses nothing
+demo: ## an elastic job on this machine: trains on real data, grows, is hit by a kill, shrinks, loses nothing; draws it
 	@scripts/dev-env
-	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) examples/01-digits/demo.py
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) examples/01-digits/demo.py --picture demo.png
 
 storm: ## a language model trained through 50 random joins, leaves and kills; draws its loss curve beside the undisturbed one
 	@scripts/dev-env

@@ -1,11 +1,16 @@
 """Handwritten digits (8x8 pixels, 1,797 of them, shipped with scikit-learn), trained by however many workers there are.
 
-A plain PyTorch script with a handful of changed lines, marked (*). Options: --epochs, --batch-size, --lr, --seed, and
---step-seconds, which slows every step down so that a person can watch a rescale.
+A plain PyTorch script with a handful of changed lines, marked (*). Options: --epochs, --batch-size, --lr, --seed;
+--step-seconds, which slows every step down so that a person can watch a rescale; and --losses, which keeps what
+``demo.py`` draws.
 """
 
 import argparse
+import json
+import os
+import socket
 import time
+from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
@@ -22,6 +27,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--step-seconds", type=float, default=0.0, help="least time that one step takes")
+    parser.add_argument("--losses", default="", help="folder for the loss of each step")
     return parser.parse_args()
 
 
@@ -48,6 +54,13 @@ def network() -> nn.Sequential:
     )
 
 
+def keep_losses(job: elastrain.Job, folder: Path) -> None:
+    """Write a line per committed step: step, ranks, loss, time. By line, so that a killed process loses none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / f"losses.{socket.gethostname()}.{os.getpid()}.jsonl").open("a", buffering=1)
+    job.on_commit(lambda: print(json.dumps([job.step, job.world_size, job.loss, time.time()]), file=file))
+
+
 def main() -> None:
     args = options()
     torch.manual_seed(args.seed)
@@ -59,6 +72,9 @@ def main() -> None:
         optimizer = torch.optim.Adam(net.parameters(), lr=args.lr)
         job.track(optimizer=optimizer)  # (*) what a joining worker must be given
         loader = job.dataloader(train_set, global_batch_size=args.batch_size, seed=args.seed)  # (*) with its sampler
+
+        if args.losses:
+            keep_losses(job, Path(args.losses))
 
         for images, labels in job.steps(
             loader, epochs=args.epochs

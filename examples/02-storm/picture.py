@@ -8,28 +8,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
-from proof import Run, difference
+from proof import Run, curves, difference
 from weather import Kind
 
 mpl.use("Agg")  # draws to files; no display is needed
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
-# Colours that the colour-blind can tell apart, by Okabe and Ito; shapes differ, too.
+# Shapes differ as well as colours.
 MARKS = {
-    Kind.JOIN: ("#009E73", "^"),
-    Kind.LEAVE: ("#0072B2", "v"),
-    Kind.KILL_RANK: ("#E69F00", "X"),
-    Kind.KILL_WORKER: ("#D55E00", "*"),
+    Kind.JOIN: (curves.GREEN, "^"),
+    Kind.LEAVE: (curves.BLUE, "v"),
+    Kind.KILL_RANK: (curves.ORANGE, "X"),
+    Kind.KILL_WORKER: (curves.RED, "*"),
 }
-CALM, STORM, OTHER = "#F0C75E", "#1B1B1B", "#999999"
 
 
 def draw(path: Path, runs: Sequence[Run], *, seed: int, dtype: str) -> None:
     """Draw ``runs`` (undisturbed, storm and, if there is one, another undisturbed one) into ``path``."""
     calm, storm = runs[:2]
-    plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update(curves.STYLE)
     figure, (losses, between, sizes) = plt.subplots(
         3, 1, figsize=(11, 8.2), sharex=True, height_ratios=(3.2, 1.3, 2.0), layout="constrained"
     )
@@ -48,22 +46,25 @@ def draw(path: Path, runs: Sequence[Run], *, seed: int, dtype: str) -> None:
 
 
 def _losses(axes: Axes, calm: Run, storm: Run) -> None:
-    axes.plot(calm.losses.keys(), calm.losses.values(), color=CALM, linewidth=5, label=calm.name)
     steps = sorted(storm.losses)
     verdict = storm.verdict
     if verdict is not None:
         facts = f"{verdict.samples:,} samples: {verdict.lost} lost, {verdict.repeated} repeated"
         sizes = f"{sum(1 for r in storm.rescales.values() if r.from_size)} changes of generation"
         axes.set_title(f"a language model of Python's standard library; {sizes}; {facts}", fontsize=10.5)
-    axes.plot(steps, [storm.losses[s] for s in steps], color=STORM, linewidth=1.0, label="through the storm")
+    curves.draw_losses(
+        axes,
+        (list(calm.losses.keys()), list(calm.losses.values())),
+        (steps, [storm.losses[s] for s in steps]),
+        (calm.name, "through the storm"),
+    )
     axes.set_ylabel("loss, nats per byte")
-    axes.legend(frameon=False, loc="upper right")
 
 
 def _difference(axes: Axes, calm: Run, others: Sequence[Run], dtype: str) -> None:
     """On a logarithmic axis, so that steps without any difference are not seen."""
     seen = []
-    for run, colour, name in zip(others, (STORM, OTHER), ("storm", None), strict=False):
+    for run, colour, name in zip(others, (curves.STORM, curves.OTHER), ("storm", None), strict=False):
         apart = {step: d for step, d in difference(calm, run).items() if d > 0}
         label = f"{name or run.name} − {calm.name}"
         axes.scatter(
@@ -78,10 +79,7 @@ def _difference(axes: Axes, calm: Run, others: Sequence[Run], dtype: str) -> Non
 
 
 def _sizes(axes: Axes, storm: Run, seed: int) -> None:
-    steps = sorted(storm.worlds)
-    sizes = [storm.worlds[s] for s in steps]
-    axes.fill_between(steps, sizes, step="mid", color="#DDE3EA", linewidth=0)
-    axes.step(steps, sizes, where="mid", color="#66788A", linewidth=1.2)
+    curves.draw_sizes(axes, storm.worlds)
     count = Counter(f.kind for f in storm.fired)
     for kind, (colour, shape) in MARKS.items():
         at = [f.step for f in storm.fired if f.kind is kind]
@@ -89,9 +87,6 @@ def _sizes(axes: Axes, storm: Run, seed: int) -> None:
             at, [storm.worlds.get(s, 1) for s in at], color=colour, marker=shape, s=120 if shape == "*" else 60,
             linewidths=0.6, edgecolors="white", label=f"{count[kind]} × {kind}", zorder=3, clip_on=False,
         )  # fmt: skip
-    axes.set_ylim(0, max(sizes) + 0.6)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel("ranks that train")
     axes.set_xlabel(f"committed step (storm of seed {seed})")
     axes.set_xlim(0, storm.steps)
     axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=4)

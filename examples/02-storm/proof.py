@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "shared"))
+import curves
 from weather import Kind
 
 from elastrain.api.records import Rescale
@@ -50,14 +53,8 @@ class Run:
 
     def read_losses(self) -> None:
         """Every rank has written every step that it saw committed; they must agree to the bit."""
-        for file in sorted(self.folder.glob("losses.*.jsonl")):
-            *lines, _torn = file.read_text().split("\n")  # what follows the last newline: a process was killed there
-            for step, world, loss in map(json.loads, lines):
-                known = self.losses.setdefault(step, loss), self.worlds.setdefault(step, world)
-                if known != (loss, world):
-                    self.contradictions.append(
-                        f"step {step}: loss {loss} on {world} ranks, or {known[0]} on {known[1]}"
-                    )
+        found = curves.read(self.folder)
+        self.losses, self.worlds, self.contradictions = found.losses, found.worlds, found.contradictions
 
     def last_step(self) -> int:
         """The newest step that is in a file by now."""

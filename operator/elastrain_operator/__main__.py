@@ -12,6 +12,7 @@ import typer
 import uvloop
 from pydantic import ValidationError
 
+from elastrain import tracing
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.config import CapacityConfig, LeaseName, OperatorConfig, WorkerEtcd, read_job_key
@@ -102,6 +103,14 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
     metrics_port: Annotated[
         int, option("ELASTRAIN_METRICS_PORT", "Port of GET /metrics, for Prometheus; 0: none.")
     ] = 0,
+    traces_endpoint: Annotated[
+        str,
+        option(
+            tracing.ENV_ENDPOINT,
+            "OTLP collector over HTTP, as http://otel-collector.monitoring:4318: operator and workers send traces of "
+            "rescales to it. Needs elastrain[tracing] where they run.",
+        ),
+    ] = "",
     log_level: Annotated[str, option("ELASTRAIN_LOG_LEVEL", "debug, info, warning or error.")] = "info",
 ) -> None:
     """Runs elastic training jobs (`kubectl get etj`): creates their worker pods, tells the workers through etcd how
@@ -145,6 +154,7 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
             lease_seconds=lease_seconds,
             health_port=health_port,
             metrics_port=metrics_port,
+            traces_endpoint=traces_endpoint,
         )
         level = _level(log_level)
     except ValidationError as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
 import structlog
 
+from elastrain import tracing
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdError, EtcdUsers
 from elastrain_operator import pods
@@ -28,6 +30,7 @@ from elastrain_operator.model import JobRef, Outage, Pod
 from elastrain_operator.pods import Pods
 from elastrain_operator.reflector import Reflector
 from elastrain_operator.sweep import Sweeper
+from elastrain_operator.trace import Traces
 from elastrain_operator.vault import Vault
 
 FIRST_LIST_SECONDS = 5.0
@@ -84,7 +87,13 @@ class App:
             self._vault = Vault(EtcdUsers(etcd), self._kube, self._mirror, config, self._loops.wake_all)
             guarding = asyncio.create_task(self._vault.run(), name="vault")
             undo.callback(guarding.cancel)
-        self._executor = Executor(self._kube, self._mirror, config, self._vault)
+        tracer = tracing.from_environment(
+            {**os.environ, tracing.ENV_ENDPOINT: config.traces_endpoint}, "elastrain-operator"
+        )
+        traces = Traces(tracer) if tracer else None
+        if traces:
+            undo.push_async_callback(asyncio.to_thread, traces.close)
+        self._executor = Executor(self._kube, self._mirror, config, self._vault, traces)
         undo.push_async_callback(self._loops.stop)
         self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._vault)
         sweeping = asyncio.create_task(self._sweeper.run(), name="sweeper")

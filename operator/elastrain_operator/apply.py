@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from elastrain_operator import observe, render
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube import ApiError, Kube
 from elastrain_operator.model import JobRef, Notice, Plan, Pod, Refusal, Severity
+from elastrain_operator.trace import Traces
 from elastrain_operator.vault import Vault
 
 PARALLEL = 16
@@ -55,8 +57,16 @@ class Memory:
 class Executor:
     """Executes plans against one API server."""
 
-    def __init__(self, kube: Kube, targets: Targets, config: OperatorConfig, vault: Vault | None = None) -> None:
-        """``vault``: gives jobs credentials of their own; None: they have none."""
+    def __init__(
+        self,
+        kube: Kube,
+        targets: Targets,
+        config: OperatorConfig,
+        vault: Vault | None = None,
+        traces: Traces | None = None,
+    ) -> None:
+        """``vault``: gives jobs credentials of their own; None: they have none. ``traces``: None: nobody wants them."""
+        self._traces = traces
         self._kube = kube
         self._vault = vault
         self._targets = targets
@@ -77,14 +87,20 @@ class Executor:
             patch = status_patch(plan.status)
             memory.version = await self._kube.patch_status(job.namespace, job.name, patch, memory.version)
             memory.status, memory.status_written = plan.status, _now()
+            if self._traces is not None:
+                self._traces.seen(job, plan.status)
         if plan.target is not None:
-            await self._targets.put_target(JobKeys(job.namespace, job.name, job.uid), plan.target)
+            with self._span(job, "operator.put_target", desired=plan.target.desired, reason=plan.target.reason):
+                await self._targets.put_target(JobKeys(job.namespace, job.name, job.uid), plan.target)
             log.info("target", job=_name(job), **plan.target.model_dump(mode="json"))
         for notice in plan.notices:
             await self._tell(job, notice)
         if plan.create and spec is not None:
-            await self._create(job, spec, plan, memory)
-        await asyncio.gather(*(self._delete(job, d.pod, d.uid, d.why) for d in plan.delete))
+            with self._span(job, "operator.create_pods", pods=len(plan.create)):
+                await self._create(job, spec, plan, memory)
+        if plan.delete:
+            with self._span(job, "operator.delete_pods", pods=len(plan.delete)):
+                await asyncio.gather(*(self._delete(job, d.pod, d.uid, d.why) for d in plan.delete))
         if plan.delete_job:
             log.info("deleting job", job=_name(job), why="ttlSecondsAfterFinished")
             await self._kube.delete_job(job.namespace, job.name, job.uid)
@@ -93,6 +109,9 @@ class Executor:
         """For a job with pods: see to it that they can log in to etcd. Raises ``ApiError`` and ``EtcdError``."""
         if self._vault is not None:
             await self._vault.keep(job, live=True)
+
+    def _span(self, job: JobRef, name: str, **attributes: str | int) -> AbstractContextManager[None]:
+        return nullcontext() if self._traces is None else self._traces.span(job, name, **attributes)
 
     # ---- pods ------------------------------------------------------------------------------------------------------
     async def _create(self, job: JobRef, spec: JobSpec, plan: Plan, memory: Memory) -> None:

@@ -128,6 +128,8 @@ class OperatorConfig(BaseModel):
     health_port: Annotated[int, Field(ge=1, le=65535)] = 8080
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of GET /metrics; 0: none."""
+    traces_endpoint: str = ""
+    """OTLP collector (http://host:4318) that workers send traces to, where their template names none; empty: none."""
 
     @model_validator(mode="after")
     def _users_can_be_made(self) -> Self:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from copy import deepcopy
 from typing import Any
 
+from elastrain import tracing
 from elastrain.api import names
 from elastrain.api.accelerators import AcceleratorUnclear, accelerator, extended
 from elastrain.api.job import JobSpec, trainer_container
@@ -69,6 +70,8 @@ def pod(
         furnish.apart(body, job.uid)
     grace = body.get("terminationGracePeriodSeconds")
     _make_trainer(trainer, _environment(job, spec, config, DEFAULT_GRACE if grace is None else float(grace)))
+    if config.traces_endpoint and all(e.get("name") != tracing.ENV_ENDPOINT for e in trainer["env"]):
+        trainer["env"].append({"name": tracing.ENV_ENDPOINT, "value": config.traces_endpoint})
     _mount_credentials(body, trainer, _secret_name(job, config.worker_etcd))
     metadata = template.get("metadata") or {}
     return {

@@ -308,6 +308,12 @@ def test_operator_is_told_how_to_share_the_cluster_out(rendered: Render) -> None
     assert told["ELASTRAIN_CAPACITY_HYSTERESIS"] == "90"
 
 
+def test_traces_are_sent_only_where_a_collector_is_named(rendered: Render) -> None:
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in environment(rendered())
+    told = environment(rendered("tracing.endpoint=http://otel.monitoring:4318"))
+    assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://otel.monitoring:4318"
+
+
 def test_users_rights_extend_kubernetes_own_roles(rendered: Render) -> None:
     manifests = rendered()
     view, edit = one(manifests, "ClusterRole", "-view"), one(manifests, "ClusterRole", "-edit")

@@ -65,7 +65,7 @@ def test_a_cluster_without_elastrain_is_said_to_lack_it() -> None:
 
 
 def test_a_missing_kubeconfig_a_wrong_context_and_a_dead_server_are_told_apart(cluster, tmp_path: Path) -> None:
-    with pytest.raises(NotConnected, match="name a kubeconfig"):
+    with pytest.raises(NotConnected, match="there is no kubeconfig"):
         Jobs(kubeconfig=str(tmp_path / "nowhere"))
     with pytest.raises(NotConnected, match="context nope"):
         Jobs(kubeconfig=cluster.kubeconfig, context="nope")
@@ -77,7 +77,7 @@ def test_a_missing_kubeconfig_a_wrong_context_and_a_dead_server_are_told_apart(c
         dead.write_text(yaml.safe_dump(config))
         with (
             Jobs(kubeconfig=str(dead)) as jobs,
-            pytest.raises(NotConnected, match=r"no answer from https://127.*--context"),
+            pytest.raises(NotConnected, match=r"nobody listens at https://127.*--context"),
         ):
             jobs.list()
 
@@ -97,7 +97,7 @@ def test_a_user_without_a_role_is_told_which_verb_lacks(cluster, tmp_path: Path)
     config["users"][0]["user"] = {"token": token}
     guest = tmp_path / "guest"
     guest.write_text(yaml.safe_dump(config))
-    words = r"cannot list resource.*ask for a role"
+    words = r"may not list elastictrainingjobs.elastrain.dev.*ask for a role"
     with Jobs(kubeconfig=str(guest), namespace=cluster.namespace) as jobs, pytest.raises(NotAllowed, match=words):
         jobs.list()
 

@@ -29,6 +29,12 @@ def environment(cluster, tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "KUBECONFIG": str(path), "XDG_RUNTIME_DIR": str(tmp_path), "COLUMNS": "200", "NO_COLOR": "1"}
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no operator here, and ``submit`` need not wait for it."""
+    monkeypatch.setattr("elastrain.cluster.commands.NOTICE_SECONDS", 0.05)
+
+
 @pytest.fixture
 def elastrain(environment):
     def elastrain(*arguments: object) -> Result:
@@ -144,7 +150,7 @@ def test_without_a_cluster_the_exit_code_and_the_message_say_so(elastrain, envir
     environment["KUBECONFIG"] = str(tmp_path / "nowhere")
     answer = elastrain("list")
     assert answer.exit_code == 3
-    assert "name a kubeconfig by $KUBECONFIG" in answer.stderr
+    assert "name it by $KUBECONFIG" in answer.stderr
 
 
 def test_kubectl_finds_the_plugin_with_the_same_commands(environment) -> None:

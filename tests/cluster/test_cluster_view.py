@@ -79,7 +79,7 @@ def test_details_show_why_the_phases_of_the_pause_workers_and_events() -> None:
     assert "digits  Running  3/4 workers (min 1, max 4)  step 128  generation 5 (Lost)" in text
     assert "3 of 4 workers train" in text
     assert "last rescale: Lost 4→3 ranks: 0.31 s pause (detect 0.07, first_step 0.20)" in text
-    assert "9s    WorkerLost   digits-1" in text
+    assert "9s   WorkerLost  digits-1" in text
 
 
 # ---- explain -------------------------------------------------------------------------------------------------------
@@ -160,3 +160,60 @@ def test_a_worker_that_is_being_deleted_is_terminating_and_one_that_starts_has_n
     starting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
     found = worker_of({"metadata": meta, "status": {"phase": "Pending", "containerStatuses": [starting]}})
     assert (found.phase, found.reason) == ("Terminating", "")
+
+
+# ---- more of the screen ----------------------------------------------------------------------------------------------
+def narrow(what: Any) -> str:
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(what)
+    return console.export_text()
+
+
+BUSY = RUNNING | {
+    "progress": {"step": 128, "of": 1840, "epoch": 5, "samplesPerSecond": 10342.7, "eta": "2026-01-01T13:12:00Z"},
+    "lastFailure": {"time": "2026-01-01T11:58:00Z", "worker": "digits-1", "rank": 3, "cause": "user",
+                    "reason": "ScriptFailed", "message": "ValueError: x", "logTail": "Traceback\nValueError: x"},
+    "conditions": [condition("PodsReady", "False", "3 of 4 workers train"),
+                   condition("Grown", "False", "0 of 8 nvidia.com/gpu are free")],
+}  # fmt: skip
+
+
+def test_details_show_how_far_it_is_how_fast_and_why_it_is_not_larger() -> None:
+    text = shown(view.details(job(BUSY), [], [], NOW))
+    assert "step 128/1840, epoch 5, 10,343 samples/s, 1h12m left" in text
+    assert "why not larger: 0 of 8 nvidia.com/gpu are free" in text
+    assert "last failure: 2m ago, rank 3 in digits-1: ScriptFailed: ValueError: x" in text
+    assert "Traceback" not in text, "it lives"
+
+
+def test_a_failed_job_shows_the_last_words_of_its_rank() -> None:
+    failed = BUSY | {"phase": "Failed", "conditions": [condition("Failed", "True", "backoffLimit (2) reached")]}
+    text = shown(view.details(job(failed), [], [], NOW))
+    assert "backoffLimit (2) reached" in text
+    assert "    Traceback\n    ValueError: x" in text
+
+
+def test_nothing_is_cut_on_a_narrow_terminal() -> None:
+    long = "gpt2-pretrain-on-the-nightly-cluster"
+    waits = Worker(long + "-12", 12, "Pending", "", "Unschedulable", "8 Insufficient nvidia.com/gpu", None)
+    texts = [
+        narrow(view.details(job(BUSY), [waits], [], NOW)),
+        narrow(view.table([job(BUSY)], NOW, namespaces=True, wide=False)),
+    ]
+    for text in texts:
+        assert "…" not in text
+        assert all(len(line) <= 60 for line in text.splitlines())
+    assert long + "-12" in "".join(line[:20].strip() for line in texts[0].splitlines() if "last" not in line)
+
+
+def test_a_change_that_the_operator_has_not_noted_is_said() -> None:
+    old = job(RUNNING)
+    old.metadata["generation"] = 2
+    assert "has not taken note of its last change" in view.standing(old, NOW)
+    assert "no operator has taken note of it in 2h" in view.standing(job(), NOW)
+    fresh = job()
+    assert view.unseen(fresh, NOW - timedelta(hours=2) + timedelta(seconds=3)) == ""
+
+
+def test_explain_says_why_it_is_not_larger() -> None:
+    assert "0 of 8 nvidia.com/gpu are free" in [reason.says for reason in explain(job(BUSY), [])]

@@ -11,8 +11,10 @@ def main() -> None:
         from elastrain.agent.start import run_agent
 
         sys.exit(run_agent(sys.argv[3:]))
-    from elastrain.cli import main as command_line
-
+    try:
+        from elastrain.cli import main as command_line
+    except KeyboardInterrupt:  # importing takes long enough for somebody to think better of it
+        sys.exit(130)
     command_line()
 
 

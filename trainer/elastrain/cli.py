@@ -12,11 +12,15 @@ import typer
 from elastrain import __version__
 from elastrain.cluster import app as cluster
 from elastrain.cluster.answers import EXIT_NO_CLUSTER, Output
+from elastrain.cluster.completion import Shell, script
+from elastrain.cluster.completion import jobs as jobs_of_cluster
+from elastrain.cluster.spelling import Commands, job_name
 
 app = typer.Typer(
     name="elastrain",
+    cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=False,  # its options would be the longest lines of the help; there is a command
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="""Elastic PyTorch training: jobs that grow, shrink and survive losses without a restart.
@@ -40,13 +44,31 @@ app = typer.Typer(
     A job of this machine comes first where a name is given; -n or --context mean the cluster.
 
     Exit codes: 0 done; 1 the job has failed; 2 asked wrongly, or refused; 3 no cluster, or not allowed there;
-    130 Ctrl-C.
+    130 Ctrl-C; 141 whoever read the output has gone.
     """,
 )
 for _command in cluster.app.registered_commands:
     if _command.callback not in {cluster.scale, cluster.status}:  # they have a local meaning, too: below
         app.registered_commands.append(_command)
 
+
+def _job_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: jobs of this machine, and of the cluster."""
+    from elastrain.local.control import control_directory, running_jobs
+
+    here = [name for name in running_jobs(control_directory()) if name.startswith(incomplete)]
+    return [*here, *(name for name in jobs_of_cluster(ctx, incomplete) if name not in here)]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"elastrain {__version__}")
+        raise typer.Exit
+
+
+Job = Annotated[
+    str, typer.Argument(help="Name of the job.", metavar="JOB", callback=job_name, autocompletion=_job_names)
+]
 Manifest = Annotated[Path, typer.Argument(help="The job's manifest: YAML of kind ElasticTrainingJob.", metavar="FILE")]
 
 
@@ -89,7 +111,15 @@ def preflight(
 
 @app.command()
 def run(
-    manifest: Manifest,
+    manifest: Annotated[
+        Path,
+        typer.Argument(
+            help="A manifest (.yaml), or a training script (.py): named after it, 2 of 1 to 8 workers.", metavar="FILE"
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="For a script: its arguments, after --.", metavar="[-- ARG...]")
+    ] = None,
     *,
     etcd: Annotated[Path | None, typer.Option(help="The etcd binary. Default: $ELASTRAIN_ETCD, PATH.")] = None,
     state_dir: Annotated[
@@ -114,17 +144,26 @@ def run(
 
         elastrain run examples/01-digits/job.yaml
         elastrain run job.yaml --set replicas=2 --set checkpoint.everySteps=100 --env EPOCHS=3
+        elastrain run train.py --set replicas=4 -- --epochs 3
     """
     from elastrain.local.command import run_job
 
     raise typer.Exit(
-        run_job(manifest, etcd=etcd, state_dir=state_dir, plain=plain, overrides=set_ or [], variables=env or [])
+        run_job(
+            manifest,
+            etcd=etcd,
+            state_dir=state_dir,
+            plain=plain,
+            overrides=set_ or [],
+            variables=env or [],
+            arguments=arguments or [],
+        )
     )
 
 
 @app.command()
 def scale(
-    job: cluster.Job,
+    job: Job,
     replicas: Annotated[int, typer.Argument(help="Workers wanted, between minReplicas and maxReplicas.")],
     namespace: cluster.Namespace = None,
     context: cluster.Context = None,
@@ -147,7 +186,12 @@ def scale(
 
 @app.command()
 def status(
-    job: Annotated[str | None, typer.Argument(help="Name of the job; absent: all that run on this machine.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of the job; absent: all that run on this machine.", callback=job_name, autocompletion=_job_names
+        ),
+    ] = None,
     output: cluster.Format = Output.TABLE,
     namespace: cluster.Namespace = None,
     context: cluster.Context = None,
@@ -231,6 +275,31 @@ def audit(
     raise typer.Exit(0 if ok else 1)
 
 
+@app.callback()
+def options(
+    *,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+@app.command()
+def completion(
+    shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish.", metavar="SHELL")],
+) -> None:
+    """Print what your shell must read to complete commands, options, and names of jobs, namespaces and contexts.
+
+    Examples:
+
+        bash: elastrain completion bash > ~/.local/share/bash-completion/completions/elastrain
+        zsh:  elastrain completion zsh > "${fpath[1]}/_elastrain"
+        fish: elastrain completion fish > ~/.config/fish/completions/elastrain.fish
+    """
+    typer.echo(script(shell))
+
+
 @app.command()
 def version() -> None:
     """Print the version."""
@@ -245,8 +314,7 @@ def _refuse(message: str) -> NoReturn:
 
 def main() -> None:
     """All commands. (The ``elastrain`` script begins in ``__main__``.)"""
-    with cluster.explained():
-        app(prog_name="elastrain")
+    cluster.start(app, "elastrain")
 
 
 if __name__ == "__main__":

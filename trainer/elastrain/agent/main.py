@@ -15,7 +15,8 @@ from types import FrameType
 
 import structlog
 
-from elastrain.agent import endings, logs, pulse
+from elastrain import tracing
+from elastrain.agent import endings, logs, pulse, trace
 from elastrain.agent.core import Config, Core
 from elastrain.agent.events import (
     Effect,
@@ -164,6 +165,9 @@ class Agent:
         self._membership: Membership | None = None
         self._view: View | None = None
         self._ended: Termination | None = None
+        self._notes = trace.Notes()
+        who = {"elastrain.worker": settings.worker, "elastrain.job": settings.job}
+        self._tracer = tracing.from_environment(environ, "elastrain-agent", **who)
         self._unwritten = False
         """Progress was published that etcd may not have yet."""
 
@@ -190,6 +194,8 @@ class Agent:
                 self._server.close()
             probes.close()
             self._client.close()
+            if self._tracer is not None:
+                self._tracer.close()
 
     # ---- events in -------------------------------------------------------------------------------------------------
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
@@ -243,8 +249,12 @@ class Agent:
             )
 
     def _handle(self, event: Event) -> None:
-        for effect in self._core.handle(event, time.monotonic()):
+        now = time.monotonic()
+        effects = self._core.handle(event, now)
+        for effect in effects:
             self._execute(effect)
+        if self._tracer is not None and (told := self._notes.note(event, effects, now)):
+            self._tracer.emit(self._settings.job_uid, *told)
 
     # ---- effects out -----------------------------------------------------------------------------------------------
     def _execute(self, effect: Effect) -> None:

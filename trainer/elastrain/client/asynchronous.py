@@ -208,12 +208,22 @@ class AsyncJobs:
         }  # fmt: skip
         try:
             async for line in self._connection.lines(self._path(), f"watch job {name}", name, query):
-                change = json.loads(line)
-                if change["type"] == "ERROR":  # the version is too old
+                change = _change(line)
+                if change is None:
                     return
                 yield None if change["type"] == "DELETED" else change["object"]
         except errors.NotConnected:
             return  # the caller finds out whether the API server is there
+
+
+def _change(line: bytes) -> dict[str, Any] | None:
+    """An event of a watch; None for what ends it: the version is too old, the line torn."""
+    try:
+        change = json.loads(line)
+    except ValueError:
+        return None
+    is_event = isinstance(change, dict) and change.get("type") in {"ADDED", "MODIFIED", "DELETED"}
+    return change if is_event else None
 
 
 def _body(job: ElasticTrainingJob | Mapping[str, Any]) -> dict[str, Any]:

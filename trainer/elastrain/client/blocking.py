@@ -16,6 +16,9 @@ from elastrain.client.records import Event, LogLine, Worker
 
 T = TypeVar("T")
 
+STOP_SECONDS = 1.0
+"""How long a loop that is to stop may take; one that hangs (in a file system, say) ends with the process."""
+
 
 class Jobs:
     """The ``ElasticTrainingJob`` resources of one namespace.
@@ -117,5 +120,6 @@ class Jobs:
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.join(STOP_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -9,44 +10,72 @@ from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
+import yaml
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 
-from elastrain.client import errors
+from elastrain.client import errors, kubeconfig, reach
+from elastrain.client.kubeconfig import places
 
 REQUEST_SECONDS = 15.0
 """One call. Watches and followed logs are bounded only until the answer begins."""
+LOGIN_SECONDS = 120.0
+"""For the program that a kubeconfig may name to log in; a person may have to type."""
 MERGE_PATCH = "application/merge-patch+json"
 _NAMESPACE_OF_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_UNUSABLE = (
+    kubernetes_config.ConfigException, OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError,
+)  # fmt: skip
+"""What reading a kubeconfig ends with where it is missing, broken, or names a certificate that is."""
 
 
 class Connection:
     """To one API server, as one user."""
 
-    def __init__(self, api: kubernetes_client.ApiClient, namespace: str) -> None:
+    def __init__(self, api: kubernetes_client.ApiClient, namespace: str, request_seconds: float) -> None:
         self._api = api
         self.namespace = namespace
         """The one that calls are about, if they say nothing else."""
+        self._seconds = request_seconds
 
     @classmethod
     async def open(
-        cls, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
+        cls,
+        *,
+        namespace: str | None = None,
+        context: str | None = None,
+        kubeconfig: str | None = None,
+        request_seconds: float | None = None,
     ) -> Self:
         """By ``kubeconfig``, else ``$KUBECONFIG``, else ``~/.kube/config``, or in a pod by its service account.
 
-        ``namespace``: None means that of the context, or of the pod. No request is made yet. Raises
-        :class:`~elastrain.client.NotConnected`.
+        ``namespace``: None means that of the context, or of the pod. ``request_seconds``: bound of each call.
+        Through
+        the kubeconfig's ``proxy-url`` if it has one, else through what the environment names (``HTTPS_PROXY``,
+        ``NO_PROXY``), as kubectl does. No request is made yet. Raises :class:`~elastrain.client.NotConnected`.
         """
         configuration = kubernetes_client.Configuration()
         try:
-            # The package reads $KUBECONFIG only once, when it is imported.
-            own = await _load(configuration, context, kubeconfig or os.environ.get("KUBECONFIG"))
-        except (kubernetes_config.ConfigException, OSError, ValueError) as error:
+            async with asyncio.timeout(LOGIN_SECONDS):
+                # The package reads $KUBECONFIG only once, when it is imported.
+                own = await _load(configuration, context, kubeconfig or os.environ.get("KUBECONFIG"))
+            configuration.proxy = configuration.proxy or reach.proxy_of(configuration.host, os.environ)
+            # aiohttp's own reading of the environment knows no networks in NO_PROXY, and takes passwords from .netrc.
+            configuration.client_session_kwargs = {"trust_env": False}
+            api = kubernetes_client.ApiClient(configuration)
+        except TimeoutError as error:
             raise errors.NotConnected(
-                f"cannot connect to {f'context {context}' if context else 'a cluster'}: {error}; "
-                "name a kubeconfig by $KUBECONFIG"
+                f"cannot connect to a cluster: the kubeconfig's login has not ended within {LOGIN_SECONDS:g} s; "
+                "does kubectl get namespaces ask for something?"
             ) from error
-        return cls(kubernetes_client.ApiClient(configuration), namespace or own)
+        except _UNUSABLE as error:
+            raise errors.NotConnected(f"cannot connect to a cluster: {_why_not(error, context, kubeconfig)}") from error
+        return cls(api, namespace or own, request_seconds or REQUEST_SECONDS)
+
+    @property
+    def server(self) -> str:
+        """Address of the API server."""
+        return str(self._api.configuration.host)
 
     async def close(self) -> None:
         await self._api.close()
@@ -65,18 +94,18 @@ class Connection:
         """One request and its answer. ``what`` is tried, with the job ``name``: for the error, a ``ClusterError``."""
         try:
             response = await self._request(
-                method, path, query=query or {}, bounds=REQUEST_SECONDS, body=body, content=content
+                method, path, query=query or {}, bounds=self._seconds, body=body, content=content
             )
             text = await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise errors.of_connection(what, self._api.configuration.host, error) from error
+            raise self._unreachable(what, error) from error
         if response.status >= 400:
             raise errors.of_answer(what, self.namespace, name, response.status, text)
-        return dict(json.loads(text))
+        return _object(text, what, path)
 
     async def lines(self, path: str, what: str, name: str, query: Mapping[str, str]) -> AsyncIterator[bytes]:
         """The lines of an answer as they come, until it ends. Raises ``ClusterError``, also if it breaks off."""
-        bounds = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS)
+        bounds = aiohttp.ClientTimeout(total=None, sock_connect=self._seconds)
         try:
             response = await self._request("GET", path, query=query, bounds=bounds, content="application/json")
             if response.status >= 400:
@@ -85,7 +114,11 @@ class Connection:
                 async for line in response.content:
                     yield line
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise errors.of_connection(what, self._api.configuration.host, error) from error
+            raise self._unreachable(what, error) from error
+
+    def _unreachable(self, what: str, error: BaseException) -> errors.NotConnected:
+        words = reach.why(error, self.server, self._api.configuration.proxy, self._seconds)
+        return errors.NotConnected(f"cannot {what}: {words}")
 
     async def _request(
         self, method: str, path: str, *, query: Mapping[str, str], bounds: Any, body: Any = None, content: str
@@ -104,20 +137,32 @@ class Connection:
         return response
 
 
+def _object(text: bytes, what: str, path: str) -> dict[str, Any]:
+    """The API server's answer. Raises ``NotConnected`` for one that comes from something else."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if isinstance(found, dict) and ("kind" in found or (path == "/version" and "gitVersion" in found)):
+        return found
+    raise errors.of_stranger(what, text.decode(errors="replace"))
+
+
+def _why_not(error: BaseException, context: str | None, named: str | None) -> str:
+    return kubeconfig.why_not(error, kubeconfig.places(named), context)
+
+
 async def _load(configuration: Any, context: str | None, kubeconfig: str | None) -> str:
     """Fill ``configuration``; returns the namespace that it is for."""
-    try:
-        await kubernetes_config.load_kube_config(
-            config_file=kubeconfig, context=context, client_configuration=configuration
-        )
-    except kubernetes_config.ConfigException as no_kubeconfig:
-        if context or kubeconfig:
-            raise
-        try:
-            kubernetes_config.load_incluster_config(client_configuration=configuration)
-        except kubernetes_config.ConfigException:
-            raise no_kubeconfig from None
+    # Looked for here, since the package warns in the log of what may be no trouble at all.
+    if not (context or kubeconfig or any(file.exists() for file in places())):
+        kubernetes_config.load_incluster_config(client_configuration=configuration)
         return _NAMESPACE_OF_POD.read_text().strip()  # noqa: ASYNC240 - a file in memory
+    if not any(file.exists() for file in places(kubeconfig)):
+        raise kubernetes_config.ConfigException("no such file")
+    await kubernetes_config.load_kube_config(
+        config_file=kubeconfig, context=context, client_configuration=configuration
+    )
     contexts, active = kubernetes_config.list_kube_config_contexts(config_file=kubeconfig)
     chosen = next((c for c in contexts if c["name"] == context), active)
     return str(chosen["context"].get("namespace") or "default")

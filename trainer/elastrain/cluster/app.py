@@ -1,31 +1,48 @@
 """The commands that need a cluster, and ``kubectl etj``, which is these alone.
 
 Exit codes: 0 done; 1 the job that was waited for has failed; 2 asked wrongly, or refused; 3 the cluster cannot be
-reached, does not know elastrain or does not allow it.
+reached, does not know elastrain or does not allow it; 130 Ctrl-C; 141 the reader of the output has gone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from elastrain.cluster import completion
 from elastrain.cluster.answers import EXIT_REFUSED, Output
+from elastrain.cluster.spelling import Commands, job_name
+from elastrain.terminal import courteous
 
-Job = Annotated[str, typer.Argument(help="Name of the job.", metavar="JOB")]
-Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Default: that of the kubeconfig's context.", metavar="NAME")
+Job = Annotated[
+    str,
+    typer.Argument(help="Name of the job.", metavar="JOB", callback=job_name, autocompletion=completion.jobs),
 ]
-Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: its current one.")]
-
-
+Namespace = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        "-n",
+        help="Default: that of the kubeconfig's context.",
+        metavar="NAME",
+        autocompletion=completion.namespaces,
+    ),
+]
+Context = Annotated[
+    str | None,
+    typer.Option(help="Context of the kubeconfig. Default: its current one.", autocompletion=completion.contexts),
+]
 Format = Annotated[Output, typer.Option("--output", "-o", help="table, wide, json, yaml or name.")]
 
 app = typer.Typer(
     name="kubectl etj",
+    cls=Commands,
+    add_completion=False,  # kubectl asks kubectl_complete-etj
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -105,7 +122,8 @@ def status(job: Job, output: Format = Output.TABLE, namespace: Namespace = None,
 
 @app.command()
 def watch(job: Job, namespace: Namespace = None, context: Context = None) -> None:
-    """Follow a job until it ends. Exit code 0 if it has succeeded, 1 if it has failed. Ctrl-C leaves it running.
+    """Follow a job until it ends. Exit code 0 if it has succeeded, 1 if it has failed. Ctrl-C leaves it running
+    (130).
 
     Example: elastrain watch digits
     """
@@ -243,7 +261,14 @@ def explained() -> Iterator[None]:
         raise SystemExit(EXIT_REFUSED) from None
 
 
+def start(program: typer.Typer, name: str) -> None:
+    """Run ``program``, or answer the shell's question what may stand for a word of its command line."""
+    if completion.variable(name) in os.environ:
+        completion.prepare()
+    with courteous(), explained():
+        program(prog_name=name)
+
+
 def main() -> None:
     """Entry point of ``kubectl-etj``, which kubectl runs for ``kubectl etj``."""
-    with explained():
-        app(prog_name="kubectl etj")
+    start(app, "kubectl etj")

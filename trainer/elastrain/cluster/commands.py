@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import functools
 import json
+import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import yaml
 from rich.console import Console
@@ -20,15 +22,33 @@ from rich.text import Text
 
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.manifest import InvalidManifest, load, loads
-from elastrain.client import AsyncJobs, ClusterError, JobNotFound, Jobs, NotAllowed, NotConnected, NotInstalled, Worker
+from elastrain.client import (
+    AsyncJobs,
+    ClusterError,
+    JobNotFound,
+    Jobs,
+    NotAllowed,
+    NotConnected,
+    NotInstalled,
+    Refused,
+    Worker,
+)
 from elastrain.client.asynchronous import ENDED
 from elastrain.client.connection import Connection
 from elastrain.cluster import compose, view
 from elastrain.cluster import doctor as doctors
 from elastrain.cluster import explain as explanations
 from elastrain.cluster.answers import EXIT_FAILED, EXIT_NO_CLUSTER, EXIT_REFUSED, Output
+from elastrain.terminal import EXIT_INTERRUPTED
 
 P = ParamSpec("P")
+T = TypeVar("T")
+
+NOTICE_SECONDS = view.UNSEEN_SECONDS
+"""How long ``submit`` waits for the operator to take note of the job."""
+PHASES = ("Pending", "Running", "Rescaling", "Suspended", *ENDED)
+_UNCUT = 4096
+"""Columns of a table that goes into a pipe or a file: nothing is cut there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +84,8 @@ def _answers(command: Callable[P, int]) -> Callable[P, int]:
     def answering(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
             return command(*args, **kwargs)
+        except JobNotFound as error:
+            code, words = EXIT_REFUSED, f"{error}{_nearest(args)}"
         except (NotConnected, NotInstalled, NotAllowed) as error:
             code, words = EXIT_NO_CLUSTER, str(error)
         except (ClusterError, InvalidManifest, Misused, compose.BadScript) as error:
@@ -87,7 +109,7 @@ def list_jobs(place: Place, output: Output, *, all_namespaces: bool) -> int:
         print(f"no jobs {where}; elastrain submit FILE starts one", file=sys.stderr)  # noqa: T201
     else:
         wide = output is Output.WIDE
-        Console().print(view.table(found, datetime.now(UTC), namespaces=all_namespaces, wide=wide))
+        _console().print(view.table(found, datetime.now(UTC), namespaces=all_namespaces, wide=wide))
     return 0
 
 
@@ -115,8 +137,10 @@ def submit(place: Place, file: Path, asked: ScriptJob, *, dry_run: bool) -> int:
             except ClusterError:
                 jobs.delete(name)  # without its script it would only wait
                 raise
-    where = f" -n {job.namespace}" if place.namespace else ""
+        elsewhere = bool(place.namespace) or job.namespace != jobs.namespace
+    where = f" -n {job.namespace}" if elsewhere else ""
     _print(f"{name}: submitted to namespace {job.namespace}; elastrain watch {name}{where}")
+    _await_operator(Place(job.namespace, place.context), name)
     return 0
 
 
@@ -129,25 +153,26 @@ def status(place: Place, name: str, output: Output) -> int:
         elif output in {Output.JSON, Output.YAML}:
             _data(_document(job), output)
         else:
-            workers, events = jobs.workers(name), jobs.events(name)
-            Console().print(view.details(job, workers, events, datetime.now(UTC)))
+            workers = _if_allowed(lambda: jobs.workers(name))
+            events = _if_allowed(lambda: jobs.events(name))
+            _console().print(view.details(job, workers, events, datetime.now(UTC)))
     return 0
 
 
 @_answers
 def watch(place: Place, name: str) -> int:
-    console = Console()
+    console = _console()
     try:
         with place.jobs() as jobs, _screen(console) as show:
             for job in jobs.watch(name):
                 phase = view.phase_of(job)
-                show(job, jobs.workers(name) if console.is_terminal else ())
+                show(job, _if_allowed(lambda: jobs.workers(name), say=False) if console.is_terminal else ())
                 if phase in ENDED:
                     return EXIT_FAILED if phase == "Failed" else 0
     except KeyboardInterrupt:
         print(f"{name} goes on; elastrain watch {name} shows it again", file=sys.stderr)  # noqa: T201
-        return 0
-    raise JobNotFound(f"{name}: was deleted")
+        return EXIT_INTERRUPTED
+    raise Refused(f"{name}: was deleted")
 
 
 @_answers
@@ -191,21 +216,35 @@ def logs(place: Place, name: str, *, follow: bool, tail: int) -> int:
             if not workers:
                 print(f"{name}: has no workers now; elastrain explain {name}", file=sys.stderr)  # noqa: T201
             if follow:
-                await asyncio.gather(*(_print_log(jobs, w, follow=True, tail=tail) for w in workers))
+                await _follow(jobs, name, tail)
             else:
                 for worker in workers:
                     await _print_log(jobs, worker, follow=False, tail=tail)
 
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(run())
+    asyncio.run(run())
     return 0
+
+
+async def _follow(jobs: AsyncJobs, name: str, tail: int) -> None:
+    """The logs of all workers as they are written, of those that join later, too; until the job ends."""
+    followed: dict[str, asyncio.Task[None]] = {}
+    try:
+        async for job in jobs.watch(name):
+            for worker in await jobs.workers(name):
+                if worker.name not in followed and worker.phase != "Pending":
+                    followed[worker.name] = asyncio.create_task(_print_log(jobs, worker, follow=True, tail=tail))
+            if view.phase_of(job) in ENDED:
+                break
+        await asyncio.gather(*followed.values())
+    finally:
+        for task in followed.values():
+            task.cancel()
 
 
 async def _print_log(jobs: AsyncJobs, worker: Worker, *, follow: bool, tail: int) -> None:
     console = Console(soft_wrap=True, highlight=False)
     try:
-        lines: AsyncIterator[Any] = jobs.logs(worker.name, follow=follow, tail=tail)
-        async for line in lines:
+        async for line in jobs.logs(worker.name, follow=follow, tail=tail):
             console.print(Text.assemble((f"{line.worker} │ ", "cyan"), Text.from_ansi(line.text)))
     except ClusterError as error:  # its container has not started: the others' logs are still wanted
         print(f"{worker.name} │ no log: {worker.reason or worker.phase} ({error})", file=sys.stderr)  # noqa: T201
@@ -263,6 +302,49 @@ def dashboard(
 
 
 # ---- inside --------------------------------------------------------------------------------------------------------
+def _console() -> Console:
+    """For tables: as wide as the terminal; anywhere else nothing is cut, unless $COLUMNS says how wide that is."""
+    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _UNCUT
+    return Console(width=width)
+
+
+def _if_allowed(ask: Callable[[], Sequence[T]], *, say: bool = True) -> Sequence[T]:
+    """What is shown beside the job; whoever may read jobs need not be allowed to read it."""
+    try:
+        return ask()
+    except NotAllowed as error:
+        if say:
+            print(error, file=sys.stderr)  # noqa: T201
+        return ()
+
+
+def _nearest(asked: Sequence[object]) -> str:
+    """The job that was probably meant, as a question; empty where none is near."""
+    place = next((a for a in asked if isinstance(a, Place)), None)
+    name = next((a for a in asked if isinstance(a, str)), None)
+    if place is None or name is None:
+        return ""
+    with contextlib.suppress(ClusterError), place.jobs() as jobs:
+        near = difflib.get_close_matches(name, [job.name for job in jobs.list()], n=1)
+        return f"; did you mean {near[0]}?" if near else ""
+    return ""
+
+
+def _await_operator(place: Place, name: str) -> None:
+    """Say so if nobody takes note of a job that was just submitted. It stays submitted."""
+    try:
+        with place.jobs() as jobs:
+            jobs.wait(name, until=PHASES, timeout_seconds=NOTICE_SECONDS)
+    except TimeoutError:
+        print(  # noqa: T201
+            f"{name}: no operator has taken note of it in {NOTICE_SECONDS:g} s; it starts when one does. "
+            "elastrain doctor says what is wrong",
+            file=sys.stderr,
+        )
+    except ClusterError as error:
+        print(f"{name}: whether it starts is not known: {error}", file=sys.stderr)  # noqa: T201
+
+
 def _of_script(file: Path, asked: ScriptJob) -> tuple[dict[str, Any], dict[str, str]]:
     """The job that runs the script, and the files that travel with it."""
     least, most, replicas = asked.sizes
@@ -274,6 +356,8 @@ def _of_script(file: Path, asked: ScriptJob) -> tuple[dict[str, Any], dict[str, 
         script = file.read_text(encoding="utf-8")
     except OSError as error:
         raise Misused(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise Misused(f"{file}: is not UTF-8 text, so it is no Python script: {error.reason}") from error
     pairs = [limit.partition("=") for limit in asked.limits]
     for key, equals, value in pairs:
         if not (key and equals and value):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from elastrain.api import names
 from elastrain.client import ClusterError, NotAllowed
 from elastrain.client.connection import Connection
+from elastrain.client.errors import INSTALL
 
 NEEDS: Sequence[tuple[str, str, str]] = (
     ("list", names.GROUP, names.PLURAL),
@@ -77,7 +78,7 @@ def resource(group: Mapping[str, Any]) -> Finding:
     """``group``: the API server's own account of the group, empty if it has none."""
     served = [v["version"] for v in group.get("versions", [])]
     if not served:
-        return Finding(names.KIND, "broken", "this cluster does not know it", "helm install elastrain charts/elastrain")
+        return Finding(names.KIND, "broken", "this cluster does not know it", INSTALL)
     if names.VERSION not in served:
         return Finding(
             names.KIND, "broken", f"served as {', '.join(served)}; this program speaks {names.VERSION}",
@@ -105,7 +106,7 @@ def operator(deployments: Sequence[Mapping[str, Any]] | None) -> Finding:
         return Finding("operator", "unknown", "this user may not list deployments")
     ours = [d for d in deployments if d["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "operator"]
     if not ours:
-        return Finding("operator", "broken", "not installed by the chart", "helm install elastrain charts/elastrain")
+        return Finding("operator", "broken", "not installed by the chart", INSTALL)
     places = {f"{d['metadata']['namespace']}/{d['metadata']['name']}": d.get("status", {}) for d in ours}
     down = [place for place, status in places.items() if not status.get("readyReplicas")]
     if down:

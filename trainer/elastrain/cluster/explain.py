@@ -44,6 +44,9 @@ def _unmet(conditions: Mapping[str, Condition]) -> list[Reason]:
     remedies = {
         ConditionType.COORDINATION_AVAILABLE: "elastrain doctor; healthy jobs train on meanwhile",
         ConditionType.PODS_READY: "",
+        ConditionType.GROWN: "",
+        ConditionType.WORKERS_HEALTHY: "",
+        ConditionType.UP_TO_DATE: "",
         ConditionType.CHECKPOINT_HEALTHY: "look at the volume of spec.checkpoint.path",
     }
     reasons = []
@@ -51,6 +54,9 @@ def _unmet(conditions: Mapping[str, Condition]) -> list[Reason]:
         found = conditions.get(kind)
         if found is not None and found.status == "False":
             reasons.append(Reason(found.message, remedy))
+    excluded = conditions.get(ConditionType.NODES_EXCLUDED)
+    if excluded is not None and excluded.status == "True":
+        reasons.append(Reason(excluded.message))
     return reasons
 
 

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elastrain.api.job import ConditionType, ElasticTrainingJob, JobStatus, LastRescale
+from elastrain.api.job import ConditionType, ElasticTrainingJob, JobStatus, LastFailure, LastRescale, ProgressStatus
 from elastrain.client import Event, Worker
 from elastrain.client.records import time_of
 
@@ -17,7 +19,11 @@ PHASE_STYLES = {
     "Running": "green", "Succeeded": "green", "Rescaling": "yellow", "Pending": "yellow", "Suspended": "yellow",
     "Failed": "red",
 }  # fmt: skip
+UNSEEN_SECONDS = 10.0
+"""An operator that is there has taken note of a new job long before."""
 _EVENTS = 6
+_TAIL = 8
+"""Last lines of a failed rank."""
 
 
 def age(since: datetime | None, now: datetime) -> str:
@@ -49,6 +55,21 @@ def spares_of(job: ElasticTrainingJob) -> str:
     return f"{found.ready}/{found.desired}" if found else ""
 
 
+def unseen(job: ElasticTrainingJob, now: datetime) -> str:
+    """What to say where no operator has taken note of the job, or of its last change; empty where all is well, or it
+    is too early to tell.
+    """
+    status = job.status or JobStatus()
+    if status.observed_generation is None:
+        since = time_of(job.metadata.get("creationTimestamp"))
+        if since is None or (now - since).total_seconds() < UNSEEN_SECONDS:
+            return ""
+        return f"no operator has taken note of it in {age(since, now)}; elastrain doctor says why"
+    if status.completion_time is None and int(job.metadata.get("generation", 0)) > status.observed_generation:
+        return "the operator has not taken note of its last change yet; elastrain doctor, if it stays so"
+    return ""
+
+
 def rescale_line(rescale: LastRescale) -> str:
     """The last rescale in one line."""
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in rescale.phases.items())
@@ -61,9 +82,8 @@ def rescale_line(rescale: LastRescale) -> str:
 
 def table(jobs: Iterable[ElasticTrainingJob], now: datetime, *, namespaces: bool, wide: bool) -> Table:
     """One line a job."""
-    shown = Table(box=None, header_style="dim", padding=(0, 3, 0, 0))
-    columns = (["NAMESPACE"] if namespaces else []) + ["NAME", "PHASE", "WORKERS", "STEP", "PAUSE", "AGE"]
-    for column in columns + (["MIN", "MAX", "GENERATION", "RESTARTS", "WHY"] if wide else []):
+    shown = _table((["NAMESPACE"] if namespaces else []) + ["NAME", "PHASE", "WORKERS", "STEP", "PAUSE", "AGE"])
+    for column in ["MIN", "MAX", "GENERATION", "RESTARTS", "WHY"] if wide else []:
         shown.add_column(column, no_wrap=column != "WHY")
     for job in jobs:
         status = job.status or JobStatus()
@@ -73,7 +93,7 @@ def table(jobs: Iterable[ElasticTrainingJob], now: datetime, *, namespaces: bool
             job.name,
             Text(phase_of(job), style=PHASE_STYLES.get(phase_of(job), "")),
             size_of(job),
-            "" if status.step is None else str(status.step),
+            "" if status.step is None else _step(status),
             "" if rescale is None else f"{rescale.pause_seconds:.2f} s",
             age(time_of(job.metadata.get("creationTimestamp")), now),
         ]
@@ -84,19 +104,35 @@ def table(jobs: Iterable[ElasticTrainingJob], now: datetime, *, namespaces: bool
                 str(job.spec.max_replicas),
                 f"{generation.number} ({generation.reason})" if generation else "",
                 str(total or ""),
-                Text(standing(job)),
+                Text(standing(job, now)),
             ]
         shown.add_row(*cells)
     return shown
 
 
-def standing(job: ElasticTrainingJob) -> str:
-    """The sentence that matters most: how it ended, or what it waits for; empty where all is well."""
+def _step(status: JobStatus) -> str:
+    total = status.progress.of if status.progress else None
+    return f"{status.step}/{total}" if total else str(status.step)
+
+
+def standing(job: ElasticTrainingJob, now: datetime | None = None) -> str:
+    """The sentence that matters most: how it ended, or what it waits for; empty where all is well.
+
+    Without ``now`` nothing is said of an operator that takes no note of it.
+    """
     conditions = {c.type: c for c in (job.status.conditions if job.status else [])}
-    for kind in (ConditionType.FAILED, ConditionType.SUCCEEDED, ConditionType.SUSPENDED):
+    for kind in (ConditionType.FAILED, ConditionType.SUCCEEDED):
         if kind in conditions and conditions[kind].status == "True":
             return conditions[kind].message
-    for kind in (ConditionType.COORDINATION_AVAILABLE, ConditionType.PODS_READY, ConditionType.CHECKPOINT_HEALTHY):
+    if now is not None and (found := unseen(job, now)):
+        return found
+    if ConditionType.SUSPENDED in conditions and conditions[ConditionType.SUSPENDED].status == "True":
+        return conditions[ConditionType.SUSPENDED].message
+    unmet = (
+        ConditionType.COORDINATION_AVAILABLE, ConditionType.PODS_READY, ConditionType.WORKERS_HEALTHY,
+        ConditionType.CHECKPOINT_HEALTHY,
+    )  # fmt: skip
+    for kind in unmet:
         if kind in conditions and conditions[kind].status == "False":
             return conditions[kind].message
     return ""
@@ -113,15 +149,22 @@ def details(
     )  # fmt: skip
     if spares := spares_of(job):
         head.append(f"  spares {spares}")
-    if status.step is not None:
+    if status.step is not None and status.progress is None:
         head.append(f"  step {status.step}")
     if status.generation is not None:
         head.append(f"  generation {status.generation.number} ({status.generation.reason})")
     parts: list[RenderableType] = [head]
-    if why := standing(job):
-        parts.append(Text(f"  {why}", style=PHASE_STYLES.get(phase_of(job), "yellow")))
+    if status.progress is not None:
+        parts.append(_progress(status.progress, now))
+    if why := standing(job, now):
+        style = "green" if phase_of(job) == "Succeeded" else "red" if phase_of(job) == "Failed" else "yellow"
+        parts.append(_indented(why, style))
+    if not_larger := why_not_larger(status):
+        parts.append(_indented(f"why not larger: {not_larger}", "dim"))
     if status.last_rescale is not None:
-        parts.append(Text(f"  last rescale: {rescale_line(status.last_rescale)}", style="dim"))
+        parts.append(_indented(f"last rescale: {rescale_line(status.last_rescale)}", "dim"))
+    if status.last_failure is not None:
+        parts += _failure(status.last_failure, now, whole=phase_of(job) == "Failed")
     if workers:
         parts += [Text(""), _workers(workers, now)]
     if events:
@@ -129,10 +172,50 @@ def details(
     return Group(*parts)
 
 
+def why_not_larger(status: JobStatus) -> str:
+    """Why the operator, which chooses the size, does not give the job more; empty where it does, or does not choose."""
+    grown = next((c for c in status.conditions if c.type == ConditionType.GROWN), None)
+    return grown.message if grown is not None and grown.status == "False" else ""
+
+
+def _progress(progress: ProgressStatus, now: datetime) -> Table:
+    eta = time_of(progress.eta)
+    words = [
+        f"step {progress.step}/{progress.of}" if progress.of else f"step {progress.step}",
+        f"epoch {progress.epoch}",
+        "" if progress.samples_per_second is None else f"{progress.samples_per_second:,.0f} samples/s",
+        "" if eta is None else f"{_duration((eta - now).total_seconds())} left",
+    ]
+    line = Table.grid(padding=(0, 2, 0, 0))
+    cells: list[RenderableType] = [Text(", ".join(filter(None, words)))]
+    if progress.of:
+        cells.insert(0, ProgressBar(total=float(progress.of), completed=float(progress.step), width=24))
+    line.add_row("", *cells)
+    return line
+
+
+def _indented(words: str, style: str) -> Padding:
+    """A sentence below the headline, also where it takes several lines."""
+    return Padding(Text(words, style=style), (0, 0, 0, 2), expand=False)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
+
+
+def _failure(failure: LastFailure, now: datetime, *, whole: bool) -> list[RenderableType]:
+    """The newest lost worker; its last words too, if the job has died of it."""
+    who = failure.worker if failure.rank is None else f"rank {failure.rank} in {failure.worker}"
+    ago = age(time_of(failure.time), now)
+    words = f"last failure: {f'{ago} ago, ' if ago else ''}{who}: {failure.reason}: {failure.message}".rstrip(": ")
+    tail = failure.log_tail.splitlines()[-_TAIL:] if whole else []
+    return [_indented(words, "red" if whole else "dim"), *(Text(f"    {line}", style="dim") for line in tail)]
+
+
 def _workers(workers: Sequence[Worker], now: datetime) -> Table:
-    shown = Table(box=None, header_style="dim", padding=(0, 3, 0, 0))
-    for column in ("WORKER", "POD", "NODE", "AGE", "WHY"):
-        shown.add_column(column, no_wrap=column != "WHY")
+    shown = _table(["WORKER", "POD", "NODE", "AGE", "WHY"])
     for w in workers:
         style = {"Running": "green", "Failed": "red"}.get(w.phase, "yellow")
         why = ": ".join(filter(None, (w.reason, w.message)))
@@ -141,10 +224,17 @@ def _workers(workers: Sequence[Worker], now: datetime) -> Table:
 
 
 def _events(events: Sequence[Event], now: datetime) -> Table:
-    shown = Table(box=None, header_style="dim", padding=(0, 3, 0, 0))
-    for column in ("AGO", "EVENT", "MESSAGE"):
-        shown.add_column(column, no_wrap=column != "MESSAGE")
+    shown = _table(["AGO", "EVENT", "MESSAGE"])
     for e in events:
         style = "yellow" if e.type == "Warning" else ""
         shown.add_row(age(e.time, now), Text(e.reason, style=style), Text(e.message))
+    return shown
+
+
+def _table(columns: Iterable[str]) -> Table:
+    """On a narrow terminal sentences are wrapped and names are folded, never cut: people copy them."""
+    shown = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for column in columns:
+        folds = column in {"NAME", "NAMESPACE", "WORKER", "NODE", "EVENT", "WHY", "MESSAGE"}
+        shown.add_column(column, no_wrap=not folds, overflow="fold" if folds else "ellipsis")
     return shown

@@ -347,6 +347,7 @@ class Job:
             if self._audit is not None:
                 self._audit.close()
             self._session.close()
+            self._world.close()
 
     # -- inside ------------------------------------------------------------------------------------------------------
     def _warm_up(self, loader: ElasticLoader) -> Iterator[Any]:

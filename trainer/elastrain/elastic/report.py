@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from elastrain.api.records import CheckpointState, Generation, Progress, Rescale
@@ -68,6 +69,8 @@ class Reporter:
     rescales: list[Rescale] = field(default_factory=list)
     loss: float | None = None
     step_seconds: float | None = None
+    on_rescale: Callable[[Switch, float], None] | None = None
+    """Told of each change of generation, with the time of its first commit."""
     _last_commit: float | None = None
     _last_report: float = float("-inf")
     _switch: Switch | None = None
@@ -102,6 +105,8 @@ class Reporter:
                 )
             )
             del self.rescales[:-KEPT_RESCALES]
+            if self.on_rescale is not None:
+                self.on_rescale(s, now)
             self._last_report = float("-inf")
         elif self._last_commit is not None:
             took = now - self._last_commit

@@ -17,7 +17,7 @@ from elastrain.api.messages import Broken, Ready, Report
 from elastrain.api.records import Generation, Rescale
 from elastrain.checkpoint import CheckpointVolume
 from elastrain.data.order import Order
-from elastrain.elastic import backend, state, transfer
+from elastrain.elastic import backend, state, trace, transfer
 from elastrain.elastic.communicator import Communicator, GenerationBroken
 from elastrain.elastic.module import ElasticModule
 from elastrain.elastic.report import Reporter, Switch, Times
@@ -53,7 +53,8 @@ class World:
         self._lineage = ""
         self._volume = volume
         self._saver = Saver(volume, spec) if volume and spec else None
-        self._reporter = Reporter()
+        self._traces = trace.recorder(lambda: self._place[1])
+        self._reporter = Reporter(on_rescale=self._traces)
         self._place = (0, 0, 1)
         self._share = (0, 1)
         self._gift: transfer.Gift | None = None
@@ -147,6 +148,11 @@ class World:
             gift.wait()
             assert gift.ended_at is not None
             self._reporter.transferred(gift.ended_at)
+
+    def close(self) -> None:
+        """Send what is still to be told of the last rescale; bounded."""
+        if self._traces is not None:
+            self._traces.close()
 
     # -- changes of generation ---------------------------------------------------------------------------------------
     def _give_up(self, communicator: Communicator, cause: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from rich.console import Console
@@ -21,8 +21,10 @@ from elastrain.api.manifest import InvalidManifest, load, loads
 from elastrain.data import audit
 from elastrain.local.control import ControlError, ControlServer, ask, control_directory, running_jobs
 from elastrain.local.etcd_server import EtcdNotFound
+from elastrain.local.hints import hint
 from elastrain.local.plan import Result
 from elastrain.local.runner import LocalJob
+from elastrain.local.script import job_of
 from elastrain.local.status import LocalStatus, to_json
 from elastrain.local.view import View, render, wants_live
 
@@ -43,12 +45,37 @@ def run_job(
     plain: bool,
     overrides: Sequence[str],
     variables: Sequence[str],
+    arguments: Sequence[str] = (),
 ) -> int:
     """``elastrain run``; returns the exit code."""
+    with _Signals() as signals:
+        return _run_job(
+            manifest,
+            signals,
+            etcd=etcd,
+            state_dir=state_dir,
+            plain=plain,
+            overrides=overrides,
+            variables=variables,
+            arguments=arguments,
+        )
+
+
+def _run_job(
+    manifest: Path,
+    signals: _Signals,
+    *,
+    etcd: Path | None,
+    state_dir: Path | None,
+    plain: bool,
+    overrides: Sequence[str],
+    variables: Sequence[str],
+    arguments: Sequence[str],
+) -> int:
     view = View(live=wants_live(plain))
     try:
         job = LocalJob(
-            with_overrides(manifest, overrides),
+            with_overrides(manifest, overrides, arguments),
             directory=manifest.resolve().parent,
             etcd=etcd,
             state_dir=state_dir,
@@ -57,10 +84,12 @@ def run_job(
         )
         control = ControlServer(control_directory(), job.spec.name, lambda request: _serve(job, request))
     except (InvalidManifest, EtcdNotFound, ControlError, BadOption) as error:
+        if signals.caught:  # what they interrupted may have failed for it
+            return signals.exit_code
         print(error, file=sys.stderr)  # noqa: T201 - this is the command line
         return names.EXIT_USAGE
     try:
-        return _Run(job, view).run()
+        return _Run(job, view, signals).run()
     except (RuntimeError, OSError) as error:
         print(f"job {job.spec.name}: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
@@ -68,18 +97,39 @@ def run_job(
         control.close()
 
 
+class _Signals:
+    """In here Ctrl-C and SIGTERM are only noted: a handler may interrupt the very lock that draining needs."""
+
+    def __init__(self) -> None:
+        self.caught: list[int] = []
+
+    def __enter__(self) -> Self:
+        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    @property
+    def exit_code(self) -> int:
+        """As shells count it, by the first one."""
+        return 128 + self.caught[0]
+
+    def _note(self, signum: int, _frame: FrameType | None) -> None:
+        self.caught.append(signum)
+
+
 class _Run:
     """One ``elastrain run``: signals, the view and the exit code."""
 
-    def __init__(self, job: LocalJob, view: View) -> None:
+    def __init__(self, job: LocalJob, view: View, signals: _Signals) -> None:
         self._job = job
         self._view = view
-        self._signals: list[int] = []
+        self._signals = signals
         self._acted = 0
 
     def run(self) -> int:
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._on_signal)
         with self._job, self._view:
             spec = self._job.spec
             for note in spec.notes:
@@ -87,10 +137,6 @@ class _Run:
             self._view.say(f"job {spec.name}: state in {spec.state_dir}; `elastrain scale {spec.name} N` rescales it")
             status = self._watch()
         return self._conclude(status)
-
-    def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
-        # Only noted here: a handler may interrupt the very lock that draining needs.
-        self._signals.append(signum)
 
     def _watch(self) -> LocalStatus:
         while True:
@@ -102,7 +148,9 @@ class _Run:
             self._job.await_change(WATCH_SECONDS)
 
     def _obey(self) -> None:
-        while self._acted < len(self._signals):
+        if self._view.reader_gone and signal.SIGPIPE not in self._signals.caught:
+            self._signals.caught.append(signal.SIGPIPE)
+        while self._acted < len(self._signals.caught):
             self._acted += 1
             if self._acted == 1:
                 self._view.say("draining: all workers stop at the same step (again to kill them)", style="bold yellow")
@@ -122,16 +170,19 @@ class _Run:
                 return 0
             case Result.FAILED:
                 self._view.say(f"job {status.job} failed {where}: {status.message}", style="bold red")
-                self._view.say(self._job.failure_tail(TAIL_LINES), style="")
+                tail = self._job.failure_tail(TAIL_LINES)
+                self._view.say(tail, style="")
+                if advice := hint(tail, sys.executable, self._job.spec.directory):
+                    self._view.say(advice, style="bold yellow")
                 return EXIT_FAILED
-            case _ if not self._signals:
+            case _ if not self._signals.caught:
                 self._view.say(
                     f"job {status.job}: spec.suspend: true: nothing runs until it is false", style="bold yellow"
                 )
                 return 0
             case _:
                 self._view.say(f"job {status.job} stopped {where}; {self._resume(status)}", style="bold yellow")
-                return 128 + self._signals[0]
+                return self._signals.exit_code
 
     def _resume(self, status: LocalStatus) -> str:
         if self._job.spec.checkpoint is None:
@@ -142,12 +193,15 @@ class _Run:
         return f"run it again to resume from step {saved.step} ({saved.path})"
 
 
-def with_overrides(manifest: Path, overrides: Sequence[str]) -> ElasticTrainingJob:
-    """The job in ``manifest`` with ``field=value`` changes: fields of the spec by their path, or ``name``.
+def with_overrides(manifest: Path, overrides: Sequence[str], arguments: Sequence[str] = ()) -> ElasticTrainingJob:
+    """The job in ``manifest``, or that runs it if it is a Python script (with ``arguments``), with ``field=value``
+    changes: fields of the spec by their path, or ``name``.
 
     Raises :class:`~elastrain.api.manifest.InvalidManifest` and :class:`BadOption`.
     """
-    job = load(manifest)
+    if arguments and manifest.suffix != ".py":
+        raise BadOption(f"{arguments[0]}: {manifest} is a manifest, which has the arguments of its command in itself")
+    job = job_of(manifest, arguments) if manifest.suffix == ".py" else load(manifest)
     if not overrides:
         return job
     document: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)

@@ -22,6 +22,8 @@ ENV_ETCD_BINARY = "ELASTRAIN_ETCD"
 ENV_CACHE = "ELASTRAIN_CACHE"
 MINIMUM_VERSION = (3, 4)
 """The first release whose watches answer a request for progress."""
+PORT_CHOICES = 3
+"""How often ports are chosen for a server that has not served yet."""
 
 
 class EtcdNotFound(Exception):
@@ -80,6 +82,7 @@ class EtcdServer:
         self.data_dir = data_dir or Path(tempfile.mkdtemp(prefix="elastrain-etcd-"))
         self.client_port, self._peer_port = _free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
+        self._served = False
 
     @property
     def endpoint(self) -> str:
@@ -108,6 +111,20 @@ class EtcdServer:
         """
         if self.pid is not None:
             return
+        for left in reversed(range(PORT_CHOICES)):
+            try:
+                self._launch(timeout)
+            except RuntimeError as error:
+                # Somebody else took a port between its choice and its use. Later on, clients know where it is.
+                if self._served or not left or "address already in use" not in str(error):
+                    raise
+                self.log_path.unlink()
+                self.client_port, self._peer_port = _free_ports(2)
+            else:
+                self._served = True
+                return
+
+    def _launch(self, timeout: float) -> None:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         with self.log_path.open("ab") as log:

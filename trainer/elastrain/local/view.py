@@ -17,6 +17,7 @@ from rich.text import Text
 from elastrain.api.records import Progress
 from elastrain.local.news import duration, news, progress_line, rescale_line
 from elastrain.local.status import LocalStatus, eta_seconds, samples_per_second
+from elastrain.terminal import ReaderGone
 
 PROGRESS_SECONDS = 5.0
 """Between two progress lines of the plain view."""
@@ -28,6 +29,8 @@ class View:
 
     def __init__(self, console: Console | None = None, *, live: bool) -> None:
         self.console = console or Console()
+        self.reader_gone = False
+        """Whoever read this has gone, as ``head`` does; nothing is seen any more."""
         self._lock = threading.Lock()
         self._before: LocalStatus | None = None
         self._rate: float | None = None
@@ -73,7 +76,10 @@ class View:
         self._looked = now
 
     def _print(self, text: Text) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        try:
+            self.console.print(text, highlight=False, soft_wrap=True)
+        except ReaderGone:  # raised once, in whichever thread prints first
+            self.reader_gone = True
 
 
 def render(status: LocalStatus, rate: float | None) -> Group:
