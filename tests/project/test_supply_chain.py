@@ -19,9 +19,9 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 WANTED = {
     "build": PYPROJECT["build-system"]["requires"],
     "sbom": ["cyclonedx-bom"],
-    "operator": PROJECT["dependencies"] + EXTRAS["operator"],
-    "trainer": PROJECT["dependencies"] + EXTRAS["trainer"],
-    "trainer-cpu": PROJECT["dependencies"] + EXTRAS["trainer"],
+    "operator": PROJECT["dependencies"] + EXTRAS["operator"] + EXTRAS["tracing"],
+    "trainer": PROJECT["dependencies"] + EXTRAS["trainer"] + EXTRAS["tracing"],
+    "trainer-cpu": PROJECT["dependencies"] + EXTRAS["trainer"] + EXTRAS["tracing"],
 }
 """What each lock is of."""
 every_lock = pytest.mark.parametrize("name", WANTED)
