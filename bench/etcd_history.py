@@ -16,8 +16,8 @@ from elastrain.api.records import CheckpointState, Progress, Rescale
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.local.etcd_server import EtcdServer
 
-KEEPS = 1200
-"""Seconds of history at most with a retention of ten minutes: compaction comes every ten, and leaves the last ten."""
+KEEPS = 120
+"""Seconds of history at most with the chart's retention of a minute: compaction comes every minute, and leaves the last one."""
 
 
 @dataclass(frozen=True)
