@@ -20,7 +20,7 @@ def start(world, *ranks: str, **loader: object) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # four processes that import torch, on a busy machine
-def test_steps_are_those_of_whole_batches_if_they_come_in_micro_batches_and_a_rank_is_lost(
+def test_steps_are_those_of_whole_batches_if_they_come_in_micro_batches_and_ranks_leave_and_join(
     world, tmp_path_factory
 ) -> None:
     at_once = type(world)(tmp_path_factory.mktemp("at-once"))
@@ -28,14 +28,17 @@ def test_steps_are_those_of_whole_batches_if_they_come_in_micro_batches_and_a_ra
     at_once.propose("a")
     expected = at_once.finished("a")["a"]
 
-    start(world, "a", "b", "c", micro_batch_size=3)
+    start(world, "a", "b", "c", "d", micro_batch_size=3)
     world.propose("a", "b", "c")  # 8 samples each; of the last batch of an epoch 4, 4 and 3
     world.adopted("a", "b", "c")
     world.progressed("a", 4)
     world.ranks["b"].kill()
     world.wait("the loss is reported", lambda: all(world.ranks[r].has("broken") for r in "ac"))
     world.propose("a", "c")
-    final = world.finished("a", "c")["a"]
+    world.adopted("a", "c")
+    world.progressed("a", 4)
+    world.propose("a", "c", "d")  # looks on in its first step, and has no backward in it
+    final = world.finished("a", "c", "d")["a"]
 
     assert (final["largest"], expected["largest"]) == (3, 24)
     assert list(final["losses"]) == list(range(1, final["step"] + 1)), "a step was told twice, or not at all"

@@ -386,7 +386,10 @@ class Job:
                 return  # discarded; _settle() enters the next generation and the same step comes again
             batch, _ = loader.fetch(*at, micro)
             try:
-                of_gradients = self._gradients.body(part, communicator, last=micro == len(step.parts) - 1)
+                # One who looks on runs no backward: its forward must not have DDP expect one, or the gradients of the
+                # next micro-batch would be summed over the ranks.
+                last = micro == len(step.parts) - 1 and not looks_on
+                of_gradients = self._gradients.body(part, communicator, last=last)
                 with self._streams if loader.randomness else nullcontext(), of_gradients:
                     self._enter_body(loader, step)
                     yield batch
