@@ -24,6 +24,9 @@ def grown_and_hit(one) -> None:
     job.wait(lambda s: s.progress and s.progress.step >= 5, timeout=60, what="five steps")
     job.scale(2)
     one.await_workers(2)
+    step = job.progress().step
+    # Until the joiner has got its state, the first worker's is the only one.
+    job.wait(lambda s: s.progress.world_size == 2 and s.progress.step > step + 2, timeout=60, what="steps of both")
     survivor = job.worker(f"{name}-1").rank_pids()
     job.kill_worker(f"{name}-0", "rank")
     job.wait(lambda s: any(w.restarts for w in s.workers), timeout=60, what="the killed rank to start again")
