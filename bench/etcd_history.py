@@ -17,7 +17,7 @@ from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.local.etcd_server import EtcdServer
 
 KEEPS = 120
-"""Seconds of history at most with the chart's retention of a minute: compaction comes every minute, and leaves the last one."""
+"""Seconds of history at most with the chart's retention of a minute: it is compacted every minute, to the last one."""
 
 
 @dataclass(frozen=True)
