@@ -209,7 +209,8 @@ class Families:
         self.last_pause = _gauge("elastrain_job_last_rescale_pause_seconds", "Pause of the newest rescale.")
         self.last_phase = _gauge(
             "elastrain_job_last_rescale_phase_seconds",
-            "Its parts: detect, decide, connect (in a planned one beside training), transfer, first_step.",
+            "Its parts: detect, decide, connect (in a planned one beside training), transfer (the first step is "
+            "computed meanwhile), first_step (what was left of it).",
             _of("phase"),
         )
         self.restarts = _counter("elastrain_job_restarts_total", "Workers replaced, by cause.", _of("cause"))
