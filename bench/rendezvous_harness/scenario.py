@@ -63,8 +63,7 @@ class Scenario:
             leader = [m for m in self._members if m.leads]
             costs["lose leader"] = await self._measure(lambda: self._lose(leader), size - 1)
             some = max(1, size // 10)
-            tenth = self._members[1 : 1 + some * 9 : 9] if size >= 10 else self._members[1:2]
-            tenth = [m for m in tenth if not m.leads]
+            tenth = [m for m in self._members if not m.leads][: some * 9 : 9]
             costs["lose 10 %"] = await self._measure(lambda: self._lose(tenth), size - 1 - len(tenth))
             return Run(members=size, costs=costs, lease=lease)
         finally:

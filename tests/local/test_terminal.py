@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -48,14 +50,28 @@ def test_signs_that_we_use_have_a_spelling() -> None:
     assert spell_out(UnicodeEncodeError("ascii", text, 12, 13, "")) == ("?", 13)
 
 
-def test_ctrl_c_while_a_command_works_is_no_traceback(environment, tmp_path: Path) -> None:
-    fifo = tmp_path / "config"  # opening it takes until somebody writes
-    os.mkfifo(fifo)
-    command = [*PROGRAM, "list"]
-    run = subprocess.Popen(command, env={**environment, "KUBECONFIG": str(fifo)}, stderr=subprocess.PIPE, text=True)
-    with fifo.open("w"):  # it has got so far as to read it
-        run.send_signal(signal.SIGINT)
-        _, errors = run.communicate(timeout=30)
+def test_ctrl_c_while_a_cluster_does_not_answer_is_no_traceback(environment, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        cluster = {"server": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        config = tmp_path / "config"
+        config.write_text(
+            json.dumps(
+                {
+                    "clusters": [{"name": "c", "cluster": cluster}],
+                    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                    "users": [{"name": "u", "user": {}}],
+                    "current-context": "c",
+                }
+            )
+        )
+        here = {**environment, "KUBECONFIG": str(config)}
+        run = subprocess.Popen([*PROGRAM, "list"], env=here, stderr=subprocess.PIPE, text=True)
+        silent.settimeout(30)
+        asking, _ = silent.accept()
+        with asking:
+            assert asking.recv(4).startswith(b"GET")
+            run.send_signal(signal.SIGINT)
+            _, errors = run.communicate(timeout=30)
     assert (run.returncode, errors) == (130, "")
 
 
