@@ -235,6 +235,13 @@ def test_a_key_is_restored_if_somebody_deleted_it(play, client, job_keys, eventu
     eventually(lambda: client.get(job_keys.member(a.member.id)) is not None, what="the key to be written again")
 
 
+def test_a_key_is_restored_if_it_was_deleted_before_its_owner_watched_all_members(play, client, job_keys, eventually):
+    (a,) = play("a")
+    client.delete(job_keys.member(a.member.id))
+    eventually(lambda: client.get(job_keys.member(a.member.id)) is not None, what="the key to be written again")
+    a.enter()
+
+
 def test_the_owner_hears_of_target_and_end(play, client, job_keys):
     (a,) = play("a")
     a.enter()

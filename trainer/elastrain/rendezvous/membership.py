@@ -330,8 +330,11 @@ class Membership:
 
     def _take(self, batch: Batch) -> None:
         self._seat.take(batch, outage=self._outage)
-        own = self.keys.member(self.id)
-        if self._lease is not None and any(isinstance(e, Delete) and e.key == own for e in batch.events):
+        own, mirror = self.keys.member(self.id), self._seat.mirror
+        deleted = any(isinstance(e, Delete) and e.key == own for e in batch.events)
+        # It may also have gone before this watch began: then only a list of all members shows it.
+        absent = batch.snapshot and mirror.complete and self.id not in mirror.members
+        if self._lease is not None and (deleted or absent):
             self._lease.rewrite(own)  # not by us: our lease ran out unnoticed, or somebody was wrong about us
 
     def _set_reachable(
