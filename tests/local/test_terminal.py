@@ -65,7 +65,9 @@ def test_ctrl_c_while_a_cluster_does_not_answer_is_no_traceback(environment, tmp
             )
         )
         here = {**environment, "KUBECONFIG": str(config)}
-        run = subprocess.Popen([*PROGRAM, "list"], env=here, stderr=subprocess.PIPE, text=True)
+        # Whoever was started in the background, as these tests may be, ignores the signal, and so do its children.
+        command = ["env", "--default-signal=INT", *PROGRAM, "list"]
+        run = subprocess.Popen(command, env=here, stderr=subprocess.PIPE, text=True)
         silent.settimeout(30)
         asking, _ = silent.accept()
         with asking:
