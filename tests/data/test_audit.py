@@ -8,17 +8,18 @@ from hypothesis import strategies as st
 
 from elastrain.data.audit import AuditLog, Line, judge, verify
 from elastrain.data.order import Order
+from elastrain.data.share import Place, Share
 
 ORDER = Order(length=23, global_batch_size=5, seed=4)
 STEPS = 2 * ORDER.steps_per_epoch
 
 
 def line(
-    step: int, rank: int, world: int, generation: int = 1, kind: str = "commit", share: tuple[int, int] | None = None
+    step: int, rank: int, world: int, generation: int = 1, kind: str = "commit", share: Share | None = None
 ) -> Line:
-    part, parts = share or (rank, world)
-    indices = ORDER.slice(step, part, parts).indices if part < parts else ()
-    return Line(kind, step, generation, rank, world, f"w{rank}", 100 + rank, indices, (part, parts))
+    share = share or Share(rank, world)
+    indices = () if share.looks_on else ORDER.slice(step, *share).indices
+    return Line(kind, step, generation, rank, world, f"w{rank}", 100 + rank, indices, share)
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_verdict_is_good_if_ranks_died_before_they_could_write(data) -> None:
 
 
 def test_verdict_is_good_if_a_joiner_looked_on_while_the_others_computed_the_batch(lines) -> None:
-    looked_on = [line(4, 0, 3, share=(0, 2)), line(4, 1, 3, share=(2, 2)), line(4, 2, 3, share=(1, 2))]
+    looked_on = [line(4, 0, 3, share=Share(0, 2)), line(4, 1, 3, share=Share(2, 2)), line(4, 2, 3, share=Share(1, 2))]
     assert judge([x for x in lines if x.step != 4] + looked_on, ORDER).ok
 
 
@@ -64,9 +65,9 @@ def test_redone_steps_are_counted_if_a_later_generation_commits_them_again(lines
         (lambda x: [replace(y, indices=(1, 2, 3, 4, 5)) if y.step == 3 else y for y in x], "trained on"),
         (lambda x: [*x, replace(x[5], world_size=7)], "world sizes"),
         (lambda x: [*x, replace(x[1], indices=())], "two different parts"),
-        (lambda x: [*x, replace(x[1], share=(2, 3))], "world sizes and parts"),
-        (lambda x: [*x, line(4, 2, 2, generation=4, share=(0, 2))], "part 0 was computed by two ranks"),
-        (lambda x: [replace(y, share=(2, 2)) if y.step == 4 else y for y in x], "trained on"),
+        (lambda x: [*x, replace(x[1], share=Share(2, 3))], "world sizes and parts"),
+        (lambda x: [*x, line(4, 2, 2, generation=4, share=Share(0, 2))], "part 0 was computed by two ranks"),
+        (lambda x: [replace(y, share=Share(2, 2)) if y.step == 4 else y for y in x], "trained on"),
     ],
 )
 def test_verdict_is_bad_and_says_why_if_the_logs_break_the_promise(lines, break_it, problem) -> None:
@@ -78,7 +79,7 @@ def test_verdict_is_bad_and_says_why_if_the_logs_break_the_promise(lines, break_
 def test_logs_are_judged_from_files_if_one_ends_in_a_torn_line(lines, tmp_path) -> None:
     logs = {r: AuditLog(tmp_path, f"w{r}", 0, 100 + r) for r in range(3)}
     for x in lines:
-        place = (x.generation, x.rank, x.world_size)
+        place = Place(x.generation, x.rank, x.world_size)
         logs[x.rank].write(x.kind, x.step, x.indices, ORDER, place=place, share=x.share)
     for log in logs.values():
         log.close()

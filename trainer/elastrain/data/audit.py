@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from elastrain.data.order import Order
+from elastrain.data.share import Place, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,7 @@ class Line:
     worker: str
     pid: int
     indices: tuple[int, ...]
-    share: tuple[int, int]
-    """The batch was cut for ``share[1]`` ranks, of which this one had part ``share[0]``; the one after the last part is
-    nobody's: that of a rank which looked on."""
+    share: Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +84,10 @@ class AuditLog:
         indices: tuple[int, ...],
         order: Order,
         *,
-        place: tuple[int, int, int],
-        share: tuple[int, int],
+        place: Place,
+        share: Share,
     ) -> None:
-        """``place``: generation, rank and world size that the step was computed in. Others: as of :class:`Line`."""
+        """``place``: where the step was computed. Others: as of :class:`Line`."""
         if order != self._order:
             self._order = order
             self._file.write(json.dumps({"kind": "order", **asdict(order)}) + "\n")
@@ -115,7 +114,7 @@ def verify(directory: Path) -> Verdict:
                 orders.add(Order(**{k: v for k, v in raw.items() if k != "kind"}))
             else:
                 share = raw.get("share", (raw["rank"], raw["world_size"]))
-                lines.append(Line(**{**raw, "indices": tuple(raw["indices"]), "share": tuple(share)}))
+                lines.append(Line(**{**raw, "indices": tuple(raw["indices"]), "share": Share(*share)}))
     if not lines:
         raise ValueError(f"{directory}: no audit lines in {len(files)} *.jsonl files; is $ELASTRAIN_AUDIT_DIR set?")
     if len(orders) != 1:
@@ -166,7 +165,7 @@ def judge(lines: Iterable[Line], order: Order) -> Verdict:
 def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int], list[str]]:
     """Samples that the generation of ``lines`` consumed in ``step``, and what contradicts the order."""
     problems = []
-    worlds = {(line.world_size, line.share[1]) for line in lines}
+    worlds = {(line.world_size, line.share.parts) for line in lines}
     if len(worlds) != 1:
         return [], [f"step {step}: one generation with world sizes and parts {sorted(worlds)}"]
     _, parts = worlds.pop()
@@ -180,20 +179,19 @@ def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int]
         expected = _samples_of(order, step, line.share)
         if line.indices != expected:
             problems.append(
-                f"step {step}: rank {line.rank} had part {line.share[0]} of {parts} and trained on {line.indices}, "
+                f"step {step}: rank {line.rank} had part {line.share.part} of {parts} and trained on {line.indices}, "
                 f"not on {expected}"
             )
-        if line.share[0] < parts and owners.setdefault(line.share[0], line) is not line:
-            problems.append(f"step {step}: part {line.share[0]} was computed by two ranks")
+        if not line.share.looks_on and owners.setdefault(line.share.part, line) is not line:
+            problems.append(f"step {step}: part {line.share.part} was computed by two ranks")
     samples: list[int] = []
     for part in range(parts):
-        samples += owners[part].indices if part in owners else _samples_of(order, step, (part, parts))
+        samples += owners[part].indices if part in owners else _samples_of(order, step, Share(part, parts))
     return samples, problems
 
 
-def _samples_of(order: Order, step: int, share: tuple[int, int]) -> tuple[int, ...]:
-    part, parts = share
-    return order.slice(step, part, parts).indices if part < parts else ()
+def _samples_of(order: Order, step: int, share: Share) -> tuple[int, ...]:
+    return () if share.looks_on else order.slice(step, *share).indices
 
 
 def _records(file: Path) -> Iterable[dict[str, Any]]:

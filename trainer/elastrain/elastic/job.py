@@ -32,6 +32,7 @@ from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order
 from elastrain.data.rng import Kept
+from elastrain.data.share import Share
 from elastrain.data.stream import ElasticIterable, length_of
 from elastrain.elastic import control, transfer
 from elastrain.elastic.backend import device_of_rank
@@ -114,12 +115,12 @@ class Job:
     @property
     def rank(self) -> int:
         """Global rank in the generation in force; it changes with the generation. 0 before the first."""
-        return self._world.place[1]
+        return self._world.place.rank
 
     @property
     def world_size(self) -> int:
         """Ranks of the generation in force; 1 before the first."""
-        return self._world.place[2]
+        return self._world.place.world_size
 
     @property
     def step(self) -> int:
@@ -357,8 +358,9 @@ class Job:
         """
         assert self._model is not None
         self._buffers = Buffers(self._model.module)
-        batch, part = loader.fetch(0, 0, max(self._session.expected_world_size(), 1))
-        self._step = Step(0, (part,), self._world.place, self._world.share, warm_up=True)
+        cut = Share(0, max(self._session.expected_world_size(), 1))
+        batch, part = loader.fetch(0, *cut)
+        self._step = Step(0, (part,), self._world.place, self._world.share, cut, warm_up=True)
         with self._streams:
             self._enter_body(loader, self._step)
             yield batch
@@ -370,16 +372,13 @@ class Job:
 
     def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
         """One execution of a step: all micro-batches of this rank, as far as the generation holds."""
-        place, order = self._world.place, loader.order
-        share = self._world.share
-        looks_on = share[0] == share[1]
-        at = (self.step, *(place[1:] if looks_on else share))
-        parts = order.micro_slices(*at)
-        step = self._step = Step(self.step, (parts[0].stand_in(),) if looks_on else parts, place, share)
+        order, place = loader.order, self._world.place
+        step = self._step = Step.of(order, self.step, place, self._world.share)
+        at = (step.number, *step.cut)
         assert self._buffers is not None
         self._buffers.save()
         self._gradients.begin(order.leaves(*at) if order.micro_batches else None)
-        self._heartbeat.body(place[0], place[2])
+        self._heartbeat.body(place.generation, place.world_size)
         for micro, part in enumerate(step.parts):
             communicator = self._world.communicator
             if communicator is None or communicator.broken is not None:
@@ -388,7 +387,7 @@ class Job:
             try:
                 # One who looks on runs no backward: its forward must not have DDP expect one, or the gradients of the
                 # next micro-batch would be summed over the ranks.
-                last = micro == len(step.parts) - 1 and not looks_on
+                last = micro == len(step.parts) - 1 and not step.looks_on
                 of_gradients = self._gradients.body(part, communicator, last=last)
                 with self._streams if loader.randomness else nullcontext(), of_gradients:
                     self._enter_body(loader, step)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastrain.data.order import Slice
+from elastrain.data.order import Order, Slice
+from elastrain.data.share import Place, Share
 
 
 @dataclass(slots=True)
@@ -14,11 +15,12 @@ class Step:
     number: int
     parts: tuple[Slice, ...]
     """The micro-batches of this rank."""
-    place: tuple[int, int, int]
-    """Generation, rank and world size that it is computed in."""
-    share: tuple[int, int]
-    """The global batch is cut for ``share[1]`` ranks, and this one computes part ``share[0]``; a rank that looks on
-    comes after the last part."""
+    place: Place
+    """Where it is computed."""
+    share: Share
+    """What counts of it as computed by this rank."""
+    cut: Share
+    """Where in the global batch its samples come from: its share; of one who looks on, what would be its share."""
     warm_up: bool = False
     begun: int = 0
     """Micro-batches whose loop body has begun."""
@@ -31,10 +33,19 @@ class Step:
     loss: float = 0.0
     """Mean loss over the global batch."""
 
+    @classmethod
+    def of(cls, order: Order, number: int, place: Place, share: Share) -> Step:
+        """Step ``number`` of data in ``order``, as the rank at ``place`` computes its ``share`` of it. Pure."""
+        if not share.looks_on:
+            return cls(number, order.micro_slices(number, *share), place, share, share)
+        # The loop body must run on something: on samples of which none counts.
+        stand_in = order.micro_slices(number, *place.share)[0].stand_in()
+        return cls(number, (stand_in,), place, share, place.share)
+
     @property
     def looks_on(self) -> bool:
         """Whether this rank computes nothing of it, and gets the gradients of the others."""
-        return self.share[0] == self.share[1]
+        return self.share.looks_on
 
     @property
     def complete(self) -> bool:

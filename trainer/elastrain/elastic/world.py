@@ -6,8 +6,8 @@ Everything here happens at a step boundary, on the training thread. Positions ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
 import structlog
@@ -17,8 +17,10 @@ from elastrain.api.messages import Broken, Ready, Report
 from elastrain.api.records import Generation, Rescale
 from elastrain.checkpoint import CheckpointVolume
 from elastrain.data.order import Order
+from elastrain.data.share import Place, Share
 from elastrain.elastic import backend, state, trace, transfer
 from elastrain.elastic.communicator import Communicator, GenerationBroken
+from elastrain.elastic.entry import Entry, Row
 from elastrain.elastic.module import ElasticModule
 from elastrain.elastic.report import Reporter, Switch, Times
 from elastrain.elastic.saver import Saver
@@ -53,10 +55,10 @@ class World:
         self._lineage = ""
         self._volume = volume
         self._saver = Saver(volume, spec) if volume and spec else None
-        self._traces = trace.recorder(lambda: self._place[1])
+        self._traces = trace.recorder(lambda: self._place.rank)
         self._reporter = Reporter(on_rescale=self._traces)
-        self._place = (0, 0, 1)
-        self._share = (0, 1)
+        self._place = Place(0, 0, 1)
+        self._share = self._place.share
         self._gift: transfer.Gift | None = None
         self.gives_in_passing = False
         """Whether this rank's training goes on, if need be, while others get its state."""
@@ -65,14 +67,14 @@ class World:
 
     # -- where this rank is ------------------------------------------------------------------------------------------
     @property
-    def place(self) -> tuple[int, int, int]:
-        """Generation number, rank and world size; those of the last generation while in none; (0, 0, 1) before any."""
+    def place(self) -> Place:
+        """That in the last generation while in none; rank 0 of 1 before any."""
         return self._place
 
     @property
-    def share(self) -> tuple[int, int]:
-        """Which part of the global batch this rank computes next, and how many there are: rank and world size, but for
-        the step in which joiners get their state and look on."""
+    def share(self) -> Share:
+        """What this rank computes of the next global batch: its place's share, but for the step in which joiners get
+        their state and look on."""
         return self._share
 
     @property
@@ -93,11 +95,11 @@ class World:
     def commit(self, order: Order, total_steps: int | None, loss: float, agreed: int | None) -> None:
         """The step's optimizer has been applied. ``agreed``: the generation that all ranks switch to now."""
         self.step += 1
-        self._share = self._place[1:]
+        self._share = self._place.share
         self._agreed, self._order, self._total = agreed, order, total_steps
         now = self._clock()
         self._reporter.committed(now, loss)
-        if self._place[1] != 0:
+        if self._place.rank != 0:
             return
         if self._saver is not None:
             self._saver.after_step(self.step, self._number, self._lineage, self._tree)
@@ -138,7 +140,7 @@ class World:
             except GenerationBroken:
                 continue  # settle() forms the next one
             break
-        if self._place[1] == 0:
+        if self._place.rank == 0:
             self._save_now()
 
     def wait_until_given(self) -> None:
@@ -175,7 +177,7 @@ class World:
         """Adopt a generation that has no place for this rank: keep the state and wait, or be told to exit."""
         # Where everybody stops, the state in memory is all there is. In a healthy generation rank 0 speaks for all;
         # ranks that were stranded by a loss cannot tell who is first, and writing the same step twice is harmless.
-        speaks = self.communicator is None or self._place[1] == 0
+        speaks = self.communicator is None or self._place.rank == 0
         if not generation.size and speaks:
             self._save_now()
         self._number = generation.number
@@ -196,8 +198,8 @@ class World:
         self.model.attach(communicator, keep=entry.same_layout)
         self.communicator, self._generation = communicator, generation
         self._number = generation.number
-        self._place = (generation.number, communicator.rank, communicator.world_size)
-        self._share = entry.share or self._place[1:]
+        self._place = Place(generation.number, communicator.rank, communicator.world_size)
+        self._share = entry.shares.get(communicator.rank, self._place.share)
         self._session.adopt(generation.number, self.step)
         times = Times(
             last_commit=self._reporter.last_commit,
@@ -208,7 +210,8 @@ class World:
             synchronised=synchronised,
         )
         self._broken_at = None
-        self._reporter.entered(Switch(generation, entry.from_size, self.step, entry.lost_steps, times))
+        lost_steps = max(0, entry.reached - self.step)
+        self._reporter.entered(Switch(generation, entry.from_size, self.step, lost_steps, times))
         log.info(
             "generation entered", generation=generation.number, reason=generation.reason, rank=communicator.rank,
             world_size=communicator.world_size, step=self.step, sync_seconds=round(synchronised - entered, 3),
@@ -236,45 +239,33 @@ class World:
         self._session.send(Report(progress=progress))
 
     # -- state -------------------------------------------------------------------------------------------------------
-    def _synchronise(self, communicator: Communicator) -> _Entry:
+    def _synchronise(self, communicator: Communicator) -> Entry:
         """Make all ranks equal to the furthest one; nothing moves where they are. Raises ``GenerationBroken``."""
         assert self.model is not None
-        mine = _Row(
+        mine = Row(
             step=self.step if self._has_state else -1,
-            size=self._place[2],
+            size=self._place.world_size,
             reached=max(self.step, self._session.welcome.step),
             layout=self.model.layout,
             structure=state.structure(self._tree()) if self._has_state and self._brings_in(communicator.of) else 0,
             in_passing=int(self.gives_in_passing),
         )
-        table = [_Row(*row) for row in communicator.all_gather_ints(list(astuple(mine)))]
-        furthest = max(row.step for row in table)
-        if furthest < 0:
-            if communicator.rank == 0:
-                self._cold_start(communicator.generation)
-            sources, behind = [0], list(range(1, communicator.world_size))
-        else:
-            sources = _sources(table)
-            behind = [r for r, row in enumerate(table) if row.step < furthest]
-        shares = _shares(table, sources, behind)
-        if communicator.rank in sources and behind:
-            self._gift = transfer.Gift(self._tree(), communicator, sources, behind)
-            if not shares:
+        entry = Entry.of([Row(*row) for row in communicator.all_gather_ints(list(astuple(mine)))])
+        if entry.cold and communicator.rank == 0:
+            self._cold_start(communicator.generation)
+        if communicator.rank in entry.sources and entry.behind:
+            self._gift = transfer.Gift(self._tree(), communicator, entry.sources, entry.behind)
+            if not entry.shares:
                 self.wait_until_given()
-        elif communicator.rank in behind:
-            if shares:
+        elif communicator.rank in entry.behind:
+            if entry.shares:
                 self.model.look_on(communicator, self._session.connected())
             reused = None if self._has_state else self._tree()
-            self._load(transfer.receive(reused, communicator, sources, behind))
+            self._load(transfer.receive(reused, communicator, entry.sources, entry.behind))
         if communicator.broken is not None:
             raise GenerationBroken(communicator.generation, communicator.broken)
         self._has_state = True
-        return _Entry(
-            from_size=table[sources[0]].size if furthest >= 0 else 0,
-            lost_steps=max(0, max(row.reached for row in table) - self.step),
-            same_layout=_same_layout(table),
-            share=shares.get(communicator.rank),
-        )
+        return entry
 
     def _brings_in(self, generation: Generation) -> bool:
         """Whether it has members that were not in the generation before, as far as this rank knows."""
@@ -311,58 +302,3 @@ class World:
         self.step, self._lineage = position["step"], position["lineage"]
         self._reporter.loss = position.get("loss")  # absent in older checkpoints
         self._reporter.rescales = [Rescale.model_validate(r) for r in position["rescales"]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """What a rank says of itself on entry of a generation."""
-
-    step: int
-    """Committed steps of the state that it holds; -1: it holds none."""
-    size: int
-    """World size of the generation that it comes from."""
-    reached: int
-    """Committed steps that it has heard of."""
-    layout: int
-    structure: int
-    """Of its state, where that may be needed; 0 elsewhere."""
-    in_passing: int
-    """1 if it can train while it gives or, having got its state, look on."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """How a generation begins; the same on all ranks."""
-
-    from_size: int
-    """World size that the furthest rank comes from; 0 if no state was left."""
-    lost_steps: int
-    """Committed steps that must be done again."""
-    same_layout: bool
-    share: tuple[int, int] | None
-    """As of :attr:`World.share`; None: rank and world size."""
-
-
-def _same_layout(table: Sequence[_Row]) -> bool:
-    return table[0].layout != 0 and all(row.layout == table[0].layout for row in table)
-
-
-def _shares(table: Sequence[_Row], sources: Sequence[int], behind: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Shares of the ranks in the first step, if those ``behind`` are to look on in it; else empty. Pure.
-
-    The others then compute the batch among themselves, which takes their time and memory: only where they did so
-    before, too.
-    """
-    holders = [r for r in range(len(table)) if r not in behind]
-    able = all(row.in_passing for row in table) and _same_layout(table)
-    if not behind or not able or len(holders) < table[sources[0]].size or table[sources[0]].step < 0:
-        return {}
-    parts = len(holders)
-    return {**{r: (i, parts) for i, r in enumerate(holders)}, **dict.fromkeys(behind, (parts, parts))}
-
-
-def _sources(table: Sequence[_Row]) -> list[int]:
-    """Ranks that hold the newest state and can each give a share of it. Pure."""
-    first = max(range(len(table)), key=lambda r: (table[r].step, -r))
-    same = (table[first].step, table[first].structure)
-    return [r for r, row in enumerate(table) if r == first or (row.structure and (row.step, row.structure) == same)]
