@@ -1,62 +1,39 @@
-"""``elastrain.join()`` and the :class:`Job` it returns: the training loop as a script sees it.
+"""``elastrain.join()`` and the :class:`Job` it returns: what a training script sees.
 
-The order of things in one step::
-
-    loop body starts     a micro-batch of this rank's part of the global batch; most often there is one, all of it
-    job.backward(loss)   with the last micro-batch gradients are summed over the generation, and with them travels who
-                         is ready for the next generation
-    optimizer.step()     applied after the last micro-batch, unless the collective failed: then this and every tracked
-                         step() does nothing
-    loop body ends       after the last micro-batch the step is committed, or discarded, and then comes again as a whole
-    boundary             a switch that was agreed, or a new generation after a loss, happens here and nowhere else
+What happens in a step, and in which order, is in :mod:`elastrain.elastic.loop`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import structlog
 import torch
 from torch import nn
 
 from elastrain.api import names
 from elastrain.api.job import CheckpointSpec
-from elastrain.api.messages import Finished, Left
 from elastrain.checkpoint import CheckpointVolume
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order
-from elastrain.data.rng import Kept
-from elastrain.data.share import Share
 from elastrain.data.stream import ElasticIterable, length_of
-from elastrain.elastic import control, transfer
 from elastrain.elastic.backend import device_of_rank
 from elastrain.elastic.bitwise import Bitwise, make_deterministic
-from elastrain.elastic.buffers import Buffers
 from elastrain.elastic.gate import Gates, gate, track
 from elastrain.elastic.gradients import Averaged, Gradients
 from elastrain.elastic.heartbeat import Heartbeat
+from elastrain.elastic.loop import Drained, Loop
 from elastrain.elastic.module import ElasticModule
-from elastrain.elastic.session import ExitRequested, Session
+from elastrain.elastic.session import Session
 from elastrain.elastic.sharded import refuse_sharded
 from elastrain.elastic.state import Stateful
-from elastrain.elastic.step import Step
 from elastrain.elastic.world import World
 
-log = structlog.get_logger(__name__)
-
-
-class Drained(SystemExit):
-    """Raised out of the training loop when this worker leaves the job: the script ends here, with code 0.
-
-    It is a ``SystemExit`` so that code after the loop, which may write the final model, runs only where training has
-    really ended. ``finally`` blocks and context managers run as usual.
-    """
+__all__ = ["Drained", "Job", "join"]
 
 
 def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
@@ -94,22 +71,15 @@ class Job:
     ) -> None:
         self._device = device or torch.device("cpu")
         self._session = session
-        self._heartbeat = heartbeat
         self._gradients = gradients
-        self._gates: Gates = {"step": lambda: self.committed, "zero_grad": self._may_clear}
-        self._model: ElasticModule | None = None
         self._tracked: dict[str, Stateful] = {}
-        self._order: Order | None = None
-        self._total: int | None = None
-        self._buffers: Buffers | None = None
-        self._streams = Kept()
-        self._step: Step | None = None
-        self._on_commit: list[Callable[[], None]] = []
         checkpoint = os.environ.get(names.ENV_CHECKPOINT)
         spec = CheckpointSpec.model_validate_json(checkpoint) if checkpoint else None
         volume = CheckpointVolume(Path(spec.path), spec.keep) if spec else None
         self._world = World(session, self._tracked, spec, volume)
         self._audit = _audit_log()
+        self._loop = Loop(session, gradients, heartbeat, self._world, self._audit)
+        self._gates: Gates = {"step": lambda: self.committed, "zero_grad": self._loop.may_clear}
 
     # -- what a script reads -----------------------------------------------------------------------------------------
     @property
@@ -130,7 +100,7 @@ class Job:
     @property
     def epoch(self) -> int:
         """Epoch of the step that is being computed, from 0."""
-        return self._step.parts[0].epoch if self._step else 0
+        return self._loop.step.parts[0].epoch if self._loop.step else 0
 
     @property
     def device(self) -> torch.device:
@@ -143,14 +113,14 @@ class Job:
 
         With several micro-batches: after the last one.
         """
-        return self._step is not None and self._step.ok
+        return self._loop.step is not None and self._loop.step.ok
 
     @property
     def synchronised(self) -> bool:
         """True in the loop body after :meth:`backward` of the last micro-batch: gradients are those of the whole global
         batch now. Whether the step counts is said by :attr:`committed`.
         """
-        return self._step is not None and self._step.complete
+        return self._loop.step is not None and self._loop.step.complete
 
     @property
     def loss(self) -> float | None:
@@ -167,15 +137,15 @@ class Job:
         ``nn.Module``. Raises ``RuntimeError`` on a second call, ``ValueError`` for a model without parameters to train,
         or one that is sharded (FSDP).
         """
-        if self._model is not None:
+        if self._world.model is not None:
             raise RuntimeError("job.wrap() was called twice; put several networks into one nn.Module")
         refuse_sharded(module)
-        self._model = self._world.model = self._gradients.wrap(module, ddp_options)
-        gate(self._model, {"zero_grad": self._may_clear})
+        model = self._world.model = self._gradients.wrap(module, ddp_options)
+        gate(model, {"zero_grad": self._loop.may_clear})
         self._tracked["model"] = module
         if optimizer is not None:
             self.track(optimizer=optimizer)
-        return self._model
+        return model
 
     def track(self, **objects: Any) -> None:
         """Make optimizers, schedulers, scalers, metrics … part of the state that joiners and checkpoints get.
@@ -191,7 +161,7 @@ class Job:
 
         That includes a step whose result this rank got from a peer, because its own collective failed at the end.
         """
-        self._on_commit.append(callback)
+        self._loop.on_commit(callback)
 
     def dataloader(
         self,
@@ -246,23 +216,13 @@ class Job:
         """
         if (epochs is None) == (steps is None):
             raise ValueError("job.steps(): give either epochs=... or steps=...")
-        if self._model is None:
+        if self._world.model is None:
             raise RuntimeError("job.steps(): call model = job.wrap(model) first")
         if epochs is not None and loader.order.length is None:
             raise ValueError("job.steps(epochs=…): the data set has no length, so its epoch does not end; give steps=…")
         self._gradients.check(loader.order)
-        self._order = loader.order
-        self._total = loader.order.steps_per_epoch * epochs if epochs is not None else steps
-        if not self._world.ready:
-            yield from self._warm_up(loader)
-            self._world.say_ready()
-        while True:
-            self._settle()
-            if self.step >= (self._total or 0):
-                self._world.wait_until_given()
-                self._heartbeat.outside()
-                return
-            yield from self._compute(loader)
+        total = loader.order.steps_per_epoch * epochs if epochs is not None else steps
+        yield from self._loop.run(loader, total or 0)
 
     def backward(self, loss: torch.Tensor) -> None:
         """``loss.backward()``, with gradients averaged exactly over the global batch.
@@ -271,45 +231,7 @@ class Job:
         A lost peer does not raise here: the step is then not committed and comes again. Raises ``RuntimeError`` on
         misuse.
         """
-        step = self._step
-        if step is None:
-            raise RuntimeError("job.backward(): only inside 'for batch in job.steps(...)'")
-        if step.done == step.begun:
-            raise RuntimeError("job.backward(): called twice for one batch")
-        part = step.parts[step.done]
-        step.done += 1
-        if step.warm_up:
-            loss.backward()
-            return
-        communicator = self._world.communicator
-        assert communicator is not None
-        connected = self._session.connected()
-        sums: list[float] | None
-        if step.looks_on:
-            sums, connected = self._looked_on()
-        else:
-            self._heartbeat.backward(loss)
-            compute = self._heartbeat.share()
-            sums = self._gradients.backward(loss, part, connected, compute, communicator, last=step.complete)
-        if sums is not None:
-            self._world.wait_until_given()  # before anything changes what joiners are being given
-        if sums is None or communicator.broken is not None:
-            self._heartbeat.resumed(None)
-            return
-        self._heartbeat.resumed(sums[control.COMPUTE])
-        step.ok = True
-        step.agreed = control.agreed(sums, communicator.generation, connected)
-        step.loss = sums[control.LOSS]
-
-    def _looked_on(self) -> tuple[list[float], frozenset[int]]:
-        """While this rank got its state the others have computed the whole batch: it takes the gradients from them.
-
-        The loss of the loop body is nobody's, and what its forward left in the model's buffers goes.
-        """
-        assert self._model is not None and self._buffers is not None
-        self._heartbeat.looks_on()
-        self._buffers.restore()
-        return self._model.looked_on()
+        self._loop.backward(loss)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``; call it between
@@ -318,9 +240,9 @@ class Job:
         Returns the norm of the true gradient, that of the mean over the global batch, equal on all ranks. Before a
         step's last micro-batch there is none yet: it then does nothing and returns None.
         """
-        if self._model is None or not self.synchronised:
+        if self._world.model is None or not self.synchronised:
             return None
-        return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm, norm_type)
+        return nn.utils.clip_grad_norm_(self._world.model.parameters(), max_norm, norm_type)
 
     def fit(self, step_fn: Callable[[Any], torch.Tensor], loader: ElasticLoader, **bounds: int) -> None:
         """The loop itself: ``step_fn(batch)`` returns the mean loss; tracked optimizers and schedulers are stepped.
@@ -343,116 +265,12 @@ class Job:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
             if kind is None:
-                self._finish()
+                self._loop.finish()
         finally:
             if self._audit is not None:
                 self._audit.close()
             self._session.close()
             self._world.close()
-
-    # -- inside ------------------------------------------------------------------------------------------------------
-    def _warm_up(self, loader: ElasticLoader) -> Iterator[Any]:
-        """One execution of the loop body that leaves nothing behind.
-
-        It makes allocator, threads and kernels ready: without it a joiner's first step would hold up the whole world.
-        """
-        assert self._model is not None
-        self._buffers = Buffers(self._model.module)
-        cut = Share(0, max(self._session.expected_world_size(), 1))
-        batch, part = loader.fetch(0, *cut)
-        self._step = Step(0, (part,), self._world.place, self._world.share, cut, warm_up=True)
-        with self._streams:
-            self._enter_body(loader, self._step)
-            yield batch
-        self._step = None
-        self._model.detach()
-        self._gradients.check_warm_up(self._buffers.after_warm_up())
-        # What forward changes cannot be given away while training goes on, unless it is packed beforehand.
-        self._world.gives_in_passing = self._model.can_look_on and self._buffers.largest < transfer.SMALL_BYTES
-
-    def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
-        """One execution of a step: all micro-batches of this rank, as far as the generation holds."""
-        order, place = loader.order, self._world.place
-        step = self._step = Step.of(order, self.step, place, self._world.share)
-        at = (step.number, *step.cut)
-        assert self._buffers is not None
-        self._buffers.save()
-        self._gradients.begin(order.leaves(*at) if order.micro_batches else None)
-        self._heartbeat.body(place.generation, place.world_size)
-        for micro, part in enumerate(step.parts):
-            communicator = self._world.communicator
-            if communicator is None or communicator.broken is not None:
-                return  # discarded; _settle() enters the next generation and the same step comes again
-            batch, _ = loader.fetch(*at, micro)
-            try:
-                # One who looks on runs no backward: its forward must not have DDP expect one, or the gradients of the
-                # next micro-batch would be summed over the ranks.
-                last = micro == len(step.parts) - 1 and not step.looks_on
-                of_gradients = self._gradients.body(part, communicator, last=last)
-                with self._streams if loader.randomness else nullcontext(), of_gradients:
-                    self._enter_body(loader, step)
-                    yield batch
-            except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
-                self._world.wait_until_given()
-                if step.ok:
-                    self._commit(step)
-                raise
-            if step.done < step.begun:
-                raise RuntimeError("job.steps(): the loop body must call job.backward(loss) once per batch")
-        if step.ok:
-            self._commit(step)
-
-    def _enter_body(self, loader: ElasticLoader, step: Step) -> None:
-        if loader.randomness is not None:
-            loader.randomness.seed_body(step.number, step.parts[step.begun])
-        step.begun += 1
-
-    def _commit(self, step: Step) -> None:
-        assert self._order is not None
-        self._heartbeat.runtime()
-        self._heartbeat.committed()
-        self._step = None
-        self._log(step, "commit")
-        self._world.commit(self._order, self._total, step.loss, step.agreed)
-        self._tell_committed()
-
-    def _may_clear(self) -> bool:
-        """Gradients may be cleared before the first micro-batch of a step has added to them, and after the last."""
-        return self._step is None or self._step.done == 0 or self._step.complete
-
-    def _tell_committed(self) -> None:
-        for callback in self._on_commit:
-            callback()
-
-    def _settle(self) -> None:
-        """Be in a healthy generation at a step boundary. Raises :class:`Drained`."""
-        self._heartbeat.runtime()
-        unfinished, self._step = self._step, None
-        if unfinished is not None and self._model is not None and self._buffers is not None:
-            self._model.zero_grad(set_to_none=True)  # what its micro-batches have added up is void
-            self._buffers.restore()
-        try:
-            self._world.settle()
-        except ExitRequested as e:
-            log.info("leaving the job", step=self.step, reason=str(e))
-            self._session.send(Left(step=self.step))
-            raise Drained(0) from None
-        if unfinished is not None and unfinished.number < self.step:
-            self._log(unfinished, "adopted")
-            self._tell_committed()
-
-    def _finish(self) -> None:
-        """End together: nobody goes before all have committed the last step, since its state may be needed."""
-        try:
-            self._world.finish()
-        except ExitRequested:
-            log.info("the job has finished", step=self.step)
-        self._session.send(Finished(step=self.step))
-
-    def _log(self, step: Step, kind: str) -> None:
-        if self._audit is not None and self._order is not None:
-            indices = tuple(i for part in step.parts for i in part.indices)
-            self._audit.write(kind, step.number, indices, self._order, place=step.place, share=step.share)
 
 
 def _audit_log() -> AuditLog | None:
