@@ -9,7 +9,7 @@ from typing import Any
 
 from elastrain.agent.core import Config, Core
 from elastrain.agent.events import Effect, Event, Publish, RankSaid, Registered, Seen, Send, StartRanks
-from elastrain.agent.main import seen
+from elastrain.agent.presence import seen
 from elastrain.api.keys import JobKeys
 from elastrain.api.messages import Abort, Adopted, Broken, Hello, Proposed, RankMessage, Ready
 from elastrain.api.records import Generation, Member, Phase

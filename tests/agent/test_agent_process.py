@@ -199,7 +199,8 @@ def test_a_missing_setting_is_named(start):
 
 def test_the_agent_gives_up_with_the_reason_if_etcd_cannot_be_reached(start):
     impatient = (
-        "import sys; from elastrain.agent import main as m; m.ETCD_SECONDS = 0.5; sys.exit(m.main(sys.argv[1:]))"
+        "import sys; from elastrain.agent import main, presence; presence.ETCD_SECONDS = 0.5; "
+        "sys.exit(main.main(sys.argv[1:]))"
     )
     code, last = start("a", "true", code=impatient, endpoint="127.0.0.1:1").ends()
     assert (code, last.reason) == (names.EXIT_INFRASTRUCTURE, "EtcdUnreachable")

@@ -22,7 +22,6 @@ from elastrain.agent.events import (
     Effect,
     End,
     Event,
-    Fenced,
     KillRank,
     KillRanks,
     Leave,
@@ -33,7 +32,6 @@ from elastrain.agent.events import (
     RankExited,
     Registered,
     Reincarnate,
-    Seen,
     Send,
     Signalled,
     StartRanks,
@@ -41,29 +39,19 @@ from elastrain.agent.events import (
 )
 from elastrain.agent.forker import Zygote
 from elastrain.agent.plan import NO_ZYGOTE, Executed
+from elastrain.agent.presence import News, Presence
 from elastrain.agent.pulse import Pages
 from elastrain.agent.settings import BadSettings, Settings
 from elastrain.agent.socket import RankServer
 from elastrain.agent.supervisor import Supervisor, become_reaper
 from elastrain.agent.tether import EXIT_NO_COMMAND
-from elastrain.api import names, roster
-from elastrain.api.keys import JobKeys
+from elastrain.api import names
 from elastrain.api.records import Termination
-from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable
-from elastrain.rendezvous import events as rendezvous
-from elastrain.rendezvous.membership import Membership
+from elastrain.etcd import EtcdConfig
 from elastrain.rendezvous.probe import ProbeServer
-from elastrain.rendezvous.view import View
 
-ETCD_SECONDS = 60.0
-"""How long an agent tries to reach etcd at its start."""
-REGISTER_SECONDS = 10.0
 LOOK_SECONDS = 0.2
 """How often the job's records are looked at when nothing happens; news that matter wake the agent at once."""
-FLUSH_SECONDS = 30.0
-"""How long the last worker tries to tell etcd that the job has finished."""
-LAST_WORDS_SECONDS = 2.0
-"""How long any other worker tries to write the progress that its rank 0 last reported."""
 HANGUP_SECONDS = 1.0
 
 log = structlog.get_logger()
@@ -110,24 +98,6 @@ class _ChildChanged:
     """SIGCHLD, or news of the zygote."""
 
 
-@dataclass(frozen=True, slots=True)
-class _News:
-    """The membership has something to say."""
-
-    event: rendezvous.MembershipEvent
-
-
-class _NewsQueue(queue.Queue[rendezvous.MembershipEvent]):
-    """Where a membership puts its events: straight into the agent's one queue."""
-
-    def __init__(self, inbox: queue.SimpleQueue[Event | _ChildChanged | _News]) -> None:
-        super().__init__()
-        self._inbox = inbox
-
-    def put(self, item: rendezvous.MembershipEvent, block: bool = True, timeout: float | None = None) -> None:
-        self._inbox.put(_News(item))
-
-
 class Agent:
     """One run of an agent."""
 
@@ -143,10 +113,9 @@ class Agent:
     ) -> None:
         """``directory``: private and empty, with a short path (a Unix socket's holds 107 bytes)."""
         self._settings = settings
-        self._client = EtcdClient(etcd)
         self._directory = directory
         # SimpleQueue may be put to from a signal handler that interrupts its own get().
-        self._inbox: queue.SimpleQueue[Event | _ChildChanged | _News] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Event | _ChildChanged | News] = queue.SimpleQueue()
         self._core = Core(
             Config(
                 worker=settings.worker,
@@ -162,14 +131,11 @@ class Agent:
         )
         self._server: RankServer | None = None
         self._pages = Pages(settings.health.look_seconds)
-        self._membership: Membership | None = None
-        self._view: View | None = None
+        self._presence = Presence(settings, etcd, self._inbox.put)
         self._ended: Termination | None = None
         self._notes = trace.Notes()
         who = {"elastrain.worker": settings.worker, "elastrain.job": settings.job}
         self._tracer = tracing.from_environment(environ, "elastrain-agent", **who)
-        self._unwritten = False
-        """Progress was published that etcd may not have yet."""
 
     def run(self) -> Termination:
         """Until the worker's work is done, one way or another."""
@@ -177,23 +143,21 @@ class Agent:
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
         signal.signal(signal.SIGCHLD, self._on_child)
-        member_id = ""
         host = "127.0.0.1" if self._settings.address == "127.0.0.1" else ""
-        probes = ProbeServer(lambda: self._membership.id if self._membership else member_id, host)
+        probes = ProbeServer(lambda: self._presence.id, host)
         try:
-            failed = self._register(probes.port)
+            failed = self._presence.register(probes.port, self._told_to_stop)
             if failed is not None:
                 return failed
+            self._handle(Registered(self._presence.id))
             while self._ended is None:
                 self._take(self._next())
             return self._ended
         finally:
-            if self._membership is not None:
-                self._membership.leave()
+            self._presence.close()
             if self._server is not None:
                 self._server.close()
             probes.close()
-            self._client.close()
             if self._tracer is not None:
                 self._tracer.close()
 
@@ -204,7 +168,13 @@ class Agent:
     def _on_child(self, _signum: int, _frame: FrameType | None) -> None:
         self._inbox.put(_ChildChanged())
 
-    def _next(self) -> Event | _ChildChanged | _News:
+    def _told_to_stop(self) -> bool:
+        try:
+            return isinstance(self._inbox.get(timeout=1.0), Signalled)
+        except queue.Empty:
+            return False
+
+    def _next(self) -> Event | _ChildChanged | News:
         deadline = self._core.deadline()
         wait = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))
         try:
@@ -212,32 +182,22 @@ class Agent:
         except queue.Empty:
             return Tick()
 
-    def _take(self, item: Event | _ChildChanged | _News) -> None:
+    def _take(self, item: Event | _ChildChanged | News) -> None:
         match item:
             case _ChildChanged():
                 self._reap()
-            case _News(event=rendezvous.Fenced(seconds=seconds)):
-                self._handle(Fenced(seconds))
-            case _News(event=event):
-                _log_news(event)
+            case News():
+                if (fenced := item.told()) is not None:
+                    self._handle(fenced)
             case Signalled(signum=signum):
                 log.info("told to stop", signal=signal.Signals(signum).name)
                 self._handle(item)
             case _:
                 self._handle(item)
-        self._look()
+        if self._ended is None and (seen := self._presence.look()) is not None:
+            self._handle(seen)
         if (beats := self._pages.due(time.monotonic())) is not None:
-            current = self._membership is not None and self._membership.reachable
-            self._handle(Pulse(self._core.incarnation, beats, current))
-
-    def _look(self) -> None:
-        """Pass the job's records on if they have changed."""
-        if self._membership is None or self._ended is not None:
-            return
-        view = self._membership.view
-        if view is not self._view and view.revision:  # revision 0: nothing has been read yet
-            self._view = view
-            self._handle(seen(view))
+            self._handle(Pulse(self._core.incarnation, beats, self._presence.reachable))
 
     def _reap(self) -> None:
         for ended in self._supervisor.reap():
@@ -258,15 +218,14 @@ class Agent:
 
     # ---- effects out -----------------------------------------------------------------------------------------------
     def _execute(self, effect: Effect) -> None:
-        assert self._membership is not None or isinstance(effect, End | Leave)
         match effect:
             case Send(local_rank=local_rank, message=message):
                 if self._server is not None:
                     self._server.send(local_rank, message)
             case Publish():
-                self._publish(effect)
+                self._presence.publish(effect)
             case PublishProgress(progress=progress):
-                self._publish_progress(effect, final=progress.finished)
+                self._presence.publish_progress(progress)
             case StartRanks(incarnation=incarnation):
                 self._start_ranks(incarnation)
             case KillRanks(signum=signum, why=why):
@@ -279,53 +238,11 @@ class Agent:
                 log.warning("killing a rank", local_rank=local_rank, why=why)
                 self._supervisor.kill(signal.SIGKILL, local_rank)
             case Reincarnate():
-                if self._membership is not None:
-                    self._inbox.put(
-                        Registered(self._membership.reincarnate(health="", health_message="", health_rank=None).id)
-                    )
+                self._inbox.put(Registered(self._presence.reincarnate()))
             case Leave():
-                self._leave()
+                self._presence.leave()
             case End(termination=termination):
                 self._ended = termination
-
-    def _publish(self, record: Publish) -> None:
-        assert self._membership is not None
-        log.info("member", id=self._membership.id, phase=record.phase, generation=record.generation, step=record.step)
-        if record.health != self._membership.record.health:
-            log.warning("health", health=record.health or "ok", why=record.health_message)
-        self._membership.update(
-            phase=record.phase,
-            generation=record.generation,
-            step=record.step,
-            broken=record.broken,
-            store_port=record.store_port,
-            health=record.health,
-            health_message=record.health_message,
-            health_rank=record.health_rank,
-        )
-
-    def _publish_progress(self, effect: PublishProgress, *, final: bool) -> None:
-        assert self._membership is not None
-        self._membership.publish(effect.progress)
-        self._unwritten = True
-        if final:
-            self._flush(FLUSH_SECONDS)
-
-    def _leave(self) -> None:
-        if self._membership is None:
-            return
-        if self._unwritten:  # progress is written once a second; the last of it would be lost
-            self._flush(LAST_WORDS_SECONDS)
-        self._membership.leave()
-
-    def _flush(self, seconds: float) -> None:
-        assert self._membership is not None
-        self._unwritten = False
-        try:
-            if not self._membership.flush(seconds):
-                log.error("the last progress was not written: etcd does not answer", seconds=seconds)
-        except EtcdError as error:
-            log.error("the last progress was not written", error=str(error))
 
     def _start_ranks(self, incarnation: int) -> None:
         if self._server is not None:
@@ -333,73 +250,3 @@ class Agent:
         self._server = RankServer(self._directory, incarnation, self._inbox.put)
         self._supervisor.start(self._server.path)
         self._pages.of(self._server.path, self._settings.nproc)
-
-    def _register(self, agent_port: int) -> Termination | None:
-        """Become a member; the ending if that is impossible. Bounded by ``ETCD_SECONDS``."""
-        end = time.monotonic() + ETCD_SECONDS
-        while True:
-            membership = self._new_membership(agent_port)
-            try:
-                membership.start(REGISTER_SECONDS)
-            except EtcdDenied as error:
-                return endings.infrastructure("EtcdDenied", str(error))
-            except EtcdUnavailable as error:
-                log.warning("etcd does not answer, trying again", error=str(error))
-                if time.monotonic() >= end:
-                    return endings.infrastructure("EtcdUnreachable", f"{error}; tried for {ETCD_SECONDS:g} s")
-            except EtcdError as error:
-                return endings.infrastructure("EtcdRefused", str(error))
-            else:
-                self._membership = membership
-                log.info("registered", id=membership.id)
-                self._handle(Registered(membership.id))
-                return None
-            try:
-                item = self._inbox.get(timeout=1.0)
-            except queue.Empty:
-                continue
-            if isinstance(item, Signalled):
-                return endings.drained(0, "told to stop before etcd could be reached")
-
-    def _new_membership(self, agent_port: int) -> Membership:
-        settings = self._settings
-        return Membership(
-            self._client,
-            JobKeys(settings.namespace, settings.job, settings.job_uid),
-            worker=settings.worker,
-            address=settings.address,
-            node=settings.node,
-            slots=settings.nproc,
-            agent_port=agent_port,
-            lease_ttl=settings.lease_ttl,
-            events=_NewsQueue(self._inbox),
-        )
-
-
-def seen(view: View) -> Seen:
-    """The part of a membership's view that the core asks about. Pure."""
-    return Seen(
-        target=view.target,
-        members={m.id: m.record for m in view.alive.values()} if view.complete else None,
-        generation=roster.seen_by(view.generation, view.self_id) if view.generation else None,
-        ended=view.told,
-        finished=view.finished,
-        step=view.step,
-    )
-
-
-def _log_news(event: rendezvous.MembershipEvent) -> None:
-    match event:
-        case rendezvous.EtcdLost(error=error):
-            log.warning("etcd is away; training goes on", error=str(error))
-        case rendezvous.EtcdBack():
-            log.info("etcd is back")
-        case rendezvous.NewGeneration(generation=g):
-            workers = [m.worker for m in g.members] if g.roster is None else g.size
-            log.info("generation", number=g.number, reason=g.reason, workers=workers, world_size=g.world_size)
-        case rendezvous.GenerationEnded(number=number, reason=reason):
-            log.warning("generation ended", number=number, reason=reason)
-        case rendezvous.JobEnded(reason=reason):
-            log.info("the job has ended", reason=reason)
-        case _:
-            log.debug("news", news=repr(event))

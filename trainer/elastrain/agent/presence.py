@@ -1,0 +1,210 @@
+"""The agent among the others: how it becomes a member of its job, what it learns of them, what it says of itself."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from elastrain.agent import endings
+from elastrain.agent.events import Fenced, Publish, Seen
+from elastrain.agent.settings import Settings
+from elastrain.api import roster
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import Progress, Termination
+from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable
+from elastrain.rendezvous import events as rendezvous
+from elastrain.rendezvous.membership import Membership
+from elastrain.rendezvous.view import View
+
+ETCD_SECONDS = 60.0
+"""How long an agent tries to reach etcd at its start."""
+REGISTER_SECONDS = 10.0
+FLUSH_SECONDS = 30.0
+"""How long the last worker tries to tell etcd that the job has finished."""
+LAST_WORDS_SECONDS = 2.0
+"""How long any other worker tries to write the progress that its rank 0 last reported."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """The membership has something to say."""
+
+    event: rendezvous.MembershipEvent
+
+    def told(self) -> Fenced | None:
+        """Write it to the log; what the agent must decide upon, if anything."""
+        match self.event:
+            case rendezvous.Fenced(seconds=seconds):
+                return Fenced(seconds)
+            case rendezvous.EtcdLost(error=error):
+                log.warning("etcd is away; training goes on", error=str(error))
+            case rendezvous.EtcdBack():
+                log.info("etcd is back")
+            case rendezvous.NewGeneration(generation=g):
+                workers = [m.worker for m in g.members] if g.roster is None else g.size
+                log.info("generation", number=g.number, reason=g.reason, workers=workers, world_size=g.world_size)
+            case rendezvous.GenerationEnded(number=number, reason=reason):
+                log.warning("generation ended", number=number, reason=reason)
+            case rendezvous.JobEnded(reason=reason):
+                log.info("the job has ended", reason=reason)
+            case _:
+                log.debug("news", news=repr(self.event))
+        return None
+
+
+class _NewsQueue(queue.Queue[rendezvous.MembershipEvent]):
+    """Where a membership puts its events: straight into the agent's one queue."""
+
+    def __init__(self, put: Callable[[News], None]) -> None:
+        super().__init__()
+        self._put_news = put
+
+    def put(self, item: rendezvous.MembershipEvent, block: bool = True, timeout: float | None = None) -> None:
+        self._put_news(News(item))
+
+
+class Presence:
+    """An agent's membership, from before it has one until it leaves. For the agent's main thread."""
+
+    def __init__(self, settings: Settings, etcd: EtcdConfig, put: Callable[[News], None]) -> None:
+        """``put`` gets all news, from a thread of the membership."""
+        self._settings = settings
+        self._client = EtcdClient(etcd)
+        self._put = put
+        self._membership: Membership | None = None
+        self._view: View | None = None
+        self._unwritten = False
+        """Progress was published that etcd may not have yet."""
+
+    @property
+    def id(self) -> str:
+        """The member's id now; empty before it is registered. For any thread."""
+        return self._membership.id if self._membership else ""
+
+    @property
+    def reachable(self) -> bool:
+        """Whether this is a member, and etcd answers."""
+        return self._membership is not None and self._membership.reachable
+
+    def register(self, agent_port: int, told_to_stop: Callable[[], bool]) -> Termination | None:
+        """Become a member; the ending if that is impossible. Bounded by ``ETCD_SECONDS``.
+
+        ``told_to_stop`` is asked between two attempts, and waits a moment for an answer.
+        """
+        end = time.monotonic() + ETCD_SECONDS
+        while True:
+            membership = self._new_membership(agent_port)
+            try:
+                membership.start(REGISTER_SECONDS)
+            except EtcdDenied as error:
+                return endings.infrastructure("EtcdDenied", str(error))
+            except EtcdUnavailable as error:
+                log.warning("etcd does not answer, trying again", error=str(error))
+                if time.monotonic() >= end:
+                    return endings.infrastructure("EtcdUnreachable", f"{error}; tried for {ETCD_SECONDS:g} s")
+            except EtcdError as error:
+                return endings.infrastructure("EtcdRefused", str(error))
+            else:
+                self._membership = membership
+                log.info("registered", id=membership.id)
+                return None
+            if told_to_stop():
+                return endings.drained(0, "told to stop before etcd could be reached")
+
+    def reincarnate(self) -> str:
+        """Be a new member from now on; returns its id."""
+        return self._registered.reincarnate(health="", health_message="", health_rank=None).id
+
+    def look(self) -> Seen | None:
+        """The job's records, if they have changed since they were last looked at."""
+        if self._membership is None:
+            return None
+        view = self._membership.view
+        if view is self._view or not view.revision:  # revision 0: nothing has been read yet
+            return None
+        self._view = view
+        return seen(view)
+
+    def publish(self, record: Publish) -> None:
+        """Let the others know how this member is."""
+        member = self._registered
+        log.info("member", id=member.id, phase=record.phase, generation=record.generation, step=record.step)
+        if record.health != member.record.health:
+            log.warning("health", health=record.health or "ok", why=record.health_message)
+        member.update(
+            phase=record.phase,
+            generation=record.generation,
+            step=record.step,
+            broken=record.broken,
+            store_port=record.store_port,
+            health=record.health,
+            health_message=record.health_message,
+            health_rank=record.health_rank,
+        )
+
+    def publish_progress(self, progress: Progress) -> None:
+        """Let everybody know how far training is. Blocks for the last of it, at most ``FLUSH_SECONDS``."""
+        self._registered.publish(progress)
+        self._unwritten = True
+        if progress.finished:
+            self._flush(self._registered, FLUSH_SECONDS)
+
+    def leave(self) -> None:
+        """Be no member any more. Again, or before there was one, it does nothing."""
+        if self._membership is None:
+            return
+        if self._unwritten:  # progress is written once a second; the last of it would be lost
+            self._flush(self._membership, LAST_WORDS_SECONDS)
+        self._membership.leave()
+
+    def close(self) -> None:
+        """Leave, at once, and end the connection."""
+        if self._membership is not None:
+            self._membership.leave()
+        self._client.close()
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+    @property
+    def _registered(self) -> Membership:
+        assert self._membership is not None
+        return self._membership
+
+    def _flush(self, membership: Membership, seconds: float) -> None:
+        self._unwritten = False
+        try:
+            if not membership.flush(seconds):
+                log.error("the last progress was not written: etcd does not answer", seconds=seconds)
+        except EtcdError as error:
+            log.error("the last progress was not written", error=str(error))
+
+    def _new_membership(self, agent_port: int) -> Membership:
+        settings = self._settings
+        return Membership(
+            self._client,
+            JobKeys(settings.namespace, settings.job, settings.job_uid),
+            worker=settings.worker,
+            address=settings.address,
+            node=settings.node,
+            slots=settings.nproc,
+            agent_port=agent_port,
+            lease_ttl=settings.lease_ttl,
+            events=_NewsQueue(self._put),
+        )
+
+
+def seen(view: View) -> Seen:
+    """The part of a membership's view that the core asks about. Pure."""
+    return Seen(
+        target=view.target,
+        members={m.id: m.record for m in view.alive.values()} if view.complete else None,
+        generation=roster.seen_by(view.generation, view.self_id) if view.generation else None,
+        ended=view.told,
+        finished=view.finished,
+        step=view.step,
+    )
