@@ -32,7 +32,7 @@ def environment(cluster, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no operator here, and ``submit`` need not wait for it."""
-    monkeypatch.setattr("elastrain.cluster.commands.NOTICE_SECONDS", 0.05)
+    monkeypatch.setattr("elastrain.cluster.submit.NOTICE_SECONDS", 0.05)
 
 
 @pytest.fixture

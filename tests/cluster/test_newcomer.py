@@ -233,7 +233,7 @@ def test_a_proxy_that_is_away_is_named_without_its_password(elastrain, connect) 
 # ---- an operator that is not there -----------------------------------------------------------------------------------
 def test_submit_says_so_if_no_operator_takes_note(elastrain, connect, serve, tmp_path: Path, monkeypatch) -> None:
     connect(serve((200, json.dumps(shown_job("digits")))).address)
-    monkeypatch.setattr("elastrain.cluster.commands.NOTICE_SECONDS", 0.5)
+    monkeypatch.setattr("elastrain.cluster.submit.NOTICE_SECONDS", 0.5)
     manifest = tmp_path / "job.yaml"
     manifest.write_text(yaml.safe_dump({k: v for k, v in shown_job("digits").items() if k != "metadata"} | {
         "metadata": {"name": "digits"}

@@ -69,8 +69,9 @@ def list_(
     Examples: elastrain list -o wide, elastrain list -A, elastrain list -o json
     """
     from elastrain.cluster import commands
+    from elastrain.cluster.manners import Place
 
-    raise typer.Exit(commands.list_jobs(commands.Place(namespace, context), output, all_namespaces=all_namespaces))
+    raise typer.Exit(commands.list_jobs(Place(namespace, context), output, all_namespaces=all_namespaces))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -103,10 +104,11 @@ def submit(
         elastrain submit train.py --max 8 --image ghcr.io/me/train:1 --limit nvidia.com/gpu=1 -- --epochs 3
         elastrain submit train.py --max 8 --image ghcr.io/me/train:1 --dry-run > job.yaml
     """
-    from elastrain.cluster import commands
+    from elastrain.cluster import submit
+    from elastrain.cluster.manners import Place
 
-    asked = commands.ScriptJob(name, image, (least, most, replicas), tuple(limit or ()), tuple(arguments or ()))
-    raise typer.Exit(commands.submit(commands.Place(namespace, context), file, asked, dry_run=dry_run))
+    asked = submit.ScriptJob(name, image, (least, most, replicas), tuple(limit or ()), tuple(arguments or ()))
+    raise typer.Exit(submit.submit(Place(namespace, context), file, asked, dry_run=dry_run))
 
 
 @app.command()
@@ -116,8 +118,9 @@ def status(job: Job, output: Format = Output.TABLE, namespace: Namespace = None,
     Examples: elastrain status digits, elastrain status digits -o yaml
     """
     from elastrain.cluster import commands
+    from elastrain.cluster.manners import Place
 
-    raise typer.Exit(commands.status(commands.Place(namespace, context), job, output))
+    raise typer.Exit(commands.status(Place(namespace, context), job, output))
 
 
 @app.command()
@@ -128,8 +131,9 @@ def watch(job: Job, namespace: Namespace = None, context: Context = None) -> Non
     Example: elastrain watch digits
     """
     from elastrain.cluster import commands
+    from elastrain.cluster.manners import Place
 
-    raise typer.Exit(commands.watch(commands.Place(namespace, context), job))
+    raise typer.Exit(commands.watch(Place(namespace, context), job))
 
 
 @app.command()
@@ -144,8 +148,9 @@ def scale(
     Example: elastrain scale digits 4
     """
     from elastrain.cluster import commands
+    from elastrain.cluster.manners import Place
 
-    raise typer.Exit(commands.scale(commands.Place(namespace, context), job, replicas))
+    raise typer.Exit(commands.scale(Place(namespace, context), job, replicas))
 
 
 @app.command()
@@ -155,8 +160,9 @@ def suspend(job: Job, namespace: Namespace = None, context: Context = None) -> N
     Example: elastrain suspend digits
     """
     from elastrain.cluster import commands
+    from elastrain.cluster.manners import Place
 
-    raise typer.Exit(commands.suspend(commands.Place(namespace, context), job))
+    raise typer.Exit(commands.suspend(Place(namespace, context), job))
 
 
 @app.command()
@@ -166,8 +172,9 @@ def resume(job: Job, namespace: Namespace = None, context: Context = None) -> No
     Example: elastrain resume digits
     """
     from elastrain.cluster import commands
+    from elastrain.cluster.manners import Place
 
-    raise typer.Exit(commands.resume(commands.Place(namespace, context), job))
+    raise typer.Exit(commands.resume(Place(namespace, context), job))
 
 
 @app.command()
@@ -177,8 +184,9 @@ def delete(job: Job, namespace: Namespace = None, context: Context = None) -> No
     Example: elastrain delete digits
     """
     from elastrain.cluster import commands
+    from elastrain.cluster.manners import Place
 
-    raise typer.Exit(commands.delete(commands.Place(namespace, context), job))
+    raise typer.Exit(commands.delete(Place(namespace, context), job))
 
 
 @app.command()
@@ -194,9 +202,10 @@ def logs(
 
     Examples: elastrain logs digits, elastrain logs digits -f --tail 10
     """
-    from elastrain.cluster import commands
+    from elastrain.cluster import logs
+    from elastrain.cluster.manners import Place
 
-    raise typer.Exit(commands.logs(commands.Place(namespace, context), job, follow=follow, tail=tail))
+    raise typer.Exit(logs.logs(Place(namespace, context), job, follow=follow, tail=tail))
 
 
 @app.command()
@@ -206,8 +215,9 @@ def explain(job: Job, namespace: Namespace = None, context: Context = None) -> N
     Example: elastrain explain digits
     """
     from elastrain.cluster import commands
+    from elastrain.cluster.manners import Place
 
-    raise typer.Exit(commands.explain(commands.Place(namespace, context), job))
+    raise typer.Exit(commands.explain(Place(namespace, context), job))
 
 
 @app.command()
@@ -218,8 +228,9 @@ def doctor(namespace: Namespace = None, context: Context = None) -> None:
     Example: elastrain doctor
     """
     from elastrain.cluster import commands
+    from elastrain.cluster.manners import Place
 
-    raise typer.Exit(commands.doctor(commands.Place(namespace, context)))
+    raise typer.Exit(commands.doctor(Place(namespace, context)))
 
 
 @app.command()
@@ -241,8 +252,9 @@ def dashboard(
     Examples: elastrain dashboard, elastrain dashboard -A, elastrain dashboard -n research --port 0
     """
     from elastrain.cluster import commands
+    from elastrain.cluster.manners import Place
 
-    place = commands.Place(None, context)
+    place = Place(None, context)
     shown = () if all_namespaces else tuple(namespaces or ())
     raise typer.Exit(
         commands.dashboard(place, shown, all_namespaces=all_namespaces, address=address, port=port, keyed=key)
