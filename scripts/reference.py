@@ -53,7 +53,7 @@ def job_page(document: Schema) -> str:
         "",
         f"`apiVersion: {spec['group']}/{version['name']}`, short name `{short}`. {root['description']}",
         "",
-        "From the models in `trainer/elastrain/api/job.py`, of which the CRD is made; `kubectl explain "
+        "From the models in `trainer/elastrain/api/job/`, of which the CRD is made; `kubectl explain "
         f"{short}.spec` says the same. How fields work together: [a job's life](../lifecycle.md), [sharing a cluster "
         "out](../capacity.md). What may change in a living job: [here](../lifecycle.md#a-changed-template).",
         "",

@@ -65,7 +65,7 @@ def test_chart_template_is_refused_if_a_docstring_would_be_evaluated_by_helm() -
 
 
 def test_yaml_says_where_it_comes_from() -> None:
-    assert to_yaml(crd()).startswith("# Generated from trainer/elastrain/api/job.py")
+    assert to_yaml(crd()).startswith("# Generated from trainer/elastrain/api/job/")
 
 
 # ---- a structural schema ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from elastrain.api.structural import Schema, structural_schema
 CRD_FILE = Path(f"crds/{names.PLURAL}.yaml")
 CHART_FILE = Path("charts/elastrain/templates/crd.yaml")
 
-_HEADER = "# Generated from trainer/elastrain/api/job.py by `python -m elastrain.api.crd --write`. Do not edit.\n"
+_HEADER = "# Generated from trainer/elastrain/api/job/ by `python -m elastrain.api.crd --write`. Do not edit.\n"
 
 # (name, type, JSON path, shown only by `-o wide`)
 _COLUMNS = (

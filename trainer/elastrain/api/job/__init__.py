@@ -1,0 +1,65 @@
+"""``ElasticTrainingJob``: the resource that users write and read. ``crd.py`` generates the CRD from these models.
+
+Every field says who writes it, who reads it and what its absence means. Field names are camelCase on the wire.
+"""
+
+from elastrain.api.job.base import ApiModel, AwareTime, NonNegativeInt, PositiveInt
+from elastrain.api.job.resource import ElasticTrainingJob
+from elastrain.api.job.spec import (
+    CheckpointSpec,
+    CleanPodPolicy,
+    JobSpec,
+    PreflightSpec,
+    SuccessPolicy,
+    trainer_container,
+)
+from elastrain.api.job.status import (
+    AcceleratorSeconds,
+    Condition,
+    ConditionType,
+    ExcludedNode,
+    Figures,
+    GenerationStatus,
+    JobStatus,
+    LastFailure,
+    LastRescale,
+    Leaving,
+    LossStreak,
+    NodeLoss,
+    ProgressStatus,
+    RestartCounts,
+    SparesStatus,
+    UnhealthyWorker,
+    Withdrawal,
+)
+
+__all__ = [
+    "AcceleratorSeconds",
+    "ApiModel",
+    "AwareTime",
+    "CheckpointSpec",
+    "CleanPodPolicy",
+    "Condition",
+    "ConditionType",
+    "ElasticTrainingJob",
+    "ExcludedNode",
+    "Figures",
+    "GenerationStatus",
+    "JobSpec",
+    "JobStatus",
+    "LastFailure",
+    "LastRescale",
+    "Leaving",
+    "LossStreak",
+    "NodeLoss",
+    "NonNegativeInt",
+    "PositiveInt",
+    "PreflightSpec",
+    "ProgressStatus",
+    "RestartCounts",
+    "SparesStatus",
+    "SuccessPolicy",
+    "UnhealthyWorker",
+    "Withdrawal",
+    "trainer_container",
+]

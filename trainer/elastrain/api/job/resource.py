@@ -1,0 +1,30 @@
+"""The resource as a whole."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from elastrain.api.embedded import AsDict, JobMeta
+from elastrain.api.job.base import ApiModel
+from elastrain.api.job.spec import JobSpec
+from elastrain.api.job.status import JobStatus
+
+
+class ElasticTrainingJob(ApiModel):
+    """A data-parallel training job whose workers may join, leave and be lost while it trains."""
+
+    api_version: Literal["elastrain.dev/v1alpha1"]
+    kind: Literal["ElasticTrainingJob"]
+    metadata: Annotated[dict[str, Any], AsDict(JobMeta)]
+    spec: JobSpec
+    """What is wanted. Written by users; the operator only reads it."""
+    status: JobStatus | None = None
+    """What is. Written by the operator only."""
+
+    @property
+    def name(self) -> str:
+        return str(self.metadata["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.metadata.get("namespace", "default"))
