@@ -168,7 +168,7 @@ def plan(systems: Sequence[str], scenarios: Mapping[str, Scenario], runs: int, b
         for run in range(1, runs + 1)
         for scenario in scenarios
         for name in systems
-        if SYSTEMS[name].unsupported.isdisjoint(scenarios[scenario].events)
+        if all(SYSTEMS[name].has(event) for event in scenarios[scenario].events)
     ]
 
 

@@ -46,8 +46,8 @@ EVENTS: Mapping[Event, str] = {
     Event.DIES_CONNECTING: "the same, as soon as a generation that includes it is proposed",
 }
 JOINER_DIES = frozenset({Event.DIES_IMPORTING, Event.DIES_WARMING, Event.DIES_CONNECTING})
-NEED_OUR_RECORDS = frozenset({Event.GROW_SPARE, Event.KILL_SPARE, Event.ETCD, Event.DIES_CONNECTING})
-"""Events that only elastrain has an equivalent of, or that are timed by its records in etcd."""
+NEED_STEERING = frozenset({Event.GROW_SPARE, Event.KILL_SPARE, Event.ETCD, Event.DIES_CONNECTING})
+"""Events that only a system has an equivalent of which is told how many nodes should train, and says how they stand."""
 
 
 @dataclass(frozen=True, slots=True)

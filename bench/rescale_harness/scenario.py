@@ -15,7 +15,7 @@ from rescale_harness.events import JOINER_DIES, MAX_NODES, Event, Scenario, labe
 from rescale_harness.processes import Processes
 from rescale_harness.results import EventResult, RunResult
 from rescale_harness.steplog import ENV_LOGS, ENV_NODE, StepLogs
-from rescale_harness.systems import System, base_environment
+from rescale_harness.systems import Steered, System, base_environment
 
 BASELINE_STEPS = 50
 """Steps before the first event. The undisturbed step is measured on them, checkpoints included."""
@@ -118,7 +118,7 @@ class Run:
                 return self._fire_at_joiner(event, label)
             case Event.ETCD:
                 at = time.monotonic()
-                self._system.restart_coordinator()
+                self._steered.restart_coordinator()
                 return Fired(label, at, FOREVER, before, before, len(before))
             case Event.WAKE:
                 node, pids = self._silent.popitem()
@@ -151,7 +151,7 @@ class Run:
         begun, before = time.monotonic(), tuple(self._nodes)
         self._want(len(before))
         spare = self._start_node()
-        warm = self._await(f"{label}: a node that stands by", lambda: self._system.stands_by(spare))
+        warm = self._await(f"{label}: a node that stands by", lambda: self._steered.stands_by(spare))
         # Its start has cost the others processor time: let that be over.
         rest = Fired(label, time.monotonic(), FOREVER, before, before, len(before))
         ready = warm and self._settle(rest, rest.at, REST_STEPS)
@@ -181,15 +181,20 @@ class Run:
                 time.sleep(WARMING_SECONDS)
             else:
                 came = came and self._await(
-                    f"{name} in a proposal", lambda: self._system.proposed(joiner), CLOSE_LOOK_SECONDS
+                    f"{name} in a proposal", lambda: self._steered.proposed(joiner), CLOSE_LOOK_SECONDS
                 )
         self._nodes.remove(joiner)
         self._processes.kill(self._processes.tree(name))
         return Fired(label, at, FOREVER, before, before, len(before), recovered=came)
 
+    @property
+    def _steered(self) -> Steered:
+        assert isinstance(self._system, Steered), "events that need it are left out for other systems"
+        return self._system
+
     def _want(self, nodes: int) -> None:
         if nodes != self._wanted:
-            self._system.want(nodes)
+            self._steered.want(nodes)
             self._wanted = nodes
 
     def _start_node(self) -> int:

@@ -24,7 +24,7 @@ from elastrain.data import audit
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.local.etcd_server import EtcdServer
 from rescale_harness import analysis
-from rescale_harness.events import MAX_NODES, NEED_OUR_RECORDS, Event
+from rescale_harness.events import MAX_NODES, NEED_STEERING, Event
 from rescale_harness.results import Samples
 from rescale_harness.steplog import ENV_CHECKPOINT, ENV_CHECKPOINT_EVERY, ENV_SHARDS, Line
 
@@ -50,8 +50,6 @@ class System(ABC):
 
     about: ClassVar[str]
     """What it is, in a sentence, for the table."""
-    unsupported: ClassVar[frozenset[Event]] = NEED_OUR_RECORDS
-    """Events that it has no equivalent of."""
 
     def __init__(self, directory: Path, settings: Settings) -> None:
         """``directory``: of this run, exists."""
@@ -62,6 +60,11 @@ class System(ABC):
     def missing(cls, _settings: Settings) -> str | None:
         """What it lacks to be run here, and the way out; None: nothing."""
         return None
+
+    @classmethod
+    def has(cls, event: Event) -> bool:
+        """Whether the event has an equivalent in it."""
+        return event not in NEED_STEERING or issubclass(cls, Steered)
 
     def __enter__(self) -> System:
         return self
@@ -86,22 +89,25 @@ class System(ABC):
         """What the system says about its rescales; while the services still run."""
         return {}
 
-    # ---- for events that only some systems support -----------------------------------------------------------------
+
+class Steered(ABC):
+    """A system that is told how many nodes should train, says how they stand, and has a coordinator to be restarted."""
+
+    @abstractmethod
     def want(self, nodes: int) -> None:
         """From now on so many nodes should train; more that are there stand by."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stands_by(self, number: int) -> bool:
         """Whether the node could train at once, were it wanted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def proposed(self, number: int) -> bool:
         """Whether a generation has been proposed that includes the node."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restart_coordinator(self) -> None:
         """``kill -9`` it and, a while later, start it on its data; returns when it serves again."""
-        raise NotImplementedError
 
 
 class Torchrun(System):
@@ -167,11 +173,10 @@ class TorchrunEtcd(Torchrun):
         return ["--rdzv-backend=etcd-v3", f"--rdzv-endpoint={self._etcd.endpoint}"]
 
 
-class Elastrain(System):
+class Elastrain(System, Steered):
     """Agents with a real etcd. The benchmark plays the operator: it wants as many nodes as there are."""
 
     about = "elastrain, in process, its default settings"
-    unsupported = frozenset()
     program = "rescale_harness.train_elastrain"
     """Module that every rank runs."""
 
