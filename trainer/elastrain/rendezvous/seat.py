@@ -1,6 +1,6 @@
 """One member's part in the protocol, without I/O: records and time go in, what to watch, read and write comes out.
 
-:class:`~elastrain.rendezvous.membership.Membership` executes it for an agent, ``bench/rendezvous.py`` for thousands of
+:class:`~elastrain.rendezvous.executor.Executor` executes it for an agent, ``bench/rendezvous.py`` for thousands of
 members in one process. The writes are transactions that name what must not have changed, so a stale one does nothing.
 """
 
