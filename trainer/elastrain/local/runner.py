@@ -11,9 +11,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import threading
 import time
 import uuid
@@ -23,24 +21,21 @@ from typing import Literal, Self
 
 import structlog
 
-from elastrain.agent.logs import ENV_AGENT_LOG
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.keys import JobKeys
 from elastrain.api.manifest import load
 from elastrain.api.records import Generation, Member, Outcome, Progress, Target
-from elastrain.etcd import Batch, EtcdClient, EtcdConfig, EtcdError
-from elastrain.local.etcd_server import EtcdServer
+from elastrain.etcd import Batch, EtcdClient, EtcdError
 from elastrain.local.plan import Observed, Plan, Result, Worker, plan
-from elastrain.local.spec import LocalSpec, local_spec, worker_environment
+from elastrain.local.site import Site
+from elastrain.local.spec import LocalSpec, local_spec
 from elastrain.local.status import LocalStatus, WorkerStatus, in_generation, phase_of
 from elastrain.local.worker import LocalWorker
 from elastrain.rendezvous.mirror import Mirror
 
 log = structlog.get_logger()
 
-ETCD_STARTS = 5
-"""How often etcd is started in one run; the ports and the data stay the same."""
 LOOP_SECONDS = 1.0
 """Longest time between two looks at things that nobody reports, such as etcd's process."""
 
@@ -78,15 +73,12 @@ class LocalJob:
         self.keys = JobKeys(self.spec.namespace, self.spec.name, uuid.uuid4().hex[:12])
         self.result: Result | None = None
         self.message = ""
-        self._lease_ttl = lease_ttl
-        self._on_line = on_line or (lambda _worker, _line: None)
         self._on_progress = on_progress
         self._desired = self.spec.desired
         if replicas is not None:
             self._check_size(replicas)
             self._desired = replicas
-        self._etcd = EtcdServer(etcd)
-        self._etcd_starts = 0
+        self._site = Site(self.spec, self.keys, etcd=etcd, lease_ttl=lease_ttl, on_line=on_line)
         self._client: EtcdClient | None = None
         self._changed = threading.Condition()
         self._mirror = Mirror(self.keys)
@@ -101,17 +93,13 @@ class LocalJob:
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
-        for directory in (self.logs_dir, self.audit_dir, self._terminations):
-            directory.mkdir(parents=True, exist_ok=True)
-        if self.spec.state_dir.parent.name == ".elastrain":
-            (self.spec.state_dir.parent / ".gitignore").write_text("*\n")
-        self._start_etcd()
+        self._site.prepare()
         try:
-            self._client = EtcdClient(EtcdConfig.of(self._etcd.endpoint))
+            self._client = EtcdClient(self._site.etcd)
             self._watch = self._client.watch_prefix(self.keys.prefix, self._on_batch)
             self._thread.start()
         except BaseException:
-            self._etcd.close()
+            self._site.close()
             raise
         return self
 
@@ -124,21 +112,17 @@ class LocalJob:
         assert self._client is not None
         self._watch.close()
         self._client.close()
-        self._etcd.close()
+        self._site.close()
 
     @property
     def logs_dir(self) -> Path:
         """What each worker printed: ``<worker>.log``, and its agent's own log: ``<worker>.agent.log``."""
-        return self.spec.state_dir / "logs"
+        return self._site.logs_dir
 
     @property
     def audit_dir(self) -> Path:
         """The audit log of this run: which rank consumed which samples."""
-        return self.spec.state_dir / "audit" / self.keys.uid
-
-    @property
-    def _terminations(self) -> Path:
-        return self.spec.state_dir / "terminations" / self.keys.uid
+        return self._site.audit_dir
 
     # ---- what to do ------------------------------------------------------------------------------------------------
     def scale(self, replicas: int) -> None:
@@ -230,12 +214,7 @@ class LocalJob:
 
     def failure_tail(self, lines: int) -> str:
         """The last lines that the worker printed whose failure ended the job; empty if none did."""
-        worker = self._failed
-        if worker is None or worker.ended is None:
-            return ""
-        path = self.logs_dir / f"{worker.name}.log"
-        text = path.read_text(encoding="utf-8") if path.exists() else worker.ended.log_tail
-        return "\n".join(text.splitlines()[-lines:])
+        return self._site.tail(self._failed, lines) if self._failed is not None else ""
 
     # ---- the operator's loop -----------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -283,8 +262,7 @@ class LocalJob:
         )
 
     def _apply(self, decided: Plan) -> None:
-        if self._etcd.pid is None:
-            self._start_etcd()
+        self._site.keep_etcd()
         for _ in range(decided.start):
             self._start_worker()
         with self._changed:
@@ -309,41 +287,8 @@ class LocalJob:
         except EtcdError as error:
             log.warning("target not written, will be tried again", error=str(error))
 
-    def _start_etcd(self) -> None:
-        self._etcd_starts += 1
-        if self._etcd_starts > ETCD_STARTS:
-            raise RuntimeError(f"etcd ended {ETCD_STARTS} times; see {self._etcd.log_path}")
-        if self._etcd_starts > 1:
-            log.warning("etcd has ended; starting it again", log=str(self._etcd.log_path))
-        self._etcd.start()
-
     def _start_worker(self) -> None:
-        name = f"{self.spec.name}-{self._next_ordinal}"
-        own = {
-            **EtcdConfig.of(self._etcd.endpoint).to_environment(),
-            names.ENV_NAMESPACE: self.spec.namespace,
-            names.ENV_JOB: self.spec.name,
-            names.ENV_JOB_UID: self.keys.uid,
-            names.ENV_WORKER: name,
-            names.ENV_NODE: socket.gethostname(),
-            names.ENV_ADDRESS: "127.0.0.1",
-            names.ENV_NPROC: str(self.spec.nproc),
-            names.ENV_LEASE_TTL: str(self._lease_ttl),
-            names.ENV_CHECKPOINT: self.spec.checkpoint.model_dump_json(by_alias=True) if self.spec.checkpoint else "",
-            names.ENV_AUDIT_DIR: str(self.audit_dir),
-            names.ENV_TERMINATION_LOG: str(self._terminations / f"{name}.json"),
-            ENV_AGENT_LOG: str(self.logs_dir / f"{name}.agent.log"),
-        }
-        worker = LocalWorker(
-            name,
-            self._next_ordinal,
-            self.spec.command,
-            environment=worker_environment(self.spec, os.environ, own),
-            directory=self.spec.directory,
-            termination_log=self._terminations / f"{name}.json",
-            on_line=self._line,
-            on_end=self._on_end,
-        )
+        worker = self._site.start_worker(self._next_ordinal, self._on_end)
         with self._changed:
             self._next_ordinal += 1
             self._workers.append(worker)
@@ -365,11 +310,6 @@ class LocalJob:
     def _on_end(self) -> None:
         with self._changed:
             self._changed.notify_all()
-
-    def _line(self, worker: str, line: str) -> None:
-        with (self.logs_dir / f"{worker}.log").open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-        self._on_line(worker, line)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _check_size(self, replicas: int) -> None:
