@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from elastrain.agent.abort import HEARSAY_SECONDS
-from elastrain.agent.core import STRAGGLER_SECONDS
+from elastrain.agent.bounds import STRAGGLER_SECONDS
 from elastrain.agent.events import (
     End,
     Fenced,

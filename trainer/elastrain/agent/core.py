@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from elastrain.agent import endings
 from elastrain.agent.abort import say_broken_at, why_abort
+from elastrain.agent.bounds import KILL_SECONDS, Bounds, passed
 from elastrain.agent.checkup import Checkup, Situation, stragglers
 from elastrain.agent.events import (
     Effect,
@@ -38,15 +39,12 @@ from elastrain.agent.events import (
     Tick,
 )
 from elastrain.agent.health import Policy
+from elastrain.agent.places import Places
 from elastrain.agent.rank import Rank
 from elastrain.agent.restart import may_restart
+from elastrain.agent.told import Told
 from elastrain.api.messages import Abort, AgentMessage, Exit, Hello, Proposed, RankMessage, Report, Welcome
-from elastrain.api.records import Generation, GenerationMember, Phase, Progress, Termination
-
-STRAGGLER_SECONDS = 60.0
-"""How long ranks of one worker may go on after another of them has ended its script without finishing its loop."""
-KILL_SECONDS = 2.0
-"""From SIGTERM to SIGKILL where nothing is left to save."""
+from elastrain.api.records import Phase, Progress, Termination
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +77,21 @@ class Core:
         self.mode = Mode.STARTING
         self.incarnation = 1
         self.ranks: list[Rank] = []
-        self.member_id: str | None = None
         self.seen: Seen | None = None
-        self.generations: dict[int, Generation] = {}
-        self.fenced: dict[int, str] = {}
-        """Generations that must not commit any more, and why."""
+        self.places = Places()
         self.progress: Progress | None = None
-        self.published = Publish()
-        self.broke: tuple[int, float] = (0, 0.0)
-        """The greatest generation that a rank saw fail, and since when."""
+        self.told = Told()
         self.restarts: list[float] = []
         self.checkup = Checkup(config.health)
         self.resigned = ""
         """Why this worker leaves of its own accord, if it does."""
-        self.drain_deadline: float | None = None
-        """Set by a signal. A leave that the target asks for has no bound here: who asked bounds it, by a signal."""
-        self.exit_deadline: float | None = None
-        """Set when the first rank was told to exit."""
-        self.straggler_deadline: float | None = None
-        self.kill_deadline: float | None = None
+        self.bounds = Bounds()
         self.termination: Termination | None = None
+
+    @property
+    def member_id(self) -> str | None:
+        """None while the agent is no member."""
+        return self.places.me
 
     # ---- events ----------------------------------------------------------------------------------------------------
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -110,19 +103,18 @@ class Core:
     def deadline(self) -> float | None:
         """When :class:`Tick` is due at the latest, if nothing else happens; None: never."""
         if self.mode is Mode.ENDING:
-            return self.kill_deadline
+            return self.bounds.kill
         if self.mode is not Mode.RUNNING:
             return None
-        deadlines = [self.drain_deadline, self.exit_deadline, self.straggler_deadline, self._say_broken_at()]
+        deadlines = [self.bounds.first(), self._say_broken_at()]
         return min((d for d in deadlines if d is not None), default=None)
 
     def _note(self, event: Event, now: float) -> Iterator[Effect]:
         match event:
             case Registered(member_id=member_id):
-                self.member_id = member_id
-                self.published, self.broke = Publish(), (0, 0.0)
+                self.places.me, self.told = member_id, Told()
             case Fenced(seconds=seconds):
-                self._fence(seconds)
+                self.places.fence(seconds)
             case Seen():
                 self._note_seen(event)
             case RankSaid(incarnation=self.incarnation, local_rank=local_rank, message=message):
@@ -135,8 +127,8 @@ class Core:
                 self.ranks[local_rank].hung_up()
                 self.ranks[local_rank].exited = event
             case Signalled():
-                first = self.drain_deadline is None
-                self.drain_deadline = now + self.config.drain_timeout if first else now
+                first = self.bounds.drain is None
+                self.bounds.drain = now + self.config.drain_timeout if first else now
             case Pulse(incarnation=self.incarnation):
                 yield from self._note_pulse(event, now)
             case RankSaid() | RankHungUp() | RankExited() | Pulse() | Tick():
@@ -145,17 +137,14 @@ class Core:
     def _note_seen(self, seen: Seen) -> None:
         self.seen = seen
         if seen.generation is not None:
-            self.generations[seen.generation.number] = seen.generation
-            needed = {r.adopted for r in self.ranks}
-            oldest = min(needed, default=0)
-            self.generations = {n: g for n, g in self.generations.items() if n >= oldest}
+            self.places.learn(seen.generation, oldest=min((r.adopted for r in self.ranks), default=0))
 
     def _note_message(self, rank: Rank, message: RankMessage) -> Iterator[Effect]:
         rank.heard(message)
         if isinstance(message, Hello):
             rank.welcomed = False
             rank.proposed.clear()
-        elif isinstance(message, Report) and self._place(message.progress.generation, rank.local_rank) == 0:
+        elif isinstance(message, Report) and self.places.rank(message.progress.generation, rank.local_rank) == 0:
             self.progress = message.progress.model_copy(
                 update={"stragglers": stragglers(self.seen.members)} if self.seen and self.seen.members else {}
             )
@@ -177,7 +166,7 @@ class Core:
                 yield KillRank(rank, why)
         why_resign = self.checkup.why_resign(situation, now)
         if why_resign is not None and not self.leaving:
-            self.resigned, self.drain_deadline = why_resign, now + self.config.drain_timeout
+            self.resigned, self.bounds.drain = why_resign, now + self.config.drain_timeout
 
     def _situation(self, me: str, seen: Seen, current: bool) -> Situation:
         adopted = min((r.adopted for r in self.ranks), default=0)
@@ -187,8 +176,8 @@ class Core:
             members=seen.members or {},
             current=current and seen.members is not None,
             target=seen.target,
-            generation=self.generations.get(adopted),
-            trains=unbroken and self._my_place(adopted) is not None,
+            generation=self.places.generation(adopted),
+            trains=unbroken and self.places.mine(adopted) is not None,
             idle=self.phase is Phase.READY and not seen.finished,
         )
 
@@ -208,7 +197,7 @@ class Core:
                 pass
 
     def _start(self) -> Iterator[Effect]:
-        if self.drain_deadline is not None:
+        if self.bounds.drain is not None:
             yield from self._ended(endings.drained(0, "told to leave before its ranks started"))
         elif self.member_id is None or self.seen is None:
             return
@@ -243,7 +232,7 @@ class Core:
             yield from self._stop(late, signal.SIGTERM, now + KILL_SECONDS, now)
         elif self.leaving and any(not r.ready and not r.exited for r in self.ranks):
             # It never was in a generation: nothing to hand over.
-            grace = self.drain_deadline or now + self.config.drain_timeout
+            grace = self.bounds.drain or now + self.config.drain_timeout
             ending = endings.drained(self.step, "told to leave before its ranks were ready")
             yield from self._stop(ending, signal.SIGTERM, grace, now)
         else:
@@ -254,21 +243,21 @@ class Core:
     def _rank_failed(self, exited: RankExited, now: float) -> Iterator[Effect]:
         rank = self.ranks[exited.local_rank]
         if exited.signal == 0:
-            ending = endings.script_failed(self.step, exited, self._place(rank.adopted, rank.local_rank))
+            ending = endings.script_failed(self.step, exited, self.places.rank(rank.adopted, rank.local_rank))
             yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
-        elif rank.ended == "finished" and self._place(rank.adopted, rank.local_rank) != 0:
+        elif rank.ended == "finished" and self.places.rank(rank.adopted, rank.local_rank) != 0:
             # Its work was done and nothing that is kept is written by it: treat a crash on the way out as the end.
             rank.exited = RankExited(exited.incarnation, exited.local_rank)
             yield from self._run(now)
         elif self.leaving or not may_restart(self.restarts, now):
-            place = self._place(rank.adopted, rank.local_rank)
+            place = self.places.rank(rank.adopted, rank.local_rank)
             if rank.hung and not self.leaving:
                 ending = endings.rank_stuck(self.step, exited, place, rank.hung)
             else:
                 ending = endings.rank_killed(self.step, exited, place, self.leaving)
             yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
         else:
-            self.mode, self.member_id = Mode.RESTARTING, None
+            self.mode, self.places.me = Mode.RESTARTING, None
             yield Reincarnate()
             why = rank.hung or f"rank {exited.local_rank} was killed by signal {exited.signal}"
             yield KillRanks(signal.SIGKILL, why)
@@ -287,24 +276,21 @@ class Core:
 
     def _overdue(self, now: float) -> Termination | None:
         """The ending if a bound on leaving has passed."""
-        if self.drain_deadline is not None and now >= self.drain_deadline:
+        if passed(self.bounds.drain, now):
             return endings.drained(
                 self.step, "its ranks did not stop in time (or a second signal came) and were killed"
             )
-        if self.exit_deadline is not None and now >= self.exit_deadline:
+        if passed(self.bounds.exit, now):
             ending = endings.finished if self.seen and self.seen.finished else endings.drained
             return ending(self.step, "its ranks were told to exit, did not end in time and were killed")
-        if self.straggler_deadline is not None and now >= self.straggler_deadline:
+        if passed(self.bounds.stragglers, now):
             return endings.straggler(self.step, [r.local_rank for r in self.ranks if not r.exited])
         return None
 
     def _watch_stragglers(self, now: float) -> None:
         deserted = any(r.exited and r.joined and r.ended is None for r in self.ranks)
         waiting = any(r.listens and not r.told_exit for r in self.ranks)
-        if not (deserted and waiting):
-            self.straggler_deadline = None
-        elif self.straggler_deadline is None:
-            self.straggler_deadline = now + STRAGGLER_SECONDS
+        self.bounds.watch_stragglers(deserted and waiting, now)
 
     # ---- to the ranks ----------------------------------------------------------------------------------------------
     def _talk(self, now: float) -> Iterator[Effect]:
@@ -329,16 +315,15 @@ class Core:
         why_exit = self._why_exit(rank, me, seen)
         if why_exit is not None:
             rank.told_exit = True
-            self.exit_deadline = self.exit_deadline or now + self.config.drain_timeout
+            self.bounds.exit = self.bounds.exit or now + self.config.drain_timeout
             yield Exit(reason=why_exit)
 
     def _aborts(self, rank: Rank, me: str, seen: Seen) -> Iterator[Abort]:
         """Of generations that the rank is in, or is connecting to, and should give up."""
-        for number in sorted(rank.proposed & self.generations.keys() - rank.aborted):
+        for number in sorted(rank.proposed & self.places.numbers - rank.aborted):
             if number < rank.adopted or number <= rank.broken:
                 continue
-            why = self.fenced.get(number)
-            why = why or why_abort(self.generations[number], me, seen.ended)
+            why = self.places.fenced.get(number) or why_abort(self.places[number], me, seen.ended)
             if why is not None:
                 rank.aborted.add(number)
                 yield Abort(generation=number, reason=why)
@@ -347,7 +332,7 @@ class Core:
         """Why the rank should end its loop, or None."""
         if not rank.ready:
             return None
-        adopted = self.generations.get(rank.adopted)
+        adopted = self.places.generation(rank.adopted)
         inside = adopted is not None and adopted.member(me) is not None
         if seen.finished and (
             not inside or rank.broken >= rank.adopted or rank.adopted in rank.aborted
@@ -356,19 +341,12 @@ class Core:
         wanted = seen.generation is not None and seen.generation.member(me) is not None
         if self.leaving and not inside and not wanted:
             told = self.resigned or "told to stop"
-            return told if self.drain_deadline is not None else f"target: {self._target_reason()}"
+            return told if self.bounds.drain is not None else f"target: {self._target_reason()}"
         return None
 
     def _target_reason(self) -> str:
         target = self.seen.target if self.seen else None
         return (target.reason if target else "") or "leave"
-
-    def _fence(self, seconds: float) -> None:
-        """Nobody else can see us. In a generation with others their part in every step is the proof that no other one
-        was formed; alone there is none, so training stops until etcd is back and a new generation follows this one."""
-        for number, generation in self.generations.items():
-            if generation.size == 1 and self._my_place(number) is not None:
-                self.fenced[number] = f"etcd has not confirmed the lease for {seconds:.1f} s"
 
     # ---- to everybody ----------------------------------------------------------------------------------------------
     @property
@@ -379,7 +357,7 @@ class Core:
     @property
     def leaving(self) -> bool:
         """Told to leave: by a signal, or by the target."""
-        if self.drain_deadline is not None:
+        if self.bounds.drain is not None:
             return True
         target = self.seen.target if self.seen else None
         return target is not None and (target.desired == 0 or self.config.worker in target.leaving)
@@ -397,8 +375,7 @@ class Core:
     def _publish(self, now: float) -> Iterator[Effect]:
         if self.member_id is None:
             return
-        if (number := max(r.broken for r in self.ranks)) > self.broke[0]:
-            self.broke = (number, now)
+        self.told.note(max(r.broken for r in self.ranks), now)
         record = Publish(
             phase=self.phase,
             generation=min(r.adopted for r in self.ranks),
@@ -409,45 +386,25 @@ class Core:
             health_message=self.checkup.message,
             health_rank=self.checkup.verdict.rank,
         )
-        if self._is_news(record, now):
-            self.published = record
+        if self.told.is_news(record, self.places.mine(record.generation), self._say_broken_at(), now):
+            self.told.record = record
             yield record
-
-    def _is_news(self, record: Publish, now: float) -> bool:
-        """Whether to write it now. What others know, or do not need, travels with the next change: the step (it is in
-        progress, too), that a generation was adopted (the member with rank 0 says so for all who are in it), that one
-        broke (where the leader knows)."""
-        old = self.published
-        place = self._my_place(record.generation)
-        adopted = record.generation != old.generation and (place is None or place.rank_offset == 0)
-        say_at = self._say_broken_at()
-        told = replace(record, step=old.step, generation=old.generation, broken=old.broken)
-        return told != old or adopted or (say_at is not None and now >= say_at)
 
     def _say_broken_at(self) -> float | None:
         """When it must be written that a generation broke; None: there is none, or the leader knows."""
-        number, since = self.broke
-        if self.seen is None or self.member_id is None or number <= self.published.broken:
+        number, me = self.told.broke, self.places.me
+        if self.seen is None or me is None or number <= self.told.record.broken:
             return None
         if number in self.seen.ended or number < min(r.adopted for r in self.ranks):
             return None
-        return say_broken_at(self.generations.get(number), self.member_id, since)
-
-    def _my_place(self, number: int) -> GenerationMember | None:
-        generation = self.generations.get(number)
-        return generation.member(self.member_id) if generation and self.member_id else None
-
-    def _place(self, number: int, local_rank: int) -> int | None:
-        """Global rank in generation ``number``; None if the rank is not in it."""
-        place = self._my_place(number)
-        return None if place is None else place.rank_offset + local_rank
+        return say_broken_at(self.places.generation(number), me, self.told.broke_at)
 
     def _holds_rank_zero(self) -> bool:
-        return self._place(min(r.adopted for r in self.ranks), 0) == 0
+        return self.places.rank(min(r.adopted for r in self.ranks), 0) == 0
 
     def _final_progress(self) -> Progress:
         number = self.ranks[0].adopted
-        generation = self.generations[number]
+        generation = self.places[number]
         base = self.progress or Progress(
             generation=number, world_size=generation.world_size, members=generation.size, step=self.step
         )
@@ -459,7 +416,7 @@ class Core:
 
     def _stop(self, ending: Termination, signum: int, kill_at: float, now: float) -> Iterator[Effect]:
         """Stop the ranks that still run, then end with ``ending``."""
-        self.mode, self.termination, self.kill_deadline = Mode.ENDING, ending, kill_at
+        self.mode, self.termination, self.bounds.kill = Mode.ENDING, ending, kill_at
         if not self._reaped():
             yield KillRanks(signum, ending.message or ending.outcome)
         yield Leave()
@@ -469,12 +426,12 @@ class Core:
         assert self.termination is not None
         if self._reaped():
             yield from self._ended(self.termination)
-        elif self.kill_deadline is not None and now >= self.kill_deadline:
-            self.kill_deadline = None
+        elif passed(self.bounds.kill, now):
+            self.bounds.kill = None
             yield KillRanks(signal.SIGKILL, "they did not end when asked to")
 
     def _ended(self, ending: Termination) -> Iterator[Effect]:
         self.mode, self.termination = Mode.ENDED, ending
-        self.drain_deadline = self.exit_deadline = self.straggler_deadline = self.kill_deadline = None
+        self.bounds = Bounds()
         yield Leave()
         yield End(ending)
