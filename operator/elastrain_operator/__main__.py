@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
-import sys
 from typing import Annotated, Any
 
-import structlog
 import typer
 import uvloop
 from pydantic import ValidationError
@@ -15,6 +12,7 @@ from pydantic import ValidationError
 from elastrain import tracing
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
+from elastrain_operator import logs
 from elastrain_operator.config import CapacityConfig, LeaseName, OperatorConfig, WorkerEtcd, read_job_key
 from elastrain_operator.serve import serve
 
@@ -156,50 +154,13 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
             metrics_port=metrics_port,
             traces_endpoint=traces_endpoint,
         )
-        level = _level(log_level)
+        level = logs.level_of(log_level)
     except ValidationError as error:
         raise typer.BadParameter("; ".join(_words(e) for e in error.errors(include_url=False))) from error
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    configure_logging(level)
+    logs.configure(level)
     raise typer.Exit(uvloop.run(serve(config)))
-
-
-def configure_logging(level: int) -> None:
-    """One JSON object a line on stderr, kopf's own messages included."""
-    shared: list[structlog.typing.Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
-    ]
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.JSONRenderer(),
-            ],
-            foreign_pre_chain=shared,
-        )
-    )
-    root = logging.getLogger()
-    root.handlers, root.level = [handler], level
-    for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):  # a line per event or probe says nothing
-        logging.getLogger(chatty).setLevel(max(level, logging.WARNING))
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        cache_logger_on_first_use=True,
-    )
-
-
-def _level(name: str) -> int:
-    levels = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-    if name.lower() not in levels:
-        raise ValueError(f"--log-level {name!r}: must be one of {', '.join(levels)}")
-    return levels[name.lower()]
 
 
 def _capacity(wanted: bool, quotas: str, weights: str, **seconds: float) -> CapacityConfig | None:
