@@ -74,12 +74,62 @@ def cut(sizes: Sequence[int]) -> list[Piece]:
     return packed + large
 
 
-def share(pieces: Sequence[Piece], sources: Sequence[int], receiver: int) -> list[int]:
-    """For each piece, the rank of ``sources`` that gives it to the ``receiver``-th of those that receive. Pure.
+def share(count: int, sources: Sequence[int], receiver: int) -> list[int]:
+    """For each of so many things, the rank of ``sources`` that gives it to the ``receiver``-th of those that receive.
+    Pure. They go round, and begin elsewhere for each receiver."""
+    return [sources[(i + receiver) % len(sources)] for i in range(count)]
 
-    Packed ones come from the first; the others go round, and begin elsewhere for each receiver.
+
+class Small:
+    """All of a tree but its large tensors, as it is now: structure, numbers, strings, and small tensors as copies."""
+
+    def __init__(self, tree: Any) -> None:
+        self._header = pickle.dumps(_pytree.tree_map(slot, tree))
+        tensors = tensors_of(tree)
+        settle(tensors)
+        self._packs = [_pack(tensors, piece) for piece in cut([t.nbytes for t in tensors]) if piece.packed]
+
+    def send(self, connection: socket.socket) -> None:
+        """To one that calls :func:`receive_small`. Raises ``OSError``."""
+        connection.sendall(len(self._header).to_bytes(_LENGTH_BYTES, "big") + self._header)
+        for data in self._packs:
+            connection.sendall(data.numpy())
+        connection.sendall(b"".join(encode(digest.of_bytes(data)) for data in self._packs))
+
+
+def receive_small(mine: Any, communicator: Communicator, source: int, connection: socket.socket) -> Any:
+    """The tree of :class:`Small`, in which large tensors have no content yet: those of ``mine`` where they fit.
+
+    Raises ``OSError``, and ``GenerationBroken`` if it arrived damaged.
     """
-    return [sources[0] if p.packed else sources[(i + receiver) % len(sources)] for i, p in enumerate(pieces)]
+    length = int.from_bytes(channel.receive(connection, bytearray(_LENGTH_BYTES)), "big")
+    header = channel.receive(connection, bytearray(length))
+    tree = _allocate(pickle.loads(header), mine)  # noqa: S301 - from a rank of the same job
+    tensors = tensors_of(tree)
+    sums = bytearray()
+    for piece in cut([t.nbytes for t in tensors]):
+        if piece.packed:
+            data = torch.empty(piece.nbytes, dtype=torch.uint8)
+            channel.receive(connection, data.numpy())
+            sums += encode(digest.of_bytes(data))
+            _unpack(tensors, piece, data)
+    compare(sums, communicator, source, connection)
+    return tree
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """Its tensors, in an order that is the same for every rank's tree."""
+    return [leaf.detach() for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def encode(checksum: int) -> bytes:
+    return checksum.to_bytes(8, "big")
+
+
+def compare(sums: bytearray, communicator: Communicator, source: int, connection: socket.socket) -> None:
+    """``sums``: the encoded checksums of what has arrived; the sender's follow. Raises as :func:`receive_small`."""
+    if channel.receive(connection, bytearray(len(sums))) != sums:
+        communicator.fail(f"state from rank {source} arrived damaged: checksums differ")
 
 
 class Gift:
@@ -94,12 +144,10 @@ class Gift:
         self.ended_at: float | None = None
         """Monotonic time; None while it is on its way."""
         self._communicator, self._sources, self._receivers = communicator, sources, receivers
-        first = communicator.rank == sources[0]
-        self._header = pickle.dumps(_pytree.tree_map(slot, tree)) if first else b""
-        self._tensors = [leaf.detach() for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        self._small = Small(tree) if communicator.rank == sources[0] else None
+        self._tensors = tensors_of(tree)
         settle(self._tensors)
-        self._pieces = cut([t.nbytes for t in self._tensors])
-        self._packed = [_pack(self._tensors, piece) for piece in self._pieces if first and piece.packed]
+        self._pieces = _large(self._tensors)
         self._thread = threading.Thread(target=self._run, name="elastrain-gift")
         self._thread.start()
 
@@ -116,20 +164,18 @@ class Gift:
         self.ended_at = time.monotonic()
 
     def _serve(self, place: int, connection: socket.socket) -> None:
-        if self._header:
-            connection.sendall(len(self._header).to_bytes(_LENGTH_BYTES, "big") + self._header)
+        if self._small is not None:
+            self._small.send(connection)
         sums = []
         stage = Stage(PIECE_BYTES)
-        sources = share(self._pieces, self._sources, place)
+        givers = share(len(self._pieces), self._sources, place)
         with apart(self._tensors):
-            for i, piece in enumerate(self._pieces):
-                if sources[i] != self._communicator.rank:
-                    continue
-                # The packed ones come first.
-                data = self._packed[i] if piece.packed else stage.to_host(_slice(self._tensors, piece))
-                connection.sendall(data.numpy())
-                sums.append(digest.of_bytes(data))
-        connection.sendall(b"".join(map(_encode, sums)))
+            for piece, giver in zip(self._pieces, givers, strict=True):
+                if giver == self._communicator.rank:
+                    data = stage.to_host(_slice(self._tensors, piece))
+                    connection.sendall(data.numpy())
+                    sums.append(digest.of_bytes(data))
+        connection.sendall(b"".join(map(encode, sums)))
 
 
 def receive(mine: Any, communicator: Communicator, sources: Sequence[int], receivers: Sequence[int]) -> Any:
@@ -145,13 +191,11 @@ def receive(mine: Any, communicator: Communicator, sources: Sequence[int], recei
 
 def _take(mine: Any, communicator: Communicator, sources: Sequence[int], place: int) -> Any:
     connections = [communicator.connect(source, channel.Purpose.STATE) for source in sources]
-    length = int.from_bytes(channel.receive(connections[0], bytearray(_LENGTH_BYTES)), "big")
-    header = channel.receive(connections[0], bytearray(length))
-    tree = _allocate(pickle.loads(header), mine)  # noqa: S301 - from a rank of the same job
-    tensors = [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    tree = receive_small(mine, communicator, sources[0], connections[0])
+    tensors = tensors_of(tree)
     settle(tensors)
-    pieces = cut([t.nbytes for t in tensors])
-    givers = share(pieces, sources, place)
+    pieces = _large(tensors)
+    givers = share(len(pieces), sources, place)
 
     def fetch(source: int, connection: socket.socket) -> None:
         sums = bytearray()
@@ -159,14 +203,12 @@ def _take(mine: Any, communicator: Communicator, sources: Sequence[int], place: 
         with apart(tensors):
             for piece, giver in zip(pieces, givers, strict=True):
                 if giver == source:
-                    home = torch.empty(piece.nbytes, dtype=torch.uint8) if piece.packed else _slice(tensors, piece)
+                    home = _slice(tensors, piece)
                     data = stage.begin(home)
                     channel.receive(connection, data.numpy())
-                    sums += _encode(digest.of_bytes(data))
+                    sums += encode(digest.of_bytes(data))
                     stage.finish(data, home)
-                    _unpack(tensors, piece, data)
-        if channel.receive(connection, bytearray(len(sums))) != sums:
-            communicator.fail(f"state from rank {source} arrived damaged: checksums differ")
+        compare(sums, communicator, source, connection)
 
     _at_once(partial(fetch, *pair) for pair in zip(sources, connections, strict=True))
     return tree
@@ -196,15 +238,14 @@ def _at_once(tasks: Iterable[Callable[[], None]]) -> None:
         raise errors[0]
 
 
-def _encode(checksum: int) -> bytes:
-    return checksum.to_bytes(8, "big")
+def _large(tensors: Sequence[torch.Tensor]) -> list[Piece]:
+    return [piece for piece in cut([t.nbytes for t in tensors]) if not piece.packed]
 
 
 def _unpack(tensors: Sequence[torch.Tensor], piece: Piece, data: torch.Tensor) -> None:
-    if piece.packed:
-        chunks = data.split([length for _, _, length in piece.parts])
-        for (index, _, _), chunk in zip(piece.parts, chunks, strict=True):
-            raw_bytes(tensors[index]).copy_(chunk)
+    chunks = data.split([length for _, _, length in piece.parts])
+    for (index, _, _), chunk in zip(piece.parts, chunks, strict=True):
+        raw_bytes(tensors[index]).copy_(chunk)
 
 
 def _allocate(header: Any, mine: Any) -> Any:
