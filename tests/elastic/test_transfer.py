@@ -36,7 +36,7 @@ def move(c: Communicator, tree: Any, sources: list[int], receivers: list[int], m
     if c.rank in receivers:
         return transfer.receive(mine, c, sources, receivers)
     if c.rank in sources:
-        transfer.Gift(tree, c, sources, receivers).wait()
+        transfer.Gift(tree, c, sources, receivers).pause()
         if c.broken is not None:
             raise GenerationBroken(c.generation, c.broken)
     return None
@@ -124,7 +124,7 @@ def test_small_tensors_arrive_as_they_were_when_the_gift_began(pair, each, small
         tree["statistics"].fill_(1)  # as a forward does that follows running statistics
         tree["steps"] = 8
         given.set()
-        gift.wait()
+        gift.pause()
         return None
 
     assert_same(each(exchange, pair)[1], {"statistics": torch.zeros(5), "large": torch.ones(999), "steps": 7})

@@ -141,12 +141,12 @@ class Bitwise:
                     total, shares = self._exchange(communicator, shares)
             except GenerationBroken:
                 self._mesh = None
-                return [*shares, 0.0]  # the caller sees from the communicator that the step is discarded
+                return [*shares, 0.0, 0.0]  # the caller sees from the communicator that the step is discarded
             for _, value in self._sum.parts:
                 buffers.free(value)
         self._sum.parts.clear()
         *slots, compute = shares
-        return [*slots, buffers.set_gradients(total), compute]
+        return [*slots, buffers.set_gradients(total), compute, 0.0]
 
     def _push_leaf(self, buffers: _Buffers, loss: torch.Tensor) -> None:
         leaf, left = self._next_leaf, self._sum.take_left((0, self._next_leaf))

@@ -15,7 +15,9 @@ LOSS = SLOTS
 """Index of the loss: each rank adds its mean loss times its share of the global batch."""
 COMPUTE = SLOTS + 1
 """Index of the seconds that the ranks compute per step (:mod:`elastrain.elastic.heartbeat`)."""
-SIZE = SLOTS + 2
+LOOKING = SLOTS + 2
+"""Index of the number of ranks that are still getting their state: all of them go on as in this step then."""
+SIZE = SLOTS + 3
 
 
 def encode(connected: Collection[int]) -> list[float]:

@@ -23,6 +23,8 @@ class Row:
     """Of its state, where that may be needed; 0 elsewhere."""
     in_passing: int
     """1 if it can train while it gives or, having got its state, look on."""
+    in_portions: int
+    """1 if it can do so for several steps, and the state is large enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Entry:
     """Ranks that get it."""
     shares: dict[int, Share]
     """Of the ranks in the first step, if those ``behind`` look on in it; else empty."""
+    in_portions: bool
+    """Whether they look on until they have got their state in portions."""
     from_size: int
     """World size that the furthest rank comes from; 0 if no state was left."""
     reached: int
@@ -47,10 +51,14 @@ class Entry:
         furthest = max(row.step for row in table)
         sources = _sources(table) if furthest >= 0 else [0]
         behind = [r for r, row in enumerate(table) if row.step < furthest or (furthest < 0 and r != 0)]
+        shares = _shares(table, sources, behind)
         return cls(
             sources=sources,
             behind=behind,
-            shares=_shares(table, sources, behind),
+            shares=shares,
+            # A rank whose own state is worth something keeps that until it has all of the other.
+            in_portions=bool(shares)
+            and all(row.in_portions and (r not in behind or row.step < 0) for r, row in enumerate(table)),
             from_size=table[sources[0]].size if furthest >= 0 else 0,
             reached=max(row.reached for row in table),
             same_layout=_same_layout(table),

@@ -84,7 +84,7 @@ class Loop:
         while True:
             self._settle()
             if self._world.step >= total:
-                self._world.wait_until_given()
+                self._world.complete()
                 self._heartbeat.outside()
                 return
             yield from self._compute(loader)
@@ -112,7 +112,7 @@ class Loop:
             compute = self._heartbeat.share()
             sums = self._gradients.backward(loss, part, connected, compute, communicator, last=step.complete)
         if sums is not None:
-            self._world.wait_until_given()  # before anything changes what joiners are being given
+            self._world.before_update()
         if sums is None or communicator.broken is not None:
             self._heartbeat.resumed(None)
             return
@@ -120,6 +120,7 @@ class Loop:
         step.ok = True
         step.agreed = control.agreed(sums, communicator.generation, connected)
         step.loss = sums[control.LOSS]
+        step.looking = sums[control.LOOKING] > 0
 
     def finish(self) -> None:
         """End together: nobody goes before all have committed the last step, since its state may be needed."""
@@ -166,6 +167,7 @@ class Loop:
         at = (step.number, *step.cut)
         assert self._buffers is not None
         self._buffers.save()
+        self._world.begin_step()
         self._gradients.begin(order.leaves(*at) if order.micro_batches else None)
         self._heartbeat.body(place.generation, place.world_size)
         for micro, part in enumerate(step.parts):
@@ -182,9 +184,9 @@ class Loop:
                     self._enter_body(loader, step)
                     yield batch
             except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
-                self._world.wait_until_given()
                 if step.ok:
                     self._commit(step)
+                self._world.complete()
                 raise
             if step.done < step.begun:
                 raise RuntimeError("job.steps(): the loop body must call job.backward(loss) once per batch")
@@ -202,7 +204,7 @@ class Loop:
         self._heartbeat.committed()
         self.step = None
         self._log(step, "commit")
-        self._world.commit(self._order, self._total, step.loss, step.agreed)
+        self._world.commit(self._order, self._total, step.loss, step.agreed, looking=step.looking)
         self._tell_committed()
 
     def _tell_committed(self) -> None:

@@ -145,7 +145,9 @@ class ElasticModule(nn.Module):
             self._ddp.reducer = _Settled(self._ddp.reducer)
             self._layout = _IN_ORDER_OF_PARAMETERS
 
-    def set_control(self, connected: Collection[int], weighted_loss: torch.Tensor, compute: float = 0.0) -> None:
+    def set_control(
+        self, connected: Collection[int], weighted_loss: torch.Tensor, compute: float = 0.0, looking: float = 0.0
+    ) -> None:
         """What the next backward contributes (:mod:`elastrain.elastic.control`); nothing waits for the loss."""
         values: torch.Tensor = self._carrier.values
         if connected != self._told_connected:  # it seldom is
@@ -154,6 +156,7 @@ class ElasticModule(nn.Module):
             self._told_connected = frozenset(connected)
         values[control.LOSS] = weighted_loss.detach()
         values[control.COMPUTE] = compute
+        values[control.LOOKING] = looking
         self._carrier.control.grad = None  # backward under no_sync has added to it
 
     @property
@@ -162,13 +165,18 @@ class ElasticModule(nn.Module):
         own_sums = any(isinstance(m, batchnorm.SyncBatchNorm) for m in self.module.modules())
         return self._keeps and not own_sums and not self._options.get("gradient_as_bucket_view")
 
-    def look_on(self, communicator: Communicator, connected: Collection[int]) -> None:
+    @property
+    def looks_on(self) -> bool:
+        """Whether :meth:`look_on` has begun and not been ended."""
+        return self._looking is not None
+
+    def look_on(self, communicator: Communicator, connected: Collection[int], *, getting: bool) -> None:
         """Begin, in place of a backward: take the sum of the gradients of the other ranks, adding nothing to it.
 
-        To be called when the ranks have agreed to, before :meth:`attach`; the sum is taken while the state arrives.
-        ``connected`` as of :meth:`set_control`.
+        To be called when the ranks have agreed to, the first time before :meth:`attach`; the sum is taken while the
+        state arrives. ``connected`` as of :meth:`set_control`; ``getting``: after this step some of it will be missing.
         """
-        self.set_control(connected, torch.zeros(()))
+        self.set_control(connected, torch.zeros(()), looking=float(getting))
         self._looking = _Looking([], [], frozenset(connected))
         for bucket in self._ddp.reducer._get_zeros_like_grad_buckets():
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
@@ -188,6 +196,10 @@ class ElasticModule(nn.Module):
         for parameter, gradient in looking.gradients:
             parameter.grad = gradient
         return self.control_sums(), looking.connected
+
+    def look_away(self) -> None:
+        """End it where the communicator is broken."""
+        self._looking = None
 
     def control_sums(self) -> list[float]:
         """The vector summed over all ranks by the last backward. On a GPU this waits for it, and for all other sums."""

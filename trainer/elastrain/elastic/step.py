@@ -30,6 +30,8 @@ class Step:
     """Gradients are complete on this rank: the step will be committed at the end of the loop body."""
     agreed: int | None = None
     """Generation that all ranks switch to after this step."""
+    looking: bool = False
+    """Some ranks will be getting their state in the next step, too."""
     loss: float = 0.0
     """Mean loss over the global batch."""
 

@@ -138,7 +138,7 @@ class Gift:
     def __init__(self, tree: Any, communicator: Communicator, sources: Sequence[int], receivers: Sequence[int]) -> None:
         """Every rank of ``sources`` makes one, of an equal ``tree``; each of ``receivers`` calls :func:`receive`.
 
-        Tensors of ``SMALL_BYTES`` and more must not change until :meth:`wait` has returned; smaller ones, and all that
+        Tensors of ``SMALL_BYTES`` and more must not change until :meth:`pause` has returned; smaller ones, and all that
         is no tensor, are sent as they are now.
         """
         self.ended_at: float | None = None
@@ -151,9 +151,26 @@ class Gift:
         self._thread = threading.Thread(target=self._run, name="elastrain-gift")
         self._thread.start()
 
-    def wait(self) -> None:
-        """Return when it has arrived, or cannot: then the generation is broken. An abort ends it at once."""
+    @property
+    def over(self) -> bool:
+        """Whether it has arrived, or cannot."""
+        return not self._thread.is_alive()
+
+    def pause(self) -> float:
+        """Return when it has arrived, or cannot: then the generation is broken. An abort ends it at once.
+
+        Returns the monotonic time at which it had."""
         self._thread.join()
+        assert self.ended_at is not None
+        return self.ended_at
+
+    def finish(self, _tree: Callable[[], Any]) -> None:
+        """As :meth:`pause`."""
+        self.pause()
+
+    def end(self) -> None:
+        """Of a communicator that was aborted."""
+        self.pause()
 
     def _run(self) -> None:
         with contextlib.suppress(GenerationBroken), self._communicator.guard():

@@ -18,9 +18,10 @@ from elastrain.api.records import Generation, Rescale
 from elastrain.checkpoint import CheckpointVolume
 from elastrain.data.order import Order
 from elastrain.data.share import Place, Share
-from elastrain.elastic import backend, state, trace, transfer
+from elastrain.elastic import backend, state, trace
 from elastrain.elastic.communicator import Communicator, GenerationBroken
 from elastrain.elastic.entry import Entry, Row
+from elastrain.elastic.handover import Handover
 from elastrain.elastic.module import ElasticModule
 from elastrain.elastic.report import Reporter, Switch, Times
 from elastrain.elastic.saver import Saver
@@ -59,7 +60,7 @@ class World:
         self._reporter = Reporter(on_rescale=self._traces)
         self._place = Place(0, 0, 1)
         self._share = self._place.share
-        self._gift: transfer.Gift | None = None
+        self._handover = Handover(tracked, self._tree, self._load)
         self.gives_in_passing = False
         """Whether this rank's training goes on, if need be, while others get its state."""
         self._order: Order | None = None
@@ -73,7 +74,7 @@ class World:
 
     @property
     def share(self) -> Share:
-        """What this rank computes of the next global batch: its place's share, but for the step in which joiners get
+        """What this rank computes of the next global batch: its place's share, but for the steps in which joiners get
         their state and look on."""
         return self._share
 
@@ -92,16 +93,20 @@ class World:
         self._session.send(Ready(store_port=self._session.serve_store(), step=self.step))
         self.ready = True
 
-    def commit(self, order: Order, total_steps: int | None, loss: float, agreed: int | None) -> None:
-        """The step's optimizer has been applied. ``agreed``: the generation that all ranks switch to now."""
+    def commit(
+        self, order: Order, total_steps: int | None, loss: float, agreed: int | None, *, looking: bool = False
+    ) -> None:
+        """The step's optimizer has been applied. ``agreed``: the generation that all ranks switch to now; ``looking``:
+        in the next one, joiners look on as in this one."""
         self.step += 1
-        self._share = self._place.share
+        if not looking:
+            self._share = self._place.share
         self._agreed, self._order, self._total = agreed, order, total_steps
         now = self._clock()
         self._reporter.committed(now, loss)
         if self._place.rank != 0:
             return
-        if self._saver is not None:
+        if self._saver is not None and self._has_state:
             self._saver.after_step(self.step, self._number, self._lineage, self._tree)
         if self._reporter.due(now) or self.step == total_steps:
             self._report()
@@ -143,24 +148,45 @@ class World:
         if self._place.rank == 0:
             self._save_now()
 
-    def wait_until_given(self) -> None:
-        """Return when nobody reads this rank's state any more; if it did not arrive the communicator is broken."""
-        gift, self._gift = self._gift, None
-        if gift is not None:
-            gift.wait()
-            assert gift.ended_at is not None
-            self._reporter.transferred(gift.ended_at)
+    def begin_step(self) -> None:
+        """In a healthy generation, before the step's first loop body: what goes on beside it begins."""
+        assert self.communicator is not None and self.model is not None
+        self._handover.resume(self._reporter.step_seconds)
+        if self._share.looks_on and not self.model.looks_on:
+            self._look_on(self.communicator, getting=self._handover.takes)
+
+    def before_update(self) -> None:
+        """The gradients are there: return when the optimizers may change this rank's state, that is when nobody reads
+        it, and those who are getting theirs have what comes in this step. If it fails the communicator is broken."""
+        if self.communicator is not None:
+            sent_at = self._handover.before_update(self.communicator)
+            self._has_state = not self._handover.takes
+            if sent_at is not None:
+                self._reporter.transferred(sent_at)
+
+    def complete(self) -> None:
+        """There is no further step: return when everybody has the whole state."""
+        if self.communicator is not None:
+            self._handover.finish(self.communicator)
+            self._has_state = not self._handover.takes
 
     def close(self) -> None:
         """Send what is still to be told of the last rescale; bounded."""
         if self._traces is not None:
             self._traces.close()
 
+    def _look_on(self, communicator: Communicator, *, getting: bool) -> None:
+        assert self.model is not None
+        connected = frozenset[int]() if getting else self._session.connected()  # no switch before it has everything
+        self.model.look_on(communicator, connected, getting=getting)
+
     # -- changes of generation ---------------------------------------------------------------------------------------
     def _give_up(self, communicator: Communicator, cause: str) -> None:
         log.warning("generation is broken", generation=communicator.generation, step=self.step, cause=cause)
         communicator.abort(cause)
-        self.wait_until_given()
+        self._handover.end()
+        if self.model is not None:
+            self.model.look_away()
         self._broken_at = communicator.broken_at
         self._session.send(Broken(generation=communicator.generation, step=self.step, error=cause))
         self._number = max(self._number, communicator.generation)
@@ -242,30 +268,38 @@ class World:
     def _synchronise(self, communicator: Communicator) -> Entry:
         """Make all ranks equal to the furthest one; nothing moves where they are. Raises ``GenerationBroken``."""
         assert self.model is not None
+        brings_in = self._brings_in(communicator.of)
         mine = Row(
             step=self.step if self._has_state else -1,
             size=self._place.world_size,
             reached=max(self.step, self._session.welcome.step),
             layout=self.model.layout,
-            structure=state.structure(self._tree()) if self._has_state and self._brings_in(communicator.of) else 0,
-            in_passing=int(self.gives_in_passing),
+            structure=state.structure(self._tree()) if self._has_state and brings_in else 0,
+            in_passing=int(self.gives_in_passing and (self._total is None or self.step < self._total)),
+            in_portions=int(brings_in and self._exchanges_in_portions()),
         )
         entry = Entry.of([Row(*row) for row in communicator.all_gather_ints(list(astuple(mine)))])
         if entry.cold and communicator.rank == 0:
             self._cold_start(communicator.generation)
         if communicator.rank in entry.sources and entry.behind:
-            self._gift = transfer.Gift(self._tree(), communicator, entry.sources, entry.behind)
+            self._handover.give(communicator, entry.sources, entry.behind, in_portions=entry.in_portions)
             if not entry.shares:
-                self.wait_until_given()
+                self._handover.before_update(communicator)
         elif communicator.rank in entry.behind:
             if entry.shares:
-                self.model.look_on(communicator, self._session.connected())
-            reused = None if self._has_state else self._tree()
-            self._load(transfer.receive(reused, communicator, entry.sources, entry.behind))
+                self._look_on(communicator, getting=entry.in_portions)
+            self._handover.take(
+                communicator, entry.sources, entry.behind, in_portions=entry.in_portions, keep=self._has_state
+            )
         if communicator.broken is not None:
             raise GenerationBroken(communicator.generation, communicator.broken)
-        self._has_state = True
+        self._has_state = not self._handover.takes
         return entry
+
+    def _exchanges_in_portions(self) -> bool:
+        if not self.gives_in_passing:
+            return False
+        return self._handover.would_give_in_portions() if self._has_state else self._handover.would_take_in_portions()
 
     def _brings_in(self, generation: Generation) -> bool:
         """Whether it has members that were not in the generation before, as far as this rank knows."""
@@ -275,12 +309,14 @@ class World:
         return any(m.id not in before for m in generation.members)
 
     def _cold_start(self, generation: int) -> None:
-        """No rank holds state: continue from the newest checkpoint that can be read, or begin with this rank's own."""
-        if self._volume is None:
-            return
-        for checkpoint in self._volume.complete():
+        """No rank holds state: continue from the newest checkpoint that can be read, or begin with this rank's own.
+
+        Raises ``RuntimeError`` if there is neither.
+        """
+        volume = self._volume
+        for checkpoint in volume.complete() if volume is not None else ():
             try:
-                tree = self._volume.load(checkpoint)
+                tree = volume.load(checkpoint)
             except Exception as e:  # torch raises many kinds for damaged files
                 log.error(
                     "checkpoint cannot be read, trying an older one", path=str(checkpoint.path), error=str(e)[:300]
@@ -289,7 +325,14 @@ class World:
             self._load(tree)
             log.info("resumed from checkpoint", path=str(checkpoint.path), step=self.step)
             break
-        self._lineage = self._volume.begin_lineage(generation)
+        else:
+            if self._handover.torn:
+                raise RuntimeError(
+                    "the last workers that held the training state were lost while this one was getting it, and there "
+                    "is no checkpoint to go on from: set spec.checkpoint"
+                )
+        if volume is not None:
+            self._lineage = volume.begin_lineage(generation)
 
     def _tree(self) -> dict[str, Any]:
         rescales = [r.model_dump() for r in self._reporter.rescales]

@@ -1,0 +1,59 @@
+"""Joiners of a large model, in real processes: their state comes over several steps, and nobody's training shows it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from elastrain.data.audit import verify
+
+SCRIPT = Path(__file__).parent / "train_portions.py"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def start(world, *ranks: str, epochs: int = 3, delay: float = 0.1, **env: str) -> None:
+    for rank in ranks:
+        world.start(rank, epochs=epochs, delay=delay, script=SCRIPT, SEED=str(len(world.ranks)), **env)
+    world.ready(*ranks)
+
+
+def said(world, rank: str, what: str) -> bool:
+    return what in world.ranks[rank].log.read_text()
+
+
+def assert_same_everywhere(final: dict[str, dict], *ranks: str) -> None:
+    first = final[ranks[0]]
+    for rank in ranks[1:]:
+        other = final[rank]
+        for name, value in first["model"].items():
+            assert torch.equal(value, other["model"][name]), f"{name} of {rank}"
+        for index, kept in first["optimizer"].items():
+            for name, value in kept.items():
+                assert torch.equal(value, other["optimizer"][index][name]), f"{name} of {index} of {rank}"
+
+
+def test_model_is_that_of_the_fixed_size_run_if_joiners_got_it_over_several_steps(world, tmp_path_factory) -> None:
+    fixed = type(world)(tmp_path_factory.mktemp("fixed"))
+    start(fixed, "f")
+    fixed.propose("f")
+    expected = fixed.finished("f")["f"]
+
+    start(world, *"abcd")
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    world.progressed("a", 2)
+    world.propose("a", "b", "c", "d")
+    world.adopted("a", "b", "c", "d")
+    world.wait("both have the state", lambda: all(said(world, r, "state is complete") for r in "cd"))
+    world.progressed("a", 3)
+    final = world.finished(*"abcd")
+
+    assert_same_everywhere(final, *"abcd")
+    for name, value in expected["model"].items():
+        assert torch.allclose(final["a"]["model"][name], value, rtol=0, atol=1e-5), name
+    assert final["c"]["lr"] == expected["lr"]
+    first, *_ = final["c"]["commits"]
+    assert final["c"]["commits"] == list(range(first, final["c"]["step"] + 1))
+    verdict = verify(world.audit)
+    assert verdict.ok, verdict.problems
+    assert verdict.redone == 0
