@@ -8,8 +8,8 @@ import pytest
 
 from elastrain.elastic.entry import Entry, Row
 
-HOLDER = Row(step=7, size=2, reached=7, layout=1, structure=5, in_passing=1)
-JOINER = Row(step=-1, size=1, reached=7, layout=1, structure=0, in_passing=1)
+HOLDER = Row(step=7, size=2, reached=7, layout=1, structure=5, in_passing=1, in_portions=1)
+JOINER = Row(step=-1, size=1, reached=7, layout=1, structure=0, in_passing=1, in_portions=1)
 
 
 def test_joiners_look_on_if_those_who_hold_the_state_can_compute_as_they_did():
@@ -33,3 +33,17 @@ def test_every_rank_computes_its_part_of_the_first_step_if_not(table, behind):
     entry = Entry.of(table)
     assert entry.behind == behind
     assert entry.shares == {}
+
+
+@pytest.mark.parametrize(
+    ("table", "in_portions"),
+    [
+        ([HOLDER, HOLDER, JOINER], True),
+        ([HOLDER, replace(HOLDER, in_portions=0), JOINER], False),
+        ([HOLDER, HOLDER, replace(JOINER, in_portions=0)], False),
+        ([HOLDER, HOLDER, replace(JOINER, step=3)], False),  # it keeps its own until it has all of the other
+        ([replace(HOLDER, size=3), replace(HOLDER, size=3), JOINER], False),
+    ],
+)
+def test_state_comes_in_portions_if_all_can_and_nothing_of_the_joiners_is_lost_by_it(table, in_portions):
+    assert Entry.of(table).in_portions == in_portions

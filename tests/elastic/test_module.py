@@ -139,7 +139,7 @@ def test_a_rank_that_looks_on_gets_the_gradients_of_the_others_and_computes_the_
     def rank(c: Communicator) -> list[torch.Tensor]:
         model = models[c.rank]
         if c.rank == 1:
-            model.look_on(c, [])
+            model.look_on(c, [], getting=False)
         model.attach(c, keep=True)
         if c.rank == 0:
             first = gradient(model, 2.0)

@@ -57,3 +57,38 @@ def test_model_is_that_of_the_fixed_size_run_if_joiners_got_it_over_several_step
     verdict = verify(world.audit)
     assert verdict.ok, verdict.problems
     assert verdict.redone == 0
+
+
+def test_state_is_given_whole_if_something_beside_the_optimizer_changes_the_model(world) -> None:
+    start(world, *"abc", FOLLOWER="1", ONE_BY_ONE="1")
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    world.progressed("a", 4)
+    world.propose("a", "b", "c")
+    world.wait("it is found out", lambda: all(world.ranks[r].has("broken") for r in "abc"))
+    assert said(world, "c", "changes the model")
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    final = world.finished(*"abc")
+    assert_same_everywhere(final, *"abc")
+    assert final["a"]["commits"] == list(range(1, final["a"]["step"] + 1)), "a committed step was lost"
+
+
+@pytest.mark.parametrize("victim", ["b", "c"])
+def test_nothing_is_lost_if_a_giver_or_the_joiner_is_killed_while_the_state_travels(world, victim) -> None:
+    start(world, *"abcd", delay=0.3, ONE_BY_ONE="1")
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    world.progressed("a", 2)
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    world.ranks[victim].kill()
+    left = [r for r in "abc" if r != victim]
+    world.wait("the loss is reported", lambda: all(world.ranks[r].has("broken") for r in left))
+    assert not said(world, "c", "state is complete"), "too late: the state had arrived"
+    world.propose(*left, "d")
+    final = world.finished(*left, "d")
+    assert_same_everywhere(final, *left, "d")
+    assert final["a"]["commits"] == list(range(1, final["a"]["step"] + 1)), "a committed step was lost or redone"
+    verdict = verify(world.audit)
+    assert verdict.ok, verdict.problems

@@ -10,6 +10,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastrain
+from elastrain.elastic import handover
+
+if os.environ.get("ONE_BY_ONE"):
+    handover.STEP_SHARE = 0.0  # one portion from each giver in each step
 
 out, epochs, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 torch.set_num_threads(1)
@@ -37,7 +41,7 @@ class Model(nn.Module):
     def follow(self) -> None:
         if os.environ.get("FOLLOWER"):
             with torch.no_grad():
-                self.follower.lerp_(self.layers[0].weight, 0.1)
+                self.follower.lerp_(self.layers[4].weight, 0.1)
 
 
 with elastrain.join() as job:

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from elastrain.elastic import channel, digest
+from elastrain.elastic import channel, digest, transfer
 from elastrain.elastic.communicator import Communicator, GenerationBroken
 from elastrain.elastic.portions import ASK, CLOSING, END, INDEX_BYTES, PORTION, Portion, samples
 from elastrain.elastic.staging import Stage, apart, settle
 from elastrain.elastic.state import raw_bytes
-from elastrain.elastic.transfer import PIECE_BYTES, Small, encode, share
+from elastrain.elastic.transfer import Small, encode, share
 
 STEP_SHARE = 0.6
 """A portion is begun in a step only if, at the rate so far, it will have gone within this share of a step's time."""
@@ -117,7 +117,7 @@ class _Lane:
         self._turn: _Turn | None = None
         self._connection: socket.socket | None = None
         self._ended = False
-        self._stage = Stage(PIECE_BYTES)
+        self._stage = Stage(transfer.PIECE_BYTES)
         self._sent, self._took = 0, 0.0
 
     # -- the training thread -----------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class _Lane:
         connection.sendall(PORTION + index.to_bytes(INDEX_BYTES, "big"))
         sums = []
         for tensor in self._portions[index].tensors:
-            for piece in raw_bytes(tensor).split(PIECE_BYTES):
+            for piece in raw_bytes(tensor).split(transfer.PIECE_BYTES):
                 data = self._stage.to_host(piece)
                 connection.sendall(data.numpy())
                 sums.append(digest.of_bytes(data))

@@ -35,6 +35,7 @@ class Handover:
         self._giving: Gift | Giving | None = None
         self._taking: Taking | None = None
         self._keeps_up = True
+        self._steps = 0  # that portions have come in
 
     @property
     def takes(self) -> bool:
@@ -82,6 +83,7 @@ class Handover:
             self._load(transfer.receive(mine, communicator, sources, receivers))
             self.torn = False
             return
+        self._steps = 0
         self._taking = Taking(mine, communicator, sources, receivers)
         self._load(self._taking.opening)
         self._taking.begin(self._tracked, self._capture)
@@ -125,6 +127,7 @@ class Handover:
 
     def _take_step(self, communicator: Communicator) -> None:
         assert self._taking is not None
+        self._steps += 1
         try:
             closing = self._taking.step()
         except GenerationBroken:
@@ -136,4 +139,4 @@ class Handover:
         if closing is not None:
             self._load(closing)
             self._taking, self.torn = None, False
-            log.info("state is complete")
+            log.info("state is complete", generation=communicator.generation, steps=self._steps)

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 
 import torch
 
+from elastrain.elastic import transfer
 from elastrain.elastic.state import Stateful, is_dense
-from elastrain.elastic.transfer import SMALL_BYTES, tensors_of
+from elastrain.elastic.transfer import tensors_of
 
 MIN_BYTES = 32 * 2**20
 """A state whose large tensors have fewer bytes is given whole: that takes a fraction of a step."""
@@ -80,10 +81,10 @@ def cut(tracked: Mapping[str, Stateful]) -> list[Portion] | None:
     portions: dict[int, Portion] = {}
     for tensor in tensors_of(tracked["model"].state_dict()):
         at = tensor.data_ptr()
-        if tensor.nbytes >= SMALL_BYTES and at not in portions:
+        if tensor.nbytes >= transfer.SMALL_BYTES and at not in portions:
             portions[at] = Portion(parameters.get(at), (tensor, *kept.get(at, ())))
     covered = {t.data_ptr() for portion in portions.values() for t in portion.tensors if is_dense(t)}
-    large = (t for o in tracked.values() for t in tensors_of(o.state_dict()) if t.nbytes >= SMALL_BYTES)
+    large = (t for o in tracked.values() for t in tensors_of(o.state_dict()) if t.nbytes >= transfer.SMALL_BYTES)
     return list(portions.values()) if all(t.data_ptr() in covered for t in large) else None
 
 
@@ -93,7 +94,7 @@ def optimizers(tracked: Mapping[str, Stateful]) -> Iterator[torch.optim.Optimize
 
 def samples(portions: Sequence[Portion]) -> list[torch.Tensor]:
     """Some elements of each large tensor, on the host."""
-    large = [t for portion in portions for t in portion.tensors if t.nbytes >= SMALL_BYTES]
+    large = [t for portion in portions for t in portion.tensors if t.nbytes >= transfer.SMALL_BYTES]
     return [t.as_strided((t.numel(),), (1,))[:: max(1, t.numel() // SAMPLES)].cpu() for t in large]
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from elastrain.elastic import channel, digest
+from elastrain.elastic import channel, digest, transfer
 from elastrain.elastic.communicator import Communicator, GenerationBroken
 from elastrain.elastic.portions import ASK, CLOSING, END, INDEX_BYTES, Portion, alike, cut, optimizers, samples
 from elastrain.elastic.staging import Stage, apart
 from elastrain.elastic.state import Stateful, raw_bytes
-from elastrain.elastic.transfer import PIECE_BYTES, SMALL_BYTES, compare, encode, receive_small, share
+from elastrain.elastic.transfer import compare, encode, receive_small, share
 
 
 class NotKept(RuntimeError):
@@ -114,7 +114,7 @@ class Taking:
     def _receive(self, source: int) -> None:
         connection, turns = self._connections[source], self._turns[source]
         left, closes = self._left[source], source == self._sources[0]
-        stage = Stage(PIECE_BYTES)
+        stage = Stage(transfer.PIECE_BYTES)
         try:
             first = [portion.tensors[0] for portion in self._portions]
             with contextlib.suppress(GenerationBroken), self._communicator.guard(), apart(first):
@@ -135,7 +135,7 @@ class Taking:
             index = int.from_bytes(channel.receive(connection, bytearray(INDEX_BYTES)), "big")
             sums = bytearray()
             for tensor in self._portions[index].tensors:
-                for home in raw_bytes(tensor).split(PIECE_BYTES):
+                for home in raw_bytes(tensor).split(transfer.PIECE_BYTES):
                     data = stage.begin(home)
                     channel.receive(connection, data.numpy())
                     sums += encode(digest.of_bytes(data))
@@ -165,4 +165,4 @@ def _show(hidden: list[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
 
 
 def _is_large(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.nbytes >= SMALL_BYTES
+    return isinstance(leaf, torch.Tensor) and leaf.nbytes >= transfer.SMALL_BYTES

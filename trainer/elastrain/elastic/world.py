@@ -315,6 +315,7 @@ class World:
         """
         volume = self._volume
         for checkpoint in volume.complete() if volume is not None else ():
+            assert volume is not None
             try:
                 tree = volume.load(checkpoint)
             except Exception as e:  # torch raises many kinds for damaged files
