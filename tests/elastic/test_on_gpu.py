@@ -101,7 +101,7 @@ def test_state_travels_from_device_to_device(reuse, pair, each, device) -> None:
     def rank(c: Communicator) -> Any:
         if c.rank == 1:
             return transfer.receive(mine if reuse else None, c, [0], [1])
-        return transfer.Gift(theirs, c, [0], [1]).wait()
+        return transfer.Gift(theirs, c, [0], [1]).pause()
 
     received = each(rank, pair)[1]
     for name, value in theirs.items():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from elastrain.elastic import portions, state, transfer
+from elastrain.elastic import portions, staging, state, transfer
 from elastrain.elastic.communicator import Communicator, GenerationBroken
 from elastrain.elastic.giving import Giving
 from elastrain.elastic.taking import NotKept, Taking
@@ -113,6 +113,22 @@ def test_joiners_end_with_the_state_of_the_others_whenever_training_ends(
 def assert_same(a: object, b: object) -> None:
     for x, y in zip(torch.utils._pytree.tree_leaves(a), torch.utils._pytree.tree_leaves(b), strict=True):
         assert torch.equal(x, y) if isinstance(y, torch.Tensor) else x == y
+
+
+def test_portions_of_a_device_go_through_one_buffer_per_connection(small_pieces, monkeypatch, pair, each) -> None:
+    buffers: list[int] = []
+
+    def page_locked(size: int, _device: torch.device) -> torch.Tensor:
+        buffers.append(size)
+        return torch.empty(size, dtype=torch.uint8)
+
+    monkeypatch.setattr(staging, "on_host", lambda _tensor: False)
+    monkeypatch.setattr(staging, "page_locked", page_locked)
+    trainees = [Trainee(0), Trainee(1)]
+    trainees[0].step(100)
+    each(lambda c: (gives, takes)[c.rank](c, trainees[c.rank], [0], [1], 5), pair)
+    assert_same(trainees[1].tree(), trainees[0].tree())
+    assert buffers == [2000, 2000], "one of the giver, one of the joiner"
 
 
 def test_joiner_says_so_if_something_beside_the_optimizers_changes_the_model(small_pieces, pair, each) -> None:

@@ -40,7 +40,7 @@ def test_state_of_a_device_arrives_in_place_through_one_piece_per_connection(reu
     def rank(c: Communicator) -> Any:
         if c.rank == 1:
             return transfer.receive(mine if reuse else None, c, [0], [1])
-        return transfer.Gift(TREE, c, [0], [1]).wait()
+        return transfer.Gift(TREE, c, [0], [1]).pause()
 
     received = each(rank, pair)[1]
     for name, value in TREE.items():
