@@ -28,6 +28,8 @@ def check_first(body: dict[str, Any], trainer: dict[str, Any], wanted: Preflight
     if wanted.min_bandwidth is not None:
         command.append(f"--min-bandwidth={wanted.min_bandwidth}")
     mounts = trainer.get("volumeMounts")
+    if wanted.pairs is not None:
+        command.append(f"--pairs-wait={wanted.pairs.wait_seconds}")
     shared = [m for m in mounts if _at(m) == SHM_PATH] if isinstance(mounts, list) else []
     check = {
         "name": names.PREFLIGHT_CONTAINER,
@@ -38,6 +40,18 @@ def check_first(body: dict[str, Any], trainer: dict[str, Any], wanted: Preflight
         "terminationMessagePolicy": "File",
     }
     body["initContainers"] = [check, *(body.get("initContainers") or [])]
+
+
+def let_meet(body: dict[str, Any], trainer: dict[str, Any], wanted: PreflightSpec | None, credentials: str) -> None:
+    """Let the check find other workers' checks, if pairs are wanted: etcd and the names that the agent gets.
+
+    ``trainer`` is the container as it is made; ``credentials``: where it has mounted what logs in to etcd.
+    """
+    if wanted is None or wanted.pairs is None:
+        return
+    check = body["initContainers"][0]
+    check["env"] = deepcopy(trainer["env"])
+    check["volumeMounts"] += [deepcopy(m) for m in trainer.get("volumeMounts") or [] if _at(m) == credentials]
 
 
 def keep_off(body: dict[str, Any], nodes: Iterable[str]) -> None:

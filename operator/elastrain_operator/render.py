@@ -73,6 +73,7 @@ def pod(
     if config.traces_endpoint and all(e.get("name") != tracing.ENV_ENDPOINT for e in trainer["env"]):
         trainer["env"].append({"name": tracing.ENV_ENDPOINT, "value": config.traces_endpoint})
     _mount_credentials(body, trainer, _secret_name(job, config.worker_etcd))
+    fitness.let_meet(body, trainer, spec.preflight, SECRET_MOUNT)
     metadata = template.get("metadata") or {}
     return {
         "apiVersion": "v1",

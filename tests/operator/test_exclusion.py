@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from elastrain.api.job import JobStatus, PreflightSpec
+from elastrain.api.job import JobStatus, PairsSpec, PreflightSpec
 from elastrain_operator import fitness, observe
 from elastrain_operator.model import Cause, Coordination, Ending, JobRef, Loss, Observed, Pod
 from elastrain_operator.plan import plan
@@ -110,6 +110,7 @@ def test_next_worker_keeps_off_the_node_that_failed_its_check_until_the_cooldown
 @pytest.mark.parametrize(
     ("code", "cause", "reason"),
     [(10, Cause.INFRASTRUCTURE, "PreflightFailed"), (14, Cause.INFRASTRUCTURE, "PreflightFailed"),
+     (15, Cause.INFRASTRUCTURE, "PreflightFailed"),
      (2, Cause.USER, "PreflightNotRun"), (127, Cause.USER, "PreflightNotRun"), (137, Cause.INFRASTRUCTURE, "Killed")],
 )  # fmt: skip
 def test_check_that_could_not_run_is_not_the_node_s_fault(pod_body, code, cause, reason):
@@ -170,3 +171,28 @@ def test_check_runs_first_with_the_trainer_s_image_user_and_devices():
     assert "ports" not in check
     fitness.check_first(body, trainer, None, 8)
     assert len(body["initContainers"]) == 2
+
+
+def test_check_can_meet_others_if_pairs_are_wanted():
+    trainer = {"name": "trainer", "image": "i", "env": [{"name": "ELASTRAIN_JOB", "value": "j"}]}
+    body = {"containers": [trainer]}
+    wanted = PreflightSpec(pairs=PairsSpec(wait_seconds=30))
+    fitness.check_first(body, trainer, wanted, 0)
+    trainer["volumeMounts"] = [{"name": "data", "mountPath": "/data"}, {"name": "login", "mountPath": "/etc/login"}]
+    fitness.let_meet(body, trainer, wanted, "/etc/login")
+    (check,) = body["initContainers"]
+    assert check["command"][-1] == "--pairs-wait=30"
+    assert check["env"] == trainer["env"]
+    assert check["volumeMounts"] == trainer["volumeMounts"][1:], "what logs in to etcd, and nothing else"
+
+
+def test_check_gets_no_credentials_if_pairs_are_not_wanted():
+    trainer = {"name": "trainer", "image": "i"}
+    body = {"containers": [trainer]}
+    for wanted in (None, PreflightSpec()):
+        fitness.check_first(body, trainer, wanted, 0)
+        trainer |= {"env": [{"name": "ELASTRAIN_JOB"}], "volumeMounts": [{"name": "login", "mountPath": "/etc/login"}]}
+        fitness.let_meet(body, trainer, wanted, "/etc/login")
+        trainer = {"name": "trainer", "image": "i"}
+    (check,) = body["initContainers"]
+    assert (check.get("env"), check["volumeMounts"]) == (None, [])

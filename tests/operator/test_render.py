@@ -63,6 +63,10 @@ CASES = {
         config(),
     ),
     "etcd-with-credentials": ({}, config(secret="etcd-worker", user=True, ca=True, certificate=True)),
+    "preflight-with-pairs": (
+        {"preflight": {"pairs": {}}},
+        config(user=True, ca=True, per_job=True),
+    ),
     "etcd-with-credentials-per-job": ({}, config(user=True, ca=True, per_job=True)),
 }
 

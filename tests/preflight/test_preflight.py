@@ -76,5 +76,12 @@ def test_process_ends_if_a_device_hangs(monkeypatch, tmp_path):
 
 
 def test_every_check_has_an_exit_code_that_no_shell_or_signal_uses():
-    assert set(names.PREFLIGHT_EXITS.values()) == {"accelerator", "compute", "bandwidth", "shared memory", "time"}
+    assert set(names.PREFLIGHT_EXITS.values()) == {
+        "accelerator",
+        "compute",
+        "bandwidth",
+        "shared memory",
+        "time",
+        "pairs",
+    }
     assert all(2 < code < 64 for code in names.PREFLIGHT_EXITS)

@@ -93,12 +93,21 @@ def preflight(
     min_bandwidth: Annotated[
         float | None, typer.Option(help="Least memory bandwidth of each, in GB/s. Default: measured only.", min=0)
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that it may take.", min=1)] = 300.0,
+    timeout: Annotated[float, typer.Option(help="Seconds that the node's own checks may take.", min=1)] = 300.0,
+    pairs_wait: Annotated[
+        float | None,
+        typer.Option(
+            help="Then measure all-reduces with other workers' nodes, waiting so many seconds for them. Needs the "
+            "ELASTRAIN_ variables of a worker. Default: no.",
+            min=1,
+        ),
+    ] = None,
 ) -> None:
-    """Check that this node is fit to train: accelerators, their arithmetic and memory bandwidth, /dev/shm. (The
-    operator runs it before a worker whose job has `spec.preflight`.)
+    """Check that this node is fit to train: accelerators, their arithmetic and memory bandwidth, /dev/shm, and the
+    network to other nodes. (The operator runs it before a worker whose job has `spec.preflight`.)
 
-    Exit codes: 0 fit, 10 accelerators missing, 11 wrong results, 12 slow memory, 13 /dev/shm, 14 took too long.
+    Exit codes: 0 fit, 10 accelerators missing, 11 wrong results, 12 slow memory, 13 /dev/shm, 14 took too long, 15
+    no sums, or slow ones, with two other nodes.
 
     Example: elastrain preflight --accelerators 8 --min-bandwidth 1500
     """
@@ -106,7 +115,7 @@ def preflight(
     from elastrain.preflight import run as check
 
     log = Path(names.DEFAULT_TERMINATION_LOG)
-    raise typer.Exit(check(accelerators, min_bandwidth, timeout, log if log.exists() else None))
+    raise typer.Exit(check(accelerators, min_bandwidth, timeout, log if log.exists() else None, pairs_wait=pairs_wait))
 
 
 @app.command()

@@ -1,9 +1,9 @@
 """``elastrain preflight``: is this node fit to train? Looked at before a worker does, in an init container of its pod.
 
 Checks, in this order: are the accelerators there, does each multiply matrices correctly, how fast is its memory, how
-large is ``/dev/shm``. The judgement is a table on stdout, one line in the termination log for the operator, and an exit
-code that names the first check that failed (``names.PREFLIGHT_EXITS``). Pairs of nodes are not measured: that would
-take two nodes at once, before either has been admitted.
+large is ``/dev/shm``, and, if asked for, does an all-reduce with other nodes work (:mod:`elastrain.pairs`). The
+judgement is a table on stdout, one line in the termination log for the operator, and an exit code that names the first
+check that failed (``names.PREFLIGHT_EXITS``).
 """
 
 from __future__ import annotations
@@ -42,15 +42,25 @@ class Check:
     """What was found, and where it is not ``ok`` what was wanted."""
 
 
-def run(accelerators: int, min_bandwidth: float | None, timeout: float, log: Path | None = None) -> int:
+def run(
+    accelerators: int,
+    min_bandwidth: float | None,
+    timeout: float,
+    log: Path | None = None,
+    *,
+    pairs_wait: float | None = None,
+) -> int:
     """Check this machine, print the table, and return the exit code: 0 if it is fit.
 
     ``accelerators``: how many there must be; 0: the CPU is what trains. ``min_bandwidth``: GB/s (1e9 bytes read or
     written), None: not judged. After ``timeout`` seconds the process ends at once, with its own exit code: a device
-    that hangs cannot be asked to stop. ``log``: file for the one line that says what failed.
+    that hangs cannot be asked to stop. ``log``: file for the one line that says what failed. ``pairs_wait``: seconds to
+    wait for other workers' checks, None: pairs are not measured; a node that is unfit by itself never meets others.
     """
     with _limit(timeout, log):
         checks = list(_checks(accelerators, min_bandwidth))
+    if pairs_wait is not None and all(c.ok for c in checks):
+        checks += _pairs(accelerators, pairs_wait)
     failed = [c for c in checks if not c.ok]
     for check in checks:
         _print(f"{'ok' if check.ok else 'FAILED':7} {check.kind:14} {check.device:10} {check.found}")
@@ -112,6 +122,24 @@ def _bandwidth(torch: Any, device: Any, least: float | None) -> Check:
     rate = 2 * size / statistics.median(seconds[1:]) / 1e9  # the first one touches the pages
     wanted = f", at least {least:g} wanted" if least is not None and rate < least else ""
     return Check("bandwidth", str(device), not wanted, f"{rate:.1f} GB/s{wanted}")
+
+
+def _pairs(accelerators: int, wait: float) -> list[Check]:
+    """What the pairs with other nodes say. Nothing that is unknown is a failure."""
+    import torch
+    import torch.distributed as dist
+
+    from elastrain.pairs.enter import measured
+
+    nccl = accelerators > 0 and torch.cuda.is_available() and dist.is_nccl_available()
+    verdict = measured(os.environ, "nccl" if nccl else "gloo", wait)
+    lines = [
+        Check("pair", node, True, f"{r.latency * 1000:.2f} ms, {r.rate:.2f} GB/s" if r.ok else f"no sum: {r.why}")
+        for node, r in verdict.reports
+    ]
+    if verdict.unknown:
+        return [*lines, Check("pairs", "all", True, f"unknown: {verdict.unknown}")]
+    return [*lines, Check("pairs", "all", not verdict.sick, verdict.sick or "nothing against this node")]
 
 
 def shared_memory(path: Path) -> Check:

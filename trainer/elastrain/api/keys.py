@@ -72,6 +72,19 @@ class JobKeys:
         """Written by that member's agent, bound to its lease."""
         return self.members + member_id
 
+    @property
+    def pairs(self) -> str:
+        """Prefix of what pre-flight checks write that measure pairs of nodes (``elastrain/pairs``)."""
+        return self.prefix + "pairs/"
+
+    def pairs_contestant(self, contestant_id: str) -> str:
+        """Written by that check, bound to its lease."""
+        return self.pairs + "contestants/" + contestant_id
+
+    def pairs_heat(self, leader_id: str) -> str:
+        """Written by the check that leads the heat."""
+        return self.pairs + "heats/" + leader_id
+
     @classmethod
     def of(cls, key: str) -> JobKeys | None:
         """The job that ``key`` belongs to, or None if it is not a key of a job."""

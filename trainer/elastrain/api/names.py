@@ -30,7 +30,7 @@ PREFLIGHT = ("elastrain", "preflight")
 """The command of the pre-flight check, before its options."""
 PREFLIGHT_CONTAINER = "elastrain-preflight"
 """The init container that runs it."""
-PREFLIGHT_EXITS = {10: "accelerator", 11: "compute", 12: "bandwidth", 13: "shared memory", 14: "time"}
+PREFLIGHT_EXITS = {10: "accelerator", 11: "compute", 12: "bandwidth", 13: "shared memory", 14: "time", 15: "pairs"}
 """Its exit codes that judge the node, and the check that failed; 0: fit. Any other: it could not run."""
 
 # Environment of an agent (set on the pod by the operator, on the process by local mode).

@@ -49,6 +49,15 @@ class CheckpointSpec(ApiModel):
         return path
 
 
+class PairsSpec(ApiModel):
+    """An all-reduce between pairs of nodes, after each node's own check and before the worker starts. A node that
+    fails, or is several times slower than others are, with two different partners is left out."""
+
+    wait_seconds: PositiveInt = 60
+    """How long a worker waits for the other workers' checks. Nobody waits longer for a missing one, or for a check that
+    cannot be made: what is not known keeps no worker from training."""
+
+
 class PreflightSpec(ApiModel):
     """A check of the node, in an init container of the trainer's own image (`elastrain preflight`): are the
     accelerators there, do they compute what they should, how fast is their memory. A worker that fails it is replaced
@@ -58,7 +67,9 @@ class PreflightSpec(ApiModel):
     """Least memory bandwidth of each accelerator (of the host for CPU-only workers), in GB/s. Absent: it is measured
     and logged only."""
     timeout_seconds: PositiveInt = 300
-    """A check that takes longer has failed."""
+    """A check that takes longer has failed. (Of the node itself; that of `pairs` has its own bounds.)"""
+    pairs: PairsSpec | None = None
+    """Whether the network between nodes is measured too. Absent: it is not."""
 
 
 class JobSpec(ApiModel):
