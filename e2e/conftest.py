@@ -6,13 +6,14 @@ afterwards they can be run by themselves: ``pytest -m e2e e2e -k node``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from harness import evidence, release, workspace
-from harness.commands import CACHE, CommandFailed, kubectl
+from harness import evidence, release
+from harness.commands import CACHE, SHARED, CommandFailed, kubectl
 from harness.jobs import Job
 
 Submit = Callable[[dict[str, Any]], Job]
@@ -32,7 +33,7 @@ def cluster() -> None:
     except CommandFailed as failure:
         pytest.exit(f"there is no cluster to test on; `make e2e` makes one\n{failure}", returncode=3)
     for namespace in evidence.namespaces():
-        workspace.remove(namespace)
+        _remove(namespace)
     for node in release.WORKER_NODES:
         release.advertise_gpus(node)
 
@@ -47,9 +48,28 @@ def installed(cluster: None) -> None:
 def namespace(installed: None, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace of its own, with the claim ``shared`` that all nodes can write."""
     name = "e2e-" + "".join(c if c.isalnum() else "-" for c in request.node.name.removeprefix("test_"))[:40].strip("-")
-    workspace.make(name, ("checkpoints", "audit"))
+    for folder in ("checkpoints", "audit"):
+        (SHARED / name / folder).mkdir(parents=True, exist_ok=True)
+        (SHARED / name / folder).chmod(0o777)
+    volume = {"storageClassName": "shared", "accessModes": ["ReadWriteMany"]}
+    place = {"hostPath": {"path": f"/shared/{name}"}, "claimRef": {"namespace": name, "name": "shared"}}
+    objects = [
+        {"kind": "Namespace", "metadata": {"name": name, "labels": {"elastrain-e2e": "yes"}}},
+        {
+            "kind": "PersistentVolume",
+            "metadata": {"name": name},
+            "spec": {"capacity": {"storage": "1Gi"}, **volume, **place},
+        },
+        {
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "shared", "namespace": name},
+            "spec": {**volume, "resources": {"requests": {"storage": "1Gi"}}},
+        },
+    ]
+    items = [{"apiVersion": "v1", **o} for o in objects]
+    kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
     yield name
-    workspace.remove(name)
+    _remove(name)
 
 
 @pytest.fixture
@@ -62,6 +82,12 @@ def submit(namespace: str) -> Submit:
         return job
 
     return apply
+
+
+def _remove(namespace: str) -> None:
+    kubectl("delete", "namespace", namespace, "--wait", "--timeout=90s", "--ignore-not-found", timeout=120)
+    kubectl("delete", "persistentvolume", namespace, "--wait", "--timeout=30s", "--ignore-not-found")
+    release.remove_shared(namespace)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -72,6 +72,8 @@ class ControlPlane:
         self._ports = {"controllers": controllers, "scheduler": scheduler, "kwok": kwok}
         self.server = f"https://127.0.0.1:{self._secure}"
         self.audit_log = self.directory / "audit.log"
+        self._apiserver: list[str] = []
+        self._starts = 0
 
     def __enter__(self) -> ControlPlane:
         try:
@@ -181,7 +183,13 @@ class ControlPlane:
             "--max-mutating-requests-inflight=1000", f"--audit-policy-file={home / 'audit-policy.yaml'}",
             f"--audit-log-path={self.audit_log}", "--audit-log-maxsize=2000",
         ]  # fmt: skip
-        self.processes.start("apiserver", argv, {})
+        self._apiserver = argv
+        self.start_apiserver()
+
+    def start_apiserver(self) -> None:
+        """Start it (again, after :meth:`stop_apiserver`: on the same port, with the same data) until it is ready."""
+        self._starts += 1
+        self.processes.start(self._apiserver_name, self._apiserver, {})
 
         def ready() -> bool:
             try:
@@ -190,6 +198,16 @@ class ControlPlane:
                 return False
 
         until(ready, START_SECONDS, "the API server is ready")
+
+    def stop_apiserver(self) -> None:
+        """SIGTERM, and wait for its end."""
+        self.processes.terminate(self._apiserver_name)
+        until(lambda: not self.processes.runs(self._apiserver_name), START_SECONDS, "the API server has ended")
+
+    @property
+    def _apiserver_name(self) -> str:
+        """Among the processes; a name is used once."""
+        return "apiserver" if self._starts == 1 else f"apiserver-{self._starts}"
 
     def _controllers(self) -> list[str]:
         return [

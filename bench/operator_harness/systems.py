@@ -161,6 +161,14 @@ class Elastrain(System):
             self._client = EtcdClient(EtcdConfig.of(self._etcd.endpoint))
         return self._client
 
+    def stop_etcd(self) -> None:
+        """Of the jobs; the API server has another."""
+        self._etcd.stop()
+
+    def start_etcd(self) -> None:
+        """On the same port, with the same data."""
+        self._etcd.start()
+
     def records(self) -> int:
         """Keys of jobs in etcd."""
         return len(self.etcd().get_prefix("/elastrain/")[0])

@@ -13,11 +13,11 @@ STALL_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker's pod as the API server shows it."""
+    """A worker's pod, and what runs in it."""
 
     uid: str
-    restarts: int
-    """Of its containers, by the kubelet."""
+    agent: int | None
+    """Pid; None: it has ended."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Result:
     longest_pause: float
     """Seconds in which one of the jobs committed nothing."""
     replaced: tuple[str, ...]
-    """Workers that were there before and are not the same pod, or whose container was restarted."""
+    """Workers that were there before and are not the same pod any more, or whose agent has ended."""
     converged: float | None
     """The last job's."""
     problems: tuple[str, ...] = field(default=())
@@ -64,7 +64,7 @@ def longest_pause(steps: Sequence[tuple[float, int]]) -> float:
 
 
 def replaced(before: Mapping[str, Worker], after: Mapping[str, Worker]) -> tuple[str, ...]:
-    """Names of the workers of ``before`` that are gone, another pod, or restarted in place."""
+    """Names of the workers of ``before`` that are gone, another pod, or have ended."""
     return tuple(sorted(name for name, worker in before.items() if after.get(name) != worker))
 
 
@@ -108,7 +108,7 @@ _AUDITED = {"lost": "samples lost", "repeated": "samples repeated", "redone": "s
 def markdown(results: Iterable[Result], samples: int) -> str:
     """The table, and what the audit counted."""
     lines = [
-        "| away | for, s | jobs | steps meanwhile | longest pause, s | pods restarted | converged after, s |",
+        "| away | for, s | jobs | steps meanwhile | longest pause, s | workers replaced | converged after, s |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for r in results:

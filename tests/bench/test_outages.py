@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outages_harness.analysis import Seen, Worker, audit_problems, judge, longest_pause, markdown
 
-PODS = {"a-0": Worker("u0", 0), "a-1": Worker("u1", 0)}
+PODS = {"a-0": Worker("u0", 10), "a-1": Worker("u1", 11)}
 SOUND = {"lost": 0, "repeated": 0, "redone": 0, "problems": [], "samples": 10, "pids": {"a-0": [7], "a-1": [7]}}
 
 
@@ -13,14 +13,14 @@ def seen(*, after=PODS, steps=((0.0, 10), (1.0, 12), (2.0, 14)), converged: floa
 
 
 def test_outage_is_harmless_if_the_same_pods_train_on_and_grow_afterwards():
-    result = judge("etcd", 600, [seen(after={**PODS, "a-2": Worker("u2", 0)}), seen(converged=9.0)])
+    result = judge("etcd", 600, [seen(after={**PODS, "a-2": Worker("u2", 12)}), seen(converged=9.0)])
     assert (result.problems, result.replaced) == ((), ())
     assert (result.steps, result.longest_pause, result.converged) == (8, 1.0, 9.0)
     assert "| etcd | 600 | 2 | 8 | 1.0 | 0 | 9 |" in markdown([result], 1000)
 
 
-def test_worker_counts_as_restarted_if_it_is_gone_or_another_pod_or_its_container_was_restarted():
-    for worker in (None, Worker("other", 0), Worker("u1", 1)):
+def test_worker_counts_as_replaced_if_it_is_gone_or_another_pod_or_its_agent_has_ended():
+    for worker in (None, Worker("other", 11), Worker("u1", None)):
         after = {"a-0": PODS["a-0"], **({"a-1": worker} if worker else {})}
         result = judge("operator", 60, [seen(after=after)])
         assert result.replaced == ("a/a-1",)
