@@ -77,6 +77,17 @@ def test_all_workers_of_a_sick_node_are_told_so(client, job_keys, checks):
     assert sum(len(h.contestants) for h in heats) == 4, "the missing fifth was not waited for longer than asked"
 
 
+def test_verdict_is_unknown_if_no_sum_came_anywhere(client, job_keys, checks):
+    def nothing(*_):
+        raise RuntimeError("no sum within 60 s")
+
+    want(client, job_keys, 3)
+    verdicts = checks({"w0": "a", "w1": "b", "w2": "c"}, play=nothing)
+    assert not any(v.sick for v in verdicts.values())
+    assert {v.unknown for v in verdicts.values()} == {"none of 2 pairs did a sum, and no partner is known to be well"}
+    assert all(r.why == "no sum within 60 s" for v in verdicts.values() for _, r in v.reports)
+
+
 def test_second_worker_of_a_node_is_judged_by_the_first_one_s_figures(client, job_keys, checks):
     want(client, job_keys, 4)
     verdicts = checks({"w0": "a", "w1": "a", "w2": "b", "w3": "c"})
@@ -149,5 +160,6 @@ def test_preflight_lets_the_node_train_if_nothing_is_known(monkeypatch, tmp_path
     for name in (names.ENV_JOB, names.ENV_ETCD_ENDPOINTS):
         monkeypatch.delenv(name, raising=False)
     assert preflight.run(0, None, 60, tmp_path / "log", pairs_wait=5) == 0
-    assert "unknown: environment of the agent: ELASTRAIN_JOB: Field required" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "unknown pairs          all        environment of the agent: ELASTRAIN_JOB: Field required" in table
     assert not (tmp_path / "log").exists()

@@ -40,6 +40,8 @@ class Check:
     ok: bool
     found: str
     """What was found, and where it is not ``ok`` what was wanted."""
+    word: str = ""
+    """What the table says instead of ``ok``: of what judges nobody."""
 
 
 def run(
@@ -63,7 +65,7 @@ def run(
         checks += _pairs(accelerators, pairs_wait)
     failed = [c for c in checks if not c.ok]
     for check in checks:
-        _print(f"{'ok' if check.ok else 'FAILED':7} {check.kind:14} {check.device:10} {check.found}")
+        _print(f"{(check.word or 'ok') if check.ok else 'FAILED':7} {check.kind:14} {check.device:10} {check.found}")
     if not failed:
         return 0
     _note(log, "; ".join(f"{c.kind} {c.device}: {c.found}" for c in failed))
@@ -134,11 +136,17 @@ def _pairs(accelerators: int, wait: float) -> list[Check]:
     nccl = accelerators > 0 and torch.cuda.is_available() and dist.is_nccl_available()
     verdict = measured(os.environ, "nccl" if nccl else "gloo", wait)
     lines = [
-        Check("pair", node, True, f"{r.latency * 1000:.2f} ms, {r.rate:.2f} GB/s" if r.ok else f"no sum: {r.why}")
+        Check(
+            "pair",
+            node,
+            True,
+            f"{r.latency * 1000:.2f} ms, {r.rate:.2f} GB/s" if r.ok else r.why,
+            "" if r.ok else "bad",
+        )
         for node, r in verdict.reports
     ]
     if verdict.unknown:
-        return [*lines, Check("pairs", "all", True, f"unknown: {verdict.unknown}")]
+        return [*lines, Check("pairs", "all", True, verdict.unknown, "unknown")]
     return [*lines, Check("pairs", "all", not verdict.sick, verdict.sick or "nothing against this node")]
 
 

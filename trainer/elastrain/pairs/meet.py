@@ -211,6 +211,8 @@ class Check:
         words = next((s.words for s in blamed), "")
         if not words and not heat.rounds:
             return self._unknown("no other node was checked at the same time")
+        if not words and self.me.reports and not any(r.ok for r in self.me.reports):
+            return self._unknown(f"none of {len(self.me.reports)} pairs did a sum, and no partner is known to be well")
         return Verdict(sick=words, reports=self._reports())
 
     def _unknown(self, why: str) -> Verdict:
