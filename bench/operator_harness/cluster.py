@@ -30,7 +30,7 @@ OPERATOR = "elastrain-operator"
 """User as whom the operator calls; it has the rights of ``kube.PERMISSIONS`` and no others."""
 AUDITED = (OPERATOR, "system:serviceaccount:kube-system:job-controller")
 USERS = ("admin", "controllers", "scheduler", "kwok", OPERATOR)
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 NODE = {"cpu": "256", "memory": "4Ti", "pods": "110", "nvidia.com/gpu": "32"}
 
 
@@ -200,8 +200,8 @@ class ControlPlane:
         until(ready, START_SECONDS, "the API server is ready")
 
     def stop_apiserver(self) -> None:
-        """SIGTERM, and wait for its end."""
-        self.processes.terminate(self._apiserver_name)
+        """``kill -9``, and wait for its end: asked politely it serves its watches for another minute."""
+        self.processes.kill([self.pid(self._apiserver_name)])
         until(lambda: not self.processes.runs(self._apiserver_name), START_SECONDS, "the API server has ended")
 
     @property
