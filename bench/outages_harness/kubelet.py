@@ -66,7 +66,10 @@ class Kubelet:
             for e in trainer["env"]
         }
         last_words = self._plane.directory / f"{uid}.termination"
-        environment |= {names.ENV_TERMINATION_LOG: str(last_words), ENV_AGENT_LOG: str(self._plane.directory / f"{uid}.agent.log")}
+        environment |= {
+            names.ENV_TERMINATION_LOG: str(last_words),
+            ENV_AGENT_LOG: str(self._plane.directory / f"{uid}.agent.log"),
+        }
         _, *arguments = trainer["command"]
         self._plane.processes.start(uid, [sys.executable, "-m", "elastrain", *arguments], environment)
         self._started[uid] = metadata["labels"][names.LABEL_JOB], metadata["name"]
