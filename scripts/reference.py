@@ -24,6 +24,7 @@ import typer
 from elastrain import cli, client
 from elastrain.api.crd import crd
 from elastrain.client import errors
+from elastrain.cluster.manual import usage
 from elastrain_operator import __main__ as operator_command
 
 NOTE = "<!-- Written by scripts/reference.py (`make reference`). Do not edit. -->\n\n"
@@ -147,21 +148,16 @@ def commands_page() -> str:
 def _command(title: str, command: Any) -> Iterator[str]:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
-    usage = [title, *(["[OPTIONS]"] if options else []), *(_argument(p) for p in arguments)]
-    yield from (f"## {title}", "", "```console", " ".join(usage), "```", "", _markdown(command.help or ""), "")
+    line = [title, *(["[OPTIONS]"] if options else []), *(usage(p) for p in arguments)]
+    yield from (f"## {title}", "", "```console", " ".join(line), "```", "", _markdown(command.help or ""), "")
     if arguments:
         yield from ("| argument | |", "| --- | --- |")
-        yield from (f"| `{_argument(p)}` | {_cell(getattr(p, 'help', '') or '')} |" for p in arguments)
+        yield from (f"| `{usage(p)}` | {_cell(getattr(p, 'help', '') or '')} |" for p in arguments)
         yield ""
     if options:
         yield from ("| option | default | |", "| --- | --- | --- |")
         yield from (_option(p) for p in options)
         yield ""
-
-
-def _argument(parameter: Any) -> str:
-    metavar = str(parameter.metavar or parameter.name.upper())
-    return metavar if parameter.required or metavar.startswith("[") else f"[{metavar}]"
 
 
 def _option(parameter: Any) -> str:

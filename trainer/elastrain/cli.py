@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -14,9 +15,15 @@ from elastrain.cluster import app as cluster
 from elastrain.cluster.answers import EXIT_NO_CLUSTER, Output
 from elastrain.cluster.completion import Shell, script
 from elastrain.cluster.completion import jobs as jobs_of_cluster
+from elastrain.cluster.manual import Program
 from elastrain.cluster.spelling import Commands, job_name
 
-app = typer.Typer(
+PANELS = HERE, BOTH, CLUSTER, PROGRAM, OPERATOR = (
+    "On this machine", "On this machine or a cluster", "On a cluster", "This program", "Called by the operator",
+)  # fmt: skip
+"""Of the commands in ``--help``, in this order."""
+
+app = Program(
     name="elastrain",
     cls=Commands,
     no_args_is_help=True,
@@ -47,9 +54,6 @@ app = typer.Typer(
     130 Ctrl-C; 141 whoever read the output has gone.
     """,
 )
-for _command in cluster.app.registered_commands:
-    if _command.callback not in {cluster.scale, cluster.status}:  # they have a local meaning, too: below
-        app.registered_commands.append(_command)
 
 
 def _job_names(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -72,12 +76,13 @@ Job = Annotated[
 Manifest = Annotated[Path, typer.Argument(help="The job's manifest: YAML of kind ElasticTrainingJob.", metavar="FILE")]
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True}, rich_help_panel=OPERATOR)
 def agent(
     command: Annotated[list[str], typer.Argument(help="The training command of one rank.", metavar="CMD...")],
 ) -> None:
-    """Be the agent of a worker: register it, run CMD as its ranks, pass generations on. (The operator and local mode
-    call this; settings come from the environment.)
+    """Be the agent of a worker: register it, run CMD as its ranks, pass generations on.
+
+    The operator and local mode call this; settings come from the environment.
 
     Example: elastrain agent -- python train.py --epochs 3
     """
@@ -86,7 +91,7 @@ def agent(
     raise typer.Exit(run_agent(command))
 
 
-@app.command()
+@app.command(rich_help_panel=OPERATOR)
 def preflight(
     *,
     accelerators: Annotated[int, typer.Option(help="How many there must be. 0: the CPU is what trains.", min=0)] = 0,
@@ -104,7 +109,9 @@ def preflight(
     ] = None,
 ) -> None:
     """Check that this node is fit to train: accelerators, their arithmetic and memory bandwidth, /dev/shm, and the
-    network to other nodes. (The operator runs it before a worker whose job has `spec.preflight`.)
+    network to other nodes.
+
+    The operator runs it before a worker whose job has `spec.preflight`.
 
     Exit codes: 0 fit, 10 accelerators missing, 11 wrong results, 12 slow memory, 13 /dev/shm, 14 took too long, 15
     no sums, or slow ones, with two other nodes.
@@ -118,7 +125,7 @@ def preflight(
     raise typer.Exit(check(accelerators, min_bandwidth, timeout, log if log.exists() else None, pairs_wait=pairs_wait))
 
 
-@app.command()
+@app.command(rich_help_panel=HERE)
 def run(
     manifest: Annotated[
         Path,
@@ -170,7 +177,7 @@ def run(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=BOTH)
 def scale(
     job: Job,
     replicas: Annotated[int, typer.Argument(help="Workers wanted, between minReplicas and maxReplicas.")],
@@ -193,7 +200,7 @@ def scale(
         _refuse(str(error))
 
 
-@app.command()
+@app.command(rich_help_panel=BOTH)
 def status(
     job: Annotated[
         str | None,
@@ -241,7 +248,7 @@ def _is_local(job: str, namespace: str | None, context: str | None) -> bool:
     return job in running_jobs(control_directory())
 
 
-@app.command()
+@app.command(rich_help_panel=HERE)
 def validate(manifest: Manifest) -> None:
     """Check a manifest as the cluster would: each problem names the field, the value and the rule. Exit code 2 if there
     is one.
@@ -265,7 +272,7 @@ def validate(manifest: Manifest) -> None:
     )
 
 
-@app.command()
+@app.command(rich_help_panel=HERE)
 def audit(
     directory: Annotated[Path, typer.Argument(help="Audit logs of one run: STATE_DIR/audit/RUN.", metavar="DIR")],
     *,
@@ -294,7 +301,7 @@ def options(
     """Options of the program itself."""
 
 
-@app.command()
+@app.command(rich_help_panel=PROGRAM)
 def completion(
     shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish.", metavar="SHELL")],
 ) -> None:
@@ -305,14 +312,25 @@ def completion(
         bash: elastrain completion bash > ~/.local/share/bash-completion/completions/elastrain
         zsh:  elastrain completion zsh > "${fpath[1]}/_elastrain"
         fish: elastrain completion fish > ~/.config/fish/completions/elastrain.fish
+
+    The directory must exist; then open a new shell. zsh needs `autoload -Uz compinit && compinit` in ~/.zshrc, bash the
+    package bash-completion (or: source <(elastrain completion bash)).
     """
     typer.echo(script(shell))
 
 
-@app.command()
+@app.command(rich_help_panel=PROGRAM)
 def version() -> None:
     """Print the version."""
     typer.echo(f"elastrain {__version__}")
+
+
+for _command in cluster.app.registered_commands:
+    if _command.callback not in {cluster.scale, cluster.status}:  # they have a local meaning, too: above
+        _command = copy.copy(_command)  # kubectl etj has no panels
+        _command.rich_help_panel = CLUSTER
+        app.registered_commands.append(_command)
+app.registered_commands.sort(key=lambda command: PANELS.index(str(command.rich_help_panel)))
 
 
 def _refuse(message: str) -> NoReturn:

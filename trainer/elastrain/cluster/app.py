@@ -16,6 +16,7 @@ import typer
 
 from elastrain.cluster import completion
 from elastrain.cluster.answers import EXIT_REFUSED, Output
+from elastrain.cluster.manual import Program
 from elastrain.cluster.spelling import Commands, job_name
 from elastrain.terminal import courteous
 
@@ -39,7 +40,7 @@ Context = Annotated[
 ]
 Format = Annotated[Output, typer.Option("--output", "-o", help="table, wide, json, yaml or name.")]
 
-app = typer.Typer(
+app = Program(
     name="kubectl etj",
     cls=Commands,
     add_completion=False,  # kubectl asks kubectl_complete-etj

@@ -7,6 +7,8 @@ import re
 import typer
 from typer.core import TyperGroup
 
+from elastrain.cluster.manual import Readable
+
 MEANT = {
     "apply": "submit", "cancel": "delete", "check": "doctor", "continue": "resume", "create": "submit",
     "describe": "explain", "events": "status", "follow": "watch", "get": "list", "help": "--help", "info": "status",
@@ -20,7 +22,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9]
 _KINDS = ("etj/", "elastictrainingjob/", "elastictrainingjobs/", "elastictrainingjob.elastrain.dev/")
 
 
-class Commands(TyperGroup):
+class Commands(Readable, TyperGroup):
     """Names the command that is meant where another program's name for it, or a typing error, was given."""
 
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]

@@ -1,0 +1,82 @@
+"""How ``--help`` reads: paragraphs in the width of the terminal, a sentence for each command in the list, no types.
+
+typer keeps the line breaks of a docstring and says of a flag that it takes a ``<bool>``, of a job's name that it is a
+``<str>`` in braces. Docstrings here are written for the editor; this makes them fit where they are read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperArgument, TyperCommand
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Readable:
+    """For a command or a group of commands: its help flows, and its options are named as one would type them."""
+
+    help: str | None
+    short_help: str | None
+    params: list[Any]
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if self.help:
+            self.help = flowing(self.help)
+            self.short_help = self.short_help or first_sentence(self.help)
+        for parameter in self.params:
+            _describe(parameter)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        found = super().get_help_option(ctx)  # type: ignore[misc]  # of the other parent
+        if found is not None:
+            _describe(found)
+        return found
+
+
+class Command(Readable, TyperCommand):
+    """A command whose usage line is what one would type, too."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = (p for p in self.get_params(ctx) if isinstance(p, TyperArgument))
+        return ["[OPTIONS]", *(usage(argument) for argument in arguments)]
+
+
+class Program(typer.Typer):
+    """A typer application of such commands."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:
+        return super().command(name, **{"cls": Command, **settings})
+
+
+def usage(argument: Any) -> str:
+    """What stands for ``argument`` in a usage line: ``JOB``, ``[JOB]`` where it may be absent."""
+    shown = str(argument.metavar or argument.name.upper())  # the operator's own command is plain typer's
+    return shown if argument.required or shown.startswith("[") else f"[{shown}]"
+
+
+def flowing(text: str) -> str:
+    """``text`` without the line breaks inside its paragraphs. Indented lines (examples) stay as they are."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(p if p.startswith(" ") else " ".join(p.split()) for p in paragraphs)
+
+
+def first_sentence(text: str) -> str:
+    """Of a docstring: for a list, where each thing has one line."""
+    return re.split(r"(?<=[.?]) ", " ".join(text.partition("\n\n")[0].split()))[0]
+
+
+def _describe(parameter: Any) -> None:
+    """Name an option's value after it, ``--port PORT``; a flag takes none."""
+    if isinstance(parameter, TyperArgument):
+        parameter.metavar = parameter.metavar or parameter.name.upper()
+        vars(parameter)["display_type_rich"] = lambda **_: None
+    elif parameter.is_flag:
+        parameter.metavar = ""
+    elif parameter.metavar is None:
+        parameter.metavar = max(parameter.opts, key=len).lstrip("-").replace("-", "_").upper()
