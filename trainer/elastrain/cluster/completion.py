@@ -26,8 +26,26 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
+_ZSH = """\
+#compdef {program}
+
+_{name}_completion() {{
+  eval $(env _TYPER_COMPLETE_ARGS="${{words[1,$CURRENT]}}" {variable}=complete_zsh {program})
+}}
+
+if [[ "${{funcstack[1]}}" == _{program} ]]; then
+  _{name}_completion "$@"  # zsh has just loaded this file from $fpath because Tab was pressed
+else
+  compdef _{name}_completion {program}
+fi
+"""
+"""typer's own script, loaded so, only defines itself: the first Tab of each shell offers nothing."""
+
+
 def script(shell: Shell, program: str = "elastrain") -> str:
     """What the shell must read for ``program`` to be completed."""
+    if shell is Shell.ZSH:
+        return _ZSH.format(program=program, name=program.replace("-", "_"), variable=variable(program)).rstrip()
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     return get_completion_script(prog_name=program, complete_var=variable(program), shell=shell.value)
