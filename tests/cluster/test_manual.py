@@ -69,3 +69,18 @@ def test_a_paragraph_loses_its_line_breaks_and_examples_keep_theirs() -> None:
 )
 def test_of_a_docstring_the_first_sentence_is_listed(text: str, sentence: str) -> None:
     assert first_sentence(text) == sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["scale", "digits", "four"], "Invalid value for 'REPLICAS': four: must be a whole number"),
+        (["logs", "digits", "--tail", "x"], "Invalid value for '--tail': x: must be a whole number"),
+        (["preflight", "--timeout", "x"], "Invalid value for '--timeout': x: must be a number"),
+        (["list", "-o", "xml"], "Invalid value for '--output' / '-o': 'xml' is not one of 'table'"),
+    ],
+)
+def test_a_refused_value_is_named_with_its_rule(words: list[str], told: str) -> None:
+    result = CliRunner().invoke(app, words, env=WIDE)
+    assert result.exit_code == 2
+    assert told in result.stderr

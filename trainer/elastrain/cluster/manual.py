@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import typer
+from pydantic import ValidationError
 from typer.core import TyperArgument, TyperCommand
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -40,7 +41,14 @@ class Readable:
 
 
 class Command(Readable, TyperCommand):
-    """A command whose usage line is what one would type, too."""
+    """A command whose usage line is what one would type, too, and whose refusals name the value and the rule."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = refusal(error)
+            raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = (p for p in self.get_params(ctx) if isinstance(p, TyperArgument))
@@ -58,6 +66,17 @@ def usage(argument: Any) -> str:
     """What stands for ``argument`` in a usage line: ``JOB``, ``[JOB]`` where it may be absent."""
     shown = str(argument.metavar or argument.name.upper())  # the operator's own command is plain typer's
     return shown if argument.required or shown.startswith("[") else f"[{shown}]"
+
+
+def refusal(error: typer.BadParameter) -> str:
+    """Why a value is refused, without the words of the library that looked at it."""
+    cause = error.__cause__ or error.__context__
+    message = error.message.removeprefix("Value error, ")
+    if not isinstance(cause, ValidationError):
+        return message
+    (first, *_) = cause.errors(include_url=False)
+    rule = {"int_parsing": "must be a whole number", "float_parsing": "must be a number"}.get(first["type"])
+    return f"{first['input']}: {rule}" if rule else message
 
 
 def flowing(text: str) -> str:
