@@ -58,6 +58,35 @@ def test_a_wish_is_a_sign_too() -> None:
     assert (decide.start, decide.attributes["elastrain.sign"]) == (10.0, "target")
 
 
+def test_a_generation_that_ended_long_ago_is_no_sign_of_the_next_change() -> None:
+    notes = settled()
+    notes.note(Seen(target=target(2), generation=generation(4), ended={3: "lost"}), [], 10.0)
+    notes.note(RankSaid(1, 0, Broken(generation=3, step=9, error="late")), [], 10.1)
+    notes.note(Seen(target=target(2), generation=generation(4), ended={3: "lost"}), [], 11.0)
+    notes.note(Seen(target=target(4), generation=generation(4), ended={3: "lost"}), [], 100.0)
+    _, (decide,) = notes.note(Seen(target=target(4), generation=generation(5), ended={3: "lost"}), [], 103.0) or (0, [])
+    assert (decide.start, decide.attributes["elastrain.sign"]) == (100.0, "target")
+
+
+def test_a_target_that_asks_for_what_is_in_force_is_no_sign() -> None:
+    """The operator takes the names of those that left out of the target when their pods are gone."""
+    notes = settled()
+    notes.note(Seen(target=Target(min=1, max=4, desired=2, leaving=("w-2",)), generation=generation(3)), [], 10.0)
+    notes.note(Seen(target=target(2), generation=generation(3)), [], 12.0)
+    notes.note(RankExited(1, 0, signal=9), [], 500.0)
+    _, (decide,) = notes.note(Seen(target=target(2), generation=generation(4)), [], 501.0) or (0, [])
+    assert (decide.start, decide.attributes["elastrain.sign"]) == (500.0, "rank ended")
+
+
+def test_a_wish_that_was_withdrawn_is_no_sign() -> None:
+    notes = settled()
+    notes.note(Seen(target=target(4), generation=generation(3)), [], 10.0)
+    notes.note(Seen(target=target(2), generation=generation(3)), [], 12.0)
+    notes.note(Seen(target=Target(min=1, max=4, desired=2, leaving=("w-0",)), generation=generation(3)), [], 500.0)
+    _, (decide,) = notes.note(Seen(generation=generation(4, members="w-1.b")), [], 501.0) or (0, [])
+    assert (decide.start, decide.attributes["elastrain.sign"]) == (500.0, "target")
+
+
 def test_nothing_is_told_while_nothing_changes() -> None:
     notes = settled()
     for event in (

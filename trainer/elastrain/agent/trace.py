@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from elastrain.agent.events import Effect, Event, RankExited, RankSaid, Registered, Seen, StartRanks
 from elastrain.api.messages import Adopted, Broken, Ready
-from elastrain.api.records import Target
+from elastrain.api.records import Generation, Target
 from elastrain.tracing import Attribute, Span
 
 
@@ -18,8 +18,8 @@ class Notes:
     _since: tuple[float, str] | None = None
     """First sign that the generation in force will not stay, and what it was."""
     _target: Target | None = None
-    _number: int = 0
-    """Of the newest generation that etcd has shown."""
+    _force: Generation | None = None
+    """The newest generation that etcd has shown with this member in it."""
     _shown: float = 0.0
     """When."""
     _adopted: int = 0
@@ -41,7 +41,7 @@ class Notes:
             case Registered(member_id=member):
                 self.member = member
                 self._sign(now, "joined")
-            case RankSaid(message=Broken()):
+            case RankSaid(message=Broken(generation=number)) if number >= self._number:
                 self._sign(now, "broken")
             case RankExited():
                 self._sign(now, "rank ended")
@@ -53,20 +53,26 @@ class Notes:
                 return self._see(event, now)
         return None
 
+    @property
+    def _number(self) -> int:
+        return self._force.number if self._force is not None else 0
+
     def _sign(self, now: float, what: str) -> None:
         self._since = self._since or (now, what)
 
     def _see(self, seen: Seen, now: float) -> tuple[int, list[Span]] | None:
         if seen.target is not None and seen.target != self._target:
             known, self._target = self._target, seen.target
-            if known is not None:
+            if self._force is not None and not _asks_for_another(seen.target, self._force):
+                self._since = None if self._since and self._since[1] == "target" else self._since  # withdrawn
+            elif known is not None:
                 self._sign(now, "target")
-        if seen.ended:
+        if self._number in seen.ended:  # what has ended stays in there
             self._sign(now, "generation ended")
         generation = seen.generation
         if generation is None or generation.number <= self._number or generation.member(self.member) is None:
             return None  # it is no news, or about others: a joiner sees the one that trains without it
-        self._number, self._shown = generation.number, now
+        self._force, self._shown = generation, now
         found = []
         if self._since is not None:
             since, sign = self._since
@@ -86,3 +92,9 @@ class Notes:
 
     def _who(self) -> dict[str, Attribute]:
         return {"elastrain.member": self.member}
+
+
+def _asks_for_another(target: Target, generation: Generation) -> bool:
+    """Whether ``target`` wants other members than ``generation`` has. It also changes when those that left are gone."""
+    workers = {member.worker for member in generation.members}
+    return target.desired != len(workers) or not workers.isdisjoint(target.leaving)
