@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -14,7 +14,7 @@ import structlog
 from elastrain import tracing
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdError, EtcdUsers
-from elastrain_operator import pods
+from elastrain_operator import jobs, pods
 from elastrain_operator.apply import Executor
 from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import OperatorConfig
@@ -57,6 +57,7 @@ class App:
         self._loops = Loops(self._make_loop)
         self._pods = Pods()
         self._watches: tuple[Reflector[Any], ...] = ()
+        self._endings: set[asyncio.Task[None]] = set()
         self._mirror: Mirror | None = None
         self._vault: Vault | None = None
         self._capacity = Capacity(config.capacity.policy(), self._loops.wake) if config.capacity else None
@@ -107,8 +108,9 @@ class App:
             pods.watch(self._kube, n, self._pods, self._pod_event) for n in config.namespaces or ("",)
         )
         for watch in self._watches:
-            watching = asyncio.create_task(watch.run(), name="pods")
-            undo.callback(watching.cancel)
+            undo.callback(asyncio.create_task(watch.run(), name="pods").cancel)
+        for namespace in config.namespaces or ("",):
+            undo.callback(asyncio.create_task(self._watch_jobs(namespace), name="jobs").cancel)
         # What was imported and built so far stays: the collector need not look at it again and again.
         # And thousands of jobs are many small objects that live long, few of them in cycles: look for those less often.
         gc.collect()
@@ -140,19 +142,26 @@ class App:
         }
 
     # ---- events ----------------------------------------------------------------------------------------------------
-    async def job_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
-        """A job was listed (``kind`` None), ADDED, MODIFIED or DELETED."""
-        if kind == "DELETED":
-            meta = body["metadata"]
-            await self._loops.forget(meta["uid"])
-            if self._capacity:
-                self._capacity.forget(meta["uid"])
-            self._sweeper.nudge(JobKeys(meta["namespace"], meta["name"], meta["uid"]))
-            return
+    async def _watch_jobs(self, namespace: str) -> None:
         for watch in self._watches:
             # Nothing is planned while the pods that exist are not known; the watch logs why it takes long.
             await watch.listed.wait()
-        self._loops.see(body, self._pods.of)
+        await jobs.watch(self._kube, namespace, self._job_event).run()
+
+    def _job_event(self, body: jobs.Job, gone: bool) -> None:
+        if not gone:
+            self._loops.see(body, self._pods.of)
+            return
+        meta = body["metadata"]
+        ending = asyncio.create_task(self._forget(JobKeys(meta["namespace"], meta["name"], meta["uid"])))
+        self._endings.add(ending)  # asyncio itself keeps no hold of it
+        ending.add_done_callback(self._endings.discard)
+
+    async def _forget(self, job: JobKeys) -> None:
+        await self._loops.forget(job.uid)
+        if self._capacity:
+            self._capacity.forget(job.uid)
+        self._sweeper.nudge(job)  # last: the loop writes no more
 
     def _pod_event(self, job: JobKeys, pod: Pod, gone: bool) -> None:
         if self._capacity:
@@ -165,7 +174,7 @@ class App:
 
     # ---- inside ----------------------------------------------------------------------------------------------------
     def _make_loop(self, job: JobRef) -> JobLoop:
-        assert self._mirror is not None, "kopf calls event handlers after start"
+        assert self._mirror is not None, "jobs are watched after start"
         return JobLoop(job, self._executor, self._kube, self._mirror, self._config, self._capacity)
 
     def _etcd_changed(self, keys: JobKeys | None) -> None:

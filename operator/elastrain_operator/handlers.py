@@ -1,4 +1,5 @@
-"""What kopf calls: one event handler. No finalizers, no annotations, nothing written by kopf."""
+"""What kopf calls: start, log-in and end. It watches nothing (``jobs.py`` does) and writes nothing: no finalizers, no
+annotations."""
 
 # kopf's decorators are typed, but mypy does not follow its imports here.
 # mypy: disable-error-code="untyped-decorator"
@@ -8,7 +9,6 @@ from typing import Any
 
 import kopf
 
-from elastrain.api import names
 from elastrain_operator import access
 from elastrain_operator.app import App
 
@@ -30,35 +30,12 @@ def register(registry: kopf.OperatorRegistry, app: App) -> None:
     async def stop(**_: Any) -> None:
         await app.stop()
 
-    @kopf.on.event(names.API_VERSION, names.PLURAL, registry=registry, id="job")
-    async def job(event: kopf.RawEvent, **_: Any) -> None:
-        await app.job_event(event["type"], event["object"])
-
-
-class NoDiffs(kopf.DiffBaseStorage):  # type: ignore[misc]
-    """kopf compares each version of an object with the last one that its change handlers have seen, at the price of
-    deep copies; there are no such handlers here."""
-
-    def build(self, *, body: Any, extra_fields: Any = None) -> Any:
-        return {}
-
-    def fetch(self, *, body: Any) -> Any:
-        return None
-
-    def store(self, *, body: Any, patch: Any, essence: Any) -> None:
-        pass
-
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """kopf as a reliable source of events, and nothing else."""
+    """kopf as the frame of the process, and nothing else."""
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True  # no watch on CRDs and namespaces: nothing cluster-scoped is needed
-    settings.persistence.diffbase_storage = NoDiffs()
-    settings.watching.server_timeout = 300
-    settings.watching.client_timeout = 330
-    settings.watching.connect_timeout = 10
-    settings.watching.reconnect_backoff = 0.5
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
     settings.process.ultimate_exiting_timeout = 20

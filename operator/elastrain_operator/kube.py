@@ -24,8 +24,7 @@ PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "events"): frozenset({"create"}),
     ("", "secrets"): frozenset({"create", "update"}),
 }
-"""(API group, resource) → verbs: all that the operator uses, kopf's watches included. Namespaced; nothing is
-cluster-scoped. The chart's role is tested against it. Secrets are written and never read, and only where jobs have
+"""(API group, resource) → verbs: all that the operator uses. Namespaced; nothing is cluster-scoped. The chart's role is tested against it. Secrets are written and never read, and only where jobs have
 credentials of their own; `patch` is not asked for, since its answer shows what was there."""
 CAPACITY_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "nodes"): frozenset({"list", "watch"}),
@@ -349,8 +348,13 @@ def _refusal(what: str, code: int, text: bytes) -> ApiError:
         return ApiError(what, code, "", f"HTTP {code}: {text[:200].decode(errors='replace')}")
 
 
+def jobs_path(namespace: str) -> str:
+    group = f"/apis/{names.API_VERSION}"
+    return f"{group}/namespaces/{namespace}/{names.PLURAL}" if namespace else f"{group}/{names.PLURAL}"
+
+
 def _job_path(namespace: str, name: str) -> str:
-    return f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}/{name}"
+    return f"{jobs_path(namespace)}/{name}"
 
 
 def pods_path(namespace: str) -> str:

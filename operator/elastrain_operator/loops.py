@@ -83,7 +83,7 @@ class JobLoop:
         """A new version of the job's object; starts the loop on first sight."""
         if _others_words(body) != _others_words(self._body):  # else it is the echo of a status that we wrote
             self.wake()
-        self._body, self._pods_of = _without_bulk(body), pods_of
+        self._body, self._pods_of = body, pods_of
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"job {self.job.namespace}/{self.job.name}")
 
@@ -321,11 +321,6 @@ _OURS = frozenset({"resourceVersion", "managedFields"})
 def _others_words(body: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """What users and other programs say about a job: all but the status and what a write of it changes."""
     return body.get("spec"), {k: v for k, v in body.get("metadata", {}).items() if k not in _OURS}
-
-
-def _without_bulk(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the record of who wrote which field, which is as large as all the rest."""
-    return {**body, "metadata": {k: v for k, v in body["metadata"].items() if k != "managedFields"}}
 
 
 def pace(took: float) -> float:

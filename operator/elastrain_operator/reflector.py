@@ -1,8 +1,8 @@
 """A list of one resource kept true by a watch: each object parsed on arrival, and only what was parsed is kept.
 
-Used where kopf is not: kopf fills its indices before anything else happens, so that a missing permission would stop the
-whole operator; it keeps whole objects, which for all pods of a cluster is much; and it spends several times as long on
-an event as is spent here, which counts for pods, since they have most of the events (docs/decisions/0047).
+Used in place of kopf's own: kopf fills its indices before anything else happens, so that a missing permission would
+stop the whole operator; it keeps whole objects, which for all pods of a cluster is much; and it spends several times as
+long on an event as is spent here (docs/decisions/0047).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ LAG_SECONDS = Histogram(
 )
 API_REQUESTS = Counter(
     "elastrain_operator_api_requests",
-    "Requests to the API server, each attempt counted. Watches are kopf's and not counted.",
+    "Requests to the API server, each attempt counted. Watches are not counted.",
     ["verb", "resource", "code"],  # code: HTTP status, or error where none came
     registry=REGISTRY,
 )
