@@ -52,14 +52,15 @@ class Mirror:
     ) -> None:
         """``on_change`` is called in the event loop with the job whose records changed, or None: all may have.
 
-        ``on_steps`` is called instead where a job has only made steps, which all jobs do all the time; absent: so is
-        ``on_change``.
+        ``on_steps`` is called instead where a job has only made steps, which all jobs do all the time, or a record is
+        as this operator has just written it; absent: so is ``on_change``.
         """
         self._etcd = etcd
         self._cluster = cluster
         self._on_change = on_change
         self._on_steps = on_steps or on_change
         self._raw: dict[JobKeys, dict[str, bytes]] = {}
+        self._echoes: dict[str, bytes] = {}  # targets that the watch will show, and that are no news to anybody
         self._outage: Outage | None = Outage()
         self._listed = asyncio.Event()
         self._lapse: asyncio.TimerHandle | None = None
@@ -123,7 +124,10 @@ class Mirror:
     # ---- writing ---------------------------------------------------------------------------------------------------
     async def put_target(self, keys: JobKeys, target: Target) -> None:
         """Publish what the operator wants. Raises ``EtcdError``."""
-        await asyncio.to_thread(self._etcd.put_all, {**self._missing_claim(keys), keys.target: target.encode()})
+        value = target.encode()
+        if not target.leaving:  # who is asked to leave may go once that can be read: this echo does not wait
+            self._echoes[keys.target] = value
+        await asyncio.to_thread(self._etcd.put_all, {**self._missing_claim(keys), keys.target: value})
 
     async def claim(self, keys: JobKeys) -> None:
         """Say that the job is this cluster's, before anything else is made for it in etcd. Raises ``EtcdError``."""
@@ -153,7 +157,7 @@ class Mirror:
             if keys is None:
                 continue
             before = self._raw.get(keys, {}).get(key)
-            (stepped if key == keys.progress and _only_steps(before, value) else changed).add(keys)
+            (stepped if self._can_wait(keys, key, before, value) else changed).add(keys)
             if value is None:
                 self._forget(keys, key)
             else:
@@ -165,6 +169,13 @@ class Mirror:
             self._on_change(keys)
         for keys in stepped - changed:
             self._on_steps(keys)
+
+    def _can_wait(self, keys: JobKeys, key: str, before: bytes | None, after: bytes | None) -> bool:
+        """Whether a change of one record is mere steps, or what this operator has written itself."""
+        if key == keys.target:
+            expected = self._echoes.pop(key, None)
+            return after is not None and after == expected
+        return (key == _owner(keys) and after is not None) or (key == keys.progress and _only_steps(before, after))
 
     def heard(self, state: WatchState) -> None:
         """The watch was connected, or lost etcd."""

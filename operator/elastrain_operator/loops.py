@@ -23,6 +23,7 @@ from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobMeter
 from elastrain_operator.model import JobRef, Observed, Pod
 from elastrain_operator.plan import STATUS_INTERVAL
+from elastrain_operator.policy.routine import is_routine
 from elastrain_operator.waiting import until
 
 COALESCE = 0.05
@@ -34,6 +35,8 @@ LONGEST_PACE = 1.0
 STATUS_SHARE = 0.05
 """Seconds that each job adds to the interval at which a new step alone is written to the statuses: with many jobs all
 of them together write 20 times a second, not the more often the more there are."""
+ROUTINE = 2.0
+"""Seconds for which a start that goes on as expected may wait for a look: each pod has three or four pieces of news."""
 RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before a pass is repeated after failures in a row."""
 UNSEEN = timedelta(seconds=30)
@@ -74,6 +77,7 @@ class JobLoop:
         self._task: asyncio.Task[None] | None = None
         self._parsed: tuple[Any, JobSpec] | None = None
         self._later: asyncio.TimerHandle | None = None
+        self._looked_at: Mapping[str, Pod] = {}  # by UID, in the last pass
         self.planned = False
         """Whether a pass has succeeded."""
         self.status_interval = STATUS_INTERVAL
@@ -93,10 +97,18 @@ class JobLoop:
             self._woken = time.monotonic()
         self._wake.set()
 
+    def wake_within(self, seconds: float) -> None:
+        """Something can wait, but not for longer than that. Whatever comes first looks at it, too."""
+        loop = asyncio.get_running_loop()
+        if self._later is not None:
+            if self._later.when() <= loop.time() + seconds:
+                return
+            self._later.cancel()
+        self._later = loop.call_later(seconds, self._look)
+
     def wake_later(self) -> None:
         """Steps were made: worth a look when the next status is due."""
-        if self._later is None:
-            self._later = asyncio.get_running_loop().call_later(self.status_interval, self._look)
+        self.wake_within(self.status_interval)
 
     def _look(self) -> None:
         self._later = None
@@ -105,8 +117,20 @@ class JobLoop:
     def pod_seen(self, pod: Pod) -> None:
         """The watch shows a pod that is new to it, or has changed."""
         created = self._memory.created.get(pod.uid)
-        if created is None or created[0] != pod:
+        before = created[0] if created else self._looked_at.get(pod.uid)
+        if before == pod:
+            return
+        if is_routine(before, pod):
+            self._wake_soon()
+        else:
             self.wake()
+
+    def _wake_soon(self) -> None:
+        """A start goes on as expected. (The allocator is to know at once what is held where.)"""
+        if self._capacity:
+            self.wake()
+        else:
+            self.wake_within(ROUTINE)
 
     def pod_gone(self, uid: str) -> None:
         """The watch says that this pod does not exist any more."""
@@ -128,6 +152,9 @@ class JobLoop:
         while True:
             await asyncio.sleep(max(COALESCE, not_before - clock()))
             self._wake.clear()
+            if self._later is not None:  # it is looked at now
+                self._later.cancel()
+                self._later = None
             began = clock()
             self._note_queued()
             try:
@@ -199,8 +226,10 @@ class JobLoop:
         if self._capacity and decided.claims:
             self._capacity.claim(self.job.uid, decided.claims)
         await self._executor.execute(self.job, spec, decided, memory)
-        if decided.create:
-            self.wake()  # the status is to show them, and the watch will tell nothing new about them
+        if memory.refusal is not None and decided.create:
+            self.wake()  # the status is to say so
+        elif decided.create:
+            self._wake_soon()  # the status is to show them, and the watch will tell nothing new about them
         if any(not pod.over for pod in observed.pods):
             await self._executor.keep_credentials(self.job)
         return min(decided.requeue_after or self._config.resync, self._config.resync)
@@ -232,7 +261,7 @@ class JobLoop:
 
     async def _pods(self) -> tuple[Pod, ...]:
         """Pods from the watch, and those we created that it does not show yet."""
-        seen = {p.uid: p for p in self._pods_of(self.job.uid)}
+        self._looked_at = seen = {p.uid: p for p in self._pods_of(self.job.uid)}
         created = self._memory.created
         for uid, (pod, since) in list(created.items()):
             if uid in seen:

@@ -83,6 +83,34 @@ def test_records_are_read_as_the_watch_tells_them_and_only_that_job_is_woken():
     run(scenario)
 
 
+def test_nobody_is_woken_by_what_this_operator_has_written_itself():
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch(snapshot=True))
+        steps = []
+        mirror._on_steps = steps.append
+        await mirror.put_target(KEYS, TARGET)
+        woken.clear()
+        mirror.take(batch(*etcd.stored.items()))
+        assert (mirror.of(KEYS).target, woken, steps) == (TARGET, [], [KEYS])
+        mirror.take(batch((KEYS.target, TARGET.encode())))
+        assert woken == [KEYS], "this one is somebody else's"
+
+    run(scenario)
+
+
+def test_job_is_woken_by_its_own_target_if_somebody_is_asked_to_leave():
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch(snapshot=True))
+        await mirror.put_target(KEYS, TARGET.model_copy(update={"leaving": ("job-1",)}))
+        woken.clear()
+        mirror.take(batch(*etcd.stored.items()))
+        assert woken == [KEYS]
+
+    run(scenario)
+
+
 def test_short_reconnect_is_no_outage():
     async def scenario(mirror, etcd, woken):
         mirror.heard(WatchState(connected=True))

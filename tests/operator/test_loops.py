@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,7 +15,7 @@ from elastrain_operator.apply import Executor
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.kube import ApiError
 from elastrain_operator.loops import JobLoop, Loops
-from elastrain_operator.model import Coordination, Outage
+from elastrain_operator.model import Coordination, Outage, Trouble
 
 CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}]}}
@@ -87,6 +88,7 @@ def named(name: str) -> dict:
 def _quick(monkeypatch):
     monkeypatch.setattr(loops, "COALESCE", 0.001)
     monkeypatch.setattr(loops, "PACE", 0.01)
+    monkeypatch.setattr(loops, "ROUTINE", 0.02)
     monkeypatch.setattr(loops, "RETRY_DELAYS", (0.02,))
 
 
@@ -369,6 +371,35 @@ def test_what_happens_in_a_few_moments_is_one_pass(monkeypatch):
 def test_job_rests_for_as_long_as_a_pass_took_within_bounds(monkeypatch, took, apart):
     monkeypatch.setattr(loops, "PACE", 0.2)
     assert loops.pace(took) == pytest.approx(apart)
+
+
+def test_start_that_goes_on_as_expected_is_looked_at_later_and_trouble_at_once(monkeypatch):
+    async def scenario(world, jobs):
+        before, pods = world.passes, [observe.pod(p) for p in world.pods.values()]
+        monkeypatch.setattr(loops, "ROUTINE", 60.0)
+        for pod in pods:
+            jobs.pod_seen("uid", replace(pod, node="node-1", bound=pod.created))
+            jobs.pod_seen("uid", replace(pod, node="node-1", bound=pod.created, started=True))
+        await asyncio.sleep(0.05)
+        assert world.passes == before, "its members' records say when it trains"
+        jobs.pod_seen("uid", replace(pods[0], trouble=Trouble("Unschedulable", "no node")))
+        await until(lambda: world.passes > before, "a pass for the trouble")
+        assert jobs._loops["uid"]._later is None, "what waited was looked at with it"
+
+    run_counting(scenario)
+
+
+def test_what_waits_is_looked_at_by_the_earliest_of_its_times(monkeypatch):
+    monkeypatch.setattr(loops, "STATUS_INTERVAL", 60.0)
+
+    async def scenario(world, jobs):
+        before = world.passes
+        jobs.wake_later("uid")
+        [pod, _] = (observe.pod(p) for p in world.pods.values())
+        jobs.pod_seen("uid", replace(pod, node="node-1"))
+        await until(lambda: world.passes > before, "a pass long before the next status")
+
+    run_counting(scenario)
 
 
 def test_steps_are_looked_at_when_the_next_status_is_due(monkeypatch):
