@@ -24,8 +24,9 @@ PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "events"): frozenset({"create"}),
     ("", "secrets"): frozenset({"create", "update"}),
 }
-"""(API group, resource) → verbs: all that the operator uses. Namespaced; nothing is cluster-scoped. The chart's role is tested against it. Secrets are written and never read, and only where jobs have
-credentials of their own; `patch` is not asked for, since its answer shows what was there."""
+"""(API group, resource) → verbs: all that the operator uses. Namespaced; nothing is cluster-scoped. The chart's role is
+tested against it. Secrets are written and never read, and only where jobs have credentials of their own; `patch` is not
+asked for, since its answer shows what was there."""
 CAPACITY_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "nodes"): frozenset({"list", "watch"}),
     ("scheduling.k8s.io", "priorityclasses"): frozenset({"list", "watch"}),
@@ -49,8 +50,10 @@ WATCH_SECONDS = 300
 """After so long the API server ends a watch, and it is resumed."""
 WATCH_SILENCE = 90.0
 """A watch that hears nothing for so long is dead: the API server sends a bookmark every minute."""
-_ACCEPT = {"Accept": "application/json", "Accept-Encoding": "identity"}  # within a cluster, compression costs more
 JSON = "application/json"
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1," + JSON
+"""What is wanted in answer to a write: not all of the object that was sent a moment ago."""
+_PLAIN = {"Accept-Encoding": "identity"}  # within a cluster, compression costs more
 _ATTEMPTS = 4
 _RETRIED = frozenset({429, 500, 502, 503, 504})
 
@@ -117,7 +120,7 @@ class Kube:
         """
         path, what = _job_path(namespace, name) + "/status", f"write the status of job {namespace}/{name}"
         body = {"status": status, **({"metadata": {"resourceVersion": version}} if version else {})}
-        answer = await self._call("PATCH", path, what, body, content="application/merge-patch+json")
+        answer = await self._call("PATCH", path, what, body, content="application/merge-patch+json", accept=METADATA)
         return str(answer["metadata"]["resourceVersion"])
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
@@ -130,9 +133,13 @@ class Kube:
         return await self._get(f"{pods_path(namespace)}/{name}", f"read pod {namespace}/{name}")
 
     async def create_pod(self, namespace: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Create; unknown fields of the template are refused. Code 409: the name is taken."""
+        """Create; unknown fields of the template are refused. Code 409: the name is taken.
+
+        Returns ``manifest`` with the new pod's metadata. What the API server has filled in beside, the watch shows."""
         what = f"create pod {namespace}/{manifest['metadata']['name']}"
-        return await self._call("POST", pods_path(namespace), what, manifest, query={"fieldValidation": "Strict"})
+        query = {"fieldValidation": "Strict"}
+        answer = await self._call("POST", pods_path(namespace), what, manifest, query=query, accept=METADATA)
+        return {**manifest, "metadata": answer["metadata"]}
 
     async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         """Ask for the deletion of this very pod, with its own grace period; no error if it is gone."""
@@ -154,7 +161,7 @@ class Kube:
 
     # ---- events ----------------------------------------------------------------------------------------------------
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
-        await self._call("POST", f"/api/v1/namespaces/{namespace}/events", "record an event", event)
+        await self._call("POST", f"/api/v1/namespaces/{namespace}/events", "record an event", event, accept=METADATA)
 
     # ---- lists and watches -----------------------------------------------------------------------------------------
     async def list_pages(
@@ -222,8 +229,9 @@ class Kube:
         *,
         query: Mapping[str, str] | None = None,
         content: str = JSON,
+        accept: str = JSON,
     ) -> dict[str, Any]:
-        request = _Request(method, path, what, _encoded(body), query or {}, content)
+        request = _Request(method, path, what, _encoded(body), query or {}, content, accept=accept)
         try:
             return await self._attempt(request)
         except ApiError as error:
@@ -272,7 +280,7 @@ class Kube:
                 self._access.server + request.path,
                 params=request.query,
                 data=request.data,
-                headers={**self._access.headers, **_ACCEPT, "Content-Type": request.content},
+                headers={**self._access.headers, **_PLAIN, "Accept": request.accept, "Content-Type": request.content},
                 timeout=aiohttp.ClientTimeout(total=seconds),
             ) as response:
                 text, code = await response.read(), response.status
@@ -285,7 +293,7 @@ class Kube:
     async def _watch(self, path: str, query: Mapping[str, str], what: str) -> AsyncIterator[dict[str, Any]]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SILENCE)
         used = self._access.headers
-        headers = {**used, **_ACCEPT}
+        headers = {**used, **_PLAIN, "Accept": JSON}
         try:
             async with self._session.get(
                 self._access.server + path, params=query, headers=headers, timeout=timeout
@@ -315,6 +323,7 @@ class _Request:
     query: Mapping[str, str]
     content: str
     seconds: float = REQUEST_SECONDS
+    accept: str = JSON
 
 
 def _is_worth_repeating(error: BaseException) -> bool:

@@ -55,6 +55,19 @@ def refusal(code: int, message: str) -> web.Response:
     return web.json_response({"kind": "Status", "reason": "Word", "message": message}, status=code)
 
 
+def test_what_was_sent_is_not_asked_back():
+    async def metadata(request):
+        assert "as=PartialObjectMetadata" in request.headers["Accept"]
+        return web.json_response({"kind": "PartialObjectMetadata", "metadata": {"uid": "u", "resourceVersion": "7"}})
+
+    async def scenario(client):
+        created = await client.create_pod("ns", {**POD, "spec": {"nodeName": "n"}})
+        assert created == {"metadata": {"uid": "u", "resourceVersion": "7"}, "spec": {"nodeName": "n"}}
+        assert await client.patch_status("ns", "job", {"phase": "Running"}) == "7"
+
+    run(metadata, scenario)
+
+
 def test_body_query_and_credentials_arrive():
     async def scenario(client):
         created = await client.create_pod("ns", POD)

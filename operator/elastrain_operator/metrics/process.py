@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from functools import lru_cache
 from importlib.metadata import version
 
 from prometheus_client import (
@@ -108,9 +109,15 @@ def text() -> bytes:
 
 def count_request(method: str, path: str, code: int, seconds: float) -> None:
     """An attempt of a call of the API server; ``code`` 0: no answer came."""
-    verb, resource = verb_and_resource(method, path)
-    API_REQUESTS.labels(verb, resource, str(code) if code else "error").inc()
-    API_SECONDS.labels(verb, resource).observe(seconds)
+    requests, durations = _series(*verb_and_resource(method, path), code)
+    requests.inc()
+    durations.observe(seconds)
+
+
+@lru_cache(maxsize=256)
+def _series(verb: str, resource: str, code: int) -> tuple[Counter, Histogram]:
+    """Kept, since looking a series up by its labels costs more than counting."""
+    return API_REQUESTS.labels(verb, resource, str(code) if code else "error"), API_SECONDS.labels(verb, resource)
 
 
 def verb_and_resource(method: str, path: str) -> tuple[str, str]:
