@@ -3,6 +3,8 @@
 # checkout, in $ELASTRAIN_CACHE (default ~/.cache/elastrain).
 PY := .venv/bin/python
 MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
+# Of the tests: more than there need be cores, as much of a test is waiting.
+PROCESSES ?= 3
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -21,7 +23,7 @@ storm: ## a language model trained through 50 random joins, leaves and kills; dr
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) examples/02-storm/storm.py --picture storm.png
 
 test: lint ## linters, types, and every test that needs no cluster
-	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -m "not e2e"
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -m "not e2e" -n $(PROCESSES)
 
 reference: ## what follows from the code: the CRD, and the pages of fields, commands, client and decisions
 	@scripts/dev-env

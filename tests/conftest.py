@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import socket
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
+import yaml
 
+from control_plane import ApiServer, control_plane, program
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
 from elastrain.etcd.wire import messages
 from elastrain.local.etcd_server import EtcdServer
+from lanes import Lanes, place
+
+ROOT = Path(__file__).parents[1]
+KUBERNETES = "1.31.0"  # `helm template` asks no cluster, and would take itself for talking to an ancient one
 
 
+# ---- several processes -----------------------------------------------------------------------------------------------
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None:
+    """``-n`` alone means lanes; another ``--dist`` is what it says."""
+    return Lanes(config, log) if config.getoption("dist") == "load" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one process runs them as they lie in their folders
+        items.sort(key=lambda item: place(item.nodeid))
+
+
+# ---- etcd ------------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="session")
 def etcd() -> Iterator[EtcdServer]:
     """One etcd for the whole run; tests keep apart by ``job_keys``. Do not stop it: see ``etcd_factory``."""
@@ -95,6 +116,45 @@ def guarded(etcd_factory: Callable[[], EtcdServer], tmp_path: Path) -> tuple[Etc
             do("UserGrantRole", messages.AuthUserGrantRoleRequest(user=user, role=user))
         do("AuthEnable", messages.AuthEnableRequest())
     return server, config
+
+
+# ---- an API server, and Helm -----------------------------------------------------------------------------------------
+@pytest.fixture(scope="session")
+def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """One API server, with the CRD, for the whole run; tests keep apart by namespaces. Skips where there is none (fails
+    if ELASTRAIN_REQUIRE_APISERVER=1)."""
+    with control_plane(tmp_path_factory.mktemp("apiserver")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``helm(*args)`` runs Helm at the repository's root; ``cluster`` names the API server that it talks to.
+
+    Skips where there is no Helm (fails if ELASTRAIN_REQUIRE_HELM=1)."""
+    found = program("helm", "ELASTRAIN_HELM", require="ELASTRAIN_REQUIRE_HELM")
+
+    def run(*args: str, cluster: ApiServer | None = None) -> subprocess.CompletedProcess[str]:
+        where = [f"--kubeconfig={cluster.kubeconfig}"] if cluster else []
+        return subprocess.run([found, *where, *args], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def rendered(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., list[dict[str, Any]]]:
+    """``rendered(*settings)``: the chart's manifests as release ``demo`` in namespace ``training``, to be read only."""
+
+    @functools.cache
+    def render(*settings: str) -> list[dict[str, Any]]:
+        values = [option for setting in settings for option in ("--set", setting)]
+        result = helm(
+            "template", "demo", "charts/elastrain", "--namespace=training", f"--kube-version={KUBERNETES}", *values
+        )
+        assert result.returncode == 0, result.stderr
+        return [document for document in yaml.safe_load_all(result.stdout) if document]
+
+    return render
 
 
 # ---- TLS and users ---------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from control_plane import etcd_program, free_ports
 from elastrain.api import names
 from elastrain.api.crd import crd
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
@@ -357,8 +358,6 @@ def test_etcd_data_is_on_a_volume_if_persistent(rendered: Render) -> None:
 
 def test_etcd_starts_with_the_charts_flags_and_answers_its_probes(
     rendered: Render,
-    etcd_program: str,
-    free_ports: Callable[[int], list[int]],
     tmp_path: Path,
     eventually: Callable[..., None],
 ) -> None:
@@ -371,7 +370,7 @@ def test_etcd_starts_with_the_charts_flags_and_answers_its_probes(
     for port, free in ((2379, client), (2380, peer), (2381, metrics)):
         command = command.replace(f":{port}", f":{free}")
     with (tmp_path / "etcd.log").open("wb") as log:
-        process = subprocess.Popen([etcd_program, *command.split()], cwd=tmp_path, stderr=log)
+        process = subprocess.Popen([etcd_program(), *command.split()], cwd=tmp_path, stderr=log)
 
     def answers(path: str) -> bool:
         try:

@@ -13,7 +13,7 @@ import yaml
 from elastrain_operator.kube import CAPACITY_PERMISSIONS, PERMISSIONS
 
 if TYPE_CHECKING:
-    from conftest import ApiServer
+    from control_plane import ApiServer
 
 pytestmark = pytest.mark.apiserver
 

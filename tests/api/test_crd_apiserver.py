@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from elastrain.api.job import JobSpec
 
 if TYPE_CHECKING:
-    from conftest import ApiServer
+    from control_plane import ApiServer
 
 pytestmark = pytest.mark.apiserver
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,22 +17,10 @@ from elastrain.api import names
 from elastrain.client import ClusterError
 from elastrain.cluster.dashboard.board import Board
 from elastrain.cluster.dashboard.server import application
+from namespaced import cluster, manifest
 
-# The fixtures of a namespace on a real API server live with the tests of the client.
-_spec = importlib.util.spec_from_file_location(
-    "client_conftest_of_dashboard", Path(__file__).parents[1] / "client/conftest.py"
-)
-assert _spec and _spec.loader
-_client_conftest = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _client_conftest  # dataclasses look their module up
-_spec.loader.exec_module(_client_conftest)
-etcd_program = _client_conftest.etcd_program
-bare_apiserver = _client_conftest.bare_apiserver
-apiserver = _client_conftest.apiserver
-cluster = _client_conftest.cluster
-manifest = _client_conftest.manifest
-helm = _client_conftest._api_conftest.helm
-rendered = _client_conftest._api_conftest.rendered
+__all__ = ["cluster", "manifest"]
+
 
 Raw = dict[str, Any]
 KINDS = {names.PLURAL: names.KIND, "pods": "Pod", "events": "Event", "nodes": "Node"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
+from control_plane import ApiServer, control_plane, free_ports
 from elastrain.api import names
 from elastrain.api.job import JobSpec
 from elastrain.api.keys import JobKeys
@@ -32,18 +32,6 @@ from elastrain_operator.kube import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PER
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}]}}
-
-# The API server's fixtures live with the tests of the API; conftest files are not importable by name.
-_spec = importlib.util.spec_from_file_location("api_conftest", Path(__file__).parents[1] / "api/conftest.py")
-assert _spec and _spec.loader
-_api_conftest = importlib.util.module_from_spec(_spec)
-sys.modules["api_conftest"] = _api_conftest
-_spec.loader.exec_module(_api_conftest)
-etcd_program = _api_conftest.etcd_program
-bare_apiserver = _api_conftest.bare_apiserver
-apiserver = _api_conftest.apiserver
-helm = _api_conftest.helm
-rendered = _api_conftest.rendered
 
 
 @pytest.fixture
@@ -305,7 +293,7 @@ class Played:
             self.client.put(self.keys.member(name), member.encode())
 
 
-def _operator_account(apiserver: Any, path: Path, namespace: str = "") -> Path:
+def _operator_account(apiserver: ApiServer, path: Path, namespace: str = "") -> Path:
     """A kubeconfig, at ``path``, that may do what ``kube.py`` says that an operator needs, and nothing else: in one
     namespace, or in all."""
     admin = Cluster(apiserver.kubeconfig, namespace or "default")
@@ -328,7 +316,14 @@ def _operator_account(apiserver: Any, path: Path, namespace: str = "") -> Path:
 
 
 @pytest.fixture(scope="session")
-def operator_kubeconfig(apiserver: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """One of their own: an operator that serves all namespaces would act on jobs that other areas' tests leave."""
+    with control_plane(tmp_path_factory.mktemp("apiserver")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def operator_kubeconfig(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of an operator that serves all namespaces."""
     return _operator_account(apiserver, tmp_path_factory.mktemp("operator") / "kubeconfig")
 
@@ -340,8 +335,7 @@ class OperatorProcess:
         self.log = log
         environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         argv = [sys.executable, "-m", "elastrain_operator", "--drain-extra=1", *flags]
-        self.health_port = _api_conftest._free_ports(1)[0]
-        self.metrics_port = _api_conftest._free_ports(1)[0]
+        self.health_port, self.metrics_port = free_ports(2)
         argv += [f"--health-port={self.health_port}", f"--metrics-port={self.metrics_port}"]
         with log.open("ab") as out:
             self.process = subprocess.Popen(argv, env=environ, stdout=out, stderr=subprocess.STDOUT)
@@ -408,7 +402,11 @@ def operator_process(
 
 @pytest.fixture
 def operator_factory(
-    apiserver: Any, cluster: Cluster, operator_kubeconfig: Path, shared_operators: list[OperatorProcess], tmp_path: Path
+    apiserver: ApiServer,
+    cluster: Cluster,
+    operator_kubeconfig: Path,
+    shared_operators: list[OperatorProcess],
+    tmp_path: Path,
 ) -> Iterator[Callable[..., OperatorProcess]]:
     """``operator_factory(etcd, namespace, *flags)``: an operator of the test's namespace; without ``--capacity``, with
     no right in any other. The shared one, which serves all namespaces, is stopped before."""
@@ -430,7 +428,7 @@ def operator_factory(
 
 
 @pytest.fixture
-def cluster(apiserver: Any) -> Cluster:
+def cluster(apiserver: ApiServer) -> Cluster:
     """A namespace of its own on the API server."""
     found = Cluster(apiserver.kubeconfig, f"test-{time.monotonic_ns()}")
     found.call("POST", "/api/v1/namespaces", {"metadata": {"name": found.namespace}})

@@ -1,0 +1,69 @@
+"""What runs beside what, and in which order, where several processes run these tests (`pytest -n 3`).
+
+A file is run by one process, in order. Much of it waits (for leases, time-outs, processes that start), so that more
+processes than cores end sooner. But what keeps all cores busy runs one after the other, in one *lane*; and what needs a
+server that is slow to start shares it there. A lane is as long as all its tests together, so it begins first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+LANES: dict[str, tuple[str, ...]] = {
+    # Several ranks import torch, and train.
+    "cores": (
+        "tests/elastic/test_accumulation.py",
+        "tests/elastic/test_batchnorm.py",
+        "tests/elastic/test_bitwise.py",
+        "tests/elastic/test_rescale_in_process.py",
+        "tests/elastic/test_rescale_traces.py",
+        "tests/faults/",
+        "tests/integrations/",
+        "tests/local/test_examples.py",
+        "tests/local/test_storm_example.py",
+        "tests/rendezvous/test_torchrun.py",
+    ),
+    # An API server, and an operator that serves all its namespaces.
+    "operator": (
+        "tests/operator/test_capacity_on_apiserver.py",
+        "tests/operator/test_credentials_on_apiserver.py",
+        "tests/operator/test_failover_on_apiserver.py",
+        "tests/operator/test_lifecycle_on_apiserver.py",
+        "tests/operator/test_metrics_on_apiserver.py",
+        "tests/operator/test_operator_on_apiserver.py",
+        "tests/operator/test_pod_security.py",
+        "tests/operator/test_spares_on_apiserver.py",
+    ),
+    # An API server without an operator.
+    "apiserver": (
+        "tests/api/test_chart_apiserver.py",
+        "tests/api/test_crd_apiserver.py",
+        "tests/client/",
+        "tests/dashboard/test_dashboard_on_apiserver.py",
+    ),
+}
+
+
+def lane(path: str) -> str:
+    """Of a file, by its path from the repository's root; one that no lane names is a lane of its own."""
+    return next((name for name, paths in LANES.items() if path.startswith(paths)), path)
+
+
+def place(path: str) -> int:
+    """Of a file among those of other lanes: lanes begin in the order of the table, then come all other files."""
+    names = list(LANES)
+    return names.index(lane(path)) if lane(path) in LANES else len(names)
+
+
+class Lanes(LoadFileScheduling):
+    """Gives whole lanes to the processes, in the order in which the tests are collected."""
+
+    def __init__(self, config: pytest.Config, log: Any = None) -> None:
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return lane(super()._split_scope(nodeid))
