@@ -32,4 +32,4 @@ def test_any_other_file_is_a_lane_of_its_own_and_begins_after_the_long_ones() ->
 
 def test_xdist_asks_for_the_lane_of_each_test() -> None:
     assert "self._split_scope(nodeid)" in inspect.getsource(LoadScopeScheduling.schedule), "xdist has named it anew"
-    assert Lanes._split_scope(object.__new__(Lanes), "tests/faults/test_new.py::test_it[a::b]") == "cores"
+    assert Lanes._split_scope(object.__new__(Lanes), "tests/faults/test_new.py::test_it[a::b]") == "training"

@@ -1,8 +1,9 @@
 """What runs beside what, and in which order, where several processes run these tests (`pytest -n 3`).
 
 A file is run by one process, in order. Much of it waits (for leases, time-outs, processes that start), so that more
-processes than cores end sooner. But what keeps all cores busy runs one after the other, in one *lane*; and what needs a
-server that is slow to start shares it there. A lane is as long as all its tests together, so it begins first.
+processes than cores end sooner. But files that keep all cores busy run one after the other, in a *lane* (there are two
+such lanes, as ranks wait for each other); and files that need a server that is slow to start share it in theirs. A lane
+is as long as all its tests together, so it begins first.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 LANES: dict[str, tuple[str, ...]] = {
-    # Several ranks import torch, and train.
-    "cores": (
+    # Several ranks import torch, and train; they are killed, stopped, cut off.
+    "training": (
         "tests/elastic/test_accumulation.py",
         "tests/elastic/test_batchnorm.py",
         "tests/elastic/test_bitwise.py",
         "tests/elastic/test_rescale_in_process.py",
         "tests/elastic/test_rescale_traces.py",
         "tests/faults/",
+        "tests/rendezvous/test_torchrun.py",
+    ),
+    # The examples, whole.
+    "examples": (
         "tests/integrations/",
         "tests/local/test_examples.py",
         "tests/local/test_storm_example.py",
-        "tests/rendezvous/test_torchrun.py",
     ),
     # An API server, and an operator that serves all its namespaces.
     "operator": (
