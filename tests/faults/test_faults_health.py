@@ -33,6 +33,7 @@ def test_a_rank_stuck_in_user_code_is_named_shown_and_restarted(job) -> None:
     job.wait("all to be well again", lambda: {health(job, "a"), health(job, "b")} == {""})
 
 
+@pytest.mark.slow
 def test_a_straggler_is_named_in_its_record_and_in_progress_until_it_is_none(job) -> None:
     job.want(3)
     job.start("a", "b", "c", delay=0.03)

@@ -99,6 +99,7 @@ def cluster(etcd, tmp_path):
     one.close()
 
 
+@pytest.mark.slow
 def test_the_job_grows_and_survives_the_loss_of_rank_0(cluster):
     cluster.start()
     alone = cluster.await_steps(world=1)
