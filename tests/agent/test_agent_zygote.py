@@ -18,7 +18,8 @@ LOOK = """
 import json, os, random, signal, sys
 from pathlib import Path
 def read(name): return Path("/proc/self", name).read_bytes()
-def of_interest(line): return line.startswith((b"Sig", b"Shd", b"Threads", b"NoNewPrivs"))
+def of_interest(line):  # SigQ counts the signals of all processes of this user
+    return line.startswith((b"Sig", b"Shd", b"Threads", b"NoNewPrivs")) and not line.startswith(b"SigQ")
 look = {
     "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "executable": sys.executable, "flags": sys.flags,
     "name": __name__, "file": __file__, "package": __package__, "globals": sorted(globals()),
