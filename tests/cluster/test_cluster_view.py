@@ -170,7 +170,8 @@ def narrow(what: Any) -> str:
 
 
 BUSY = RUNNING | {
-    "progress": {"step": 128, "of": 1840, "epoch": 5, "samplesPerSecond": 10342.7, "eta": "2026-01-01T13:12:00Z"},
+    "progress": {"step": 128, "of": 1840, "epoch": 5, "samplesPerSecond": 10342.7, "loss": 0.0821764,
+                 "eta": "2026-01-01T13:12:00Z"},
     "lastFailure": {"time": "2026-01-01T11:58:00Z", "worker": "digits-1", "rank": 3, "cause": "user",
                     "reason": "ScriptFailed", "message": "ValueError: x", "logTail": "Traceback\nValueError: x"},
     "conditions": [condition("PodsReady", "False", "3 of 4 workers train"),
@@ -180,10 +181,22 @@ BUSY = RUNNING | {
 
 def test_details_show_how_far_it_is_how_fast_and_why_it_is_not_larger() -> None:
     text = shown(view.details(job(BUSY), [], [], NOW))
-    assert "step 128/1840, epoch 5, 10,343 samples/s, 1h12m left" in text
+    assert "step 128/1840, epoch 5, loss 0.08218, 10,343 samples/s, 1h12m left" in text
     assert "why not larger: 0 of 8 nvidia.com/gpu are free" in text
     assert "last failure: 2m ago, rank 3 in digits-1: ScriptFailed: ValueError: x" in text
     assert "Traceback" not in text, "it lives"
+
+
+def test_details_say_nothing_of_a_loss_that_the_script_does_not_report() -> None:
+    progress = {key: value for key, value in BUSY["progress"].items() if key != "loss"}
+    unknown = job(BUSY | {"progress": progress})
+    assert "epoch 5, 10,343 samples/s" in shown(view.details(unknown, [], [], NOW))
+    assert view.position_of(unknown) == ", step 128"
+
+
+def test_a_line_tells_step_and_loss_where_they_are_known() -> None:
+    assert view.position_of(job(BUSY)) == ", step 128, loss 0.08218"
+    assert view.position_of(job({"phase": "Pending"})) == ""
 
 
 def test_a_failed_job_shows_the_last_words_of_its_rank() -> None:

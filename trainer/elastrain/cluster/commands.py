@@ -197,7 +197,6 @@ def _screen(console: Console) -> Any:
         now += f", last rescale {view.rescale_line(rescale)}" if rescale else ""
         if now != last:
             last = now
-            step = job.status.step if job.status else None
-            console.print(now + ("" if step is None else f", step {step}"), highlight=False, soft_wrap=True)
+            console.print(now + view.position_of(job), highlight=False, soft_wrap=True)
 
     yield line

@@ -178,11 +178,24 @@ def why_not_larger(status: JobStatus) -> str:
     return grown.message if grown is not None and grown.status == "False" else ""
 
 
+def position_of(job: ElasticTrainingJob) -> str:
+    """Step and loss, as the end of a sentence; empty where neither is known."""
+    status = job.status or JobStatus()
+    words = ["" if status.step is None else f"step {status.step}", _loss(status.progress)]
+    return "".join(f", {word}" for word in words if word)
+
+
+def _loss(progress: ProgressStatus | None) -> str:
+    """Four digits of it, whatever its size; empty where the script reports none."""
+    return "" if progress is None or progress.loss is None else f"loss {progress.loss:.4g}"
+
+
 def _progress(progress: ProgressStatus, now: datetime) -> Table:
     eta = time_of(progress.eta)
     words = [
         f"step {progress.step}/{progress.of}" if progress.of else f"step {progress.step}",
         f"epoch {progress.epoch}",
+        _loss(progress),
         "" if progress.samples_per_second is None else f"{progress.samples_per_second:,.0f} samples/s",
         "" if eta is None else f"{_duration((eta - now).total_seconds())} left",
     ]
