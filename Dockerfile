@@ -10,6 +10,7 @@
 #                    Python 3.11 on x86-64; name an index that has it by PIP_EXTRA_INDEX_URL, or a folder by PIP_FIND_LINKS
 #   EXTRA_PACKAGES   what your scripts import beside torch, as in "scikit-learn transformers" (trainer). Not locked: pin
 #                    it by PIP_CONSTRAINT, or better build on the trainer image with a lock of your own
+#   EXTRA_DEBIAN_PACKAGES   programs that your scripts start, as in "openmpi-bin" (trainer)
 #   PIP_...          pip's own settings
 # Needs no BuildKit. Build arguments are in the environment of RUN steps only, not in the images.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
@@ -64,6 +65,11 @@ ENTRYPOINT ["python", "-m", "elastrain_operator"]
 # ---- trainer ---------------------------------------------------------------------------------------------------------
 # Not copied from a stage, since a copy of torch would double what is stored; with pip, since it is made to be built upon.
 FROM ${BASE_IMAGE} AS trainer-environment
+ARG EXTRA_DEBIAN_PACKAGES=""
+RUN if [ -n "$EXTRA_DEBIAN_PACKAGES" ]; then \
+        apt-get update \
+        && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $EXTRA_DEBIAN_PACKAGES \
+        && rm -rf /var/lib/apt/lists/*; fi
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS

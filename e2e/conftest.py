@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from harness import evidence, release
-from harness.commands import CACHE, SHARED, CommandFailed, kubectl
-from harness.jobs import Job
+from harness.commands import CACHE, CommandFailed, kubectl
+from harness.jobs import Job, make_folders
 
 Submit = Callable[[dict[str, Any]], Job]
 
@@ -48,9 +48,22 @@ def installed(cluster: None) -> None:
 def namespace(installed: None, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace of its own, with the claim ``shared`` that all nodes can write."""
     name = "e2e-" + "".join(c if c.isalnum() else "-" for c in request.node.name.removeprefix("test_"))[:40].strip("-")
-    for folder in ("checkpoints", "audit"):
-        (SHARED / name / folder).mkdir(parents=True, exist_ok=True)
-        (SHARED / name / folder).chmod(0o777)
+    _make(name)
+    yield name
+    _remove(name)
+
+
+@pytest.fixture(scope="module")
+def common_namespace(installed: None, request: pytest.FixtureRequest) -> Iterator[str]:
+    """One for all tests of a file."""
+    name = "e2e-" + request.path.stem.removeprefix("test_").replace("_", "-")
+    _make(name)
+    yield name
+    _remove(name)
+
+
+def _make(name: str) -> None:
+    make_folders(name)
     volume = {"storageClassName": "shared", "accessModes": ["ReadWriteMany"]}
     place = {"hostPath": {"path": f"/shared/{name}"}, "claimRef": {"namespace": name, "name": "shared"}}
     objects = [
@@ -68,8 +81,6 @@ def namespace(installed: None, request: pytest.FixtureRequest) -> Iterator[str]:
     ]
     items = [{"apiVersion": "v1", **o} for o in objects]
     kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-    yield name
-    _remove(name)
 
 
 @pytest.fixture
@@ -95,7 +106,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Evidence of a failure is taken before the fixtures tidy up."""
     report: pytest.TestReport = yield  # type: ignore[misc, assignment]
     if report.when != "teardown" and report.failed:
-        namespace = getattr(item, "funcargs", {}).get("namespace")
+        given = getattr(item, "funcargs", {})
+        namespace = given.get("namespace") or given.get("common_namespace")
         try:
             told = evidence.collect(CACHE / "e2e-failures" / item.name, namespace)
         except (OSError, CommandFailed) as error:

@@ -5,7 +5,10 @@
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/lib.sh"
-TRAINER_PACKAGES=${TRAINER_PACKAGES:-scikit-learn} # what the examples import beside torch
+# What the examples import beside torch, and what they start. TensorFlow is a gigabyte and stays out unless it is asked for.
+TRAINER_PACKAGES=${TRAINER_PACKAGES:-scikit-learn transformers accelerate lightning mpi4py}
+TRAINER_DEBIAN_PACKAGES=${TRAINER_DEBIAN_PACKAGES-openmpi-bin}
+if [ "${ELASTRAIN_REQUIRE_TENSORFLOW:-}" = 1 ]; then TRAINER_PACKAGES+=" tensorflow-cpu tf-keras"; fi
 WHEELS_PORT=18431 # fixed: it is in the build's arguments, and so in the key of Docker's layer cache
 
 # The lock of the trainer that fits the torch which is there: it names the file by its hash, wherever that comes from.
@@ -91,7 +94,8 @@ main() {
     choose_base
     for target in operator trainer; do
         timed "build the image $target" docker build --network=host --target "$target" -t "elastrain-e2e/$target:new" \
-            "${BUILD_ARGS[@]}" --build-arg "EXTRA_PACKAGES=$TRAINER_PACKAGES" "$ROOT"
+            "${BUILD_ARGS[@]}" --build-arg "EXTRA_PACKAGES=$TRAINER_PACKAGES" \
+            --build-arg "EXTRA_DEBIAN_PACKAGES=$TRAINER_DEBIAN_PACKAGES" "$ROOT"
     done
     timed "build the image etcd" etcd_image
     operator=$(named elastrain-e2e/operator)

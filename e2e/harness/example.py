@@ -50,21 +50,25 @@ def digits(
     return manifest
 
 
-def manifest_of(folder: str, *, values: dict[str, str], **spec: Any) -> dict[str, Any]:
-    """The manifest of another example, with our image, one GPU a worker, and the namespace's claim as its volume.
+def manifest_of(folder: str, *, values: dict[str, str], place: str = "", gpus: int = 1, **spec: Any) -> dict[str, Any]:
+    """The manifest of another example, with our image and the namespace's claim as its volume.
 
-    ``values``: of its container's environment. ``spec`` replaces fields of the job's spec.
+    ``values``: of its container's environment. ``place``: the folder of the claim, ending in ``/``, that is its own
+    where several jobs share one. ``gpus``: of each worker. ``spec`` replaces fields of the job's spec.
     """
     manifest: dict[str, Any] = yaml.safe_load((ROOT / "examples" / folder / "job.yaml").read_text())
     manifest["spec"] |= spec
     pod = manifest["spec"]["template"]["spec"]
     trainer = pod["containers"][0]
     trainer["image"] = images()["TRAINER_IMAGE"]
-    trainer["resources"]["limits"] = {"nvidia.com/gpu": "1"}
+    if gpus:
+        trainer["resources"]["limits"] = {"nvidia.com/gpu": str(gpus)}
     trainer["env"] = [{**e, "value": values.get(e["name"], e["value"])} for e in trainer["env"]]
     trainer["env"].append({"name": "ELASTRAIN_AUDIT_DIR", "value": "/audit"})
-    mounts = [{**mount, "name": "shared", "subPath": "checkpoints"} for mount in trainer.get("volumeMounts", [])]
-    trainer["volumeMounts"] = [*mounts, {"name": "shared", "mountPath": "/audit", "subPath": "audit"}]
+    # As torchrun does it: threads of many processes on few cores wait for each other at the end of each operation.
+    trainer["env"].append({"name": "OMP_NUM_THREADS", "value": "1"})
+    mounts = [{**m, "name": "shared", "subPath": f"{place}checkpoints"} for m in trainer.get("volumeMounts", [])]
+    trainer["volumeMounts"] = [*mounts, {"name": "shared", "mountPath": "/audit", "subPath": f"{place}audit"}]
     pod["volumes"] = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]
     pod["terminationGracePeriodSeconds"] = 15
     return manifest

@@ -123,13 +123,26 @@ class Job:
         return json.dumps({"status": self.status, "pods": pods, "events": self.events}, indent=1)
 
 
+def make_folders(namespace: str, place: str = "") -> None:
+    """What :mod:`harness.example` mounts of the namespace's volume, or of the folder ``place`` of it, for any user to
+    write: kubelet would make them root's."""
+    for name in ("checkpoints", "audit"):
+        folder = SHARED / namespace / place / name
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o777)
+
+
 class Audit:
     """The verdict of ``elastrain audit`` on the samples that a job consumed."""
 
     @staticmethod
-    def of(job: Job) -> dict[str, Any]:
-        """What the command says now; raises :class:`CommandFailed` if a sample was lost or repeated."""
-        verdict: dict[str, Any] = json.loads(run("elastrain", "audit", "--json", str(job.volume / "audit")).stdout)
+    def of(job: Job, place: str = "") -> dict[str, Any]:
+        """What the command says now of the log in the folder ``place`` of the volume.
+
+        Raises :class:`CommandFailed` if a sample was lost or repeated.
+        """
+        log = job.volume / place / "audit"
+        verdict: dict[str, Any] = json.loads(run("elastrain", "audit", "--json", str(log)).stdout)
         return verdict
 
     @staticmethod
