@@ -21,7 +21,9 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/elastic/test_bitwise.py",
         "tests/elastic/test_rescale_in_process.py",
         "tests/elastic/test_rescale_traces.py",
+        "tests/elastic/test_state_in_portions.py",
         "tests/faults/",
+        "tests/preflight/test_pairs_meet.py",
         "tests/rendezvous/test_torchrun.py",
     ),
     # The examples, whole.

@@ -108,8 +108,7 @@ def preflight(
         ),
     ] = None,
 ) -> None:
-    """Check that this node is fit to train: accelerators, their arithmetic and memory bandwidth, /dev/shm, and the
-    network to other nodes.
+    """Check that this node is fit to train: accelerators, arithmetic, memory bandwidth, /dev/shm, network to others.
 
     The operator runs it before a worker whose job has `spec.preflight`.
 
