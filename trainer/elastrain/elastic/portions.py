@@ -26,8 +26,8 @@ from elastrain.elastic import transfer
 from elastrain.elastic.state import Stateful, is_dense
 from elastrain.elastic.transfer import tensors_of
 
-MIN_BYTES = 32 * 2**20
-"""A state whose large tensors have fewer bytes is given whole: that takes a fraction of a step."""
+MIN_BYTES = 256 * 2**20
+"""A state whose large tensors have fewer bytes is given whole: that takes a fraction of a second."""
 SAMPLES = 64
 """Elements of each large tensor that are compared in the end."""
 SLACK_ULPS = 64
