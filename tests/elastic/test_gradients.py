@@ -26,7 +26,7 @@ def one_step(way: Bitwise, net: nn.Module, model: nn.Module, communicator) -> tu
         last = part is parts[-1]
         with way.body(part, communicator, last=last):
             loss = model(INPUTS[list(part.fetch)]).pow(2).mean()
-            sums = way.backward(loss, part, [], 0.0, communicator, last=last)
+            sums = way.backward(loss, part, [], 0.0, communicator, stop=communicator.rank == 1, last=last)
     return torch.cat([torch.zeros(1) if p.grad is None else p.grad.flatten() for p in net.parameters()]).clone(), sums
 
 
@@ -44,6 +44,7 @@ def bits(connect, each):
             results = [one_step(way, net, model, communicator) for _ in range(steps)]
             assert not communicator.broken
             assert all(sums[: control.SLOTS] == [world_size] * control.SLOTS for _, sums in results)
+            assert all(sums[control.STOP] == (world_size > 1) for _, sums in results), "rank 1 asks to stop"
             return [(gradients.numpy().tobytes(), sums[control.LOSS]) for gradients, sums in results]
 
         return [result for rank in each(on, connect(world_size)) for result in rank]

@@ -55,6 +55,22 @@ def test_parameters_equal_the_fixed_size_run_if_the_world_grows_shrinks_and_lose
     assert verdict.pids["a"] == (world.ranks["a"].process.pid,), "the survivor's process changed"
 
 
+def test_all_ranks_end_with_the_same_step_if_one_asks_to_stop(world) -> None:
+    world.start("a", "b", "c")
+    world.ready("a", "b", "c")
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    world.progressed("a", 3)
+    (world.folder / "stop-2").touch()
+    world.wait("all end", lambda: all(r.process.poll() == 0 for r in world.ranks.values()))
+    ends = world.finished("a", "b", "c")
+    (step,) = {end["step"] for end in ends.values()}
+    assert 3 < step < 20 * 21
+    assert all(end["commits"] == [*range(1, step + 1)] for end in ends.values())
+    verdict = verify(world.audit)
+    assert verdict.ok, verdict.problems
+
+
 def test_survivors_go_on_at_once_if_a_silent_peer_is_declared_lost(world) -> None:
     world.start("a", "b", "c")
     world.ready("a", "b", "c")

@@ -20,3 +20,10 @@ def test_the_loss_is_that_of_the_last_committed_step_if_a_peer_committed_it():
     behind._load(ahead._tree())
     assert behind.step == 2
     assert behind.loss == 1.25
+
+
+def test_training_has_ended_for_a_rank_that_takes_over_the_last_step_from_a_peer():
+    ahead, behind = alone(), alone()
+    ahead.stopped = True
+    behind._load(ahead._tree())
+    assert behind.stopped

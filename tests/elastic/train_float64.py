@@ -29,6 +29,8 @@ with elastrain.join() as job:
     for x, y in job.steps(loader, epochs=epochs):
         if not (out / "run-free").exists():
             time.sleep(delay)
+        if (out / f"stop-{job.rank}").exists():
+            job.stop()
         optimizer.zero_grad()
         job.backward(nn.functional.cross_entropy(model(x), y))
         optimizer.step()

@@ -121,6 +121,7 @@ class Bitwise:
         compute: float,
         communicator: Communicator,
         *,
+        stop: bool = False,
         last: bool,
     ) -> list[float] | None:
         buffers = self._buffers
@@ -132,7 +133,7 @@ class Bitwise:
             self._push_leaf(buffers, weighted)
         if not last:
             return None
-        shares = [*control.encode(connected), compute]
+        shares = [*control.encode(connected), compute, float(stop)]
         if communicator.world_size == 1:
             total = self._sum.root()
         else:
@@ -145,8 +146,8 @@ class Bitwise:
             for _, value in self._sum.parts:
                 buffers.free(value)
         self._sum.parts.clear()
-        *slots, compute = shares
-        return [*slots, buffers.set_gradients(total), compute, 0.0]
+        *slots, compute, stops = shares
+        return [*slots, buffers.set_gradients(total), compute, 0.0, stops]
 
     def _push_leaf(self, buffers: _Buffers, loss: torch.Tensor) -> None:
         leaf, left = self._next_leaf, self._sum.take_left((0, self._next_leaf))

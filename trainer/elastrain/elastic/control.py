@@ -1,4 +1,4 @@
-"""What travels with the gradients: which proposals a rank is connected to, and its share of the loss.
+"""What travels with the gradients: which proposals a rank is connected to, its share of the loss, if it would stop.
 
 The control vector is summed over the ranks by the step's own gradient collective, so every rank reads the same sums and
 all take the same decision at the same step without a message more. Slot ``number % SLOTS`` counts the ranks that are
@@ -17,7 +17,9 @@ COMPUTE = SLOTS + 1
 """Index of the seconds that the ranks compute per step (:mod:`elastrain.elastic.heartbeat`)."""
 LOOKING = SLOTS + 2
 """Index of the number of ranks that are still getting their state: all of them go on as in this step then."""
-SIZE = SLOTS + 3
+STOP = SLOTS + 3
+"""Index of how many ranks ask that training ends with this step (:meth:`elastrain.Job.stop`)."""
+SIZE = SLOTS + 4
 
 
 def encode(connected: Collection[int]) -> list[float]:

@@ -44,6 +44,7 @@ class Gradients(Protocol):
         compute: float,
         communicator: Communicator,
         *,
+        stop: bool = False,
         last: bool,
     ) -> list[float] | None:
         """Compute the gradients of one micro-batch; with the last one, communicate.
@@ -98,6 +99,7 @@ class Averaged:
         compute: float,
         communicator: Communicator,
         *,
+        stop: bool = False,
         last: bool,
     ) -> list[float] | None:
         assert self._model is not None
@@ -106,6 +108,6 @@ class Averaged:
         if not last:
             weighted.backward()
             return None
-        self._model.set_control(connected, self._loss, compute)
+        self._model.set_control(connected, self._loss, compute, stop=stop)
         weighted.backward()
         return self._model.control_sums()

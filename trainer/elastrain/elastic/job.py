@@ -224,6 +224,16 @@ class Job:
         total = loader.order.steps_per_epoch * epochs if epochs is not None else steps
         yield from self._loop.run(loader, total or 0)
 
+    def stop(self) -> None:
+        """End training early, on all ranks at the same step: :meth:`steps` ends, and begins no more.
+
+        One rank asks, or several. It travels with the gradients, as everything that ranks must agree on: asked for in
+        the loop body before the last :meth:`backward` training ends with this step, else (in :meth:`on_commit`, too)
+        with the next one. A job that is resumed from a later checkpoint stays ended. What only a rank that is lost has
+        asked for may not come to pass.
+        """
+        self._loop.stop()
+
     def backward(self, loss: torch.Tensor) -> None:
         """``loss.backward()``, with gradients averaged exactly over the global batch.
 

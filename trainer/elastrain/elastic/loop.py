@@ -66,10 +66,15 @@ class Loop:
         self._buffers: Buffers | None = None
         self._streams = Kept()
         self._on_commit: list[Callable[[], None]] = []
+        self._wants_to_stop = False
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """As of :meth:`Job.on_commit`."""
         self._on_commit.append(callback)
+
+    def stop(self) -> None:
+        """As of :meth:`Job.stop`."""
+        self._wants_to_stop = True
 
     def may_clear(self) -> bool:
         """Gradients may be cleared before the first micro-batch of a step has added to them, and after the last."""
@@ -83,7 +88,7 @@ class Loop:
             self._world.say_ready()
         while True:
             self._settle()
-            if self._world.step >= total:
+            if self._world.stopped or self._world.step >= total:
                 self._world.complete()
                 self._heartbeat.outside()
                 return
@@ -110,7 +115,10 @@ class Loop:
         else:
             self._heartbeat.backward(loss)
             compute = self._heartbeat.share()
-            sums = self._gradients.backward(loss, part, connected, compute, communicator, last=step.complete)
+            stop = self._wants_to_stop
+            sums = self._gradients.backward(
+                loss, part, connected, compute, communicator, stop=stop, last=step.complete
+            )
         if sums is not None:
             self._world.before_update()
         if sums is None or communicator.broken is not None:
@@ -121,6 +129,7 @@ class Loop:
         step.agreed = control.agreed(sums, communicator.generation, connected)
         step.loss = sums[control.LOSS]
         step.looking = sums[control.LOOKING] > 0
+        step.stops = sums[control.STOP] > 0
 
     def finish(self) -> None:
         """End together: nobody goes before all have committed the last step, since its state may be needed."""
@@ -204,6 +213,7 @@ class Loop:
         self._heartbeat.committed()
         self.step = None
         self._log(step, "commit")
+        self._world.stopped = step.stops
         self._world.commit(self._order, self._total, step.loss, step.agreed, looking=step.looking)
         self._tell_committed()
 

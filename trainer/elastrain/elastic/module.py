@@ -62,7 +62,7 @@ class ElasticModule(nn.Module):
         self._keeps = not any(ddp_options.get(option) for option in _OWN_COLLECTIVES)
         self._communicator: Communicator | None = None
         self._layout = 0
-        self._told_connected: frozenset[int] | None = None
+        self._told: tuple[frozenset[int], bool, bool] | None = None
         self._looking: _Looking | None = None
         self._read: Reading | None = None
 
@@ -146,17 +146,24 @@ class ElasticModule(nn.Module):
             self._layout = _IN_ORDER_OF_PARAMETERS
 
     def set_control(
-        self, connected: Collection[int], weighted_loss: torch.Tensor, compute: float = 0.0, looking: float = 0.0
+        self,
+        connected: Collection[int],
+        weighted_loss: torch.Tensor,
+        compute: float = 0.0,
+        *,
+        looking: bool = False,
+        stop: bool = False,
     ) -> None:
         """What the next backward contributes (:mod:`elastrain.elastic.control`); nothing waits for the loss."""
         values: torch.Tensor = self._carrier.values
-        if connected != self._told_connected:  # it seldom is
+        seldom_changes = (frozenset(connected), looking, stop)
+        if self._told != seldom_changes:
             told = torch.tensor(control.encode(connected), dtype=values.dtype)
             values[: control.SLOTS].copy_(told, non_blocking=True)  # to a GPU: staged before the call returns
-            self._told_connected = frozenset(connected)
+            values[control.LOOKING], values[control.STOP] = float(looking), float(stop)
+            self._told = seldom_changes
         values[control.LOSS] = weighted_loss.detach()
         values[control.COMPUTE] = compute
-        values[control.LOOKING] = looking
         self._carrier.control.grad = None  # backward under no_sync has added to it
 
     @property
@@ -176,7 +183,7 @@ class ElasticModule(nn.Module):
         To be called when the ranks have agreed to, the first time before :meth:`attach`; the sum is taken while the
         state arrives. ``connected`` as of :meth:`set_control`; ``getting``: after this step some of it will be missing.
         """
-        self.set_control(connected, torch.zeros(()), looking=float(getting))
+        self.set_control(connected, torch.zeros(()), looking=getting)
         self._looking = _Looking([], [], frozenset(connected))
         for bucket in self._ddp.reducer._get_zeros_like_grad_buckets():
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):

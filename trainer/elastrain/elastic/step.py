@@ -34,6 +34,8 @@ class Step:
     """Some ranks will be getting their state in the next step, too."""
     loss: float = 0.0
     """Mean loss over the global batch."""
+    stops: bool = False
+    """Training ends with this step: a rank has asked for it, and all know."""
 
     @classmethod
     def of(cls, order: Order, number: int, place: Place, share: Share) -> Step:

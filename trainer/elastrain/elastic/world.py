@@ -65,6 +65,8 @@ class World:
         """Whether this rank's training goes on, if need be, while others get its state."""
         self._order: Order | None = None
         self._total: int | None = None
+        self.stopped = False
+        """Whether the last committed step is the last one, because a rank has asked for it."""
 
     # -- where this rank is ------------------------------------------------------------------------------------------
     @property
@@ -108,7 +110,7 @@ class World:
             return
         if self._saver is not None and self._has_state:
             self._saver.after_step(self.step, self._number, self._lineage, self._tree)
-        if self._reporter.due(now) or self.step == total_steps:
+        if self._reporter.due(now) or self.step == total_steps or self.stopped:
             self._report()
 
     def settle(self) -> None:
@@ -275,7 +277,7 @@ class World:
             reached=max(self.step, self._session.welcome.step),
             layout=self.model.layout,
             structure=state.structure(self._tree()) if self._has_state and brings_in else 0,
-            in_passing=int(self.gives_in_passing and (self._total is None or self.step < self._total)),
+            in_passing=int(self.gives_in_passing and not self._is_at_its_end()),
             in_portions=int(brings_in and self._exchanges_in_portions()),
         )
         entry = Entry.of([Row(*row) for row in communicator.all_gather_ints(list(astuple(mine)))])
@@ -295,6 +297,9 @@ class World:
             raise GenerationBroken(communicator.generation, communicator.broken)
         self._has_state = not self._handover.takes
         return entry
+
+    def _is_at_its_end(self) -> bool:
+        return self.stopped or (self._total is not None and self.step >= self._total)
 
     def _exchanges_in_portions(self) -> bool:
         if not self.gives_in_passing:
@@ -338,6 +343,7 @@ class World:
     def _tree(self) -> dict[str, Any]:
         rescales = [r.model_dump() for r in self._reporter.rescales]
         position = {"step": self.step, "loss": self.loss, "lineage": self._lineage, "rescales": rescales}
+        position["stopped"] = self.stopped
         return {"tracked": state.capture(self._tracked), "position": position}
 
     def _load(self, tree: dict[str, Any]) -> None:
@@ -345,4 +351,5 @@ class World:
         position = tree["position"]
         self.step, self._lineage = position["step"], position["lineage"]
         self._reporter.loss = position.get("loss")  # absent in older checkpoints
+        self.stopped = position.get("stopped", False)
         self._reporter.rescales = [Rescale.model_validate(r) for r in position["rescales"]]

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from transformers import Trainer, TrainingArguments
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 
 from elastrain.api import names
@@ -122,8 +123,10 @@ class ElasticTrainingArguments(TrainingArguments):
 class _History:
     """What callbacks and logs know of the steps before; tracked, so that a joiner knows it, too."""
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: Any, handler: Any) -> None:
         self.state = state
+        self.handler = handler
+        """Of the callbacks; those that count something (patience, say) export it."""
         self.step = 0
         """The last committed step that went into it."""
         self.loss = 0.0
@@ -139,13 +142,20 @@ class _History:
             "steps": self.steps,
             "log_history": [*self.state.log_history],
             "best_metric": self.state.best_metric,
+            "callbacks": {name: c.state()["attributes"] for name, c in self._counting().items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.loss, self.steps = state["step"], state["loss"], state["steps"]
         self.state.log_history = [*state["log_history"]]
         self.state.best_metric = state["best_metric"]
+        counting = self._counting()
+        for name in counting.keys() & state.get("callbacks", {}).keys():  # a script may give a rank more than others
+            vars(counting[name]).update(state["callbacks"][name])
         self.state.global_step = self.step
+
+    def _counting(self) -> dict[str, Any]:
+        return {type(c).__name__: c for c in self.handler.callbacks if isinstance(c, ExportableState)}
 
     def add(self, step: int, loss: float) -> None:
         self.step, self.loss, self.steps = step, self.loss + loss, self.steps + 1
@@ -170,7 +180,7 @@ class ElasticTrainer(Trainer):
             super().__init__(*args, **kwargs)
         if not isinstance(self.args, ElasticTrainingArguments):
             raise TypeError(f"args: {type(self.args).__name__}: must be ElasticTrainingArguments")
-        self._history = _History(self.state)
+        self._history = _History(self.state, self.callback_handler)
         self._total = self._per_epoch = 0
 
     # -- what the Trainer asks itself ----------------------------------------------------------------------------------
@@ -212,9 +222,9 @@ class ElasticTrainer(Trainer):
     ) -> TrainOutput:
         """Train to the end, whatever joins or leaves. Once per job.
 
-        Callbacks hear of committed steps only, each once. The job resumes by ``spec.checkpoint``, so
-        ``resume_from_checkpoint`` raises ``ValueError``, as does ``trial``; a callback that asks to stop early raises
-        ``RuntimeError``, since ranks cannot agree on it.
+        Callbacks hear of committed steps only, each once. One that asks to stop early, on whichever rank, ends the
+        training of all with the next step (:meth:`elastrain.Job.stop`). The job resumes by ``spec.checkpoint``, so
+        ``resume_from_checkpoint`` raises ``ValueError``, as does ``trial``.
         """
         if resume_from_checkpoint or trial is not None:
             raise ValueError("train(): an elastic job resumes by itself (spec.checkpoint) and searches no parameters")
@@ -289,10 +299,7 @@ class ElasticTrainer(Trainer):
             self.control = self.callback_handler.on_epoch_end(args, state, self.control)
         self._do_as_told()
         if self.control.should_training_stop and step < self._total:
-            raise RuntimeError(
-                f"a callback asked to stop at step {step} of {self._total}: ranks of an elastic job cannot agree on "
-                "that; bound the training by max_steps or num_train_epochs, or suspend the job"
-            )
+            self.job.stop()
         if step < self._total:
             if epoch_ends:
                 self.control = self.callback_handler.on_epoch_begin(args, state, self.control)
@@ -309,7 +316,8 @@ class ElasticTrainer(Trainer):
                 logs["grad_norm"] = history.norm
             self.log(logs)
         if self.control.should_evaluate:
-            self.evaluate(ignore_keys=self._ignore_keys)
+            metrics = self.evaluate(ignore_keys=self._ignore_keys)
+            self._determine_best_metric(metrics, trial=None)
         if self.control.should_save:
             self.save_model(os.path.join(self.args.output_dir, f"checkpoint-{state.global_step}"))  # noqa: PTH118
             self.control = self.callback_handler.on_save(self.args, state, self.control)
