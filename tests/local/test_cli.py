@@ -79,7 +79,7 @@ def test_help_teaches_with_an_example(elastrain, command):
 def test_a_valid_manifest_is_summarised(elastrain, manifest):
     shown = elastrain("validate", manifest(replicas=2))
     assert shown.exit_code == 0
-    assert "valid: job fake, 2 workers (1 to 4) of 1 rank(s)" in shown.stdout
+    assert "valid: job fake, 2 workers (1 to 4) of 1 rank" in shown.stdout
 
 
 @pytest.mark.parametrize("command", ["validate", "run"])

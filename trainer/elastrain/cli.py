@@ -265,9 +265,10 @@ def validate(manifest: Manifest) -> None:
         ranks = spec.ranks_per_worker
     except ValueError as error:
         _refuse(f"{manifest}: not a valid {job.kind}\n  {error}")
+    workers = f"{spec.desired_replicas} worker{'s' * (spec.desired_replicas != 1)}"
     typer.echo(
-        f"{manifest}: valid: job {job.name}, {spec.desired_replicas} workers "
-        f"({spec.min_replicas} to {spec.max_replicas}) of {ranks} rank(s)"
+        f"{manifest}: valid: job {job.name}, {workers} ({spec.min_replicas} to {spec.max_replicas}) "
+        f"of {ranks} rank{'s' * (ranks != 1)}"
     )
 
 
