@@ -137,17 +137,23 @@ def form(request, machine, generation, each):
 
     def of(world_size: int, number: int = 1, called_off=lambda: False) -> list[Communicator]:
         g = generation(world_size, number)
+        errors: list[Exception] = []
 
-        def one(rank: int) -> Communicator:
+        def one(rank: int) -> None:
             offer = Offer(Backend(request.param), card=f"GPU-{rank}", why="the test says so")
             store = MeetingStore(g, rank, lambda: False)
-            return Communicator(
-                of=g, rank=rank, store=store, address="127.0.0.1", offer=offer, device="a device", called_off=called_off
-            )
+            at = {"of": g, "rank": rank, "store": store, "address": "127.0.0.1", "called_off": called_off}
+            try:
+                ranks[rank] = Communicator(**at, offer=offer, device="a device")
+            except Exception as e:
+                errors.append(e)
 
-        ranks = each(one, range(world_size))
-        made.extend(ranks)
-        return ranks
+        ranks: dict[int, Communicator] = {}
+        each(one, range(world_size))
+        made.extend(ranks.values())
+        if errors:
+            raise errors[0]  # the cause; another rank may have seen its connections end
+        return [ranks[r] for r in range(world_size)]
 
     yield of
     for c in made:

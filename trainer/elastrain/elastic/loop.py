@@ -116,9 +116,7 @@ class Loop:
             self._heartbeat.backward(loss)
             compute = self._heartbeat.share()
             stop = self._wants_to_stop
-            sums = self._gradients.backward(
-                loss, part, connected, compute, communicator, stop=stop, last=step.complete
-            )
+            sums = self._gradients.backward(loss, part, connected, compute, communicator, stop=stop, last=step.complete)
         if sums is not None:
             self._world.before_update()
         if sums is None or communicator.broken is not None:

@@ -73,13 +73,14 @@ function openJob(key) {
   document.title = `${name} · elastrain`;
   const page = new JobPage(key);
   const waiting = h("div", { class: "empty" });
+  let answered = false; // by this connection; it tells of the job first, if there is one
   main.replaceChildren(page.element, waiting);
   const paint = () => {
     const known = Boolean(page.job);
     state.gone = known && state.gone;
     page.element.hidden = !known;
     waiting.hidden = known;
-    const absent = !known && Boolean(state.health?.listed) && state.link === "live";
+    const absent = !known && answered && Boolean(state.health?.listed);
     if (absent) document.title = "No such job · elastrain";
     show(waiting, absent, () => absent
       ? [h("h1", { id: "title", tabindex: -1 }, "There is no such job"),
@@ -103,9 +104,10 @@ function openJob(key) {
       announce([`${key} was deleted`]);
     },
   }, () => {
+    answered = true;
     if (!told && state.health?.listed && page.job) state.gone = true; // deleted while there was no connection
     paint();
-  }, () => { told = false; });
+  }, () => { told = answered = false; });
   paint();
 }
 
