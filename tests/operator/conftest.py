@@ -251,10 +251,11 @@ class Played:
                 self._step()
 
     def _step(self) -> None:
+        pods = self.cluster.pods()  # first: a pod is made after the target that it is made for
         raw = self.client.get(self.keys.target)
         if raw is None:
             return
-        target, pods = Target.decode(raw.value), self.cluster.pods()
+        target = Target.decode(raw.value)
         self._running &= pods.keys()
         for name, pod in pods.items():
             ours = pod["metadata"]["labels"].get(names.LABEL_JOB_UID) == self.keys.uid
