@@ -104,9 +104,15 @@ def test_a_suspended_job_is_resumed_by_a_command() -> None:
 def test_workers_that_cannot_start_are_told_together_with_the_remedy() -> None:
     stuck = {"phase": "Pending", "reason": "Unschedulable", "message": "0/3 nodes: insufficient nvidia.com/gpu"}
     reasons = explain(job(RUNNING), [worker(0), worker(2, **stuck), worker(3, **stuck)])
-    assert reasons[0].says == "3 of 4 workers train"
-    assert reasons[1].says == "digits-2, digits-3: Unschedulable: 0/3 nodes: insufficient nvidia.com/gpu"
-    assert reasons[1].change == "free or add nodes with what it asks for, or lower replicas"
+    assert reasons[0].says == "digits-2, digits-3: Unschedulable: 0/3 nodes: insufficient nvidia.com/gpu"
+    assert reasons[0].change == "free or add nodes with what it asks for, or lower replicas"
+
+
+def test_workers_that_start_are_named_and_nobody_is_told_to_want_more_meanwhile() -> None:
+    reasons = explain(job(RUNNING), [worker(0), worker(3, phase="Pending")])
+    assert [r.says for r in reasons[:-1]] == ["digits-3: starting"], "how many train is said once"
+    assert reasons[-1].says.startswith("3 of 4 wanted workers train")
+    assert "elastrain scale" not in reasons[-1].change
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
+from elastrain.api.records import Termination
 from elastrain.client.errors import Refused
 
 
@@ -103,8 +104,17 @@ def _why(status: Mapping[str, Any]) -> tuple[str, str]:
     for state in (c.get("state", {}) for c in containers):
         stopped = state.get("waiting") or state.get("terminated")
         if stopped and stopped.get("reason") not in {None, "Completed", "PodInitializing", "ContainerCreating"}:
-            return str(stopped["reason"]), str(stopped.get("message", ""))
+            return _in_words(str(stopped["reason"]), str(stopped.get("message", "")))
     for condition in status.get("conditions", []):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("reason", "")), str(condition.get("message", ""))
     return str(status.get("reason", "")), str(status.get("message", ""))
+
+
+def _in_words(reason: str, message: str) -> tuple[str, str]:
+    """The same of an ended container; where its agent has left last words, which are JSON, theirs."""
+    try:
+        last = Termination.decode(message)
+    except ValidationError:
+        return reason, message
+    return last.reason or reason, last.message

@@ -37,7 +37,10 @@ def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
         return [Reason("no operator has looked at it yet", "elastrain doctor")]
     if job.spec.suspend:
         return [Reason("it is suspended: 0 workers are wanted", f"elastrain resume {job.name}")]
-    return [*_unmet(conditions), *_stopped(workers), *_spares(job, status), _bounds(job, status)]
+    # The last reason says how many train; the condition may know no more than that.
+    bare = f"{status.ready_replicas} of {_wanted(job, status)} workers train"
+    unmet = [reason for reason in _unmet(conditions) if reason.says != bare]
+    return [*unmet, *_stopped(workers), *_starting(workers), *_spares(job, status), _bounds(job, status)]
 
 
 def _unmet(conditions: Mapping[str, Condition]) -> list[Reason]:
@@ -84,6 +87,15 @@ def _stopped(workers: Sequence[Worker]) -> list[Reason]:
     ]
 
 
+def _starting(workers: Sequence[Worker]) -> list[Reason]:
+    names = [worker.name for worker in workers if worker.phase == "Pending" and not worker.reason]
+    return [Reason(f"{', '.join(names)}: starting")] if names else []
+
+
+def _wanted(job: ElasticTrainingJob, status: JobStatus) -> int:
+    return status.desired_replicas if status.desired_replicas is not None else job.spec.desired_replicas
+
+
 def _spares(job: ElasticTrainingJob, status: JobStatus) -> list[Reason]:
     """Why fewer warm spares stand by than the spec asks for; nothing while all of them do."""
     asked, found = job.spec.warm_spares, status.spares
@@ -99,8 +111,7 @@ def _spares(job: ElasticTrainingJob, status: JobStatus) -> list[Reason]:
 
 
 def _bounds(job: ElasticTrainingJob, status: JobStatus) -> Reason:
-    spec = job.spec
-    wanted = status.desired_replicas if status.desired_replicas is not None else spec.desired_replicas
+    spec, wanted = job.spec, _wanted(job, status)
     said = f"{status.ready_replicas} of {wanted} wanted workers train"
     if wanted >= spec.max_replicas:
         return Reason(f"{said}; more than maxReplicas ({spec.max_replicas}) it may not have", "raise spec.maxReplicas")
@@ -108,5 +119,5 @@ def _bounds(job: ElasticTrainingJob, status: JobStatus) -> Reason:
         return Reason(f"{said}; the operator chooses between {spec.min_replicas} and {spec.max_replicas}")
     return Reason(
         f"{said}: spec.replicas is {spec.replicas} (between {spec.min_replicas} and {spec.max_replicas})",
-        f"elastrain scale {job.name} {min(wanted + 1, spec.max_replicas)}",
+        f"elastrain scale {job.name} {wanted + 1}" if status.ready_replicas >= wanted else "",
     )
