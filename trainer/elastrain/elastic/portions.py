@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from elastrain.elastic import transfer
-from elastrain.elastic.state import Stateful, is_dense
+from elastrain.elastic.state import Stateful, capture, is_dense
 from elastrain.elastic.transfer import tensors_of
 
 MIN_BYTES = 256 * 2**20
@@ -78,13 +78,17 @@ def cut(tracked: Mapping[str, Stateful]) -> list[Portion] | None:
                 return None
             parameters[p.data_ptr()] = p
             kept[p.data_ptr()] = tuple(value.detach() for value in values if value is not None)
+    states = capture(tracked)
     portions: dict[int, Portion] = {}
-    for tensor in tensors_of(tracked["model"].state_dict()):
+    for tensor in tensors_of(states["model"]):
         at = tensor.data_ptr()
         if tensor.nbytes >= transfer.SMALL_BYTES and at not in portions:
             portions[at] = Portion(parameters.get(at), (tensor, *kept.get(at, ())))
-    covered = {t.data_ptr() for portion in portions.values() for t in portion.tensors if is_dense(t)}
-    large = (t for o in tracked.values() for t in tensors_of(o.state_dict()) if t.nbytes >= transfer.SMALL_BYTES)
+    parts = [t for portion in portions.values() for t in portion.tensors]
+    if not all(is_dense(t) for t in parts):
+        return None  # they could not arrive in their place
+    covered = {t.data_ptr() for t in parts}
+    large = (t for t in tensors_of(states) if t.nbytes >= transfer.SMALL_BYTES)
     return list(portions.values()) if all(t.data_ptr() in covered for t in large) else None
 
 

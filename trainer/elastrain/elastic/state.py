@@ -5,6 +5,7 @@ Anything with ``state_dict`` and ``load_state_dict`` can be tracked.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,7 +32,7 @@ class Slot:
     """Type of the device it lies on: "cpu", "cuda", …"""
 
 
-def capture(tracked: dict[str, Stateful]) -> dict[str, Any]:
+def capture(tracked: Mapping[str, Stateful]) -> dict[str, Any]:
     """The present state by name. Tensors are the live ones, not copies."""
     return {name: obj.state_dict() for name, obj in tracked.items()}
 
