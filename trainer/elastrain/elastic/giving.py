@@ -36,8 +36,8 @@ class Giving:
         :class:`Taking`. The training thread then calls the methods; all of them are bounded by the communicator's end.
         """
         self._portions, self._communicator = portions, communicator
-        first = communicator.rank == sources[0]
-        opening = Small({"state": tree, "samples": []}) if first else None
+        self._first = communicator.rank == sources[0]
+        opening = Small({"state": tree, "samples": []}) if self._first else None
         self._lanes = [
             _Lane(portions, communicator, opening, share(len(portions), sources, place))
             for place in range(len(receivers))
@@ -56,7 +56,7 @@ class Giving:
         before :meth:`pause`. ``tree``: the state as it is now."""
         settle([portion.tensors[0] for portion in self._portions])
         asked = [lane for lane in self._lanes if lane.is_asked_to_close()]
-        closing = Small({"state": tree(), "samples": samples(self._portions)}) if asked else None
+        closing = self._closing(tree) if asked else None
         for lane in self._lanes:
             lane.begin(_Turn(until, closing if lane in asked else None))
 
@@ -68,7 +68,7 @@ class Giving:
 
     def finish(self, tree: Callable[[], Any]) -> None:
         """Give all that is left: there is no step any more."""
-        closing = Small({"state": tree(), "samples": samples(self._portions)})
+        closing = self._closing(tree) if self._first else None
         for lane in self._lanes:
             lane.begin(_Turn(float("inf"), closing, last=True))
         self._thread.join()
@@ -78,6 +78,9 @@ class Giving:
         for lane in self._lanes:
             lane.begin(None)
         self._thread.join()
+
+    def _closing(self, tree: Callable[[], Any]) -> Small:
+        return Small({"state": tree(), "samples": samples(self._portions)})
 
     def _run(self) -> None:
         with contextlib.suppress(GenerationBroken), self._communicator.guard():
@@ -159,8 +162,8 @@ class _Lane:
                     self._take(turn, connection)
         finally:
             self._ended = True
-            if self._turn is not None:
-                self._turn.begun.set()
+            if (last := self._turn) is not None:  # once: the training thread may be about to end it
+                last.begun.set()
 
     def _take(self, turn: _Turn, connection: socket.socket) -> None:
         if turn.closing is not None and not turn.last:
