@@ -28,6 +28,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Progress, Target, Termination
 from elastrain.etcd import EtcdClient
 from elastrain.local.etcd_server import EtcdServer
+from elastrain_operator import reflector
 from elastrain_operator.kube import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
@@ -292,6 +293,13 @@ class Played:
         for name in wanted:
             member = Member(id=name, worker=name, address="127.0.0.1", phase=Phase.READY, generation=self.number)
             self.client.put(self.keys.member(name), member.encode())
+
+
+@pytest.fixture
+def quick_reflector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch that is tried again at once."""
+    monkeypatch.setattr(reflector, "RETRY_DELAYS", (0.001,))
+    monkeypatch.setattr(reflector, "RESUME_DELAY", 0.001)
 
 
 def _operator_account(apiserver: ApiServer, path: Path, namespace: str = "") -> Path:

@@ -7,8 +7,11 @@ import asyncio
 import pytest
 
 from elastrain.api import names
-from elastrain_operator import jobs, reflector
+from elastrain_operator import jobs
 from elastrain_operator.kube import ApiError
+from scripted_watch import ScriptedWatch
+
+pytestmark = pytest.mark.usefixtures("quick_reflector")
 
 LIST = f"/apis/{names.API_VERSION}/namespaces/ns/{names.PLURAL}"
 
@@ -19,33 +22,16 @@ def job(uid: str, version: str = "1", **spec) -> dict:
     return {"metadata": meta, "spec": spec}
 
 
-class Api:
+class Api(ScriptedWatch):
     """Answers with one of ``lists`` after the other, and plays one of ``scripts`` for each watch."""
 
     def __init__(self, lists, scripts) -> None:
+        super().__init__(scripts)
         self.lists = list(lists)
-        self.scripts = list(scripts)
-        self.at_rest = asyncio.Event()
-        """Set when all scripts have been played."""
 
     async def list_pages(self, path, what, query):
         assert path == LIST
         yield self.lists.pop(0), "10"
-
-    async def changes(self, path, what, query, version):
-        if not self.scripts:
-            self.at_rest.set()
-            await asyncio.Event().wait()
-        for step in self.scripts.pop(0):
-            if isinstance(step, Exception):
-                raise step
-            yield step
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(reflector, "RETRY_DELAYS", (0.001,))
-    monkeypatch.setattr(reflector, "RESUME_DELAY", 0.001)
 
 
 def follow(lists, *scripts) -> list[tuple[dict, bool]]:

@@ -9,23 +9,22 @@ import pytest
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain_operator import pods as pods_module
-from elastrain_operator import reflector
 from elastrain_operator.kube import ApiError
 from elastrain_operator.pods import Pods
+from scripted_watch import ScriptedWatch
+
+pytestmark = pytest.mark.usefixtures("quick_reflector")
 
 JOB = JobKeys("default", "job", "job-uid")
 
 
-class Api:
-    """Lists ``pods``, then plays the events of one script for each watch; a script may end with an error."""
+class Api(ScriptedWatch):
+    """Lists ``pods``, then plays one of ``scripts`` for each watch."""
 
     def __init__(self, *scripts) -> None:
+        super().__init__(scripts)
         self.pods: list[dict] = []
-        self.scripts = list(scripts)
-        self.watched_from: list[str] = []
         self.lists = 0
-        self.at_rest = asyncio.Event()
-        """Set when all scripts have been played and the watch waits for more."""
 
     async def list_pages(self, path, what, query):
         assert (path, query["labelSelector"]) == ("/api/v1/pods", f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}")
@@ -33,22 +32,6 @@ class Api:
         half = len(self.pods) // 2
         yield self.pods[:half], "10"
         yield self.pods[half:], "10"
-
-    async def changes(self, path, what, query, version):
-        self.watched_from.append(version)
-        if not self.scripts:
-            self.at_rest.set()
-            await asyncio.Event().wait()
-        for step in self.scripts.pop(0):
-            if isinstance(step, Exception):
-                raise step
-            yield step
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(reflector, "RETRY_DELAYS", (0.001,))
-    monkeypatch.setattr(reflector, "RESUME_DELAY", 0.001)
 
 
 @pytest.fixture
