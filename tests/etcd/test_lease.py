@@ -83,6 +83,23 @@ def test_a_key_is_written_again_if_somebody_deleted_it(client, job_keys):
     lease.close()
 
 
+def test_a_key_is_written_again_if_its_deletion_is_heard_before_the_answer_to_its_write(client, job_keys, monkeypatch):
+    lease = client.lease(60)
+    write, deletions = client.put, iter([job_keys.target])
+
+    def put(key: str, *args, **options) -> None:
+        write(key, *args, **options)
+        if next(deletions, None) == key:
+            client.delete(key)
+            lease.rewrite(key)
+
+    monkeypatch.setattr(client, "put", put)
+    lease.set(job_keys.target, b"1")
+    assert lease.flush(5.0)
+    assert client.get(job_keys.target).value == b"1"
+    lease.close()
+
+
 def test_too_short_a_lease_is_refused(client):
     with pytest.raises(ValueError, match=r"lease TTL .1 s. must be at least 2 s"):
         client.lease(1)

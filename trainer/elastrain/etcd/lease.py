@@ -53,6 +53,7 @@ class Lease:
         self._changed = threading.Condition()
         self._wanted: dict[str, bytes] = {}
         self._written: dict[str, bytes | None] = {}  # None: unknown, a write was tried
+        self._doubted: set[str] = set()  # said to be deleted by somebody else, and not written since
         self._id = 0
         self._confirmed = time.monotonic()
         self._closing = False
@@ -86,6 +87,7 @@ class Lease:
         """Write ``key`` again although nothing changed here: somebody else has deleted it."""
         with self._changed:
             self._written[key] = None
+            self._doubted.add(key)
             self._changed.notify_all()
 
     def flush(self, timeout: float) -> bool:
@@ -177,6 +179,7 @@ class Lease:
                     return
                 key, value = change
                 self._written[key] = None  # if the call fails, it may have taken effect all the same
+                self._doubted.discard(key)
             if value is None:
                 self._client.delete(key)
             else:
@@ -184,7 +187,7 @@ class Lease:
             with self._changed:
                 if value is None:
                     del self._written[key]
-                else:
+                elif key not in self._doubted:  # else the deletion may have come after this write, and been heard first
                     self._written[key] = value
 
     def _next_change(self) -> tuple[str, bytes | None] | None:
