@@ -196,6 +196,7 @@ def logs(
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the workers end.")] = False,
     tail: Annotated[int, typer.Option(help="Lines of each worker.", min=0)] = 50,
+    raw: Annotated[bool, typer.Option("--raw", help="The agents' own lines, too, as they are: JSON.")] = False,
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
@@ -206,7 +207,7 @@ def logs(
     from elastrain.cluster import logs
     from elastrain.cluster.manners import Place
 
-    raise typer.Exit(logs.logs(Place(namespace, context), job, follow=follow, tail=tail))
+    raise typer.Exit(logs.logs(Place(namespace, context), job, follow=follow, tail=tail, raw=raw))
 
 
 @app.command()

@@ -1,0 +1,52 @@
+"""One line of a worker's log, for reading. Pure.
+
+What the agent says about itself stands among what the script prints, one JSON object a line
+(:mod:`elastrain.agent.logs`): right for a log collector, hard to read past. Everything else is the script's, and stays
+as it is, JSON or not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+
+_OURS = "elastrain."
+_TOLD = ("event", "level", "logger", "timestamp", "exception")
+_STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red"}
+
+
+def readable(text: str) -> Text:
+    """``text`` as a person wants it: the agent's objects as a dim sentence, the script's lines as they are."""
+    said = _of_the_agent(text)
+    if said is None:
+        return Text.from_ansi(text)
+    time = str(said["timestamp"]).partition("T")[2][:8]
+    facts = " ".join(f"{name}={_value(value)}" for name, value in said.items() if name not in _TOLD)
+    line = Text(f"agent {time} {said['event']}", style=_STYLES.get(said["level"], "dim"))
+    if facts:
+        line.append(f"  {facts}", style="dim")
+    if said.get("exception"):
+        line.append(f"\n{said['exception']}", style="red")
+    return line
+
+
+def _of_the_agent(text: str) -> Mapping[str, Any] | None:
+    if not text.startswith("{"):
+        return None
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    ours = all(isinstance(said.get(key), str) for key in ("event", "level", "logger", "timestamp"))
+    return said if ours and said["logger"].startswith(_OURS) else None
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str):
+        return value if value and " " not in value else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ",".join(value)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
