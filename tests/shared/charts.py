@@ -1,0 +1,64 @@
+"""What a rendered chart is asked."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Manifests = list[dict[str, Any]]
+Render = Callable[..., Manifests]
+
+EXTERNAL = ("etcd.endpoints[0]=etcd.example:2379",)
+CREDENTIALS = (
+    *EXTERNAL,
+    "etcd.credentials.secretName=etcd",
+    "etcd.credentials.user=true",
+    "etcd.credentials.clientCertificate=true",
+)
+VALUE_SETS = {
+    "defaults": (),
+    "namespaces": ("watchNamespaces={team-a,team-b}",),
+    "external": EXTERNAL,
+    "credentials": CREDENTIALS,
+    "persistent": ("etcd.persistence.enabled=true", "etcd.persistence.storageClassName=fast"),
+    "placed": ("operator.nodeSelector.role=system", "etcd.priorityClassName=high", "imagePullSecrets[0].name=mine"),
+    "no-tls": ("etcd.tls.mode=off",),
+    "cert-manager": ("etcd.tls.mode=cert-manager",),
+    "own-certificate": ("etcd.tls.mode=existing", "etcd.tls.secretName=mine", "etcd.tls.rootSecretName=my-root"),
+    "per-job": (*CREDENTIALS, "etcd.credentials.perJob=true"),
+    "unmeasured": ("metrics.enabled=false",),
+    "unshared": ("capacity.enabled=false",),
+    "dashboard": ("dashboard.enabled=true",),
+    "dashboard, namespaces": ("dashboard.enabled=true", "watchNamespaces={team-a,team-b}"),
+    "bare": (
+        "crds.install=false",
+        "rbac.aggregateToDefaultRoles=false",
+        "etcd.networkPolicy=false",
+        "operator.networkPolicy=false",
+        "operator.replicas=1",
+    ),
+}
+"""What is rendered by the tests that hold for every installation: a name, and settings."""
+
+
+def one(manifests: Manifests, kind: str, name: str = "") -> dict[str, Any]:
+    (found,) = [m for m in manifests if m["kind"] == kind and name in m["metadata"]["name"]]
+    return found
+
+
+def pod_specs(manifests: Manifests) -> Iterator[dict[str, Any]]:
+    for manifest in manifests:
+        if manifest["kind"] in ("Deployment", "StatefulSet"):
+            yield manifest["spec"]["template"]["spec"]
+
+
+def environment(manifests: Manifests) -> dict[str, Any]:
+    (container,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return {e["name"]: e.get("value", e.get("valueFrom")) for e in container["env"]}
+
+
+def secret(manifests: Manifests, suffix: str) -> dict[str, bytes]:
+    """Values of the Secret whose name ends so."""
+    (found,) = [m for m in manifests if m["kind"] == "Secret" and m["metadata"]["name"].endswith(suffix)]
+    return {name: base64.b64decode(value) for name, value in found["data"].items()}
