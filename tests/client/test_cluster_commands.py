@@ -123,6 +123,28 @@ def test_watching_ends_with_the_job_and_tells_how_by_its_exit_code(environment, 
     assert watching.wait(30) == 1
 
 
+def test_watching_from_a_pipe_says_what_a_job_waits_for_and_what_it_has_died_of(
+    environment, elastrain, cluster, job_file
+) -> None:
+    elastrain("submit", job_file)
+    waits = {"type": "PodsReady", "status": "False", "reason": "Starting", "message": "0 of 2 workers train"}
+    failed = {"type": "Failed", "status": "True", "reason": "UserError", "message": "rank 1: ValueError: [bad]"}
+    failure = {"worker": "digits-1", "rank": 1, "reason": "UserError", "message": "boom", "logTail": "Traceback\n  oh"}
+    cluster.says("digits", phase="Pending", conditions=[waits])
+    command = [sys.executable, "-m", "elastrain.cli", "watch", "digits"]
+    watching = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert watching.stdout is not None
+    assert watching.stdout.readline() == "digits: Pending, 0/2 workers: 0 of 2 workers train\n"
+    cluster.says("digits", phase="Failed", conditions=[failed], lastFailure=failure)
+    assert watching.stdout.read().splitlines() == [
+        "digits: Failed, 0/2 workers: rank 1: ValueError: [bad]",
+        "  last failure: rank 1 in digits-1: UserError: boom",
+        "    Traceback",
+        "      oh",
+    ]
+    assert watching.wait(30) == 1
+
+
 def test_explain_leads_from_a_job_without_operator_to_the_doctor(elastrain, job_file: Path) -> None:
     elastrain("submit", job_file)
     assert elastrain("explain", "digits").stdout.splitlines() == [

@@ -14,6 +14,14 @@ import pytest
 from harness import browser
 
 PICTURES = os.environ.get("ELASTRAIN_PICTURES")
+LABELS_ARE_WHOLE = """(() => {
+  const labels = [...document.querySelectorAll("svg.chart text")];
+  return labels.length > 0 && labels.every((label) => {
+    const picture = label.ownerSVGElement.getBoundingClientRect(), box = label.getBoundingClientRect();
+    return box.left >= picture.left && box.right <= picture.right;
+  });
+})()"""
+"""No figure's label is cut."""
 """A folder for screenshots, to be looked at. Absent: none are taken."""
 
 
@@ -218,8 +226,10 @@ def test_a_job_shows_its_rescales_and_what_other_people_wrote_is_only_text(fille
             assert await page.ask("document.scripts.length") == 1
             await page.until("document.querySelectorAll('svg.chart path.stroke').length >= 3")
             await picture(page, "job")
+            await page.until(LABELS_ARE_WHOLE)
             await page.look(browser.PHONE)
             await fits(page)
+            await page.until(LABELS_ARE_WHOLE)
             await picture(page, "job-phone")
             await page.look(dark=True)
             await picture(page, "job-dark")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastrain.api.words import headcount
 from elastrain_operator.allocation.model import PODS, Job, Policy
 from elastrain_operator.allocation.room import Idle
 from elastrain_operator.allocation.seat import Seat, Stop
@@ -10,14 +11,16 @@ from elastrain_operator.allocation.worth import Worth
 
 def at_max(job: Job, size: int) -> str:
     bound = "maxReplicas allows" if job.elastic else "replicas asks for"
-    return f"{_workers(size)}: all that {bound}"
+    return f"{headcount(size)}: all that {bound}"
 
 
 def minimum(seat: Seat, idle: Idle | None, quota: str) -> str:
     """A job that is not let in."""
     job = seat.job
     needs = (
-        f"waits: {_workers(job.min)} must start together (minReplicas)" if job.min > 1 else "waits for its first worker"
+        f"waits: {headcount(job.min)} must start together (minReplicas)"
+        if job.min > 1
+        else "waits for its first worker"
     )
     if seat.coming:
         return f"{needs}; others are leaving for {'them' if job.min > 1 else 'it'}"
@@ -33,7 +36,7 @@ def not_grown(seat: Seat, idle: Idle | None, quota: str) -> str:
     words = {
         Stop.QUOTA: quota,
         Stop.NO_NODE: _no_node(seat.job),
-        Stop.OTHERS_LEAVE: f"{_workers(seat.waits)} more when others have left",
+        Stop.OTHERS_LEAVE: f"{headcount(seat.waits)} more when others have left",
     }
     why = words.get(seat.stop) if seat.stop else None
     return f"not grown: {why or (_idle(seat.job, idle) if idle else 'no room')}"
@@ -45,7 +48,7 @@ def recent(policy: Policy) -> str:
 
 
 def vain(job: Job, to: int, worth: Worth) -> str:
-    gain = f"{_workers(to - job.size)} more would gain {worth.gain:.0f} worker-seconds in {worth.seconds:.0f} s"
+    gain = f"{headcount(to - job.size)} more would gain {worth.gain:.0f} worker-seconds in {worth.seconds:.0f} s"
     return f"not grown: {gain}, the pause would cost {worth.cost:.0f}"
 
 
@@ -82,7 +85,3 @@ def _no_node(job: Job) -> str:
     labels = ", ".join(f"{k}={v}" for k, v in place.selector)
     wanted = f" with {labels}" if labels else ""
     return f"no node{wanted} takes its workers: ready, not cordoned, matching the template's affinity and tolerations"
-
-
-def _workers(n: int) -> str:
-    return "1 worker" if n == 1 else f"{n} workers"

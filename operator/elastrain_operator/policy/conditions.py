@@ -9,6 +9,7 @@ from typing import Literal
 
 from elastrain.api.job import Condition, ConditionType, GenerationStatus, Withdrawal
 from elastrain.api.records import Progress
+from elastrain.api.words import headcount
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Outage, Pod, Refusal, Trouble
 from elastrain_operator.policy.verdict import Verdict
@@ -169,7 +170,7 @@ def _suspended(p: Picture) -> Claim:
     if not p.suspended:
         return Claim(kind, "False", "Active", "suspend is false")
     if p.workers or p.draining:
-        return Claim(kind, "False", "Draining", f"{len(p.workers) + p.draining} workers are still to leave")
+        return Claim(kind, "False", "Draining", f"still to leave: {headcount(len(p.workers) + p.draining)}")
     return Claim(kind, "True", "Drained", "no worker is left; set suspend to false to go on")
 
 
@@ -190,10 +191,10 @@ def _rescaling(p: Picture) -> Claim:
     if p.pending_generation is not None and size:
         return Claim(kind, "True", "Switching", f"generation {p.pending_generation} is being entered")
     if size and size != p.desired:
-        return Claim(kind, "True", "SizeDiffers", f"{size} workers in the generation, {p.desired} wanted")
+        return Claim(kind, "True", "SizeDiffers", f"{headcount(size)} in the generation, {p.desired} wanted")
     if size and p.ready < size:
         return Claim(kind, "True", "WorkerLost", f"{size - p.ready} of {size} workers of the generation are gone")
-    return Claim(kind, "False", "Settled" if size else "NoGeneration", f"{size} workers in the generation")
+    return Claim(kind, "False", "Settled" if size else "NoGeneration", f"{headcount(size)} in the generation")
 
 
 def _checkpoint(progress: Progress | None) -> Claim:

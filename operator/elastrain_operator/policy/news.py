@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from elastrain.api import rescaled
 from elastrain.api.job import Condition, ConditionType, JobStatus
 from elastrain.api.records import Target
+from elastrain.api.words import headcount
 from elastrain_operator.model import Loss, Notice, Severity
 from elastrain_operator.policy import health
 from elastrain_operator.policy.failures import last_lines
@@ -43,9 +44,9 @@ def _scaling(before: Target | None, after: Target | None) -> Iterable[Notice]:
     if after is None:
         return
     if before is None:
-        yield Notice("TargetSet", f"{after.desired} workers wanted (min {after.min}, max {after.max})")
+        yield Notice("TargetSet", f"{headcount(after.desired)} wanted (min {after.min}, max {after.max})")
     elif before.desired != after.desired:
-        yield Notice("Scaling", f"from {before.desired} to {after.desired} workers: {after.reason}")
+        yield Notice("Scaling", f"from {before.desired} to {headcount(after.desired)}: {after.reason}")
     fresh = [name for name in after.leaving if before is None or name not in before.leaving]
     if fresh:
         yield Notice("Draining", _cut(f"asked to leave: {', '.join(fresh)}"))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from elastrain.api.job import ConditionType, JobSpec, Withdrawal
+from elastrain.api.words import headcount
 from elastrain_operator.model import Deletion, Pod
 from elastrain_operator.policy.verdict import Verdict
 
@@ -36,7 +37,7 @@ def verdict(spec: JobSpec, workers: Sequence[Pod], now: datetime) -> Verdict | N
     if spec.suspend or not overdue or started >= minimum:
         return None
     words = (
-        f"{started} workers run, minReplicas is {minimum}, and within pendingDeadlineSeconds ({limit}) "
+        f"{headcount(started)} started, minReplicas is {minimum}, and within pendingDeadlineSeconds ({limit}) "
         f"{_not_started(overdue)}"
     )
     return Verdict(ConditionType.FAILED, "PendingDeadlineExceeded", words)

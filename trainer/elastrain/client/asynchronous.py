@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
+from elastrain.api.words import headcount
 from elastrain.client import errors
 from elastrain.client.connection import MERGE_PATCH, Connection
 from elastrain.client.records import Event, LogLine, Worker, event_of, job_of, worker_of
@@ -94,7 +95,7 @@ class AsyncJobs:
     async def scale(self, name: str, replicas: int) -> int:
         """Want ``replicas`` workers, within the job's bounds; returns how many were wanted before."""
         before = (await self.get(name)).spec.desired_replicas
-        await self._patch(name, {"replicas": replicas}, f"scale job {name} to {replicas} workers")
+        await self._patch(name, {"replicas": replicas}, f"scale job {name} to {headcount(replicas)}")
         return before
 
     async def suspend(self, name: str) -> None:

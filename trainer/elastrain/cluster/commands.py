@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from elastrain.api.job import ElasticTrainingJob
+from elastrain.api.words import headcount
 from elastrain.client import (
     NotAllowed,
     Refused,
@@ -91,7 +92,7 @@ def watch(place: Place, name: str) -> int:
 def scale(place: Place, name: str, replicas: int) -> int:
     with place.jobs() as jobs:
         before = jobs.scale(name, replicas)
-    print_text(f"{name}: {replicas} workers wanted (was {before})")
+    print_text(f"{name}: {headcount(replicas)} wanted (was {before})")
     return 0
 
 
@@ -188,15 +189,18 @@ def _screen(console: Console) -> Any:
         with Live(console=console, refresh_per_second=4) as live:
             yield lambda job, workers: live.update(view.details(job, workers, (), datetime.now(UTC)))
         return
-    last = ""
+    last = ("", "")
 
     def line(job: ElasticTrainingJob, _workers: object) -> None:
         nonlocal last
-        rescale = job.status.last_rescale if job.status else None
+        rescale, why = job.status.last_rescale if job.status else None, view.standing(job)
         now = f"{job.name}: {view.phase_of(job)}, {view.size_of(job)} workers"
         now += f", last rescale {view.rescale_line(rescale)}" if rescale else ""
-        if now != last:
-            last = now
-            console.print(now + view.position_of(job), highlight=False, soft_wrap=True)
+        if (now, why) != last:
+            last = now, why
+            said = now + view.position_of(job) + (f": {why}" if why else "")
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
+            for words in view.last_words(job, datetime.now(UTC)):
+                console.print(words, highlight=False, soft_wrap=True)
 
     yield line

@@ -163,8 +163,10 @@ def details(
         parts.append(_indented(f"why not larger: {not_larger}", "dim"))
     if status.last_rescale is not None:
         parts.append(_indented(f"last rescale: {rescale_line(status.last_rescale)}", "dim"))
-    if status.last_failure is not None:
-        parts += _failure(status.last_failure, now, whole=phase_of(job) == "Failed")
+    words = last_words(job, now)
+    if not words and status.last_failure is not None:
+        words = [_lost(status.last_failure, now, "dim")]
+    parts += words
     if workers:
         parts += [Text(""), _workers(workers, now)]
     if events:
@@ -218,13 +220,21 @@ def _duration(seconds: float) -> str:
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
 
 
-def _failure(failure: LastFailure, now: datetime, *, whole: bool) -> list[RenderableType]:
-    """The newest lost worker; its last words too, if the job has died of it."""
+def last_words(job: ElasticTrainingJob, now: datetime) -> list[RenderableType]:
+    """Of a job that has failed: whom it has died of, and what that worker said last; empty for any other."""
+    failure = job.status.last_failure if job.status else None
+    if failure is None or phase_of(job) != "Failed":
+        return []
+    tail = failure.log_tail.splitlines()[-_TAIL:]
+    return [_lost(failure, now, "red"), *(Text(f"    {line}", style="dim") for line in tail)]
+
+
+def _lost(failure: LastFailure, now: datetime, style: str) -> RenderableType:
+    """The newest lost worker, and why."""
     who = failure.worker if failure.rank is None else f"rank {failure.rank} in {failure.worker}"
     ago = age(time_of(failure.time), now)
     words = f"last failure: {f'{ago} ago, ' if ago else ''}{who}: {failure.reason}: {failure.message}".rstrip(": ")
-    tail = failure.log_tail.splitlines()[-_TAIL:] if whole else []
-    return [_indented(words, "red" if whole else "dim"), *(Text(f"    {line}", style="dim") for line in tail)]
+    return _indented(words, style)
 
 
 def _workers(workers: Sequence[Worker], now: datetime) -> Table:

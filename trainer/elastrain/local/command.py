@@ -18,6 +18,7 @@ from rich.table import Table
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.manifest import InvalidManifest, load, loads
+from elastrain.api.words import headcount
 from elastrain.data import audit
 from elastrain.local.control import ControlError, ControlServer, ask, control_directory, running_jobs
 from elastrain.local.etcd_server import EtcdNotFound
@@ -240,7 +241,7 @@ def _serve(job: LocalJob, request: dict[str, Any]) -> dict[str, Any]:
 def scale_job(job: str, replicas: int) -> str:
     """``elastrain scale``; returns what to print. Raises :class:`ControlError`."""
     answer = ask(control_directory(), job, {"do": "scale", "replicas": replicas})
-    return f"{job}: {answer['desired']} workers wanted (was {answer['before']})"
+    return f"{job}: {headcount(answer['desired'])} wanted (was {answer['before']})"
 
 
 def show_status(job: str | None, output: str) -> None:

@@ -7,6 +7,7 @@ const LEFT = 52;
 const RIGHT = 12;
 const TOP = 12;
 const BOTTOM = 24;
+const HALF_LABEL = 28; // of a moment with seconds: nearer to the right edge it would be cut
 const COLOURS = 8;
 
 const colours = new Map();
@@ -89,7 +90,8 @@ export class TimeChart {
       ...ticks.map((tick) => s("g", { class: "grid" },
         s("line", { x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick) }),
         s("text", { x: LEFT - 6, y: y(tick) + 4, class: "at-y" }, this.format(tick)))),
-      ...clock(begin, end, width).map((time) => s("text", { x: x(time), y: HEIGHT - 6, class: "at-x" }, hour(time, end - begin))),
+      ...clock(begin, end, width).filter((time) => x(time) <= width - HALF_LABEL).map((time) =>
+        s("text", { x: x(time), y: HEIGHT - 6, class: "at-x" }, hour(time, end - begin))),
       ...marks.filter((mark) => mark.time >= begin).map((mark) =>
         s("line", { class: "mark-line", x1: x(mark.time), x2: x(mark.time), y1: TOP, y2: HEIGHT - BOTTOM },
           s("title", {}, mark.words))),
