@@ -102,7 +102,7 @@ def test_calls_work_again_soon_after_a_restart(etcd_factory, eventually):
             except EtcdUnavailable:
                 return False
 
-        eventually(answers, within=3.0, what="an answer after etcd's restart")
+        eventually(answers, within=10.0, what="an answer after etcd's restart")
 
 
 # ---- users and permissions -----------------------------------------------------------------------------------------
