@@ -13,6 +13,7 @@ import kopf
 import orjson
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
+from elastrain import __version__
 from elastrain.api import names
 from elastrain_operator.access import Access
 from elastrain_operator.metrics.process import count_request
@@ -53,7 +54,10 @@ WATCH_SILENCE = 90.0
 JSON = "application/json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1," + JSON
 """What is wanted in answer to a write: not all of the object that was sent a moment ago."""
-_PLAIN = {"Accept-Encoding": "identity"}  # within a cluster, compression costs more
+_HEADERS = {
+    "Accept-Encoding": "identity",  # within a cluster, compression costs more
+    "User-Agent": f"elastrain-operator/{__version__}",  # in audit logs; up to the slash, in managedFields
+}
 _ATTEMPTS = 4
 _RETRIED = frozenset({429, 500, 502, 503, 504})
 
@@ -280,7 +284,7 @@ class Kube:
                 self._access.server + request.path,
                 params=request.query,
                 data=request.data,
-                headers={**self._access.headers, **_PLAIN, "Accept": request.accept, "Content-Type": request.content},
+                headers={**self._access.headers, **_HEADERS, "Accept": request.accept, "Content-Type": request.content},
                 timeout=aiohttp.ClientTimeout(total=seconds),
             ) as response:
                 text, code = await response.read(), response.status
@@ -293,7 +297,7 @@ class Kube:
     async def _watch(self, path: str, query: Mapping[str, str], what: str) -> AsyncIterator[dict[str, Any]]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SILENCE)
         used = self._access.headers
-        headers = {**used, **_PLAIN, "Accept": JSON}
+        headers = {**used, **_HEADERS, "Accept": JSON}
         try:
             async with self._session.get(
                 self._access.server + path, params=query, headers=headers, timeout=timeout

@@ -288,6 +288,16 @@ def test_status_of_a_newer_operator_is_kept_whole(apiserver: ApiServer, created:
     assert get(apiserver, created)["status"] == status
 
 
+def test_a_status_is_accounted_for_as_a_whole(apiserver: ApiServer, created: str) -> None:
+    condition = {"type": "Running", "status": "True", "reason": "Training", "message": "all is well"}
+    status = {"step": 7, "conditions": [condition], "lastRescale": {"to": 3}}
+    assert patch(apiserver, created, {"status": status}, "--subresource=status").returncode == 0
+    shown = apiserver.kubectl("get", "etj", created, "-o", "json", "--show-managed-fields").stdout
+    accounts = json.loads(shown)["metadata"]["managedFields"]
+    (written,) = [account["fieldsV1"] for account in accounts if account.get("subresource") == "status"]
+    assert written == {"f:status": {}}
+
+
 # ---- what a person sees ----------------------------------------------------------------------------------------------
 def test_columns_show_how_the_job_is(apiserver: ApiServer, created: str) -> None:
     status = {

@@ -74,6 +74,7 @@ def test_schema_has_only_what_a_structural_schema_may_have() -> None:
         "type", "description", "default", "enum", "format", "required", "properties", "items", "additionalProperties",
         "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "x-kubernetes-preserve-unknown-fields",
         "x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "pattern",
+        "x-kubernetes-map-type",
     }  # fmt: skip
     for path, node in nodes(SCHEMA):
         if node.get("x-kubernetes-int-or-string"):

@@ -42,6 +42,12 @@ def test_a_job_is_submitted_read_changed_and_deleted(cluster, jobs, manifest) ->
     assert jobs.list() == ()
 
 
+def test_the_api_server_knows_what_wrote_a_job(cluster, jobs, manifest) -> None:
+    jobs.submit(manifest())
+    shown = cluster.kubectl("get", "etj", "digits", "-o", "json", "--show-managed-fields")
+    assert [account["manager"] for account in json.loads(shown)["metadata"]["managedFields"]] == ["elastrain"]
+
+
 def test_nothing_is_created_by_a_dry_run(jobs, manifest) -> None:
     assert jobs.submit(manifest(), dry_run=True).name == "digits"
     assert jobs.list() == ()

@@ -127,21 +127,23 @@ def test_watching_from_a_pipe_says_what_a_job_waits_for_and_what_it_has_died_of(
     environment, elastrain, cluster, job_file
 ) -> None:
     elastrain("submit", job_file)
-    waits = {"type": "PodsReady", "status": "False", "reason": "Starting", "message": "0 of 2 workers train"}
-    failed = {"type": "Failed", "status": "True", "reason": "UserError", "message": "rank 1: ValueError: [bad]"}
-    failure = {"worker": "digits-1", "rank": 1, "reason": "UserError", "message": "boom", "logTail": "Traceback\n  oh"}
+    since = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    waits = since | {"type": "PodsReady", "status": "False", "reason": "Starting", "message": "0 of 2 workers train"}
+    failed = since | {"type": "Failed", "status": "True", "reason": "UserError", "message": "rank 1: ValueError: [bad]"}
+    failure = {
+        "worker": "digits-1", "rank": 1, "time": "2026-01-01T00:00:00Z", "cause": "user", "reason": "UserError",
+        "message": "boom", "logTail": "Traceback\n  oh",
+    }  # fmt: skip
     cluster.says("digits", phase="Pending", conditions=[waits])
     command = [sys.executable, "-m", "elastrain.cli", "watch", "digits"]
     watching = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert watching.stdout is not None
     assert watching.stdout.readline() == "digits: Pending, 0/2 workers: 0 of 2 workers train\n"
     cluster.says("digits", phase="Failed", conditions=[failed], lastFailure=failure)
-    assert watching.stdout.read().splitlines() == [
-        "digits: Failed, 0/2 workers: rank 1: ValueError: [bad]",
-        "  last failure: rank 1 in digits-1: UserError: boom",
-        "    Traceback",
-        "      oh",
-    ]
+    said, lost, *words = watching.stdout.read().splitlines()
+    assert said == "digits: Failed, 0/2 workers: rank 1: ValueError: [bad]"
+    assert lost.endswith("ago, rank 1 in digits-1: UserError: boom")
+    assert words == ["    Traceback", "      oh"]
     assert watching.wait(30) == 1
 
 

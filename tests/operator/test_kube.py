@@ -81,6 +81,7 @@ def test_body_query_and_credentials_arrive():
     assert (request.method, request.path) == ("POST", "/api/v1/namespaces/ns/pods")
     assert request.query["fieldValidation"] == "Strict"
     assert request.headers["Authorization"] == "Bearer old"
+    assert request.headers["User-Agent"].startswith("elastrain-operator/"), "by which an audit log knows it"
     assert request.content_type == "application/json"
 
 

@@ -139,7 +139,12 @@ def _add_spec_rules(spec: Schema) -> None:
 
 
 def _relax_status(status: Schema) -> None:
-    """A status is written by one program, newer or older than this CRD: it must never be refused or pruned."""
+    """A status is written by one program, newer or older than this CRD: it must never be refused or pruned.
+
+    And it has one writer, so the API server need not keep account of who wrote which field of it (``managedFields``):
+    that was half of the object, and a third of what it took to write a status.
+    """
+    status["x-kubernetes-map-type"] = "atomic"
     conditions = status["properties"]["conditions"]
     conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     _relax(status)
