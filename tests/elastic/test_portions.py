@@ -32,6 +32,8 @@ class Trainee:
         self.model[0].requires_grad_(False)
         self.optimizer = optimizer([p for p in self.model.parameters() if p.requires_grad], lr=0.1)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+        self.in_place: list[bool] = []
+        """Of each large tensor of the model, whether it arrives where it is."""
         self.tracked = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
 
     def tree(self) -> dict:
@@ -63,7 +65,10 @@ def gives(c: Communicator, t: Trainee, sources: list[int], receivers: list[int],
 
 def takes(c: Communicator, t: Trainee, sources: list[int], receivers: list[int], steps: int) -> int | None:
     """Returns the number of steps after which the state was complete, None if it was not before they ended."""
-    taking: Taking | None = Taking(t.tree(), c, sources, receivers)
+    mine = t.tree()
+    taking: Taking | None = Taking(mine, c, sources, receivers)
+    here, there = (transfer.tensors_of(tree["model"]) for tree in (mine, taking.opening))
+    t.in_place = [a.data_ptr() == b.data_ptr() for a, b in zip(here, there, strict=True) if a.nbytes > 1000]
     state.restore(t.tracked, taking.opening)
     taking.begin(t.tracked, t.tree)
     complete = None
@@ -108,6 +113,7 @@ def test_joiners_end_with_the_state_of_the_others_whenever_training_ends(
         assert complete[r] is not None or steps < 40
         assert complete[r] is None or complete[r] > 0, "it did not take several steps"
         assert_same(trainees[r].tree(), trainees[sources[0]].tree())
+        assert trainees[r].in_place == [True] * 4, "memory for the model a second time, and a copy of all of it"
 
 
 def assert_same(a: object, b: object) -> None:

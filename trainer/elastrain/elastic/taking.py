@@ -29,12 +29,13 @@ class Taking:
     """This rank's state on its way here. Its large tensors are written while a loop body may read them."""
 
     def __init__(self, mine: Any, communicator: Communicator, sources: Sequence[int], receivers: Sequence[int]) -> None:
-        """Connect and receive the opening. Raises ``GenerationBroken``."""
+        """Connect and receive the opening; ``mine`` is this rank's tree. Raises ``GenerationBroken``."""
         self._communicator, self._sources = communicator, sources
         self._place = receivers.index(communicator.rank)
         with communicator.guard():
             self._connections = {r: communicator.connect(r, channel.Purpose.STATE) for r in sources}
-            tree = receive_small(mine, communicator, sources[0], self._connections[sources[0]])
+            home = {"state": mine, "samples": []}
+            tree = receive_small(home, communicator, sources[0], self._connections[sources[0]])
         self.opening: Any = tree["state"]
         """The state, with large tensors that have no content yet: to be loaded before :meth:`begin`."""
         self._hooks: list[Any] = []
