@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -49,7 +50,7 @@ whole, in one; both take turns. Needs about six times the state of memory. About
 Examples:
   bench/large_state.py                                           three runs of both
   bench/large_state.py --frozen 4096 --runs 1                    4 GiB, a quick look
-  bench/large_state.py --render FILE --into docs/benchmarks.md   the tables of an earlier run, into a page
+  bench/large_state.py --render FILE --into docs/large-states.md the tables of an earlier run, into a page
 
 Figures are those of bench/rescale.py. Exit codes: 0 measured, 2 cannot be started as asked, 130 interrupted.
 """
@@ -88,10 +89,12 @@ class Report(BaseModel):
 
 
 def tables(report: Report) -> list[tuple[str, Table]]:
+    events = events_table(report.systems)
+    header = tuple(words.replace("elastrain", REFERENCE) for words in events.header)
     return [
-        ("A joiner with a large state", events_table(report.systems)),
-        ("Where the time went, by elastrain's own account", phases_table(report.systems)),
-        ("Systems", systems_table(report.systems)),
+        ("A warm spare takes the next place", replace(events, header=header)),
+        *((f"Where the time went: {name}", phases_table({name: s})) for name, s in report.systems.items()),
+        ("Without an event, and what became of the samples", systems_table(report.systems)),
     ]
 
 
