@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Protocol
 
 import aiohttp
@@ -13,7 +14,6 @@ import kopf
 import orjson
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
-from elastrain import __version__
 from elastrain.api import names
 from elastrain_operator.access import Access
 from elastrain_operator.metrics.process import count_request
@@ -56,7 +56,7 @@ METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1," + JSO
 """What is wanted in answer to a write: not all of the object that was sent a moment ago."""
 _HEADERS = {
     "Accept-Encoding": "identity",  # within a cluster, compression costs more
-    "User-Agent": f"elastrain-operator/{__version__}",  # in audit logs; up to the slash, in managedFields
+    "User-Agent": f"elastrain-operator/{version('elastrain')}",  # in audit logs; up to the slash, in managedFields
 }
 _ATTEMPTS = 4
 _RETRIED = frozenset({429, 500, 502, 503, 504})

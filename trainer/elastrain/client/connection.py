@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +15,6 @@ import yaml
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 
-from elastrain import __version__
 from elastrain.client import errors, kubeconfig, reach
 from elastrain.client.kubeconfig import places
 
@@ -64,7 +64,7 @@ class Connection:
             # aiohttp's own reading of the environment knows no networks in NO_PROXY, and takes passwords from .netrc.
             configuration.client_session_kwargs = {"trust_env": False}
             api = kubernetes_client.ApiClient(configuration)
-            api.user_agent = f"elastrain/{__version__}"  # in audit logs; up to the slash, in managedFields
+            api.user_agent = f"elastrain/{version('elastrain')}"  # in audit logs; up to the slash, in managedFields
         except TimeoutError as error:
             raise errors.NotConnected(
                 f"cannot connect to a cluster: the kubeconfig's login has not ended within {LOGIN_SECONDS:g} s; "
