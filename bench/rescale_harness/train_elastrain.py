@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
 import elastrain
 from rescale_harness import workload
 from rescale_harness.steplog import StepLog
@@ -10,10 +15,11 @@ EPOCHS = 1_000_000
 """More than anybody waits for: the benchmark ends the run."""
 
 
-def main() -> None:
+def train(build: Callable[[], tuple[nn.Module, torch.optim.Optimizer]]) -> None:
+    """Train what ``build`` makes on the workload's data until somebody ends it, logging each step."""
     log = StepLog()
     with elastrain.join() as job:
-        net, optimizer = workload.build()
+        net, optimizer = build()
         model = job.wrap(net)
         job.track(optimizer=optimizer)
         loader = job.dataloader(workload.data(), global_batch_size=workload.GLOBAL_BATCH)
@@ -28,4 +34,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    train(workload.build)

@@ -11,11 +11,9 @@ import sys
 import torch
 from torch import nn
 
-import elastrain
 from elastrain.elastic import portions
 from rescale_harness import workload
-from rescale_harness.steplog import StepLog
-from rescale_harness.train_elastrain import EPOCHS
+from rescale_harness.train_elastrain import train
 
 ENV_FROZEN = "BENCH_FROZEN_MIB"
 ENV_WHOLE = "BENCH_WHOLE"
@@ -43,24 +41,12 @@ class Tuned(nn.Module):
         return answer
 
 
-def main() -> None:
-    if os.environ.get(ENV_WHOLE):
-        portions.MIN_BYTES = sys.maxsize  # no setting: nobody should have to know it
-    log = StepLog()
-    with elastrain.join() as job:
-        head, optimizer = workload.build()
-        model = job.wrap(Tuned(int(os.environ[ENV_FROZEN]), head))
-        job.track(optimizer=optimizer)
-        loader = job.dataloader(workload.data(), global_batch_size=workload.GLOBAL_BATCH)
-        for i, (inputs, labels) in enumerate(job.steps(loader, epochs=EPOCHS)):
-            if i > 0:
-                log.begin(job.step)
-            optimizer.zero_grad()
-            job.backward(workload.loss(model, inputs, labels))
-            optimizer.step()
-            if job.committed:
-                log.commit(job.step + 1, world=job.world_size, rank=job.rank)
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    head, optimizer = workload.build()
+    return Tuned(int(os.environ[ENV_FROZEN]), head), optimizer
 
 
 if __name__ == "__main__":
-    main()
+    if os.environ.get(ENV_WHOLE):
+        portions.MIN_BYTES = sys.maxsize  # no setting: nobody should have to know it
+    train(build)
