@@ -89,6 +89,7 @@ class Executor:
             memory.status, memory.status_written = plan.status, _now()
             if self._traces is not None:
                 self._traces.seen(job, plan.status)
+        memory.unborn = tuple(sorted({*memory.unborn, *plan.create}))  # until they have pods: what follows may fail
         if plan.target is not None:
             with self._span(job, "operator.put_target", desired=plan.target.desired, reason=plan.target.reason):
                 await self._targets.put_target(JobKeys(job.namespace, job.name, job.uid), plan.target)
@@ -131,7 +132,7 @@ class Executor:
         taken = {n for n, r in results.items() if isinstance(r, Pod) or (isinstance(r, _Refused) and r.taken)}
         before = memory.refusal.attempts if memory.refusal and not created else 0
         memory.created.update({pod.uid: (pod, _now()) for pod in created})
-        memory.unborn = tuple(sorted({*memory.unborn, *ordinals} - taken))
+        memory.unborn = tuple(n for n in memory.unborn if n not in taken)
         memory.refusal = refused[0].as_refusal(job, before + 1) if refused else None
         # A start is told once: how many are wanted says as much as the names of the first pods.
         told = any(notice.reason == "TargetSet" for notice in plan.notices)

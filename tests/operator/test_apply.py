@@ -112,6 +112,16 @@ def test_nothing_is_done_if_the_record_could_not_be_written(world, execute, call
     assert world.calls[-1] == call
 
 
+def test_ordinals_wait_for_their_pods_if_etcd_could_not_be_told_of_them(world, execute):
+    world.errors["target"] = EtcdUnavailable("etcd:2379", "write", "down")
+    memory = Memory()
+    with pytest.raises(EtcdUnavailable):
+        execute(EVERYTHING, memory)
+    assert memory.unborn == EVERYTHING.create, "else each attempt during an outage uses up further numbers"
+    execute(EVERYTHING, memory)
+    assert memory.unborn == ()
+
+
 def test_start_is_one_event(world, execute):
     plan = Plan(target=TARGET, create=(0,), notices=(Notice("TargetSet", "2 workers wanted"),))
     execute(plan)
