@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, ClassVar
 
 import typer
@@ -16,12 +15,14 @@ from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 
 from elastrain.local.etcd_server import EtcdNotFound
+from elastrain.terminal import EXIT_INTERRUPTED
 from rescale_harness.analysis import system_result, with_ratios
 from rescale_harness.events import Event, Scenario
 from rescale_harness.machine import machine
 from rescale_harness.report import (
     Table,
     Terminal,
+    conditions,
     events_table,
     markdown_tables,
     phases_table,
@@ -34,7 +35,6 @@ from rescale_harness.scenario import Run
 from rescale_harness.systems import Elastrain, Settings, System
 from rescale_harness.train_large import ENV_FROZEN, ENV_WHOLE
 
-EXIT_INTERRUPTED = 130
 NEVER = 1_000_000
 """Steps between checkpoints: a gigabyte to a disk would be in the steps' times."""
 SCENARIO = Scenario("a warm node takes the next place", (Event.GROW_SPARE,))
@@ -99,22 +99,16 @@ def tables(report: Report) -> list[tuple[str, Table]]:
 
 
 def notes(report: Report) -> list[str]:
-    m = report.machine
     return [
         f"{report.frozen_mib} MiB of frozen weights and 110 MB of trained ones with Adam; gloo on loopback, one thread "
         "a rank, 32 samples a step.",
         *(f"{name}: {system.about}." for name, system in report.systems.items()),
-        f"{report.began}; {m.cores} cores of {m.processor}, load {m.load:g} before it began; torch {m.torch}, "
-        f"elastrain {m.revision or m.elastrain}.",
+        conditions(report.machine, report.began),
     ]
 
 
 def markdown(report: Report) -> str:
     return markdown_tables(tables(report), notes(report))
-
-
-def interrupt(_signum: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def main(
@@ -133,7 +127,7 @@ def main(
     if render_ is not None:
         render(render_, into, Report, markdown)
         return
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     facts, began = machine(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     place = logs or Path(__file__).parent / "results" / time.strftime("large-%Y%m%d-%H%M%S")

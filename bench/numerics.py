@@ -22,7 +22,7 @@ from rich.table import Table
 from elastrain.local.runner import LocalJob
 from rescale_harness.machine import machine
 from rescale_harness.report import Table as Words
-from rescale_harness.report import markdown_table, render
+from rescale_harness.report import conditions, markdown_table, render
 from rescale_harness.results import Machine
 
 HERE = Path(__file__).parent
@@ -148,8 +148,7 @@ def notes(report: Report) -> list[str]:
     return [
         *noise,
         f"Median and 10th to 90th percentile of {counted} steps, runs: {report.runs}; {WORKLOAD}.",
-        f"{report.began}; {m.cores} cores of {m.processor}, load {m.load:g} before it began; torch {m.torch}, "
-        f"elastrain {m.revision or m.elastrain}.",
+        conditions(report.machine, report.began),
     ]
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from elastrain.local.etcd_server import EtcdNotFound
+from elastrain.terminal import EXIT_INTERRUPTED
 from operator_harness.cluster import BUILD, Failed, missing, version
 from operator_harness.net import Refused
 from operator_harness.report import markdown, show
@@ -29,7 +29,6 @@ from operator_harness.systems import MAX_WORKERS, SYSTEMS
 from rescale_harness.machine import machine
 from rescale_harness.report import between_markers
 
-EXIT_INTERRUPTED = 130
 WIDTH = 170
 
 HELP = """Measure what it costs the operator, and the API server, to run thousands of jobs.
@@ -106,10 +105,6 @@ def render(source: Path, into: Path | None) -> None:
         refuse(f"--render {source}: {error}")
 
 
-def interrupt(_signum: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def run_all(
     turns: Sequence[tuple[int, int, str]], settings: Settings, place: Path, report_path: Path, console: Console
 ) -> Report:
@@ -164,7 +159,7 @@ def main(
     names, sizes = choose_systems(systems), choose_sizes(jobs, settings)
     if (lacks := missing()) is not None:
         refuse(lacks)
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from elastrain.local.etcd_server import EtcdNotFound
+from elastrain.terminal import EXIT_INTERRUPTED
 from rescale_harness.analysis import system_result, with_ratios
 from rescale_harness.events import DEFAULT, EVENTS, SCENARIOS, Event, Scenario, sizes
 from rescale_harness.goals import with_goals
@@ -32,7 +32,6 @@ REFERENCE = "elastrain"
 Job = tuple[bool, int, str, str]
 """Busy, number of the run, system, scenario."""
 DEFAULT_SYSTEMS = (REFERENCE, "torchrun-default", "torchrun-tuned")
-EXIT_INTERRUPTED = 130
 
 HELP = """Measure what it costs a training job when nodes come, go, die and fall silent.
 
@@ -199,10 +198,6 @@ def refuse(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def interrupt(_signum: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main(
     *,
     json: Annotated[
@@ -245,7 +240,7 @@ def main(
         refuse(str(error))
     except (OSError, ValueError) as error:  # pydantic's are among them
         refuse(f"--add {json}: {error}")
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     place = logs or Path(__file__).parent / "results" / time.strftime("%Y%m%d-%H%M%S")
     report = json or place / "rescale.json"

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from elastrain.local.etcd_server import EtcdNotFound
+from elastrain.terminal import EXIT_INTERRUPTED
 from rescale_harness.machine import machine
 from rescale_harness.results import Machine
 from steady_harness.analysis import GOAL, Comparison, Interval
@@ -32,7 +32,7 @@ CASES = (
 )
 """With the seconds that a step takes, roughly."""
 TOP = 25
-EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+EXIT_FAILED = 1
 
 HELP = """Measure what elastrain costs a training step while nothing happens.
 
@@ -130,10 +130,6 @@ def show_profile(outcome: Outcome, console: Console) -> None:
     console.print(table)
 
 
-def interrupt(_signum: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main(
     *,
     cases: Annotated[str, typer.Option(help="Which, in this order.")] = "all",
@@ -148,7 +144,7 @@ def main(
         facts = machine()
     except EtcdNotFound as error:
         refuse(str(error))
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     place = logs or Path(__file__).parent / "results" / time.strftime("steady-%Y%m%d-%H%M%S")
     outcomes: list[Outcome] = []

@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from rescale_harness.results import EventResult, EventSummary, Report, Spread, SystemResult
+from rescale_harness.results import EventResult, EventSummary, Machine, Report, Spread, SystemResult
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -176,6 +176,14 @@ def notes(report: Report) -> list[str]:
         *([] if report.lease_ttl is None else [f"Lease TTL {report.lease_ttl:g} s where a node falls silent."]),
         *(f"{name}: {p}" for part in (report.systems, report.busy) for name, s in part.items() for p in s.problems),
     ]
+
+
+def conditions(m: Machine, began: str) -> str:
+    """When and where it was measured, with what, in a sentence."""
+    return (
+        f"{began}; {m.cores} cores of {m.processor}, load {m.load:g} before it began; torch {m.torch}, "
+        f"elastrain {m.revision or m.elastrain}."
+    )
 
 
 # ---- figures -------------------------------------------------------------------------------------------------------
