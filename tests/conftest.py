@@ -184,6 +184,11 @@ class SecureEtcd(EtcdServer):
         replace(self.files / "tls.key", issued.private_key_pem.bytes())
         replace(self.files / "tls.crt", b"".join(blob.bytes() for blob in issued.cert_chain_pems))
 
+    def take(self, secret: dict[str, bytes]) -> None:
+        """Replace etcd's certificate, its key and clients' CA file by those of a Secret of type kubernetes.io/tls."""
+        for name in ("tls.key", "tls.crt", "ca.crt"):
+            replace(self.files / name, secret[name])
+
     def command(self) -> list[str]:
         plain = [
             f"https://{self.endpoint}" if part == f"http://{self.endpoint}" else part for part in super().command()

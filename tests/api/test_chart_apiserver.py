@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
+from charts import Run
 from elastrain_operator.kube import CAPACITY_PERMISSIONS, PERMISSIONS
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.apiserver
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 RELEASE = ("demo", "charts/elastrain", "--namespace=training")
 JOB = """
 apiVersion: elastrain.dev/v1alpha1

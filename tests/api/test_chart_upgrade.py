@@ -3,17 +3,17 @@ counts. (On a cluster, with jobs that train: e2e/test_release.py.)"""
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from charts import Run
+
 ROOT = Path(__file__).parents[2]
 PREVIOUS = ROOT / "e2e/charts/previous.tgz"
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
 Manifests = list[dict[str, Any]]
 Render = Callable[..., Manifests]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+"""Of Helm: the fixture ``helm``."""
 
 EXTERNAL = ("etcd.endpoints[0]=etcd.example:2379",)
 CREDENTIALS = (

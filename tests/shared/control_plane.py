@@ -46,14 +46,16 @@ class ApiServer:
         )  # fmt: skip
 
 
-def program(name: str, variable: str, require: str = "ELASTRAIN_REQUIRE_APISERVER") -> str:
+def program(
+    name: str, variable: str, require: str = "ELASTRAIN_REQUIRE_APISERVER", built_by: str = "e2e/cluster/build.sh"
+) -> str:
     """Path of the program ``name``: named by the environment variable, else from the project's cache, else from PATH.
-    Skips the test where there is none (fails if the variable ``require`` is 1)."""
+    Skips the test where there is none (fails if the variable ``require`` is 1), and says that ``built_by`` makes it."""
     named = os.environ.get(variable)
     candidates = [named] if named else [str(CACHE / name), shutil.which(name)]
     found = next((c for c in candidates if c and os.access(c, os.X_OK)), None)
     if found is None:
-        _missing(f"there is no {name}: neither ${variable}, {CACHE / name} nor PATH names one", require)
+        _missing(f"there is no {name}: neither ${variable}, {CACHE / name} nor PATH names one", require, built_by)
     return found
 
 
@@ -63,14 +65,14 @@ def etcd_program() -> str:
     named = os.environ.get("ELASTRAIN_ETCD") or (str(built[-1]) if built else shutil.which("etcd"))
     if not named:
         reason = f"there is no etcd: neither $ELASTRAIN_ETCD, {CACHE}/etcd-* nor PATH names one"
-        _missing(reason, "ELASTRAIN_REQUIRE_APISERVER")
+        _missing(reason, "ELASTRAIN_REQUIRE_APISERVER", "scripts/get-etcd")
     return named
 
 
-def _missing(reason: str, require: str) -> NoReturn:
+def _missing(reason: str, require: str, built_by: str) -> NoReturn:
     if os.environ.get(require) == "1":
         pytest.fail(f"{require}=1, but {reason}", pytrace=False)
-    pytest.skip(f"{reason} (e2e/cluster/build.sh builds it)")
+    pytest.skip(f"{reason} ({built_by} builds it)")
 
 
 def free_ports(count: int) -> list[int]:
@@ -109,8 +111,8 @@ def control_plane(home: Path) -> Iterator[ApiServer]:
         "--authorization-mode=RBAC", "--service-cluster-ip-range=10.96.0.0/16",
     ]  # fmt: skip
     with (
-        _running(etcd_argv, home / "etcd.log", home),
-        _running(apiserver_argv, home / "apiserver.log", home) as process,
+        running(etcd_argv, home / "etcd.log", home),
+        running(apiserver_argv, home / "apiserver.log", home) as process,
     ):
         _wait_until_ready(process, f"https://127.0.0.1:{secure}/readyz", home / "apiserver.log")
         found = ApiServer(kubectl, _kubeconfig(home / "kubeconfig", secure))
@@ -119,7 +121,7 @@ def control_plane(home: Path) -> Iterator[ApiServer]:
 
 
 @contextlib.contextmanager
-def _running(argv: list[str], log: Path, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(argv: list[str], log: Path, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The process, ended when the block is left."""
     with log.open("wb") as out:
         process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=cwd)

@@ -45,6 +45,8 @@ LANES: dict[str, tuple[str, ...]] = {
     ),
     # An API server without an operator.
     "apiserver": (
+        "tests/api/test_autoscaler.py",
+        "tests/api/test_cert_manager.py",
         "tests/api/test_chart_apiserver.py",
         "tests/api/test_crd_apiserver.py",
         "tests/client/",

@@ -1,0 +1,98 @@
+"""Kubernetes' own HorizontalPodAutoscaler on an ElasticTrainingJob: its controller as it is, on a real API server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from control_plane import free_ports, program, running
+from elastrain.api import names
+
+if TYPE_CHECKING:
+    from control_plane import ApiServer
+
+pytestmark = pytest.mark.apiserver
+
+PATIENCE = 30.0
+
+
+@pytest.fixture(scope="module")
+def autoscaler(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The controller, alone of all that Kubernetes' controller manager has."""
+    home = tmp_path_factory.mktemp("autoscaler")
+    (port,) = free_ports(1)
+    command = [
+        program("kube-controller-manager", "ELASTRAIN_KUBE_CONTROLLER_MANAGER"),
+        f"--kubeconfig={apiserver.kubeconfig}", "--controllers=horizontal-pod-autoscaler-controller",
+        "--horizontal-pod-autoscaler-sync-period=1s", "--leader-elect=false", "--bind-address=127.0.0.1",
+        f"--secure-port={port}", f"--cert-dir={home / 'certs'}",
+    ]  # fmt: skip
+    with running(command, home / "controller-manager.log", home):
+        yield
+
+
+class Scaled:
+    """A job of one worker, up to four, and its autoscaler. It has no metrics: what it acts on are its own bounds."""
+
+    def __init__(self, apiserver: ApiServer, name: str) -> None:
+        self.name = name
+        self._apiserver = apiserver
+
+    def apply(self, kind: str, api_version: str, spec: dict[str, Any]) -> None:
+        document = {"apiVersion": api_version, "kind": kind, "metadata": {"name": self.name}, "spec": spec}
+        result = self._apiserver.kubectl("apply", "-f", "-", document=document)
+        assert result.returncode == 0, result.stderr
+
+    def between(self, least: int, most: int) -> None:
+        target = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": self.name}
+        spec = {"scaleTargetRef": target, "minReplicas": least, "maxReplicas": most}
+        self.apply("HorizontalPodAutoscaler", "autoscaling/v2", spec)
+
+    def _get(self, kind: str) -> dict[str, Any]:
+        result = self._apiserver.kubectl("get", kind, self.name, "-o", "json")
+        assert result.returncode == 0, result.stderr
+        found: dict[str, Any] = json.loads(result.stdout)
+        return found
+
+    @property
+    def replicas(self) -> int:
+        return int(self._get("etj")["spec"]["replicas"])
+
+    @property
+    def refusal(self) -> str:
+        """What its condition says of a size that it could not set."""
+        conditions = self._get("hpa").get("status", {}).get("conditions", [])
+        return next((c["message"] for c in conditions if c["reason"] == "FailedUpdateScale"), "")
+
+
+@pytest.fixture
+def scaled(apiserver: ApiServer, autoscaler: None, request: pytest.FixtureRequest) -> Iterator[Scaled]:
+    name = request.node.name.removeprefix("test_").replace("_", "-")[:40].strip("-")
+    job = Scaled(apiserver, name)
+    container = {"name": "trainer", "image": "digits:1", "command": ["python", "train.py"]}
+    job.apply(
+        names.KIND,
+        names.API_VERSION,
+        {"replicas": 1, "maxReplicas": 4, "template": {"spec": {"containers": [container]}}},
+    )
+    yield job
+    apiserver.kubectl("delete", "etj,hpa", name)
+
+
+def test_a_job_is_scaled_to_the_bounds_of_its_autoscaler(scaled: Scaled, eventually: Callable[..., None]) -> None:
+    scaled.between(2, 3)
+    eventually(lambda: scaled.replicas == 2, PATIENCE, "the autoscaler to set its least size")
+    scaled.between(1, 1)
+    eventually(lambda: scaled.replicas == 1, PATIENCE, "the autoscaler to set its largest size")
+
+
+def test_an_autoscaler_is_told_the_rule_if_it_leaves_the_bounds_of_the_job(
+    scaled: Scaled, eventually: Callable[..., None]
+) -> None:
+    scaled.between(9, 9)
+    eventually(lambda: scaled.refusal, PATIENCE, "the autoscaler to say that it was refused")
+    assert "replicas (9) must be between minReplicas (1) and maxReplicas (4)" in scaled.refusal
+    assert scaled.replicas == 1
