@@ -22,11 +22,17 @@ def images() -> dict[str, str]:
 
 
 def digits(
-    name: str, *, epochs: int = FOREVER, step_seconds: float = 0.05, command: list[str] | None = None, **spec: Any
+    name: str,
+    *,
+    epochs: int = FOREVER,
+    step_seconds: float = 0.05,
+    command: list[str] | None = None,
+    gpus: int = 1,
+    **spec: Any,
 ) -> dict[str, Any]:
-    """examples/01-digits/job.yaml with our image, one GPU a worker, and the namespace's claim as its volume.
+    """examples/01-digits/job.yaml with our image and the namespace's claim as its volume.
 
-    ``spec`` replaces fields of the job's spec.
+    ``gpus``: of each worker. ``spec`` replaces fields of the job's spec.
     """
     manifest = deepcopy(EXAMPLE)
     manifest["metadata"]["name"] = name
@@ -34,7 +40,7 @@ def digits(
     pod = manifest["spec"]["template"]["spec"]
     trainer = pod["containers"][0]
     trainer["image"] = images()["TRAINER_IMAGE"]
-    trainer["resources"]["limits"] = {"nvidia.com/gpu": "1"}
+    trainer["resources"]["limits"] = {"nvidia.com/gpu": str(gpus)} if gpus else {}
     values = {"EPOCHS": str(epochs), "STEP_SECONDS": str(step_seconds)}
     trainer["env"] = [{**e, "value": values.get(e["name"], e["value"])} for e in trainer["env"]]
     trainer["env"].append({"name": "ELASTRAIN_AUDIT_DIR", "value": "/audit"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,6 +17,7 @@ NAMESPACE = "elastrain-system"
 CHART = str(ROOT / "charts/elastrain")
 PREVIOUS = str(ROOT / "e2e/charts/previous.tgz")
 """The chart that users have: `scripts/keep-chart` keeps it."""
+CONTROL_PLANE = f"{CLUSTER}-control-plane"
 WORKER_NODES = (f"{CLUSTER}-worker", f"{CLUSTER}-worker2")
 GPUS_PER_NODE = 2
 
@@ -24,7 +26,7 @@ def values() -> dict[str, Any]:
     """Our images; operator and etcd on the control plane, so that a worker node can be stopped without them."""
     named = images()
     place = {
-        "nodeSelector": {"kubernetes.io/hostname": f"{CLUSTER}-control-plane"},
+        "nodeSelector": {"kubernetes.io/hostname": CONTROL_PLANE},
         "tolerations": [{"operator": "Exists"}],
     }
 
@@ -59,13 +61,7 @@ def etcdctl() -> list[str]:
 
 def operators() -> set[str]:
     """UIDs of the operator's pods that are ready."""
-    pods = kubectl_json("get", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")["items"]
-    return {
-        str(p["metadata"]["uid"])
-        for p in pods
-        if "deletionTimestamp" not in p["metadata"]
-        and any(c["type"] == "Ready" and c["status"] == "True" for c in p["status"].get("conditions", []))
-    }
+    return {str(p["metadata"]["uid"]) for p in _pods_of("operator") if _stays_ready(p)}
 
 
 def uninstall() -> float:
@@ -77,23 +73,77 @@ def uninstall() -> float:
 
 def delete_pod_of(component: str) -> None:
     """Delete the pod of ``operator`` or ``etcd`` and do not wait for it."""
-    label = f"app.kubernetes.io/component={component}"
-    kubectl("delete", "pod", "-n", NAMESPACE, "-l", label, "--wait=false", "--grace-period=1")
+    kubectl("delete", "pod", *_all_of(component), "--wait=false", "--grace-period=1")
 
 
-def wait_pod_of(component: str) -> None:
+def wait_pod_of(component: str, timeout: float = 120) -> None:
     """Until the pod of ``operator`` or ``etcd`` is Ready (again)."""
 
     def ready() -> bool:
-        label = f"app.kubernetes.io/component={component}"
-        pods = kubectl_json("get", "pods", "-n", NAMESPACE, "-l", label)["items"]
-        return bool(pods) and all(
-            "deletionTimestamp" not in p["metadata"]
-            and any(c["type"] == "Ready" and c["status"] == "True" for c in p["status"].get("conditions", []))
-            for p in pods
-        )
+        pods = _pods_of(component)
+        return bool(pods) and all(_stays_ready(p) for p in pods)
 
-    eventually(f"the pod of {component} is ready", ready, 120)
+    eventually(f"the pod of {component} is ready", ready, timeout)
+
+
+def _all_of(component: str) -> tuple[str, ...]:
+    """What `kubectl` is told to mean everything of ``operator`` or ``etcd``."""
+    return ("-n", NAMESPACE, "-l", f"app.kubernetes.io/component={component}")
+
+
+def _pods_of(component: str) -> list[dict[str, Any]]:
+    pods: list[dict[str, Any]] = kubectl_json("get", "pods", *_all_of(component))["items"]
+    return pods
+
+
+def _stays_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions", [])
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    return ready and "deletionTimestamp" not in pod["metadata"]
+
+
+# ---- what an outage takes away ---------------------------------------------------------------------------------------
+CONTROLLERS = {"operator": ("deployment", 2), "etcd": ("statefulset", 1)}
+"""Kind and replicas of those of the release."""
+APISERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
+"""On the control plane: kubelet runs what is described there."""
+
+
+def take_away(*components: str) -> None:
+    """Scale ``operator`` or ``etcd`` to nothing, and wait until no pod is left."""
+    for component in components:
+        _scale(component, 0)
+    for component in components:
+        eventually(f"no pod of {component} is left", lambda c=component: not _pods_of(c), 60)
+
+
+def bring_back(*components: str, timeout: float = 120) -> None:
+    """The opposite: until the pods are Ready."""
+    for component in components:
+        _scale(component, CONTROLLERS[component][1])
+    for component in components:
+        wait_pod_of(component, timeout)
+
+
+def _scale(component: str, replicas: int) -> None:
+    kubectl("scale", CONTROLLERS[component][0], *_all_of(component), f"--replicas={replicas}")
+
+
+def take_away_apiserver() -> None:
+    """End the API server, and wait until nobody answers."""
+    docker("exec", CONTROL_PLANE, "mv", APISERVER, "/etc/kubernetes/")
+    eventually("the API server is gone", lambda: not _apiserver_answers(), 60)
+
+
+def bring_back_apiserver() -> None:
+    """The opposite; nothing is done where it has not been taken away."""
+    back = f"mv /etc/kubernetes/{Path(APISERVER).name} {APISERVER} 2>/dev/null || true"
+    docker("exec", CONTROL_PLANE, "sh", "-c", back)
+    eventually("the API server answers", _apiserver_answers, 120)
+
+
+def _apiserver_answers() -> bool:
+    return run("kubectl", "get", "--raw=/readyz", "--request-timeout=5s", check=False).returncode == 0
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
