@@ -5,7 +5,7 @@
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/lib.sh"
-# What the examples import beside torch, and what they start. TensorFlow is a gigabyte and stays out unless it is asked for.
+# What the examples import beside torch, and what they start. TensorFlow, two gigabytes, stays out unless it is asked for.
 TRAINER_PACKAGES=${TRAINER_PACKAGES:-scikit-learn transformers accelerate lightning mpi4py}
 TRAINER_DEBIAN_PACKAGES=${TRAINER_DEBIAN_PACKAGES-openmpi-bin}
 if [ "${ELASTRAIN_REQUIRE_TENSORFLOW:-}" = 1 ]; then TRAINER_PACKAGES+=" tensorflow-cpu tf-keras"; fi
