@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from elastrain.elastic.communicator import GenerationBroken
+from elastrain.elastic.vigil import HOST_SECONDS
 
 
 def test_every_rank_gets_the_values_of_all(pair, each) -> None:
@@ -43,6 +44,25 @@ def test_a_failed_bucket_is_left_local_and_the_group_is_broken(pair) -> None:
     silent.abort("gone")
     future.wait()
     assert waiting.broken
+
+
+def test_a_collective_that_gloo_does_not_tell_ends_if_the_connection_to_a_peer_does(pair) -> None:
+    class InTheMiddleOfAMessage:  # as Pair::signalException leaves it
+        def get_future(self) -> torch.futures.Future[None]:
+            return torch.futures.Future()
+
+    waiting, killed = pair
+    future = waiting._host.own(InTheMiddleOfAMessage(), "result", on_failure="given up")
+    killed.abort("as the kernel does at a kill")
+    assert future.wait() == "given up"
+    assert waiting.broken == "the connection to a peer has ended"
+
+
+def test_a_generation_that_waits_for_nothing_is_left_whole_if_a_peer_leaves(pair) -> None:
+    staying, leaving = pair
+    leaving.abort("left")
+    time.sleep(2 * HOST_SECONDS)  # that nothing happens can only be seen by waiting
+    assert staying.broken is None
 
 
 def test_other_groups_stay_healthy_if_one_is_aborted(connect, each) -> None:

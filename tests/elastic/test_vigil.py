@@ -1,4 +1,4 @@
-"""Watch over sums that are under way on a device."""
+"""Watch over the connections of a generation, for what is under way on a device or on the host."""
 
 import socket
 import threading
@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.elastic import vigil
-from elastrain.elastic.vigil import STUCK_SECONDS, Act, Seen, Vigil, judge
+from elastrain.elastic.vigil import HOST_SECONDS, HUNG_UP, LOOK_SECONDS, STUCK_SECONDS, Act, Seen, Vigil, judge
 
-QUIET = Seen(now=100.0, under_way_since=99.0, hung_up=False, error=None, broken_at=None)
+QUIET = Seen(now=100.0, device_since=99.0, host_since=None, hung_up_at=None, error=None, broken_at=None)
 
 
 def seen(**changes) -> Seen:
@@ -25,7 +25,7 @@ def test_nothing_is_done_while_sums_are_under_way_and_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"hung_up": True}, "the connection to a peer has ended"),
+        ({"hung_up_at": 100.0}, HUNG_UP),
         ({"error": "NCCL reports comm error"}, "NCCL reports comm error"),
         ({"now": 5000.0}, "sums have been under way for 1800 s"),
     ],
@@ -35,33 +35,45 @@ def test_generation_is_aborted_if_what_is_waited_for_cannot_come(changes, why) -
 
 
 def test_a_peer_that_left_is_of_no_interest_if_nothing_is_waited_for() -> None:
-    assert judge(seen(under_way_since=None, hung_up=True, error="late"))[0] is Act.NOTHING
+    assert judge(seen(device_since=None, hung_up_at=50.0, error="late"))[0] is Act.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("host_since", "hung_up_at", "act"),
+    [
+        (90.0, None, Act.NOTHING),
+        (90.0, 100.1 - HOST_SECONDS, Act.NOTHING),
+        (100.1 - HOST_SECONDS, 90.0, Act.NOTHING),
+        (90.0, 100.0 - HOST_SECONDS, Act.ABORT),
+        (100.0 - HOST_SECONDS, 90.0, Act.ABORT),
+    ],
+)
+def test_an_operation_on_the_host_is_aborted_if_it_waits_on_after_a_peer_hung_up(host_since, hung_up_at, act) -> None:
+    assert judge(seen(device_since=None, host_since=host_since, hung_up_at=hung_up_at))[0] is act
 
 
 @pytest.mark.parametrize(("after", "act"), [(STUCK_SECONDS - 0.1, Act.NOTHING), (STUCK_SECONDS, Act.END_PROCESS)])
 def test_process_is_ended_if_the_device_does_not_come_back_long_after_the_abort(after, act) -> None:
-    assert judge(seen(now=100.0 + after, broken_at=100.0, hung_up=True))[0] is act
+    assert judge(seen(now=100.0 + after, broken_at=100.0, hung_up_at=100.0))[0] is act
 
 
-@given(
-    st.floats(0, 1e4),
-    st.none() | st.floats(0, 1e4),
-    st.booleans(),
-    st.none() | st.just("e"),
-    st.none() | st.floats(0, 1e4),
-)
-def test_process_is_never_ended_unless_it_has_waited_for_a_device_since_an_abort(
-    now, since, hung_up, error, broken
-) -> None:
-    act, _ = judge(Seen(now, since, hung_up, error, broken))
+times = st.none() | st.floats(0, 1e4)
+
+
+@given(st.builds(Seen, st.floats(0, 1e4), times, times, times, st.none() | st.just("e"), times))
+def test_process_is_never_ended_unless_it_has_waited_for_a_device_since_an_abort(seen) -> None:
+    act, _ = judge(seen)
     if act is Act.END_PROCESS:
-        assert since is not None and broken is not None
-        assert min(now - since, now - broken) >= STUCK_SECONDS
-    if broken is not None:
+        assert seen.device_since is not None and seen.broken_at is not None
+        assert min(seen.now - seen.device_since, seen.now - seen.broken_at) >= STUCK_SECONDS
+    if seen.broken_at is not None:
         assert act is not Act.ABORT, "it has been aborted already"
+    if seen.device_since is None and seen.host_since is None:
+        assert act is Act.NOTHING, "nobody waits"
 
 
-def test_a_killed_peer_is_noticed_by_its_connection_if_sums_are_under_way() -> None:
+@pytest.mark.parametrize("device", [True, False])
+def test_a_killed_peer_is_noticed_by_its_connection_if_something_is_under_way(device) -> None:
     mine, theirs = socket.socketpair()
     aborted = threading.Event()
     causes: list[str] = []
@@ -70,22 +82,29 @@ def test_a_killed_peer_is_noticed_by_its_connection_if_sums_are_under_way() -> N
         causes.append(why)
         aborted.set()
 
-    def look(now: float, hung_up: bool) -> Seen:
-        return Seen(now, now - 1, hung_up, None, 0.0 if aborted.is_set() and now < STUCK_SECONDS else None)
+    def look(now: float, hung_up_at: float | None) -> Seen:
+        since = now - 2 * HOST_SECONDS
+        broken_at = now if aborted.is_set() else None
+        return Seen(now, since if device else None, since, hung_up_at, None, broken_at)
 
-    watch = Vigil([mine], look, abort, causes.append)
+    watch = Vigil([mine], look, abort, causes.append, device=device)
     theirs.close()
     assert aborted.wait(10), "nobody noticed"
     watch.stop()
     watch.stop()
-    assert set(causes) == {"the connection to a peer has ended"}
+    assert causes == [HUNG_UP]
     mine.close()
 
 
-def test_thread_ends_and_leaves_the_connections_alone_if_it_is_stopped() -> None:
+@pytest.mark.parametrize("device", [True, False])
+def test_thread_ends_and_leaves_the_connections_alone_if_it_is_stopped(device) -> None:
     mine, theirs = socket.socketpair()
     before = threading.active_count()
-    watch = Vigil([mine], lambda now, hung_up: Seen(now, None, hung_up, None, None), pytest.fail, pytest.fail)
+
+    def look(now: float, hung_up_at: float | None) -> Seen:
+        return Seen(now, None, None, hung_up_at, None, None)
+
+    watch = Vigil([mine], look, pytest.fail, pytest.fail, device=device)
     assert threading.active_count() == before + 1
     watch.stop()
     assert threading.active_count() == before
@@ -95,12 +114,32 @@ def test_thread_ends_and_leaves_the_connections_alone_if_it_is_stopped() -> None
     theirs.close()
 
 
+def test_nobody_looks_while_all_peers_are_there_and_nothing_is_on_a_device() -> None:
+    mine, theirs = socket.socketpair()
+    looked: list[float] = []
+
+    def look(now: float, hung_up_at: float | None) -> Seen:
+        looked.append(now)
+        return Seen(now, None, None, hung_up_at, None, None)
+
+    watch = Vigil([mine], look, pytest.fail, pytest.fail, device=False)
+    time.sleep(5 * LOOK_SECONDS)  # that nothing happens can only be seen by waiting
+    assert looked == []
+    watch.stop()
+    mine.close()
+    theirs.close()
+
+
 def test_process_is_ended_once_if_the_device_stays_away(monkeypatch) -> None:
     monkeypatch.setattr(vigil, "STUCK_SECONDS", 0.0)
     mine, theirs = socket.socketpair()
     ended: list[str] = []
     at = time.monotonic()
-    watch = Vigil([mine], lambda now, _: Seen(now, at, False, None, at), pytest.fail, ended.append)
+
+    def look(now: float, hung_up_at: float | None) -> Seen:
+        return Seen(now, at, None, hung_up_at, None, at)
+
+    watch = Vigil([mine], look, pytest.fail, ended.append, device=True)
     watch._thread.join(10)
     assert len(ended) == 1
     watch.stop()

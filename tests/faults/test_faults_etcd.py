@@ -43,8 +43,7 @@ def test_training_goes_on_and_a_kill_is_healed_afterwards_if_etcd_is_away(job, s
         job.steps(5)
     assert max(x["generation"] for x in job.commits()) == first  # there may have been one of `a` alone before
     job["b"].kill_rank()
-    # Not until a has seen it: gloo may not tell, and etcd's return then does (decision 0009).
-    job.wait("b's agent to start another rank", lambda: len(job["b"].log("ranks started")) == 2)
+    job.wait("a to see the loss, which nobody can tell it", lambda: "generation is broken" in job["a"].out())
     before = job.last_step()
     job.etcd.start()
     job.together("a", "b", after=first)

@@ -72,7 +72,7 @@ class Communicator:
         """Monotonic time at which it was; None while it is healthy."""
         self._nccl: nccl.Nccl | None = None
         self._vigil: vigil.Vigil | None = None
-        self._under_way_since: float | None = None
+        self._device_since: float | None = None
         with device_lock:
             self._channels = Channels(address)
         store.set(f"channels/{rank}", self._channels.invitation)  # these go out with gloo's own keys
@@ -85,6 +85,10 @@ class Communicator:
         if self.choice.backend is Backend.NCCL and of.world_size > 1:
             assert device is not None, "a rank that offers NCCL has a device"
             self._form_nccl(device, called_off)
+        if of.world_size > 1:
+            self._vigil = vigil.Vigil(
+                self._host.sockets, self._look, self.abort, vigil.end_process, device=self._nccl is not None
+            )
         self.connected_at = time.monotonic()
 
     @property
@@ -186,8 +190,8 @@ class Communicator:
             try:
                 if self._nccl is None or not self._nccl.takes(buffer):
                     return self._host.sum(buffer)
-                if self._under_way_since is None:
-                    self._under_way_since = time.monotonic()
+                if self._device_since is None:
+                    self._device_since = time.monotonic()
                 return self._nccl.sum(buffer)
             except RuntimeError as e:
                 self.abort(first_line(e))
@@ -199,7 +203,7 @@ class Communicator:
 
     def sums_awaited(self) -> None:
         """All sums that were begun have been waited for, on the host."""
-        self._under_way_since = None
+        self._device_since = None
 
     # -- NCCL ----------------------------------------------------------------------------------------------------------
     def _form_nccl(self, device: torch.device, called_off: Callable[[], bool]) -> None:
@@ -211,7 +215,6 @@ class Communicator:
             self.abort(first_line(e))
             self.close()
             raise
-        self._vigil = vigil.Vigil(self._host.sockets, self._look, self.abort, vigil.end_process)
 
     def _share(self, data: bytes | None) -> bytes:
         """``data`` of rank 0, on all ranks."""
@@ -224,11 +227,11 @@ class Communicator:
         shared: bytes = buffer.numpy().tobytes()
         return shared
 
-    def _look(self, now: float, hung_up: bool) -> vigil.Seen:
-        assert self._nccl is not None
-        since = self._under_way_since
-        error = self._nccl.error() if since is not None and self._broken is None else None
-        return vigil.Seen(now, since, hung_up, error, self.broken_at)
+    def _look(self, now: float, hung_up_at: float | None) -> vigil.Seen:
+        since, error = self._device_since, None
+        if self._nccl is not None and since is not None and self._broken is None:
+            error = self._nccl.error()
+        return vigil.Seen(now, since, self._host.under_way_since, hung_up_at, error, self.broken_at)
 
     def _farewell(self) -> bool:
         """Whether every rank has let go of the generation and none is blocked in it."""

@@ -12,6 +12,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -71,6 +72,12 @@ class Gloo:
         """Duplicates of the descriptors of the group's connections."""
         self.group: dist.ProcessGroup | None = group_over(store, rank, world_size, self.backend)
 
+    @property
+    def under_way_since(self) -> float | None:
+        """Monotonic time at which the oldest collective that has not ended was begun; None: there is none."""
+        with self._lock:
+            return min((pending.since for pending in self._pending.values()), default=None)
+
     def takes(self, tensor: torch.Tensor) -> bool:
         return True
 
@@ -112,7 +119,7 @@ class Gloo:
         """
         on_device = isinstance(result, torch.Tensor) and result.is_cuda
         future: torch.futures.Future[Any] = future_on(result) if on_device else torch.futures.Future()
-        pending = _Pending(future, result, on_failure, work if on_device else None)
+        pending = _Pending(future, result, on_failure, work if on_device else None, time.monotonic())
         with self._lock:
             key = id(pending)
             self._pending[key] = pending
@@ -173,6 +180,8 @@ class _Pending:
     on_failure: Any
     copies_back: dist.Work | None
     """The work, if it sums in the host's memory what lies on a device."""
+    since: float
+    """Monotonic time."""
 
     def end(self, error: BaseException | None, side_stream: Callable[[torch.device], torch.cuda.Stream]) -> None:
         value = self.result if error is None else self.on_failure
