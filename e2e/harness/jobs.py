@@ -124,8 +124,34 @@ class Job:
         return self.condition(kind)
 
     def summary(self) -> str:
-        pods = [f"{p['metadata']['name']} {p['status'].get('phase')} on {p['spec'].get('nodeName')}" for p in self.pods]
-        return json.dumps({"status": self.status, "pods": pods, "events": self.events}, indent=1)
+        """For people, the most telling first: pods, the latest events, conditions, and the rest of the status."""
+        status = self.status
+        conditions = status.pop("conditions", [])
+        parts = {
+            "pods": [_in_a_line(p) for p in self.pods],
+            "latest events": [f"{reason}: {message}" for reason, message in self.events[-12:]],
+            "conditions": [f"{c['type']}={c['status']} {c['reason']}: {c['message']}" for c in conditions],
+            "status": [f"{field}: {json.dumps(value)}" for field, value in status.items()],
+        }
+        return "\n".join(f"{title}\n" + "".join(f"  {line}\n" for line in lines) for title, lines in parts.items())
+
+
+def _in_a_line(pod: dict[str, Any]) -> str:
+    """Phase, node, and the state of each container that does not simply run."""
+    status = pod["status"]
+    containers = status.get("initContainerStatuses", []) + status.get("containerStatuses", [])
+    states = [
+        f"{c['name']} {state} {about.get('reason', '')} {about.get('message', '')}".rstrip()
+        for c in containers
+        for state, about in c["state"].items()
+        if state != "running"
+    ]
+    unmet = [f"{c['type']}: {c['message']}" for c in status.get("conditions", []) if "message" in c]
+    leaving = ["is being deleted"] if "deletionTimestamp" in pod["metadata"] else []
+    place = (
+        f"{pod['metadata']['name']} {status.get('phase')} on {pod['spec'].get('nodeName')} {status.get('reason', '')}"
+    )
+    return "; ".join([place.rstrip(), *leaving, *states, *unmet])
 
 
 def make_folders(namespace: str, place: str = "") -> None:
