@@ -37,14 +37,18 @@ class Ending:
     message: str = ""
 
 
+UNSCHEDULABLE = "Unschedulable"
+"""The scheduler's word for a pod for which it has no node."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a pod does not start, as Kubernetes says it."""
+    """Why a worker does not start or does not train, as Kubernetes says it or etcd shows."""
 
     reason: str
-    """Reason of the condition PodsReady: ImagePullFailed, Unschedulable, VolumeFailed, ContainerConfigFailed, ..."""
+    """Reason of the condition PodsReady: ImagePullFailed, Unschedulable, VolumeFailed, AgentNotHeard, ..."""
     message: str
-    """Names pod, container and image and quotes Kubernetes."""
+    """Names the pod, and quotes Kubernetes with container and image."""
     patience: float = 0.0
     """Seconds after the pod's creation from which on it is worth telling."""
 

@@ -9,8 +9,8 @@ from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Target
 from elastrain_operator.allocation.model import Claims
 from elastrain_operator.model import Deletion, Loss, Notice, Observed, Plan
-from elastrain_operator.policy import claims as claims_policy
 from elastrain_operator.policy import (
+    arrival,
     clean,
     conditions,
     drain,
@@ -23,6 +23,7 @@ from elastrain_operator.policy import (
     success,
     targets,
 )
+from elastrain_operator.policy import claims as claims_policy
 from elastrain_operator.policy import ttl as ttl_policy
 from elastrain_operator.policy import verdict as verdicts
 from elastrain_operator.policy.conditions import Claim
@@ -196,7 +197,7 @@ def _deadlines(sight: Sight, wait: datetime | None) -> list[datetime | None]:
     """Moments at which a job that goes on has to be looked at again without anything having happened."""
     drains = [sight.due(p) for p in sight.seen.pods if p.name in sight.leaving and not p.terminating]
     sidecars = [clean.sidecar_deadline(p) for p in sight.seen.pods if p.ending and not p.over]
-    patience = [p.created + timedelta(seconds=p.trouble.patience) for p in sight.workers if p.trouble]
+    patience = [arrival.worth_telling_at(p, t) for p in sight.workers if (t := sight.troubles.get(p.name))]
     limit = sight.spec.pending_deadline_seconds
     clocks = [sight.rollout.until, sight.ledger.until, pending.next_deadline(sight.workers, limit)]
     return [wait, verdicts.deadline(sight.spec, sight.start), *clocks, *drains, *sidecars, *patience]

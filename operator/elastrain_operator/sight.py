@@ -7,8 +7,9 @@ from datetime import datetime
 from functools import cached_property
 
 from elastrain.api.job import JobSpec, JobStatus, LossStreak, Withdrawal
-from elastrain_operator.model import Coordination, Loss, Observed, Pod
+from elastrain_operator.model import Coordination, Loss, Observed, Pod, Trouble
 from elastrain_operator.policy import (
+    arrival,
     drain,
     exclusion,
     leaving,
@@ -77,6 +78,11 @@ class Sight:
     @cached_property
     def workers(self) -> tuple[Pod, ...]:
         return scale.active(self.seen.pods, self.asked, self.silent)
+
+    @cached_property
+    def troubles(self) -> dict[str, Trouble]:
+        """What keeps workers (pod names) from training, whether it is worth telling yet or not."""
+        return arrival.troubles(self.workers, self.members, self.ledger.nodes)
 
     @cached_property
     def desired(self) -> int:

@@ -9,6 +9,7 @@ from elastrain.api import names
 from elastrain.api.job import AcceleratorSeconds, ConditionType, JobStatus
 from elastrain_operator.model import Coordination, Outage
 from elastrain_operator.policy import (
+    arrival,
     conditions,
     exclusion,
     failures,
@@ -32,10 +33,11 @@ def status_of(sight: Sight, create: tuple[int, ...], wait: datetime | None) -> J
     generation, ready = progress.in_force(old.generation, known) if known else (old.generation, old.ready_replicas)
     report = etcd.progress if etcd else None
     live = sum(not p.ending for p in seen.pods)
+    workers = tuple(p for p in sight.workers if p not in sight.victims and p not in sight.late)
     picture = conditions.Picture(
         desired=sight.desired,
         ready=ready,
-        workers=tuple(p for p in sight.workers if p not in sight.victims and p not in sight.late),
+        workers=workers,
         draining=sum(not p.over for p in seen.pods if p.name in sight.leaving),
         generation=generation,
         pending_generation=_pending(etcd, generation.number if generation else None),
@@ -46,10 +48,11 @@ def status_of(sight: Sight, create: tuple[int, ...], wait: datetime | None) -> J
         finishing=sight.finishing,
         refusal=seen.refusal,
         withdrawal=sight.withdrawal,
+        troubles=arrival.told(workers, sight.troubles, sight.now),
         waits_until=wait,
         share=seen.share,
     )
-    claims, unhealthy = [*conditions.active(picture, sight.now), *_claims(sight)], old.unhealthy_workers
+    claims, unhealthy = [*conditions.active(picture), *_claims(sight)], old.unhealthy_workers
     if known:
         unhealthy = health.unhealthy(unhealthy, known, sight.now)
         claims.append(health.claim(unhealthy, generation))

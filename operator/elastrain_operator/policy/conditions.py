@@ -50,6 +50,8 @@ class Picture:
     refusal: Refusal | None
     withdrawal: Withdrawal | None
     """Workers that did not start in time and are tried again later."""
+    troubles: Sequence[Trouble]
+    """What keeps workers from training, where it has lasted long enough to be told."""
     waits_until: datetime | None
     """The next worker is created then, after failures."""
     share: Share | None = None
@@ -81,9 +83,9 @@ def merge(old: Iterable[Condition], claims: Iterable[Claim], generation: int | N
     return sorted(merged.values(), key=lambda c: (order.index(c.type) if c.type in order else len(order), c.type))
 
 
-def active(picture: Picture, now: datetime) -> list[Claim]:
+def active(picture: Picture) -> list[Claim]:
     """Claims about a job that has not ended."""
-    claims = [_pods_ready(picture, now), coordination(picture.outage), _suspended(picture)]
+    claims = [_pods_ready(picture), coordination(picture.outage), _suspended(picture)]
     if not picture.outage:
         claims += [_running(picture), _rescaling(picture)]
     if picture.has_checkpoints:
@@ -121,7 +123,7 @@ def phase(claims: Iterable[Condition], ready: int) -> str:
     return "Running" if ConditionType.RUNNING in true else "Pending"
 
 
-def _pods_ready(p: Picture, now: datetime) -> Claim:
+def _pods_ready(p: Picture) -> Claim:
     kind = ConditionType.PODS_READY
     if p.suspended:
         return Claim(kind, "False", "Suspended", "suspend is true: no worker is wanted")
@@ -133,11 +135,11 @@ def _pods_ready(p: Picture, now: datetime) -> Claim:
     have = f"{p.ready} of {p.desired} workers train"
     if p.ready == p.desired and not p.draining:
         return Claim(kind, "True", "AllTrain", have)
-    reason, words = next(_obstacles(p, now), ("Starting", ""))
+    reason, words = next(_obstacles(p), ("Starting", ""))
     return Claim(kind, "False", reason, f"{have}; {words}" if words else have)
 
 
-def _obstacles(p: Picture, now: datetime) -> Iterator[tuple[str, str]]:
+def _obstacles(p: Picture) -> Iterator[tuple[str, str]]:
     """Why not as many workers train as are wanted, the best explanation first: reason and words."""
     if p.finishing:
         yield "Finishing", "the training loop has ended"
@@ -146,10 +148,9 @@ def _obstacles(p: Picture, now: datetime) -> Iterator[tuple[str, str]]:
         yield p.refusal.reason, p.refusal.message
     if p.withdrawal and missing:
         yield p.withdrawal.reason, f"{p.withdrawal.message}; tried again at {_clock(p.withdrawal.until)}"
-    troubles = [t for t in (_trouble(w, now) for w in p.workers) if t]
-    if troubles:
-        more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
-        yield troubles[0].reason, troubles[0].message + more
+    if p.troubles:
+        more = f" (and {len(p.troubles) - 1} more)" if len(p.troubles) > 1 else ""
+        yield p.troubles[0].reason, p.troubles[0].message + more
     if p.draining:
         yield "Draining", f"{p.draining} on their way out"
     if p.waits_until and missing:
@@ -158,11 +159,6 @@ def _obstacles(p: Picture, now: datetime) -> Iterator[tuple[str, str]]:
 
 def _clock(moment: str) -> str:
     return datetime.fromisoformat(moment).isoformat(timespec="seconds")
-
-
-def _trouble(pod: Pod, now: datetime) -> Trouble | None:
-    trouble = pod.trouble
-    return trouble if trouble and (now - pod.created).total_seconds() >= trouble.patience else None
 
 
 def _suspended(p: Picture) -> Claim:

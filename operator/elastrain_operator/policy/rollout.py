@@ -17,7 +17,7 @@ from typing import Any
 
 from elastrain.api.job import ConditionType
 from elastrain.api.records import Phase
-from elastrain_operator.model import Cause, Coordination, Pod, Refusal
+from elastrain_operator.model import UNSCHEDULABLE, Cause, Coordination, Pod, Refusal
 from elastrain_operator.policy import pending
 from elastrain_operator.policy.causes import judge
 from elastrain_operator.policy.conditions import Claim
@@ -25,7 +25,6 @@ from elastrain_operator.policy.conditions import Claim
 ROOM_PATIENCE = 30.0
 """Seconds for which a new pod may be unschedulable before an old worker makes room: preemption and descheduling take
 a moment, and an old worker that is gone cannot be had back."""
-_NO_ROOM = "Unschedulable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ def _renew_spares(scene: Scene, old: tuple[Pod, ...], coming: Sequence[Pod], mem
     if not scene.spares or not idle or training < scene.desired:
         return None
     # One that finds no room gets that of the next old spare; every other one is waited for.
-    warming = [p for p in coming if not _is_ready(p, members) and not (p.trouble and p.trouble.reason == _NO_ROOM)]
+    warming = [p for p in coming if not _is_ready(p, members) and not (p.trouble and p.trouble.reason == UNSCHEDULABLE)]
     leave = _first_to_go(idle, scene.at_a_time - scene.leaving - len(warming), members)
     return Rollout(old, min(len(coming), scene.at_a_time), leave=leave, coming=tuple(p.name for p in coming))
 
@@ -134,7 +133,7 @@ class _Room:
 
 
 def _room(scene: Scene, coming: Sequence[Pod], members: Coordination) -> _Room:
-    stuck = [p for p in coming if p.trouble and p.trouble.reason == _NO_ROOM and not p.started]
+    stuck = [p for p in coming if p.trouble and p.trouble.reason == UNSCHEDULABLE and not p.started]
     ripe = [p for p in stuck if scene.now >= _patience(p)]
     wanted = len(ripe) if len(scene.workers) > scene.desired else 0
     if _no_quota(scene) and not coming and len(scene.workers) >= scene.desired:
@@ -185,7 +184,7 @@ def _stopped(scene: Scene, new: Sequence[Pod], members: Coordination) -> str:
     for pod in new:
         trouble = pod.trouble
         ripe = trouble and (scene.now - pod.created).total_seconds() >= trouble.patience
-        if trouble and ripe and trouble.reason not in (_NO_ROOM, pending.QUEUED):
+        if trouble and ripe and trouble.reason not in (UNSCHEDULABLE, pending.QUEUED):
             return f"{trouble.reason}: {trouble.message}"
     if any(members.trains(p.name) for p in new):
         return ""
