@@ -65,7 +65,7 @@ def test_joiner_gets_the_state_from_another_survivor_if_its_source_dies_during_t
     assert job["j"].adopted <= first, "the transfer was over: use a larger BALLAST_MB"
     job[source].kill_rank()
     os.kill(joiner, signal.SIGCONT)
-    job.together("a", "b", "j", after=first)
+    job.together("a", "b", "j", after=first + 1)  # the source is started again, and comes
     verdict = job.verdict()
     assert verdict.pids[other] == (survivor,), "the survivor's process changed"
     assert len(verdict.pids[source]) == 2
