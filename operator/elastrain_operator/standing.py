@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from elastrain.api import names
-from elastrain.api.job import AcceleratorSeconds, ConditionType, JobStatus
+from elastrain.api.job import AcceleratorSeconds, ConditionType, GenerationStatus, JobStatus
 from elastrain_operator.model import Coordination, Outage
 from elastrain_operator.policy import (
     arrival,
@@ -32,26 +32,7 @@ def status_of(sight: Sight, create: tuple[int, ...], wait: datetime | None) -> J
     known = sight.members
     generation, ready = progress.in_force(old.generation, known) if known else (old.generation, old.ready_replicas)
     report = etcd.progress if etcd else None
-    live = sum(not p.ending for p in seen.pods)
-    workers = tuple(p for p in sight.workers if p not in sight.victims and p not in sight.late)
-    picture = conditions.Picture(
-        desired=sight.desired,
-        ready=ready,
-        workers=workers,
-        draining=sum(not p.over for p in seen.pods if p.name in sight.leaving),
-        generation=generation,
-        pending_generation=_pending(etcd, generation.number if generation else None),
-        progress=report,
-        outage=None if etcd else seen.outage or Outage(),
-        has_checkpoints=spec.checkpoint is not None,
-        suspended=spec.suspend,
-        finishing=sight.finishing,
-        refusal=seen.refusal,
-        withdrawal=sight.withdrawal,
-        troubles=arrival.told(workers, sight.troubles, sight.now),
-        waits_until=wait,
-        share=seen.share,
-    )
+    picture = _picture(sight, generation, ready, wait)
     claims, unhealthy = [*conditions.active(picture), *_claims(sight)], old.unhealthy_workers
     if known:
         unhealthy = health.unhealthy(unhealthy, known, sight.now)
@@ -67,7 +48,7 @@ def status_of(sight: Sight, create: tuple[int, ...], wait: datetime | None) -> J
     return JobStatus(
         phase=conditions.phase(merged, ready),
         conditions=merged,
-        replicas=live - beyond,
+        replicas=sum(not p.ending for p in seen.pods) - beyond,
         desired_replicas=sight.desired,
         ready_replicas=ready,
         spares=spares.status(spec, old.spares, sight.spares, warm),
@@ -89,6 +70,31 @@ def status_of(sight: Sight, create: tuple[int, ...], wait: datetime | None) -> J
         excluded_nodes=list(sight.ledger.excluded),
         node_losses=list(sight.ledger.losses),
         observed_generation=seen.job.generation,
+    )
+
+
+def _picture(
+    sight: Sight, generation: GenerationStatus | None, ready: int, wait: datetime | None
+) -> conditions.Picture:
+    seen, etcd = sight.seen, sight.etcd
+    workers = tuple(p for p in sight.workers if p not in sight.victims and p not in sight.late)
+    return conditions.Picture(
+        desired=sight.desired,
+        ready=ready,
+        workers=workers,
+        draining=sum(not p.over for p in seen.pods if p.name in sight.leaving),
+        generation=generation,
+        pending_generation=_pending(etcd, generation.number if generation else None),
+        progress=etcd.progress if etcd else None,
+        outage=None if etcd else seen.outage or Outage(),
+        has_checkpoints=sight.spec.checkpoint is not None,
+        suspended=sight.spec.suspend,
+        finishing=sight.finishing,
+        refusal=seen.refusal,
+        withdrawal=sight.withdrawal,
+        troubles=arrival.told(workers, sight.troubles, sight.now),
+        waits_until=wait,
+        share=seen.share,
     )
 
 
