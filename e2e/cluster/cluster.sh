@@ -51,6 +51,13 @@ usable() {
     done
 }
 
+# kubeadm leaves it to the scheduler. On a worker, all names would be gone with it when a test stops that node.
+keep_dns_off_workers() {
+    local selector='{"spec":{"template":{"spec":{"nodeSelector":{"node-role.kubernetes.io/control-plane":""}}}}}'
+    kubectl -n kube-system patch deployment coredns --type=merge -p "$selector"
+    kubectl -n kube-system rollout status deployment coredns --timeout=120s
+}
+
 up() {
     local image
     "$HERE/engine.sh" up
@@ -58,6 +65,7 @@ up() {
     image=$("$HERE/node-image.sh")
     usable "$image" || timed "create the cluster" create "$image"
     timed "all nodes ready" kubectl wait --for=condition=Ready nodes --all --timeout=120s
+    timed "names are resolved on the control plane" keep_dns_off_workers
     echo "export KUBECONFIG=$KUBECONFIG PATH=$BIN:\$PATH"
 }
 

@@ -18,6 +18,7 @@ def collect(folder: Path, namespace: str | None) -> str:
     commands = {
         "nodes": ["get", "nodes", "-o", "wide"],
         "system-pods": ["get", "pods", "-n", NAMESPACE, "-o", "wide"],
+        "dns": ["get", "pods", "-n", "kube-system", "-l", "k8s-app=kube-dns", "-o", "wide"],
         "operator": ["logs", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator", "--prefix", "--tail=2000"],
         "etcd": ["exec", "-n", NAMESPACE, "elastrain-etcd-0", "--", *etcdctl(), "get", "--prefix", "/elastrain/"],
     }
