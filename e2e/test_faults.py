@@ -10,7 +10,7 @@ import pytest
 from harness import release
 from harness.commands import eventually
 from harness.example import digits
-from harness.jobs import RESCALE, Audit, Job
+from harness.jobs import RESCALE, START, Audit, Job
 
 Submit = Callable[[dict[str, Any]], Job]
 
@@ -40,7 +40,7 @@ def test_survivors_train_on_and_the_lost_worker_is_replaced_if_a_node_stops(
     job.wait_steps(20)
     assert not job.holds("PodsReady")
 
-    after = job.wait_size(2, 150)  # NotReady, then a replacement on the node that is left
+    after = job.wait_size(2, release.NODE_LOST + START)  # NotReady, then a replacement on the node that is left
     assert after[survivor] == before[survivor]
     assert victim not in after
     assert {job.nodes[w] for w in after} == {nodes[survivor]}

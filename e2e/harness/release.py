@@ -20,6 +20,8 @@ PREVIOUS = str(ROOT / "e2e/charts/previous.tgz")
 CONTROL_PLANE = f"{CLUSTER}-control-plane"
 WORKER_NODES = (f"{CLUSTER}-worker", f"{CLUSTER}-worker2")
 GPUS_PER_NODE = 2
+NODE_LOST = 60
+"""Seconds within which Kubernetes finds that a node has stopped (its default: 50)."""
 
 
 def values() -> dict[str, Any]:

@@ -44,7 +44,7 @@ def told(made: Plan) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("members", "reason", "words"),
     [
-        ((), "AgentNotHeard", "its container runs, but its agent has not come to etcd; `kubectl logs job-1` shows"),
+        ((), "AgentNotHeard", "its container runs, but etcd has no word of its agent; `kubectl logs job-1` shows"),
         ((member(1, Phase.WARMING),), "Starting", "its ranks start, and the script has not come to its first step"),
         ((member(1, Phase.READY),), "Starting", "its ranks are ready for the next generation"),
     ],

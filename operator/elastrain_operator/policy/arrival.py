@@ -53,7 +53,7 @@ def _on_its_way(pod: Pod, member: Member | None, training: Collection[str]) -> T
     if pod.name in training or not pod.started or pod.ending or pod.over or pod.terminating:
         return None
     if member is None:
-        words = f"its container runs, but its agent has not come to etcd; `kubectl logs {pod.name}` shows what it does"
+        words = f"its container runs, but etcd has no word of its agent; `kubectl logs {pod.name}` shows what it does"
         return Trouble("AgentNotHeard", f"pod {pod.name}: {words}", ARRIVAL_PATIENCE)
     if member.phase is Phase.WARMING:
         words = "its ranks start, and the script has not come to its first step"
