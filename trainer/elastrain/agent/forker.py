@@ -28,8 +28,9 @@ from elastrain.agent.plan import (
 )
 from elastrain.api import names
 
-WARM_SECONDS = 60.0
-"""How long the imports may take. Ranks wait for them, as they would for their own; then they are executed."""
+WARM_SECONDS = 300.0
+"""How long the imports may take. Ranks wait for them, as they would for their own; then they are executed. On a starved
+machine or a slow disk imports take more than a minute, and executed ranks would begin with them again."""
 FORK_SECONDS = 5.0
 """How long a fork may take, which takes 20 ms; the agent does nothing else meanwhile."""
 CLOSE_SECONDS = 1.0
