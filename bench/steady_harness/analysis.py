@@ -1,7 +1,8 @@
 """From blocks to figures. Pure.
 
 The unit is the quad: two blocks of each variant that lie around the same moment. A slow drift of the machine is the
-same for both, and a disturbance spoils a quad or two, which the median over quads leaves aside.
+same for both, and a disturbance spoils a quad or two, which the median over quads leaves aside. What a start of the
+processes has by luck, all its quads share: so the bootstrap draws starts, and quads within them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,8 +23,12 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 
 
+Pairs = list[tuple[float, float]]
+"""A figure of elastrain and of the baseline, quad by quad."""
+
+
 class Interval(BaseModel):
-    """A median over quads with its bootstrap confidence interval."""
+    """A median over the quads of all starts with its bootstrap confidence interval."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -61,25 +66,30 @@ class Comparison(BaseModel):
         return "missed" if self.ratio.low > GOAL else "not resolved"
 
 
-def compare(case: Case, blocks: Sequence[Block]) -> Comparison:
-    """The figures of one case. Raises ``ValueError`` if a block of a rank is missing."""
-    wall = quad_sums(case, [b for b in blocks if b.rank == 0], lambda b: b.wall)
-    cpu = quad_sums(case, blocks, lambda b: b.cpu)
+def compare(case: Case, starts: Sequence[Sequence[Block]]) -> Comparison:
+    """The figures of one case, from the blocks of each start. Raises ``ValueError`` if a block of a rank is missing."""
+    wall = [quad_sums(case, [b for b in blocks if b.rank == 0], lambda b: b.wall) for blocks in starts]
+    cpu = [quad_sums(case, blocks, lambda b: b.cpu) for blocks in starts]
     steps = 2 * case.block
-    base = [b for b in blocks if b.variant == case.baseline]
+    base = [b for blocks in starts for b in blocks if b.variant == case.baseline]
+
+    def over_quads(pairs: Iterable[Pairs], figure: Callable[[float, float], float]) -> Interval:
+        return interval([[figure(ours, theirs) for ours, theirs in of_start] for of_start in pairs])
+
     return Comparison(
         case=case,
         step=statistics.median(b.wall / b.steps for b in base if b.rank == 0),
-        cpu_step=statistics.median(theirs for _, theirs in cpu) / steps,
-        ratio=interval([ours / theirs - 1 for ours, theirs in wall]),
-        micros=interval([1e6 * (ours - theirs) / steps for ours, theirs in wall]),
-        cpu_ratio=interval([ours / theirs - 1 for ours, theirs in cpu]),
-        cpu_micros=interval([1e6 * (ours - theirs) / steps / case.ranks for ours, theirs in cpu]),
+        cpu_step=statistics.median(theirs for of_start in cpu for _, theirs in of_start) / steps,
+        ratio=over_quads(wall, lambda ours, theirs: ours / theirs - 1),
+        micros=over_quads(wall, lambda ours, theirs: 1e6 * (ours - theirs) / steps),
+        cpu_ratio=over_quads(cpu, lambda ours, theirs: ours / theirs - 1),
+        cpu_micros=over_quads(cpu, lambda ours, theirs: 1e6 * (ours - theirs) / steps / case.ranks),
     )
 
 
-def quad_sums(case: Case, blocks: Sequence[Block], figure: Callable[[Block], float]) -> list[tuple[float, float]]:
-    """For each quad, ``figure`` summed over elastrain's two blocks and over the baseline's, of all given ranks."""
+def quad_sums(case: Case, blocks: Sequence[Block], figure: Callable[[Block], float]) -> Pairs:
+    """For each quad of a start, ``figure`` summed over elastrain's two blocks and over the baseline's, of all given
+    ranks."""
     sums: dict[int, dict[Variant, float]] = defaultdict(lambda: defaultdict(float))
     ranks = {b.rank for b in blocks}
     for b in blocks:
@@ -89,10 +99,17 @@ def quad_sums(case: Case, blocks: Sequence[Block], figure: Callable[[Block], flo
     return [(sums[q]["elastrain"], sums[q][case.baseline]) for q in range(case.quads)]
 
 
-def interval(values: Sequence[float], seed: int = 0) -> Interval:
-    """The median of ``values`` with its percentile-bootstrap interval (Efron 1979)."""
+def interval(groups: Sequence[Sequence[float]], seed: int = 0) -> Interval:
+    """The median of all values with its percentile-bootstrap interval (Efron 1979), by a bootstrap of two stages
+    (Davison and Hinkley 1997, section 3.8): groups are drawn, and values within them."""
     draw = random.Random(seed)
-    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+
+    def resampled() -> float:
+        return statistics.median(
+            value for group in draw.choices(groups, k=len(groups)) for value in draw.choices(group, k=len(group))
+        )
+
+    medians = sorted(resampled() for _ in range(RESAMPLES))
     tail = (1 - CONFIDENCE) / 2
     low, high = (medians[min(RESAMPLES - 1, math.floor(p * RESAMPLES))] for p in (tail, 1 - tail))
-    return Interval(low=low, median=statistics.median(values), high=high)
+    return Interval(low=low, median=statistics.median(value for group in groups for value in group), high=high)

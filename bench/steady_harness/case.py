@@ -29,7 +29,10 @@ class Case(BaseModel):
     block: int
     """Steps of a variant in a row."""
     quads: int
-    """Groups of four blocks: one variant, the other one twice, the first one again."""
+    """Groups of four blocks of one start: one variant, the other one twice, the first one again."""
+    starts: int = 1
+    """So often all processes are started anew: where their memory happens to lie makes a variant faster or slower by
+    percents, the same for all quads of a start."""
     profile: bool = False
 
     @property

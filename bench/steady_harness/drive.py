@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +50,28 @@ class Outcome:
 
 
 def drive(case: Case, directory: Path, limit: float) -> Outcome:
-    """Measure ``case`` within ``limit`` seconds, with logs in a new ``directory``. Raises :class:`Failed`."""
+    """Measure ``case``, with logs in a new ``directory``; the blocks of a start within ``limit`` seconds. Raises
+    :class:`Failed`."""
+    starts, shares = [], []
+    for number in range(case.starts):
+        place = directory / f"start-{number}"
+        profiled = case.model_copy(update={"profile": case.profile and number == 0})
+        shares.append(_start(profiled, place, limit))
+        files = [place / f"blocks-{rank}.jsonl" for rank in range(case.ranks)]
+        starts.append([Block.model_validate_json(line) for file in files for line in file.read_text().splitlines()])
+    agent, etcd = (statistics.mean(of_service) for of_service in zip(*shares, strict=True))
+    comparison = compare(case, starts).model_copy(update={"agent_cpu": agent, "etcd_cpu": etcd})
+    if not case.profile:
+        return Outcome(comparison, [])
+    first = directory / "start-0"
+    steps = int((first / "profiled").read_text())
+    ours, theirs = (read(first / f"{variant}.prof", steps) for variant in ("elastrain", case.baseline))
+    return Outcome(comparison, difference(ours, theirs), steps)
+
+
+def _start(case: Case, directory: Path, limit: float) -> tuple[float, float]:
+    """Start the processes, let them write their blocks into ``directory``, and end them. Returns the processor seconds
+    that one agent, and etcd, took in a second meanwhile."""
     directory.mkdir(parents=True)
     environment = {
         **base_environment(),
@@ -83,18 +105,11 @@ def drive(case: Case, directory: Path, limit: float) -> Outcome:
             began, before = time.monotonic(), [_cpu(p) for p in services]
             wait("the last block", lambda: _all(directory, "blocks-{}.jsonl", case.ranks), limit)
             seconds = time.monotonic() - began
-            shares = [(_cpu(p) - b) / seconds for p, b in zip(services, before, strict=True)]
+            of_agent, of_etcd = ((_cpu(p) - b) / seconds for p, b in zip(services, before, strict=True))
             wait("the end", lambda: not any(processes.runs(n) for n in nodes), START_SECONDS, may_end=True)
         finally:
             processes.end(spare=system.service_pids)
-    lines = [x for rank in range(case.ranks) for x in (directory / f"blocks-{rank}.jsonl").read_text().splitlines()]
-    comparison = compare(case, [Block.model_validate_json(line) for line in lines])
-    comparison = comparison.model_copy(update={"agent_cpu": shares[0], "etcd_cpu": shares[1]})
-    if not case.profile:
-        return Outcome(comparison, [])
-    steps = int((directory / "profiled").read_text())
-    ours, theirs = (read(directory / f"{variant}.prof", steps) for variant in ("elastrain", case.baseline))
-    return Outcome(comparison, difference(ours, theirs), steps)
+    return of_agent, of_etcd
 
 
 def _all(directory: Path, form: str, ranks: int) -> bool:

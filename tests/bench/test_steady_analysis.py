@@ -36,23 +36,30 @@ def test_each_quad_has_both_variants_around_the_same_moment() -> None:
 
 
 def test_extra_time_is_found_in_spite_of_a_drift() -> None:
-    found = analysis.compare(CASE, blocks(extra=50e-6, drift=20e-6))
+    found = analysis.compare(CASE, [blocks(extra=50e-6, drift=20e-6)])
     assert found.micros.median == pytest.approx(50, rel=0.01)
     assert found.cpu_micros.median == pytest.approx(50, rel=0.01)
-    assert analysis.compare(CASE, blocks(extra=50e-6)).ratio.median == pytest.approx(0.005)
+    assert analysis.compare(CASE, [blocks(extra=50e-6)]).ratio.median == pytest.approx(0.005)
 
 
 def test_a_disturbed_quad_does_not_count() -> None:
     quiet = blocks(extra=50e-6)
     disturbed = [b.model_copy(update={"wall": 9.0}) if b.number == 5 else b for b in quiet]
-    assert analysis.compare(CASE, disturbed).micros.median == pytest.approx(50, rel=0.01)
+    assert analysis.compare(CASE, [disturbed]).micros.median == pytest.approx(50, rel=0.01)
 
 
 def test_the_interval_holds_what_is_true_and_widens_with_noise() -> None:
-    calm, loud = (analysis.compare(CASE, blocks(extra=50e-6, noise=n)).micros for n in (0.01, 0.1))
+    calm, loud = (analysis.compare(CASE, [blocks(extra=50e-6, noise=n)]).micros for n in (0.01, 0.1))
     assert calm.low <= 50 <= calm.high
     assert loud.low <= 50 <= loud.high
     assert loud.high - loud.low > calm.high - calm.low
+
+
+def test_what_a_start_has_by_luck_widens_the_interval() -> None:
+    lucky, unlucky = ([blocks(extra=50e-6 + luck, noise=0.01) for luck in of] for of in ((0, 0, 0), (-2e-4, 0, 2e-4)))
+    alike, apart = (analysis.compare(CASE, starts).micros for starts in (lucky, unlucky))
+    assert apart.low <= 50 <= apart.high
+    assert apart.high - apart.low > 3 * (alike.high - alike.low)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +67,14 @@ def test_the_interval_holds_what_is_true_and_widens_with_noise() -> None:
     [(-0.002, 0.004, "kept"), (0.001, 0.008, "not resolved"), (0.006, 0.008, "missed")],
 )
 def test_a_verdict_needs_an_interval_on_one_side_of_the_goal(low: float, high: float, verdict: str) -> None:
-    found = analysis.compare(CASE, blocks(extra=0))
+    found = analysis.compare(CASE, [blocks(extra=0)])
     ratio = Interval(low=low, median=(low + high) / 2, high=high)
     assert found.model_copy(update={"ratio": ratio}).verdict == verdict
 
 
 def test_missing_blocks_are_refused() -> None:
     with pytest.raises(ValueError, match="tiny-2-ddp: 319 blocks of 2 ranks, expected 160 of each"):
-        analysis.compare(CASE, blocks(extra=0)[:-1])
+        analysis.compare(CASE, [blocks(extra=0), blocks(extra=0)[:-1]])
 
 
 def test_a_profile_is_told_by_what_the_baseline_spends_less() -> None:
