@@ -26,6 +26,7 @@ from steady_harness.profile import Row
 
 CASES = (
     (Case(workload="perceptron", ranks=2, baseline="ddp", block=4, quads=16, starts=8), 0.16),
+    (Case(workload="perceptron", ranks=2, baseline="ddp", subject="control", block=4, quads=16, starts=8), 0.16),
     (Case(workload="tiny", ranks=2, baseline="ddp", block=50, quads=30, starts=4), 0.005),
     (Case(workload="tiny", ranks=1, baseline="ddp", block=100, quads=30, starts=4), 0.002),
     (Case(workload="tiny", ranks=1, baseline="bare", block=100, quads=30, starts=4), 0.002),
@@ -46,7 +47,7 @@ checkpoints and the audit log, which plain DDP has not, are off. Use a machine t
 ranks that wait for a processor says nothing. Processor time suffers less.
 
 \b
-Cases (--cases): WORKLOAD-RANKS-BASELINE
+Cases (--cases): WORKLOAD-RANKS-BASELINE, and control: plain DDP in elastrain's place
 {cases}
 
 \b
@@ -56,14 +57,14 @@ ddp, bare   DistributedDataParallel over gloo; the model as it is, in one proces
 
 \b
 Examples:
-  bench/steady_state.py                                    all cases, eleven minutes
+  bench/steady_state.py                                    all cases, 18 minutes
   bench/steady_state.py --cases tiny-1-bare --profile      where the fixed microseconds go
 
 Exit codes: 0 measured (whether the goal is kept, the table says), 1 a case failed, 2 cannot be started as asked, 130
 interrupted.
 """.format(
     cases="\n".join(
-        f"  {c.name:18}about {c.starts * (START_SECONDS + 4 * c.block * c.quads * step):.0f} s" for c, step in CASES
+        f"  {c.name:26}about {c.starts * (START_SECONDS + 4 * c.block * c.quads * step):.0f} s" for c, step in CASES
     )
 )
 

@@ -24,7 +24,7 @@ CONFIDENCE = 0.95
 
 
 Pairs = list[tuple[float, float]]
-"""A figure of elastrain and of the baseline, quad by quad."""
+"""A figure of the subject and of the baseline, quad by quad."""
 
 
 class Interval(BaseModel):
@@ -38,7 +38,7 @@ class Interval(BaseModel):
 
 
 class Comparison(BaseModel):
-    """elastrain against ``case.baseline``."""
+    """``case.subject`` against ``case.baseline``."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -88,7 +88,7 @@ def compare(case: Case, starts: Sequence[Sequence[Block]]) -> Comparison:
 
 
 def quad_sums(case: Case, blocks: Sequence[Block], figure: Callable[[Block], float]) -> Pairs:
-    """For each quad of a start, ``figure`` summed over elastrain's two blocks and over the baseline's, of all given
+    """For each quad of a start, ``figure`` summed over the subject's two blocks and over the baseline's, of all given
     ranks."""
     sums: dict[int, dict[Variant, float]] = defaultdict(lambda: defaultdict(float))
     ranks = {b.rank for b in blocks}
@@ -96,7 +96,7 @@ def quad_sums(case: Case, blocks: Sequence[Block], figure: Callable[[Block], flo
         sums[b.number // 4][b.variant] += figure(b)
     if len(blocks) != 4 * case.quads * len(ranks) or not blocks:
         raise ValueError(f"{case.name}: {len(blocks)} blocks of {len(ranks)} ranks, expected {4 * case.quads} of each")
-    return [(sums[q]["elastrain"], sums[q][case.baseline]) for q in range(case.quads)]
+    return [(sums[q][case.subject], sums[q][case.baseline]) for q in range(case.quads)]
 
 
 def interval(groups: Sequence[Sequence[float]], seed: int = 0) -> Interval:

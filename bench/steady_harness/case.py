@@ -14,8 +14,8 @@ PROFILED_STEPS = 500
 """Of each variant, at most; a slow workload is profiled for :data:`PROFILED_SECONDS`."""
 PROFILED_SECONDS = 10.0
 
-Variant = Literal["elastrain", "ddp", "bare"]
-"""``bare``: the model as it is, for one rank."""
+Variant = Literal["elastrain", "control", "ddp", "bare"]
+"""``bare``: the model as it is, for one rank. ``control``: plain DDP once more, to see what a comparison is worth."""
 
 
 class Case(BaseModel):
@@ -26,6 +26,8 @@ class Case(BaseModel):
     workload: Literal["perceptron", "tiny"]
     ranks: int
     baseline: Variant
+    subject: Variant = "elastrain"
+    """What is compared with the baseline."""
     block: int
     """Steps of a variant in a row."""
     quads: int
@@ -37,7 +39,8 @@ class Case(BaseModel):
 
     @property
     def name(self) -> str:
-        return f"{self.workload}-{self.ranks}-{self.baseline}"
+        name = f"{self.workload}-{self.ranks}-{self.baseline}"
+        return name if self.subject == "elastrain" else f"{name}-{self.subject}"
 
 
 class Block(BaseModel):
@@ -55,9 +58,9 @@ class Block(BaseModel):
     """Seconds of processor time of this rank's process, all threads."""
 
 
-def order(quads: int, baseline: Variant) -> list[Variant]:
-    """The variants of all blocks. Quads begin with elastrain and with the baseline in turns, so that neither a drift
-    nor the place in a quad favours one of them."""
-    ours: list[Variant] = ["elastrain", baseline, baseline, "elastrain"]
-    theirs: list[Variant] = [baseline, "elastrain", "elastrain", baseline]
-    return [v for i in range(quads) for v in (theirs if i % 2 else ours)]
+def order(case: Case) -> list[Variant]:
+    """The variants of all blocks of a start. Quads begin with the subject and with the baseline in turns, so that
+    neither a drift nor the place in a quad favours one of them."""
+    ours = [case.subject, case.baseline, case.baseline, case.subject]
+    theirs = [case.baseline, case.subject, case.subject, case.baseline]
+    return [v for i in range(case.quads) for v in (theirs if i % 2 else ours)]

@@ -65,7 +65,7 @@ def drive(case: Case, directory: Path, limit: float) -> Outcome:
         return Outcome(comparison, [])
     first = directory / "start-0"
     steps = int((first / "profiled").read_text())
-    ours, theirs = (read(first / f"{variant}.prof", steps) for variant in ("elastrain", case.baseline))
+    ours, theirs = (read(first / f"{variant}.prof", steps) for variant in (case.subject, case.baseline))
     return Outcome(comparison, difference(ours, theirs), steps)
 
 

@@ -18,7 +18,7 @@ def blocks(extra: float, drift: float = 0.0, noise: float = 0.0, step: float = 0
     """A run in which a step of elastrain takes ``extra`` seconds more; ``drift`` a block, for both."""
     draw = random.Random(1)
     found = []
-    for number, variant in enumerate(order(CASE.quads, CASE.baseline)):
+    for number, variant in enumerate(order(CASE)):
         took = (step + number * drift + (extra if variant == "elastrain" else 0)) * CASE.block
         took *= 1 + noise * draw.random()
         found += [Block(rank=r, number=number, variant=variant, steps=CASE.block, wall=took, cpu=took) for r in (0, 1)]
@@ -26,7 +26,7 @@ def blocks(extra: float, drift: float = 0.0, noise: float = 0.0, step: float = 0
 
 
 def test_each_quad_has_both_variants_around_the_same_moment() -> None:
-    variants = order(4, "ddp")
+    variants = order(CASE)
     for quad in range(4):
         places: dict[Variant, list[int]] = {"elastrain": [], "ddp": []}
         for i, variant in enumerate(variants[4 * quad : 4 * quad + 4]):
