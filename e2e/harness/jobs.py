@@ -124,16 +124,24 @@ class Job:
         return self.condition(kind)
 
     def summary(self) -> str:
-        """For people, the most telling first: pods, the latest events, conditions, and the rest of the status."""
-        status = self.status
+        """For people, the most telling first: pods with their last words, the latest events, conditions, and the rest
+        of the status."""
+        status, pods = self.status, self.pods
         conditions = status.pop("conditions", [])
         parts = {
-            "pods": [_in_a_line(p) for p in self.pods],
+            "pods": [_in_a_line(p) for p in pods],
+            "last words": [f"{p['metadata']['name']}: {line}" for p in pods for line in self._last_words(p)],
             "latest events": [f"{reason}: {message}" for reason, message in self.events[-12:]],
             "conditions": [f"{c['type']}={c['status']} {c['reason']}: {c['message']}" for c in conditions],
             "status": [f"{field}: {json.dumps(value)}" for field, value in status.items()],
         }
         return "\n".join(f"{title}\n" + "".join(f"  {line}\n" for line in lines) for title, lines in parts.items())
+
+    def _last_words(self, pod: dict[str, Any]) -> list[str]:
+        """Of its container, or why there are none: a stopped node does not answer."""
+        where = ("-n", self.namespace, pod["metadata"]["name"], "-c", "trainer")
+        done = run("kubectl", "logs", *where, "--tail=5", "--request-timeout=10s", check=False)
+        return [line[:300] for line in (done.stdout or done.stderr).splitlines()]
 
 
 def _in_a_line(pod: dict[str, Any]) -> str:
