@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from elastrain.etcd import EtcdClient, EtcdConfig, LeaseCallbacks
+from elastrain.etcd import lease as lease_module
 
 
 @pytest.fixture
@@ -103,3 +106,29 @@ def test_a_key_is_written_again_if_its_deletion_is_heard_before_the_answer_to_it
 def test_too_short_a_lease_is_refused(client):
     with pytest.raises(ValueError, match=r"lease TTL .1 s. must be at least 2 s"):
         client.lease(1)
+
+
+def test_another_thread_goes_on_if_a_call_outlives_its_deadline(own_client, eventually, monkeypatch):
+    monkeypatch.setattr(lease_module, "STUCK_SECONDS", 0.0)
+    comes_back, renew, stuck = threading.Event(), own_client.lease_keepalive, []
+
+    def renew_once_without_end(lease: int, *, timeout: float) -> int:
+        if not stuck:
+            stuck.append(threading.current_thread())
+            comes_back.wait(30)
+        return renew(lease, timeout=timeout)
+
+    monkeypatch.setattr(own_client, "lease_keepalive", renew_once_without_end)
+    lease = own_client.lease(2)
+    lease.set("/x", b"1")
+    assert not lease.mend(), "nothing is late yet"
+    eventually(lease.mend, within=10.0, what="the thread to be found stuck")
+    eventually(lambda: lease.seconds_since_confirmed() < 1.0, within=10.0, what="the lease to be renewed again")
+    eventually(lambda: own_client.get("/x") is not None, within=10.0, what="its key to be there again")
+    comes_back.set()
+    stuck[0].join(10)
+    assert not stuck[0].is_alive(), "two threads keep one lease"
+    lease.set("/x", b"2")
+    assert lease.flush(5.0)
+    assert own_client.get("/x").value == b"2"
+    lease.close()

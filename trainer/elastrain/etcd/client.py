@@ -149,7 +149,7 @@ class EtcdClient:
     def lease_keepalive(self, lease: int, *, timeout: float) -> int:
         """Renew once; returns the seconds left. Raises ``LeaseLost`` if it has expired."""
         request = messages.LeaseKeepAliveRequest(ID=lease)
-        answer = self.wire.first("lease", "LeaseKeepAlive", request, timeout=timeout, what="renew a lease")
+        answer = self.wire.renew(request, timeout=timeout, what="renew a lease")
         if answer.TTL <= 0:
             raise LeaseLost("renew a lease", f"lease {lease:x} has expired")
         return int(answer.TTL)

@@ -19,10 +19,16 @@ log = logging.getLogger(__name__)
 MINIMUM_TTL = 2
 """Seconds; etcd itself raises shorter ones to about this."""
 _RETRY_SECONDS = 0.3
+STUCK_SECONDS = 15.0
+"""A thread that is late by so much waits in a call that its deadline has not ended, and never will."""
 
 
 def _nothing(*_: object) -> None:
     pass
+
+
+class _Replaced(Exception):
+    """Raised in a thread that comes back from a call and finds that another one goes on in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,12 @@ class Lease:
         self._closing = False
         self._failing = False
         self._denial: EtcdDenied | None = None
-        self._thread = threading.Thread(target=self._run, name="etcd-lease", daemon=True)
+        self._round = time.monotonic()
+        """When the thread last came round."""
+        self._thread = self._new_thread()
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="etcd-lease", daemon=True)
 
     @property
     def id(self) -> int:
@@ -106,6 +117,21 @@ class Lease:
         gone, and others may act on that."""
         return time.monotonic() - self._confirmed
 
+    def mend(self) -> bool:
+        """Have another thread go on if this one is stuck; whether it was. To be called now and then.
+
+        gRPC bounds every call, but one was seen to outlive its deadline, and with it a worker that was no member any
+        more without knowing. What a stuck thread may still do if it ever comes back, it does no more.
+        """
+        with self._changed:
+            late = time.monotonic() - self._round
+            if late <= self.ttl + STUCK_SECONDS or self._closing or not self._thread.is_alive():
+                return False
+            self._round, self._thread = time.monotonic(), self._new_thread()
+            self._thread.start()
+        log.error("a call to etcd has not ended for %.0f s; another thread renews the lease", late)
+        return True
+
     def close(self, *, revoke: bool = True) -> None:
         """Stop keeping it. With ``revoke`` its keys vanish at once, otherwise (or if etcd is away) after the TTL."""
         with self._changed:
@@ -132,8 +158,9 @@ class Lease:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._dirty(), max(0.0, next_beat - time.monotonic()))
-                if self._closing:
+                if self._closing or self._replaced:
                     return
+                self._round = time.monotonic()
             try:
                 if not self._id:
                     self._grant()
@@ -142,11 +169,15 @@ class Lease:
                 elif time.monotonic() >= next_beat:
                     self._renew()
                 self._write()
+            except _Replaced:
+                return
             except LeaseLost:
+                if self._replaced:
+                    return
                 self._forget()
                 next_beat = time.monotonic()
             except EtcdError as error:
-                if self._client.wire.closed:
+                if self._client.wire.closed or self._replaced:
                     return
                 self._report(error)
                 pause = self.ttl / 3 if isinstance(error, EtcdDenied) else _RETRY_SECONDS
@@ -157,15 +188,27 @@ class Lease:
                 self._report(None)
                 next_beat = self._confirmed + self.ttl / 3
 
+    @property
+    def _replaced(self) -> bool:
+        """Whether this is a thread whose place another one has taken."""
+        return threading.current_thread() is not self._thread and self._thread.is_alive()
+
     def _grant(self) -> None:
         sent = time.monotonic()
-        self._id = self._client.lease_grant(self.ttl)
-        self._confirmed = sent
+        granted = self._client.lease_grant(self.ttl)
+        self._go_on()
+        self._id, self._confirmed = granted, sent
 
     def _renew(self) -> None:
         sent = time.monotonic()
         self._client.lease_keepalive(self._id, timeout=self._call_timeout)
+        self._go_on()
         self._confirmed = sent
+
+    def _go_on(self) -> None:
+        """After a call. Raises :class:`_Replaced`."""
+        if self._replaced:
+            raise _Replaced
 
     def _dirty(self) -> bool:
         return self._written != self._wanted
@@ -184,6 +227,7 @@ class Lease:
                 self._client.delete(key)
             else:
                 self._client.put(key, value, lease=self._id, timeout=self._call_timeout)
+            self._go_on()
             with self._changed:
                 if value is None:
                     del self._written[key]

@@ -45,10 +45,29 @@ _CHANNEL_OPTIONS = [
 # A member that lost its quorum ends streams at once instead of serving silence.
 _REQUIRE_LEADER = ("hasleader", "true")
 _STREAM_LOGIN_SECONDS = 5.0
+
+
+class _RenewalStub:
+    """The renewal of leases, a bidirectional stream in etcd's protocol, as a unary call: with one request and one
+    answer they are the same on the wire.
+
+    gRPC serves a stream by a thread for its requests and one for its answers. A renewal was seen to wait beyond its
+    deadline there, for ever, when etcd restarted under it, and the lease ran out. A unary call waits in gRPC's core.
+    """
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.LeaseKeepAlive = channel.unary_unary(
+            "/etcdserverpb.Lease/LeaseKeepAlive",
+            request_serializer=rpc.LeaseKeepAliveRequest.SerializeToString,
+            response_deserializer=rpc.LeaseKeepAliveResponse.FromString,
+        )
+
+
 _STUBS = {
     "auth": rpc.AuthStub,
     "kv": rpc.KVStub,
     "lease": rpc.LeaseStub,
+    "renewal": _RenewalStub,
     "watch": rpc.WatchStub,
     "maintenance": rpc.MaintenanceStub,
 }
@@ -125,17 +144,13 @@ class Wire:
 
         return self._attempts(service, attempt, timeout, what)
 
-    def first(self, service: str, method: str, request: Any, *, timeout: float, what: str) -> Any:
-        """Send one request on a new stream, return its first answer, end the stream. Errors as :meth:`unary`."""
+    def renew(self, request: Any, *, timeout: float, what: str) -> Any:
+        """The answer to one ``LeaseKeepAliveRequest``. Errors as :meth:`unary`."""
 
         def attempt(stub: Any, metadata: list[tuple[str, str]], left: float) -> Any:
-            call = getattr(stub, method)(iter((request,)), timeout=left, metadata=[*metadata, _REQUIRE_LEADER])
-            try:
-                return next(call)
-            finally:
-                call.cancel()
+            return stub.LeaseKeepAlive(request, timeout=left, metadata=[*metadata, _REQUIRE_LEADER])
 
-        return self._attempts(service, attempt, timeout, what)
+        return self._attempts("renewal", attempt, timeout, what)
 
     def stream(self, service: str, method: str, requests: Iterator[Any], *, what: str) -> Stream:
         """Open a stream on the endpoint in use; the caller reopens it when it ends. Errors come from iterating it."""

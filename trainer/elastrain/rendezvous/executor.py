@@ -217,6 +217,8 @@ class Executor:
     def _step(self) -> None:
         now, busy = self._clock(), time.thread_time()
         self._look_at = None
+        if self._lease is not None:
+            self._lease.mend()
         record = self._own()
         self._seat.bridge(outage=self._contact.outage(now))
         old, view = self._view, self._look(record)
