@@ -177,7 +177,7 @@ def test_a_watch_logs_in_anew_if_its_token_has_expired(secure_etcd, client_of, e
     seen: list[bytes] = []
     client.put(MINE.target, b"1")
     watch = client.watch_prefix(MINE.prefix, lambda batch: seen.extend(e.kv.value for e in batch.events))
-    eventually(lambda: seen == [b"1"])
+    eventually(lambda: seen == [b"1"] and watch._stream is not None)  # the list comes before the stream
     client.wire._token = "expired.1"  # what it would be after the TTL
     with watch._lock:
         watch._stream.cancel()
