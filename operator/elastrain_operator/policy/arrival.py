@@ -22,12 +22,13 @@ def troubles(workers: Iterable[Pod], etcd: Coordination | None, excluded: Sequen
     """
     members = {m.worker: m for m in etcd.members} if etcd else {}
     training = {m.worker for m in etcd.generation.members} if etcd and etcd.generation else set()
-    found = {
-        pod.name: _with_its_share(pod.trouble, excluded)
-        if pod.trouble
-        else (_on_its_way(pod, members.get(pod.name), training) if etcd else None)
-        for pod in workers
-    }
+
+    def of(pod: Pod) -> Trouble | None:
+        if pod.trouble:
+            return _with_its_share(pod.trouble, excluded)
+        return _on_its_way(pod, members.get(pod.name), training) if etcd else None
+
+    found = {pod.name: of(pod) for pod in workers}
     return {name: trouble for name, trouble in found.items() if trouble}
 
 
