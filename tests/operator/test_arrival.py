@@ -11,14 +11,14 @@ from elastrain.api.records import Generation, GenerationMember, Member, Phase
 from elastrain_operator.model import Coordination, JobRef, Observed, Pod, Trouble
 from elastrain_operator.plan import Plan, plan
 from elastrain_operator.policy.arrival import ARRIVAL_PATIENCE
+from workers import worker
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 PLACE = {"address": "127.0.0.1", "store_port": 1}
 
 
-def pod(ordinal: int, *, age: float = 100.0, started: bool = True, trouble: Trouble | None = None) -> Pod:
-    created = NOW - timedelta(seconds=age)
-    return Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, created, started=started, ready=started, trouble=trouble)
+def pod(ordinal: int, **fields) -> Pod:
+    return worker(ordinal, NOW, **fields)
 
 
 def member(ordinal: int, phase: Phase, generation: int = 0) -> Member:

@@ -12,6 +12,7 @@ from elastrain_operator import observe
 from elastrain_operator.model import Coordination, JobRef, Observed, Pod, Trouble
 from elastrain_operator.plan import plan
 from elastrain_operator.policy import pending
+from workers import worker
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = JobRef("default", "job", "uid", 1)
@@ -22,9 +23,8 @@ def seconds(n: float) -> timedelta:
     return timedelta(seconds=n)
 
 
-def pod(ordinal: int, *, started: bool = True, age: float = 100.0, **fields) -> Pod:
-    created = NOW - seconds(age)
-    return Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, created, started=started, ready=started, **fields)
+def pod(ordinal: int, **fields) -> Pod:
+    return worker(ordinal, NOW, **fields)
 
 
 def decide(make_spec, pods, status=None, now=NOW, **spec):

@@ -22,6 +22,7 @@ from elastrain.api.records import (
 from elastrain_operator.model import Cause, Coordination, Ending, Loss, Pod
 from elastrain_operator.policy import clean, conditions, drain, news, progress, restarts, scale, targets, ttl, verdict
 from elastrain_operator.policy.conditions import Claim
+from workers import worker
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 FAILED = Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="boom")
@@ -33,8 +34,7 @@ def seconds(n: float) -> timedelta:
 
 
 def pod(ordinal: int, **fields) -> Pod:
-    fields = {"started": True, "ready": True, **fields}
-    return Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, NOW - seconds(3600), **fields)
+    return worker(ordinal, NOW, age=3600, **fields)
 
 
 def ended(ordinal: int, record: Termination = FAILED, ago: float = 0.0, **fields) -> Pod:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from elastrain.api.records import Generation, GenerationMember, Health, Member
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Coordination, Pod
 from elastrain_operator.policy import victims
+from workers import worker
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 def pod(ordinal: int, **fields) -> Pod:
-    fields = {"started": True, "ready": True, "node": f"n{ordinal}", **fields}
-    return Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, NOW - timedelta(hours=1), **fields)
+    return worker(ordinal, NOW, age=3600, **{"node": f"n{ordinal}", **fields})
 
 
 def records(*workers: str, **health: str) -> Coordination:

@@ -1,0 +1,79 @@
+"""The operator as a process of its own, with no more rights on the API server than it says that it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from control_plane import ApiServer, free_ports
+from elastrain_operator.kube import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
+from raw_cluster import Cluster
+
+
+def operator_account(apiserver: ApiServer, path: Path, namespace: str = "") -> Path:
+    """A kubeconfig, at ``path``, that may do what ``kube.py`` says that an operator needs, and nothing else: in one
+    namespace, or in all."""
+    admin = Cluster(apiserver.kubeconfig, namespace or "default")
+    name = {"metadata": {"name": "elastrain-operator"}}
+    needed = {**PERMISSIONS, **LEASE_PERMISSIONS, **({} if namespace else CAPACITY_PERMISSIONS)}
+    rules = [{"apiGroups": [g], "resources": [r], "verbs": sorted(verbs)} for (g, r), verbs in needed.items()]
+    rbac = "/apis/rbac.authorization.k8s.io/v1" + (f"/namespaces/{namespace}" if namespace else "")
+    kind = "Role" if namespace else "ClusterRole"
+    admin.call("POST", f"{rbac}/{kind.lower()}s", {**name, "rules": rules})
+    subject = {"kind": "ServiceAccount", "name": "elastrain-operator", "namespace": admin.namespace}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": "elastrain-operator"}
+    admin.call("POST", f"{rbac}/{kind.lower()}bindings", {**name, "roleRef": role, "subjects": [subject]})
+    accounts = f"/api/v1/namespaces/{admin.namespace}/serviceaccounts"
+    admin.call("POST", accounts, name)
+    answer = admin.call("POST", f"{accounts}/elastrain-operator/token", {"spec": {"expirationSeconds": 7200}})
+    config = yaml.safe_load(apiserver.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": answer["status"]["token"]}
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+class OperatorProcess:
+    """``python -m elastrain_operator`` against the API server, allowed no more than it says that it needs."""
+
+    def __init__(self, kubeconfig: Path, log: Path, *flags: str) -> None:
+        self.log = log
+        environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        argv = [sys.executable, "-m", "elastrain_operator", "--drain-extra=1", *flags]
+        self.health_port, self.metrics_port = free_ports(2)
+        argv += [f"--health-port={self.health_port}", f"--metrics-port={self.metrics_port}"]
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(argv, env=environ, stdout=out, stderr=subprocess.STDOUT)
+
+    def health(self) -> dict[str, Any]:
+        """What the liveness probe reads."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/healthz", timeout=5) as answer:
+            return dict(json.load(answer))
+
+    def metrics(self) -> str:
+        """What Prometheus reads."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def stop(self) -> None:
+        """SIGTERM ends it quickly and in order."""
+        if self.is_running:
+            self.process.send_signal(signal.SIGTERM)
+            assert self.process.wait(15) == 0, self.log.read_text()[-3000:]
+        faults = [x for x in self.log.read_text().splitlines() if "Traceback" in x or "forbidden" in x]
+        assert not faults, faults

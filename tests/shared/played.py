@@ -1,0 +1,126 @@
+"""Kubelet and agents of a job, played by the test on a real API server and a real etcd."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import urllib.error
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from elastrain.api import names
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Progress, Target, Termination
+from elastrain.etcd import EtcdClient
+from raw_cluster import Cluster, wire_time
+
+
+class Played:
+    """Plays kubelet and agents of one job: pods run at once, members form generations as the target says; those beyond
+    its desired size stand by.
+
+    ``held``: pods that do not start. ``crash`` and ``finish`` end pods as an agent would.
+    """
+
+    def __init__(self, cluster: Cluster, client: EtcdClient, keys: JobKeys) -> None:
+        self.cluster, self.client, self.keys = cluster, client, keys
+        self.held: set[str] = set()
+        self.may_start: Callable[[str, dict[str, Any]], bool] = lambda _name, _pod: True
+        """Asked about each pod that is not held; a test that plays the scheduler answers by the pod's node."""
+        self.number, self.in_generation = 0, ()
+        self._running: set[str] = set()
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+    def crash(self, pod: str, record: Termination) -> None:
+        with self._lock:
+            self._running.discard(pod)
+            self.client.delete(self.keys.member(pod))
+            self.cluster.end_trainer(pod, record)
+
+    def lose_node(self, pod: str) -> None:
+        """The node stops: the lease expires, and the node lifecycle controller marks the pod."""
+        with self._lock:
+            self._running.discard(pod)
+            self.client.delete(self.keys.member(pod))
+            started = self.cluster.pods()[pod]["status"]["containerStatuses"][0]["state"]
+            time.sleep(1.1)  # Kubernetes' times are whole seconds, and this transition comes after the start
+            self.cluster.set_trainer(pod, "Running", started, ready=False)
+
+    def finish(self, step: int) -> None:
+        """Training ends: progress first, then the agents."""
+        with self._lock:
+            progress = Progress(generation=self.number, world_size=1, members=1, step=step, finished=True)
+            self.client.put(self.keys.progress, progress.encode())
+            for pod in sorted(self._running):
+                self.cluster.end_trainer(pod, Termination(outcome=Outcome.FINISHED, step=step))
+            self._running.clear()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing moves meanwhile."""
+        with self._lock:
+            yield
+
+    def target(self) -> Target:
+        """What the operator wants, as published."""
+        raw = self.client.get(self.keys.target)
+        assert raw is not None
+        return Target.decode(raw.value)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.1):
+            # Whatever is deleted under our hands is seen so in the next step.
+            with self._lock, contextlib.suppress(urllib.error.HTTPError):
+                self._step()
+
+    def _step(self) -> None:
+        pods = self.cluster.pods()  # first: a pod is made after the target that it is made for
+        raw = self.client.get(self.keys.target)
+        if raw is None:
+            return
+        target = Target.decode(raw.value)
+        self._running &= pods.keys()
+        for name, pod in pods.items():
+            ours = pod["metadata"]["labels"].get(names.LABEL_JOB_UID) == self.keys.uid
+            pending = pod["status"]["phase"] == "Pending" and name not in self.held
+            if ours and pending and self.may_start(name, pod):
+                started = wire_time(datetime.now(UTC).replace(microsecond=0))
+                self.cluster.set_trainer(name, "Running", {"running": {"startedAt": started}}, ready=True)
+                self._running.add(name)
+        leaving = set(target.leaving) if target.desired else set(self._running)
+        able = sorted(self._running - leaving)
+        stayers = [name for name in able if name in self.in_generation]
+        joiners = [name for name in able if name not in stayers]
+        room = max(target.desired - len(stayers), 0)
+        for name in joiners[room:]:
+            member = Member(id=name, worker=name, address="127.0.0.1", phase=Phase.READY)
+            if self.client.get(self.keys.member(name)) is None:
+                self.client.put(self.keys.member(name), member.encode())
+        wanted = tuple(sorted(stayers + joiners[:room]))
+        if wanted != self.in_generation:
+            self._form(wanted)
+        for name in sorted(self._running & leaving):
+            self.client.delete(self.keys.member(name))
+            self.cluster.end_trainer(name, Termination(outcome=Outcome.DRAINED))
+            self._running.discard(name)
+
+    def _form(self, wanted: tuple[str, ...]) -> None:
+        self.number, self.in_generation = self.number + 1, wanted
+        members = tuple(
+            GenerationMember(id=name, worker=name, address="127.0.0.1", store_port=1, rank_offset=i)
+            for i, name in enumerate(wanted)
+        )
+        generation = Generation(number=self.number, members=members, reason="Test", leader=next(iter(wanted), "none"))
+        self.client.put(self.keys.generation, generation.encode())
+        for name in wanted:
+            member = Member(id=name, worker=name, address="127.0.0.1", phase=Phase.READY, generation=self.number)
+            self.client.put(self.keys.member(name), member.encode())

@@ -1,0 +1,112 @@
+"""Raw calls of a real API server: the other side of the operator's tests, without a client library between."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import ssl
+import urllib.error
+import urllib.request
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from elastrain.api import names
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import Outcome, Termination
+
+TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}]}}
+
+
+def wire_time(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+class Cluster:
+    """Raw calls of the API server in one namespace of its own."""
+
+    def __init__(self, kubeconfig: Path, namespace: str) -> None:
+        config = yaml.safe_load(kubeconfig.read_text())
+        self.kubeconfig = kubeconfig
+        self.namespace = namespace
+        self._server = config["clusters"][0]["cluster"]["server"]
+        self._token = config["users"][0]["user"]["token"]
+        self._tls = ssl.create_default_context()
+        self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
+
+    def call(self, method: str, path: str, body: object = None, content: str = "application/json") -> dict[str, Any]:
+        """Raises ``urllib.error.HTTPError``."""
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._server + path, data, headers, method=method)
+        with urllib.request.urlopen(request, context=self._tls, timeout=10) as answer:
+            return dict(json.load(answer))
+
+    def merge(self, path: str, body: object) -> dict[str, Any]:
+        return self.call("PATCH", path, body, "application/merge-patch+json")
+
+    @property
+    def pods_path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+    def job_path(self, name: str = "") -> str:
+        path = f"/apis/{names.API_VERSION}/namespaces/{self.namespace}/{names.PLURAL}"
+        return f"{path}/{name}" if name else path
+
+    def pods(self) -> dict[str, dict[str, Any]]:
+        """Pods by name."""
+        return {p["metadata"]["name"]: p for p in self.call("GET", self.pods_path)["items"]}
+
+    def job(self, name: str) -> dict[str, Any]:
+        return self.call("GET", self.job_path(name))
+
+    def status(self, name: str) -> dict[str, Any]:
+        return dict(self.job(name).get("status") or {})
+
+    def exists(self, name: str) -> bool:
+        with contextlib.suppress(urllib.error.HTTPError):
+            return bool(self.job(name))
+        return False
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        return next((c for c in self.status(name).get("conditions", []) if c["type"] == kind), {})
+
+    def events(self, name: str) -> list[tuple[str, str]]:
+        """(reason, message) of the events on a job."""
+        items = self.call("GET", f"/api/v1/namespaces/{self.namespace}/events")["items"]
+        return [(e["reason"], e["message"]) for e in items if e["involvedObject"]["name"] == name]
+
+    def create_job(self, name: str, **spec: Any) -> JobKeys:
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {"name": name},
+            "spec": {"template": TEMPLATE, **spec},
+        }
+        created = self.call("POST", self.job_path(), body)
+        return JobKeys(self.namespace, name, created["metadata"]["uid"])
+
+    def patch_job(self, name: str, **spec: Any) -> None:
+        self.merge(self.job_path(name), {"spec": spec})
+
+    def set_trainer(self, pod: str, phase: str, state: dict[str, Any], ready: bool = False) -> None:
+        """What a kubelet would report of a pod."""
+        container = {
+            "name": "trainer", "image": "trainer:1", "imageID": "", "ready": ready, "restartCount": 0, "state": state,
+        }  # fmt: skip
+        condition = {
+            "type": "Ready",
+            "status": "True" if ready else "False",
+            "lastTransitionTime": wire_time(datetime.now(UTC)),
+        }
+        status = {"phase": phase, "containerStatuses": [container], "conditions": [condition]}
+        self.merge(f"{self.pods_path}/{pod}/status", {"status": status})
+
+    def end_trainer(self, pod: str, record: Termination) -> None:
+        """The trainer container of a pod ends with this record."""
+        stamp = wire_time(datetime.now(UTC).replace(microsecond=0))
+        ended = {"exitCode": record.exit_code, "message": record.encode().decode(), "finishedAt": stamp}
+        phase = "Failed" if record.outcome is Outcome.FAILED else "Succeeded"
+        self.set_trainer(pod, phase, {"terminated": {**ended, "startedAt": stamp}})
