@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from elastrain.etcd.errors import EtcdDenied, EtcdError, LeaseLost
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from elastrain.etcd.client import EtcdClient
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MINIMUM_TTL = 2
 """Seconds; etcd itself raises shorter ones to about this."""
@@ -129,7 +131,11 @@ class Lease:
                 return False
             self._round, self._thread = time.monotonic(), self._new_thread()
             self._thread.start()
-        log.error("a call to etcd has not ended for %.0f s; another thread renews the lease", late)
+        log.error(
+            "the lease's thread is late by %.0f s: a call to etcd does not end, or this process was stopped; "
+            "another thread renews the lease",
+            late,
+        )
         return True
 
     def close(self, *, revoke: bool = True) -> None:
@@ -172,12 +178,10 @@ class Lease:
             except _Replaced:
                 return
             except LeaseLost:
-                if self._replaced:
-                    return
                 self._forget()
                 next_beat = time.monotonic()
             except EtcdError as error:
-                if self._client.wire.closed or self._replaced:
+                if self._client.wire.closed:
                     return
                 self._report(error)
                 pause = self.ttl / 3 if isinstance(error, EtcdDenied) else _RETRY_SECONDS
@@ -195,20 +199,21 @@ class Lease:
 
     def _grant(self) -> None:
         sent = time.monotonic()
-        granted = self._client.lease_grant(self.ttl)
-        self._go_on()
-        self._id, self._confirmed = granted, sent
+        self._id = self._call(self._client.lease_grant, self.ttl)
+        self._confirmed = sent
 
     def _renew(self) -> None:
         sent = time.monotonic()
-        self._client.lease_keepalive(self._id, timeout=self._call_timeout)
-        self._go_on()
+        self._call(self._client.lease_keepalive, self._id, timeout=self._call_timeout)
         self._confirmed = sent
 
-    def _go_on(self) -> None:
-        """After a call. Raises :class:`_Replaced`."""
-        if self._replaced:
-            raise _Replaced
+    def _call(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """What ``call`` returns or raises; :class:`_Replaced` instead if another thread has gone on meanwhile."""
+        try:
+            return call(*args, **options)
+        finally:
+            if self._replaced:
+                raise _Replaced
 
     def _dirty(self) -> bool:
         return self._written != self._wanted
@@ -224,10 +229,9 @@ class Lease:
                 self._written[key] = None  # if the call fails, it may have taken effect all the same
                 self._doubted.discard(key)
             if value is None:
-                self._client.delete(key)
+                self._call(self._client.delete, key)
             else:
-                self._client.put(key, value, lease=self._id, timeout=self._call_timeout)
-            self._go_on()
+                self._call(self._client.put, key, value, lease=self._id, timeout=self._call_timeout)
             with self._changed:
                 if value is None:
                     del self._written[key]
