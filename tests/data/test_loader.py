@@ -92,6 +92,21 @@ def test_augmentation_of_a_sample_is_the_same_whichever_rank_or_worker_loads_it(
         assert not epoch(1, 0, epoch=1) & expected
 
 
+def test_what_a_collate_function_draws_depends_on_the_micro_batch_and_not_on_who_collates_it() -> None:
+    def masked(samples: list[int]) -> list[tuple[int, float]]:
+        return list(zip(samples, torch.rand(len(samples)).tolist(), strict=True))
+
+    def batches(num_workers: int, first: int = 0) -> list[list[tuple[int, float]]]:
+        loader = ElasticLoader(range(40), ORDER, num_workers=num_workers, collate_fn=masked)
+        return [loader.fetch(step, 0, 1)[0] for step in range(first, 7)]
+
+    with Kept():
+        expected = batches(0)
+        assert batches(2) == expected
+        assert batches(0, first=3) == expected[3:]
+        assert len({number for batch in expected for _, number in batch}) == 40, "no two samples get the same"
+
+
 def test_own_streams_are_left_alone_if_samples_draw_in_the_training_process() -> None:
     class Drawing:
         def __len__(self) -> int:

@@ -70,13 +70,18 @@ def test_a_draw_is_noticed_from_whichever_generator() -> None:
         "numpy": lambda: np.random.rand(),
         "numpy normal": lambda: np.random.randn(),
         "random": lambda: random.random(),
+        "a seed of torch's": lambda: torch.manual_seed(3),
+        "a seed of random's": lambda: random.seed(3),
     }
     for name, what in draws.items():
         probe = Probe()
-        for _ in range(3):  # it stays in step while nothing is drawn
-            with probe:
-                assert not probe.drawn()
-        with probe:
+        for _ in range(3):  # it stays in step while nothing is drawn inside, whatever is drawn and seeded in between
+            with Kept():
+                with probe:
+                    assert not probe.drawn()
+                seed_all(7)
+                draw()
+        with Kept(), probe:
             what()
             assert probe.drawn() == (name != "nothing"), name
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from elastrain.data.rng import Kept, Probe, Randomness
 from elastrain.data.stream import ElasticIterable, StreamReader
@@ -25,14 +25,16 @@ class Task:
     """Grows with each seek of the loader: a task with an older one than the newest is not needed any more."""
     epoch: int
     indices: tuple[int, ...]
+    position: int
+    """Of its first sample in the whole sequence of steps."""
 
 
 class Fetcher(Dataset[Any]):
     """Turns a :class:`Task` into ``(ticket, batch)``; the batch is None if the task had become stale.
 
-    Samples are loaded under keys of their own (:mod:`elastrain.data.rng`) where the data set draws random numbers. To
-    spare those that do not, the first batches are loaded without keys; one that turns out to have drawn something is
-    loaded again, and from then on every sample has its key.
+    Samples are loaded, and collated, under keys of their own (:mod:`elastrain.data.rng`) where the data set or the
+    collate function draws random numbers. To spare those that do not, the first batches are loaded without keys; one
+    that turns out to have drawn something is loaded again, and from then on every sample has its key, and every batch.
     """
 
     def __init__(
@@ -51,46 +53,58 @@ class Fetcher(Dataset[Any]):
         self._randomness = randomness
         self._newest = newest
         self._draws = False
-        self._kept = Kept()
+        self._kept_in_worker = Kept()  # what the training process keeps may be in use as a worker is forked
         self._probe = Probe()
 
     def __getitem__(self, task: Task) -> tuple[int, Any]:
-        samples = self._samples(task)
-        return task.ticket, None if samples is None else self._collate(samples)
+        return task.ticket, self._batch(task)
 
-    def _samples(self, task: Task) -> list[Any] | None:
+    def _batch(self, task: Task) -> Any:
+        randomness, in_worker = self._randomness, get_worker_info() is not None
         newest = self._newest.numpy()  # shares its memory, and is ten times as quick to read
 
-        def needed(_index: int) -> bool:
+        def still_newest(_index: int) -> bool:
             return bool(newest[0] == task.ticket)
 
-        def seeded(index: int) -> bool:
-            assert self._randomness is not None
-            self._randomness.seed_sample(task.epoch, index)
-            return needed(index)
+        needed = still_newest if in_worker else _always  # nobody seeks while the training process loads
+        if randomness is None:
+            return self._collated(self._load(task, needed))
+        with self._kept_in_worker if in_worker else randomness.kept:
+            if not self._draws:
+                with self._probe as probe:
+                    batch = self._collated(self._load(task, needed))
+                    if batch is None or not probe.drawn():
+                        return batch
+                self._draws = True
 
-        if self._randomness is None:
-            return self._load(task, needed)
-        if not self._draws:
-            with self._probe as probe:
-                samples = self._load(task, needed)
-                if samples is None or not probe.drawn():
-                    return samples
-            self._draws = True
-        with self._kept:
-            return self._load(task, seeded, one_by_one=True)
+            def seeded(index: int) -> bool:
+                randomness.seed_sample(task.epoch, index)
+                return needed(index)
+
+            samples = self._load(task, seeded, one_by_one=True)
+            randomness.seed_collate(task.position)
+            return self._collated(samples)
+
+    def _collated(self, samples: list[Any] | None) -> Any:
+        return None if samples is None else self._collate(samples)
 
     def _load(self, task: Task, before: Callable[[int], bool], *, one_by_one: bool = False) -> list[Any] | None:
         if self._stream is not None:
             return self._stream.read(task.epoch, task.indices, before)
         if not one_by_one and hasattr(self._dataset, "__getitems__"):
             return list(self._dataset.__getitems__(list(task.indices))) if before(task.indices[0]) else None
+        if before is _always:
+            return [self._dataset[index] for index in task.indices]
         samples = []
         for index in task.indices:
             if not before(index):
                 return None
             samples.append(self._dataset[index])
         return samples
+
+
+def _always(_index: int) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)

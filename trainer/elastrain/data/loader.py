@@ -97,4 +97,5 @@ class _Cursor:
             step, rank, world_size, micro = self._at
             parts = self._order.micro_slices(step, rank, world_size)
             self._at = following(*self._at, len(parts))
-            yield Task(self.ticket, parts[micro].epoch, parts[micro].fetch)
+            position = step * self._order.global_batch_size + parts[micro].start
+            yield Task(self.ticket, parts[micro].epoch, parts[micro].fetch, position)

@@ -12,7 +12,7 @@ boundary             a switch that was agreed, or a new generation after a loss,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import structlog
@@ -64,7 +64,6 @@ class Loop:
         self._order: Order | None = None
         self._total: int | None = None
         self._buffers: Buffers | None = None
-        self._streams = Kept()
         self._on_commit: list[Callable[[], None]] = []
         self._wants_to_stop = False
 
@@ -156,9 +155,9 @@ class Loop:
         assert self._world.model is not None
         self._buffers = Buffers(self._world.model.module)
         cut = Share(0, max(self._session.expected_world_size(), 1))
-        batch, part = loader.fetch(0, *cut)
-        self.step = Step(0, (part,), self._world.place, self._world.share, cut, warm_up=True)
-        with self._streams:
+        with Kept():
+            batch, part = loader.fetch(0, *cut)
+            self.step = Step(0, (part,), self._world.place, self._world.share, cut, warm_up=True)
             self._enter_body(loader, self.step)
             yield batch
         self.step = None
@@ -181,15 +180,15 @@ class Loop:
             communicator = self._world.communicator
             if communicator is None or communicator.broken is not None:
                 return  # discarded; _settle() enters the next generation and the same step comes again
-            batch, _ = loader.fetch(*at, micro)
+            # One who looks on runs no backward: its forward must not have DDP expect one, or the gradients of the next
+            # micro-batch would be summed over the ranks.
+            last = micro == len(step.parts) - 1 and not step.looks_on
             try:
-                # One who looks on runs no backward: its forward must not have DDP expect one, or the gradients of the
-                # next micro-batch would be summed over the ranks.
-                last = micro == len(step.parts) - 1 and not step.looks_on
-                of_gradients = self._gradients.body(part, communicator, last=last)
-                with self._streams if loader.randomness else nullcontext(), of_gradients:
-                    self._enter_body(loader, step)
-                    yield batch
+                with _kept(loader):
+                    batch, _ = loader.fetch(*at, micro)
+                    with self._gradients.body(part, communicator, last=last):
+                        self._enter_body(loader, step)
+                        yield batch
             except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
                 if step.ok:
                     self._commit(step)
@@ -207,7 +206,6 @@ class Loop:
 
     def _commit(self, step: Step) -> None:
         assert self._order is not None
-        self._heartbeat.runtime()
         self._heartbeat.committed()
         self.step = None
         self._log(step, "commit")
@@ -240,3 +238,8 @@ class Loop:
         if self._audit is not None and self._order is not None:
             indices = tuple(i for part in step.parts for i in part.indices)
             self._audit.write(kind, step.number, indices, self._order, place=step.place, share=step.share)
+
+
+def _kept(loader: ElasticLoader) -> AbstractContextManager[object]:
+    """Around the loading of a micro-batch and its loop body: once for both, since keeping a state costs a copy."""
+    return loader.randomness.kept if loader.randomness is not None else nullcontext()
