@@ -26,6 +26,7 @@ from steady_harness.profile import Row
 
 CASES = (
     (Case(workload="perceptron", ranks=2, baseline="ddp", block=4, quads=16, starts=8), 0.16),
+    (Case(workload="perceptron", ranks=2, baseline="views", block=4, quads=16, starts=8), 0.16),
     (Case(workload="perceptron", ranks=2, baseline="ddp", subject="control", block=4, quads=16, starts=8), 0.16),
     (Case(workload="tiny", ranks=2, baseline="ddp", block=50, quads=30, starts=4), 0.005),
     (Case(workload="tiny", ranks=1, baseline="ddp", block=100, quads=30, starts=4), 0.002),
@@ -53,11 +54,13 @@ Cases (--cases): WORKLOAD-RANKS-BASELINE, and control: plain DDP in elastrain's 
 \b
 perceptron  9.2 million parameters, Adam, 32 samples a step
 tiny        2,800 parameters, so that the fixed cost of a step shows
-ddp, bare   DistributedDataParallel over gloo; the model as it is, in one process without collectives
+ddp         DistributedDataParallel over gloo, as a script has it that gives no options
+views       the same with gradient_as_bucket_view=True, which elastrain's own DDP has
+bare        the model as it is, in one process without collectives
 
 \b
 Examples:
-  bench/steady_state.py                                    all cases, 18 minutes
+  bench/steady_state.py                                    all cases, 25 minutes
   bench/steady_state.py --cases tiny-1-bare --profile      where the fixed microseconds go
 
 Exit codes: 0 measured (whether the goal is kept, the table says), 1 a case failed, 2 cannot be started as asked, 130
@@ -113,7 +116,7 @@ def show(outcomes: list[Outcome], console: Console) -> None:
             "–" if c.agent_cpu is None else f"{c.agent_cpu:.2%}",
             "–" if c.etcd_cpu is None else f"{c.etcd_cpu:.2%}",
         )
-    console.width = max(console.width, 150)
+    console.width = max(console.width, 180)
     console.print(table)
     for outcome in outcomes:
         if outcome.profile:

@@ -14,8 +14,11 @@ PROFILED_STEPS = 500
 """Of each variant, at most; a slow workload is profiled for :data:`PROFILED_SECONDS`."""
 PROFILED_SECONDS = 10.0
 
-Variant = Literal["elastrain", "control", "ddp", "bare"]
-"""``bare``: the model as it is, for one rank. ``control``: plain DDP once more, to see what a comparison is worth."""
+Variant = Literal["elastrain", "control", "ddp", "views", "bare"]
+"""``ddp``: with the options that a script gets that gives none; ``views``: with ``gradient_as_bucket_view``, as
+elastrain uses it; ``bare``: the model as it is, for one rank. ``control``: ``ddp`` once more, to see what a comparison
+is worth.
+"""
 
 
 class Case(BaseModel):

@@ -19,6 +19,9 @@ from steady_harness.analysis import Comparison, compare
 from steady_harness.case import ENV_CASE, ENV_DIRECTORY, Block, Case
 from steady_harness.profile import Row, difference, read
 
+KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**32)}
+"""Has glibc keep what is freed, in both variants. Else it gives back, and fetches again, tens of megabytes within a
+step, or not, by a few bytes' difference of what was allocated before: up to 14 ms, and chance decides whose."""
 POLL_SECONDS = 0.5
 START_SECONDS = 120.0
 
@@ -36,7 +39,7 @@ class Steady(Elastrain):
         command, environment = super().node(number)
         for name in (names.ENV_CHECKPOINT, names.ENV_AUDIT_DIR):
             del environment[name]
-        return command, environment
+        return command, environment | KEEPS_MEMORY
 
 
 @dataclass(frozen=True, slots=True)

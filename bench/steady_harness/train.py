@@ -107,6 +107,11 @@ def build(case: Case) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.Adam(model.parameters(), lr=1e-4)
 
 
+def plain_model(variant: Variant, net: nn.Module) -> nn.Module:
+    """``net`` as a script without elastrain would train it."""
+    return net if variant == "bare" else DistributedDataParallel(net, gradient_as_bucket_view=variant == "views")
+
+
 def data(case: Case) -> Dataset[Any]:
     """Its data, the same for both variants."""
     if case.workload == "perceptron":
@@ -141,8 +146,7 @@ def main() -> None:
         variants: dict[Variant, Steps] = {"elastrain": ours}
         for variant in (case.subject, case.baseline):
             if variant not in variants:
-                model = ours.net if variant == "bare" else DistributedDataParallel(ours.net)
-                variants[variant] = Plain(case, job.rank, model, ours.optimizer)
+                variants[variant] = Plain(case, job.rank, plain_model(variant, ours.net), ours.optimizer)
                 variants[variant].run(WARM_UP_STEPS)
         before, place = job.step, (job.rank, job.world_size)
         measure(case, job.rank, variants, directory)
