@@ -56,6 +56,28 @@ def test_gradients_are_summed_over_the_group_and_ddp_is_kept_if_the_buckets_are_
     assert [m._ddp for m in models] == wrapped
 
 
+@pytest.mark.parametrize(("options", "views"), [({}, True), ({"gradient_as_bucket_view": False}, False)])
+def test_gradients_are_views_of_the_buckets_if_the_script_does_not_say_otherwise(options, views) -> None:
+    model = warmed_up(**options)
+    gradient(model, 1.0)
+    early, late = (layer.weight.grad.untyped_storage().data_ptr() for layer in (model.module.early, model.module.late))
+    assert (early == late) == views
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_micro_batches_add_up_in_views_however_gradients_were_cleared(set_to_none) -> None:
+    model = warmed_up()
+    alone = gradient(model, 1.0)
+    for _ in range(2):  # the second time gradients are views from the start if they were not set to None
+        model.zero_grad(set_to_none=set_to_none)
+        with model.no_sync():
+            model(torch.ones(2, 3)).sum().backward()
+        loss = model(torch.ones(2, 3)).sum()
+        model.set_control([], loss)
+        loss.backward()
+        torch.testing.assert_close(model.module.early.weight.grad, 2 * alone)
+
+
 def test_gradients_stay_local_before_the_first_generation() -> None:
     model = warmed_up()
     torch.testing.assert_close(gradient(model, 2.0), 2 * gradient(warmed_up(), 1.0))
@@ -131,8 +153,9 @@ def test_evaluation_runs_through_the_model_itself(mode) -> None:
     assert not hits
 
 
-def test_a_rank_that_looks_on_gets_the_gradients_of_the_others_and_computes_the_next_step(pair, each) -> None:
-    models = [warmed_up(), warmed_up()]
+@pytest.mark.parametrize("views", [True, False])
+def test_a_rank_that_looks_on_gets_the_gradients_of_the_others_and_computes_the_next_step(pair, each, views) -> None:
+    models = [warmed_up(gradient_as_bucket_view=views), warmed_up(gradient_as_bucket_view=views)]
     assert all(m.can_look_on for m in models)
     alone = gradient(warmed_up(), 1.0)
 
@@ -155,7 +178,7 @@ def test_a_rank_that_looks_on_gets_the_gradients_of_the_others_and_computes_the_
         torch.testing.assert_close(following, 3 * alone)
 
 
-@pytest.mark.parametrize("options", [{"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])
+@pytest.mark.parametrize("options", [{"static_graph": True}, {"find_unused_parameters": True}])
 def test_no_rank_looks_on_if_ddp_was_told_to_do_more(options) -> None:
     assert not ElasticModule(TwoTowers(), **options).can_look_on
 

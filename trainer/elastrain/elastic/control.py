@@ -19,7 +19,8 @@ LOOKING = SLOTS + 2
 """Index of the number of ranks that are still getting their state: all of them go on as in this step then."""
 STOP = SLOTS + 3
 """Index of how many ranks ask that training ends with this step (:meth:`elastrain.Job.stop`)."""
-SIZE = SLOTS + 4
+SIZE = 16
+"""A whole number of cache lines, so that the gradients after it in its bucket begin with one."""
 
 
 def encode(connected: Collection[int]) -> list[float]:

@@ -70,15 +70,16 @@ class Heartbeat:
         self._to(Where.BODY)
 
     def runtime(self) -> None:
-        """The loop body has ended."""
-        self._to(Where.RUNTIME)
+        """The loop body has ended, if it had not."""
+        if self._where is not Where.RUNTIME:
+            self._to(Where.RUNTIME)
 
     def committed(self) -> None:
-        """The step of the body that has just ended counts."""
+        """The loop body has ended, and its step counts."""
+        self._commits += 1
+        self._to(Where.RUNTIME)
         old = self._smoothed
         self._smoothed = self._spent if old is None else old + _SMOOTHING * (self._spent - old)
-        self._commits += 1
-        self._write()
 
     def outside(self) -> None:
         """``job.steps`` has ended."""

@@ -24,6 +24,7 @@ from elastrain.elastic.store import CalledOff, MeetingStore
 
 log = structlog.get_logger(__name__)
 
+_NONE = frozenset[int]()
 _REMIND_SECONDS = 10.0
 """While a rank waits for a generation it says so this often."""
 
@@ -39,6 +40,8 @@ class Session:
         self._changed = threading.Condition()
         self._proposed: dict[int, Generation] = {}
         self._newest: Generation | None = None
+        self._has_place = True
+        """In the newest generation, as far as there is one."""
         self._heard: dict[int, float] = {}
         self._adopted = 0
         self._connected: dict[int, Communicator] = {}
@@ -95,6 +98,8 @@ class Session:
     def connected(self) -> frozenset[int]:
         """Numbers of the proposals that this rank could switch to now."""
         with self._changed:
+            if not self._connected and self._has_place:
+                return _NONE  # nearly always, and each step asks
             return frozenset(n for n, c in self._connected.items() if c.broken is None) | self._without_me()
 
     def expected_world_size(self) -> int:
@@ -117,6 +122,8 @@ class Session:
 
     def discard_superseded(self) -> None:
         """Close connections to proposals that a newer one has replaced and that the ranks have not agreed upon."""
+        if not self._connected:
+            return  # nearly always; what is being connected to just now is discarded after the next step
         with self._changed:
             newest = self._newest.number if self._newest else 0
             old = [self._connected.pop(n) for n in list(self._connected) if n < newest]
@@ -165,11 +172,11 @@ class Session:
                     self._abort_all("the agent is gone")
                 case Proposed(generation=g):
                     if self._newest is None or g.number > self._newest.number:
-                        self._newest = g
+                        self._newest, self._has_place = g, self._rank_in(g) is not None
                         self._proposed = {n: p for n, p in self._proposed.items() if n > g.number - control.SLOTS}
                         self._proposed[g.number] = g
                         self._heard = {n: self._heard.get(n, time.monotonic()) for n in self._proposed}
-                        if self._rank_in(g) is not None:
+                        if self._has_place:
                             name = f"elastrain-connect-{g.number}"
                             # Not a daemon thread: one that comes back from C++ into an interpreter that shuts down
                             # would end the process by abort. It is called off when the session closes.
@@ -231,8 +238,7 @@ class Session:
 
     def _without_me(self) -> frozenset[int]:
         """The newest proposal counts as connected where there is nothing to connect to."""
-        g = self._newest
-        return frozenset() if g is None or self._rank_in(g) is not None else frozenset({g.number})
+        return frozenset() if self._newest is None or self._has_place else frozenset({self._newest.number})
 
     def _abort_all(self, cause: str) -> None:
         for c in (self._current, *self._connected.values()):
