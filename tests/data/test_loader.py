@@ -107,6 +107,34 @@ def test_what_a_collate_function_draws_depends_on_the_micro_batch_and_not_on_who
         assert len({number for batch in expected for _, number in batch}) == 40, "no two samples get the same"
 
 
+def test_batched_access_stays_if_only_the_collate_function_draws_and_ends_if_samples_begin_to() -> None:
+    calls: list[str] = []
+
+    class Batched:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> list[float]:
+            calls.append("one")
+            return [random.random()]
+
+        def __getitems__(self, indices: list[int]) -> list[list[float]]:
+            calls.append("batch")
+            return [[random.random()] if len(calls) > 3 else [0.0] for _ in indices]
+
+    def masked(samples: list[list[float]]) -> float:
+        return sum(s.pop() for s in samples) + torch.rand(()).item()  # takes its samples apart, as some do
+
+    loader = ElasticLoader(Batched(), ORDER, collate_fn=masked)
+    with Kept():
+        loader.fetch(0, 0, 1)
+        assert calls == ["batch", "batch"], "noticed, and made again"
+        loader.fetch(1, 0, 1)
+        assert calls == ["batch", "batch", "batch"]
+        loader.fetch(2, 0, 1)
+        assert calls[3:] == ["batch", *["one"] * 6]
+
+
 def test_own_streams_are_left_alone_if_samples_draw_in_the_training_process() -> None:
     class Drawing:
         def __len__(self) -> int:

@@ -32,9 +32,9 @@ class Task:
 class Fetcher(Dataset[Any]):
     """Turns a :class:`Task` into ``(ticket, batch)``; the batch is None if the task had become stale.
 
-    Samples are loaded, and collated, under keys of their own (:mod:`elastrain.data.rng`) where the data set or the
-    collate function draws random numbers. To spare those that do not, the first batches are loaded without keys; one
-    that turns out to have drawn something is loaded again, and from then on every sample has its key, and every batch.
+    Samples are loaded under keys of their own (:mod:`elastrain.data.rng`) where the data set draws random numbers, and
+    batches collated where the collate function does. To spare those that do not, the first batches are made without
+    keys; one for which something was drawn is made again, and from then on whoever drew has a key each time.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Fetcher(Dataset[Any]):
         self._collate = collate
         self._randomness = randomness
         self._newest = newest
-        self._draws = False
+        self._samples_draw = self._collate_draws = False
         self._kept_in_worker = Kept()  # what the training process keeps may be in use as a worker is forked
         self._probe = Probe()
 
@@ -60,32 +60,39 @@ class Fetcher(Dataset[Any]):
         return task.ticket, self._batch(task)
 
     def _batch(self, task: Task) -> Any:
-        randomness, in_worker = self._randomness, get_worker_info() is not None
+        in_worker = get_worker_info() is not None
         newest = self._newest.numpy()  # shares its memory, and is ten times as quick to read
 
         def still_newest(_index: int) -> bool:
             return bool(newest[0] == task.ticket)
 
         needed = still_newest if in_worker else _always  # nobody seeks while the training process loads
-        if randomness is None:
-            return self._collated(self._load(task, needed))
-        with self._kept_in_worker if in_worker else randomness.kept:
-            if not self._draws:
-                with self._probe as probe:
-                    batch = self._collated(self._load(task, needed))
-                    if batch is None or not probe.drawn():
-                        return batch
-                self._draws = True
+        if self._randomness is None:
+            samples = self._load(task, needed)
+            return None if samples is None else self._collate(samples)
+        with self._kept_in_worker if in_worker else self._randomness.kept:
+            return self._keyed(task, needed, self._randomness)
 
-            def seeded(index: int) -> bool:
-                randomness.seed_sample(task.epoch, index)
-                return needed(index)
+    def _keyed(self, task: Task, needed: Callable[[int], bool], randomness: Randomness) -> Any:
+        def seeded(index: int) -> bool:
+            randomness.seed_sample(task.epoch, index)
+            return needed(index)
 
+        if self._samples_draw:
             samples = self._load(task, seeded, one_by_one=True)
-            randomness.seed_collate(task.position)
-            return self._collated(samples)
-
-    def _collated(self, samples: list[Any] | None) -> Any:
+        else:
+            with self._probe as probe:
+                samples = self._load(task, needed)
+                self._samples_draw = probe.drawn()
+                if not self._samples_draw and samples is not None and not self._collate_draws:
+                    batch = self._collate(samples)
+                    if not probe.drawn():
+                        return batch
+                    self._collate_draws, self._probe = True, Probe()
+                    samples = self._load(task, needed)  # a collate function may take its samples apart
+            if self._samples_draw:
+                samples = self._load(task, seeded, one_by_one=True)
+        randomness.seed_collate(task.position)
         return None if samples is None else self._collate(samples)
 
     def _load(self, task: Task, before: Callable[[int], bool], *, one_by_one: bool = False) -> list[Any] | None:

@@ -90,15 +90,19 @@ class Probe:
     for it is cheaper by far than to compare states: Python's is a tuple of 625 numbers.
     """
 
+    QUESTIONS = 2
+    """So often :meth:`drawn` may be asked inside."""
+
     def __init__(self) -> None:
         self._inner, self._twin = np.random.MT19937(0), np.random.MT19937(0)
         self._word = torch.zeros((), dtype=torch.int64, device="cpu")
         with Kept():
             self._begin()
-            self._expected = self._next()
+            self._expected = [self._next() for _ in range(self.QUESTIONS)]
 
     def __enter__(self) -> Self:
         self._begin()
+        self._left = iter(self._expected)
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self._outer = np.random.get_bit_generator()  # type: ignore[attr-defined]
         np.random.set_bit_generator(self._inner)  # type: ignore[attr-defined]
@@ -108,10 +112,10 @@ class Probe:
         np.random.set_bit_generator(self._outer)  # type: ignore[attr-defined]
 
     def drawn(self) -> bool:
-        """To be asked inside, at its end. Once it was true the probe is spent."""
+        """Whether anything was until now. Once it was true the probe is spent."""
         return (
             self._inner.random_raw() != self._twin.random_raw()  # they have been in step until now
-            or self._next() != self._expected
+            or self._next() != next(self._left)
             or (torch.cuda.is_initialized() and not _equal(torch.cuda.get_rng_state_all(), self._cuda))
         )
 
