@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from elastrain.elastic import control
 from elastrain.elastic.communicator import Communicator
 from elastrain.elastic.gradients import Averaged
 from elastrain.elastic.module import ElasticModule
@@ -76,6 +77,44 @@ def test_micro_batches_add_up_in_views_however_gradients_were_cleared(set_to_non
         model.set_control([], loss)
         loss.backward()
         torch.testing.assert_close(model.module.early.weight.grad, 2 * alone)
+
+
+def test_sparse_gradients_are_summed_like_any_others(pair, each) -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.out = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.table(x))
+
+    def made() -> ElasticModule:
+        torch.manual_seed(0)
+        model = ElasticModule(Sparse())
+        model(torch.tensor([0])).sum().backward()
+        model.detach()
+        return model
+
+    models = [made(), made()]
+    assert not any(m.layout or m.can_look_on for m in models), "every rank wraps anew"
+
+    def rank(c: Communicator) -> list[torch.Tensor]:
+        model = models[c.rank]
+        model.attach(c, keep=False)
+        for _ in range(3):
+            model.zero_grad()
+            loss = model(torch.tensor([2, 3 + c.rank])).sum()
+            model.set_control([], loss)
+            loss.backward()
+            assert model.control_sums()[control.LOSS] != 0
+        table = model.module.table.weight.grad
+        return [table.to_dense(), model.module.out.weight.grad]
+
+    (table, out), (other_table, other_out) = each(rank, pair)
+    row = models[0].module.out.weight[0].detach()
+    torch.testing.assert_close(table[2:5], torch.stack([2 * row, row, row]))
+    torch.testing.assert_close(table, other_table)
+    torch.testing.assert_close(out, other_out)
 
 
 def test_gradients_stay_local_before_the_first_generation() -> None:

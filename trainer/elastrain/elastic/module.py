@@ -9,7 +9,8 @@ Gradients are views of the buckets (``gradient_as_bucket_view``) unless the scri
 out of the buckets would cost a pass over the whole model's gradients a step, and their memory a second time.
 
 It is kept only where all ranks have cut their gradients into the same buckets, which they compare on entry of a
-generation; where they have not, or where an option of DDP needs collectives of its own, every rank wraps anew.
+generation; where they have not, where an option of DDP needs collectives of its own, or where a layer's gradient is
+sparse (its bucket has no memory beforehand, and so cannot be listed), every rank wraps anew.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class ElasticModule(nn.Module):
         # Hidden from parameters() and state_dict(): users' optimizers and checkpoints never see the control vector.
         self.__dict__["_carrier"] = _Carrier(module, first.device, dtype)
         self.__dict__["_ddp"] = None
-        self._keeps = not any(ddp_options.get(option) for option in _OWN_COLLECTIVES)
+        self._keeps = not (any(ddp_options.get(option) for option in _OWN_COLLECTIVES) or _has_sparse_gradients(module))
         self._communicator: Communicator | None = None
         self._layout = 0
         self._told: tuple[frozenset[int], bool, bool] | None = None
@@ -305,6 +306,11 @@ class _Settled:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reducer, name)
+
+
+def _has_sparse_gradients(module: nn.Module) -> bool:
+    """By the same test as DDP's."""
+    return any(isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse for m in module.modules())
 
 
 def _untyped(hook: Callable[..., Any]) -> Callable[..., Any]:
