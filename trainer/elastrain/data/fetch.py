@@ -78,9 +78,7 @@ class Fetcher(Dataset[Any]):
             randomness.seed_sample(task.epoch, index)
             return needed(index)
 
-        if self._samples_draw:
-            samples = self._load(task, seeded, one_by_one=True)
-        else:
+        if not self._samples_draw:
             with self._probe as probe:
                 samples = self._load(task, needed)
                 self._samples_draw = probe.drawn()
@@ -90,8 +88,8 @@ class Fetcher(Dataset[Any]):
                         return batch
                     self._collate_draws, self._probe = True, Probe()
                     samples = self._load(task, needed)  # a collate function may take its samples apart
-            if self._samples_draw:
-                samples = self._load(task, seeded, one_by_one=True)
+        if self._samples_draw:
+            samples = self._load(task, seeded, one_by_one=True)
         randomness.seed_collate(task.position)
         return None if samples is None else self._collate(samples)
 

@@ -19,7 +19,9 @@ LOOKING = SLOTS + 2
 """Index of the number of ranks that are still getting their state: all of them go on as in this step then."""
 STOP = SLOTS + 3
 """Index of how many ranks ask that training ends with this step (:meth:`elastrain.Job.stop`)."""
-SIZE = 16
+_LINE = 16
+"""Single-precision numbers in a cache line."""
+SIZE = -(-(STOP + 1) // _LINE) * _LINE
 """A whole number of cache lines, so that the gradients after it in its bucket begin with one."""
 
 

@@ -24,7 +24,6 @@ from elastrain.elastic.store import CalledOff, MeetingStore
 
 log = structlog.get_logger(__name__)
 
-_NONE = frozenset[int]()
 _REMIND_SECONDS = 10.0
 """While a rank waits for a generation it says so this often."""
 
@@ -41,7 +40,7 @@ class Session:
         self._proposed: dict[int, Generation] = {}
         self._newest: Generation | None = None
         self._has_place = True
-        """In the newest generation, as far as there is one."""
+        """In the newest generation, as far as there is one. Kept, since each step asks and a generation may be long."""
         self._heard: dict[int, float] = {}
         self._adopted = 0
         self._connected: dict[int, Communicator] = {}
@@ -98,8 +97,6 @@ class Session:
     def connected(self) -> frozenset[int]:
         """Numbers of the proposals that this rank could switch to now."""
         with self._changed:
-            if not self._connected and self._has_place:
-                return _NONE  # nearly always, and each step asks
             return frozenset(n for n, c in self._connected.items() if c.broken is None) | self._without_me()
 
     def expected_world_size(self) -> int:
@@ -122,8 +119,6 @@ class Session:
 
     def discard_superseded(self) -> None:
         """Close connections to proposals that a newer one has replaced and that the ranks have not agreed upon."""
-        if not self._connected:
-            return  # nearly always; what is being connected to just now is discarded after the next step
         with self._changed:
             newest = self._newest.number if self._newest else 0
             old = [self._connected.pop(n) for n in list(self._connected) if n < newest]
