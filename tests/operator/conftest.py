@@ -17,7 +17,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Termination
 from elastrain.etcd import EtcdClient
 from elastrain.local.etcd_server import EtcdServer
-from elastrain_operator import reflector
+from elastrain_operator import loops, reflector
 from operator_process import OperatorProcess, operator_account
 from played import Played
 from raw_cluster import TEMPLATE, Cluster, wire_time
@@ -34,6 +34,15 @@ def now() -> datetime:
 def make_spec() -> Callable[..., JobSpec]:
     """``make_spec(maxReplicas=4, ...)``: a valid spec, fields in wire names."""
     return lambda **fields: JobSpec.model_validate({"maxReplicas": 4, "template": TEMPLATE, **fields})
+
+
+@pytest.fixture
+def quick_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops that wait for next to nothing."""
+    monkeypatch.setattr(loops, "COALESCE", 0.001)
+    monkeypatch.setattr(loops, "PACE", 0.01)
+    monkeypatch.setattr(loops, "ROUTINE", 0.02)
+    monkeypatch.setattr(loops, "RETRY_DELAYS", (0.02,))
 
 
 @pytest.fixture

@@ -1,0 +1,291 @@
+"""What ``decide`` does after losses, and its bounds, by example. ``job`` is a job in memory (conftest.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrain.api.records import Phase, Target
+from elastrain.rendezvous.decide import MAX_OUTSTANDING, Condemn, Nothing, Propose, Timing, Wait
+
+
+# ---- losses --------------------------------------------------------------------------------------------------------
+def test_survivors_go_on_at_once_if_a_member_is_lost(job):
+    job.train("a", "b", "c")
+    job.die("a")
+    action = job.run()
+    assert isinstance(action, Propose)
+    assert (job.workers(), job.base.reason) == (["b", "c"], "Lost")
+
+
+def test_survivors_go_on_at_once_if_a_probe_finds_the_leader_dead(job):
+    job.train("a", "b")
+    job.suspects.add("a")
+    job.run()
+    assert job.workers() == ["b"]
+    assert job.base.leader == job.seen("b").id
+
+
+def test_a_member_counts_as_lost_if_its_worker_registers_anew(job):
+    job.train("a", "b")
+    job.join("b", ready=False)
+    job.run()
+    assert job.workers() == ["a"]
+
+
+def test_survivors_wait_if_they_are_too_few(job):
+    job.target = Target(min=2, max=2, desired=2)
+    job.train("a", "b")
+    job.die("b")
+    job.run()
+    assert job.run() == Nothing("1 of at least 2 members are left")
+    job.join("c")
+    job.run()
+    assert job.workers() == ["a", "c"]
+
+
+def test_a_smaller_generation_follows_if_a_joiner_dies_while_it_prepares(job):
+    job.train("a", "b")
+    job.join("c")
+    job.run()
+    job.die("c")
+    job.run()
+    assert (job.workers(), job.base.number) == (["a", "b"], 3)
+
+
+def test_silent_members_are_asked_first_if_a_generation_breaks(job):
+    job.train("a", "b", "c")
+    job.fail("a", "b")
+    job.unsure.add("c")
+    assert isinstance(job.run(), Wait)
+    job.unsure.clear()
+    job.suspects.add("c")
+    job.run()
+    assert job.workers() == ["a", "b"]
+
+
+def test_the_same_members_go_on_if_a_generation_breaks_and_all_live(job):
+    job.train("a", "b")
+    job.fail("a")
+    assert isinstance(job.run(), Wait)
+    job.now += Timing().doubt
+    job.run()
+    assert (job.workers(), job.base.reason) == (["a", "b"], "Broken")
+
+
+def test_the_lost_member_is_left_out_if_its_end_shows_just_after_the_failure_of_its_peers(job):
+    job.train("a", "b", "c")
+    job.fail("a", "b")
+    assert isinstance(job.run(), Wait)
+    job.die("c")
+    job.run()
+    assert (job.workers(), job.base.number, job.base.reason) == (["a", "b"], 2, "Lost")
+
+
+def test_a_loop_of_broken_generations_backs_off(job):
+    job.train("a", "b")
+    pauses = []
+    for _ in range(8):
+        job.fail("a", "b")
+        failed = job.now
+        while isinstance(action := job.run(), Wait | Condemn):
+            job.now = action.until if isinstance(action, Wait) else job.now
+        assert job.base.reason == "Broken"
+        pauses.append(job.now - failed)
+        job.adopt()
+    assert pauses == pytest.approx([Timing().doubt, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0])
+
+
+def test_the_pause_is_forgotten_if_a_step_was_committed(job):
+    job.train("a", "b")
+    for _ in range(5):
+        job.step += 1
+        job.fail("a", "b")
+        job.run()
+        job.now += Timing().doubt
+        assert isinstance(job.run(), Propose)
+        job.adopt()
+
+
+def test_survivors_do_not_pause_if_a_loss_follows_a_series_of_failures(job):
+    job.train("a", "b")
+    for _ in range(2):
+        job.fail("a", "b")
+        job.run()
+        job.pass_time(job.timing.backoff)
+        job.run()
+        job.adopt()
+    job.die("b")
+    assert isinstance(job.run(), Propose)
+    assert job.workers() == ["a"]
+
+
+def test_stock_agents_are_not_waited_for_for_ever_if_a_generation_broke(job):
+    job.train("a", "b", "c")
+    for worker in "abc":
+        job.set(worker, phase=Phase.WARMING)
+    job.fail("b", "c")
+    job.ready("b", "c")
+    assert isinstance(job.run(), Wait)
+    job.pass_time(job.timing.reenter)
+    job.run()
+    assert job.workers() == ["b", "c"]
+
+
+# ---- what members are told of a loss -------------------------------------------------------------------------------
+def test_the_next_generation_says_what_it_replaces_if_a_member_is_lost(job):
+    job.train("a", "b", "c")
+    job.die("c")
+    job.run()
+    assert (job.base.ended, job.base.why) == ((1,), "worker c is gone")
+    job.adopt()
+    assert isinstance(job.run(), Nothing), "told once"
+
+
+def test_a_planned_change_ends_nothing(job):
+    job.train("a", "b", "c")
+    job.set("c", phase=Phase.LEAVING)
+    job.run()
+    job.adopt()
+    job.die("c")
+    assert isinstance(job.run(), Nothing)
+    assert job.base.ended == ()
+
+
+def test_only_the_proposal_is_ended_if_only_a_joiner_dies(job):
+    job.train("a", "b")
+    job.join("c")
+    job.run()
+    job.die("c")
+    job.run()
+    assert (job.base.number, job.base.ended) == (3, (2,))
+
+
+def test_both_are_ended_if_a_member_of_both_dies(job):
+    job.train("a", "b")
+    job.join("c")
+    job.run()
+    job.die("b")
+    job.run()
+    assert (job.base.number, job.base.ended) == (3, (1, 2))
+
+
+def test_survivors_are_told_to_give_up_if_they_are_too_few(job):
+    job.target = Target(min=2, max=2, desired=2)
+    job.train("a", "b")
+    job.die("b")
+    assert job.run() == Condemn((1,), "worker b is gone")
+    assert job.run() == Nothing("1 of at least 2 members are left")
+    job.join("c")
+    job.run()
+    assert job.workers() == ["a", "c"]
+
+
+def test_survivors_are_told_to_give_up_if_the_next_generation_must_wait(job):
+    job.train("a", "b", "c")
+    job.fail("a")
+    job.unsure.add("c")
+    action = job.run()
+    assert isinstance(action, Wait)
+    assert action.until == job.now + job.timing.tell
+    job.pass_time(job.timing.tell)
+    assert job.run() == Condemn((1,), "worker a reports a broken collective")
+    assert isinstance(job.run(), Wait)
+
+
+def test_those_that_still_train_are_told_if_a_leaver_dies_before_they_have_switched(job):
+    job.train("a", "b")
+    job.set("b", phase=Phase.LEAVING)
+    job.run()
+    job.die("b")
+    assert job.run() == Condemn((1,), "worker b is gone")
+    assert job.workers() == ["a"]
+
+
+def test_a_generation_is_adopted_by_all_if_one_of_it_says_so(job):
+    job.train("a", "b", "c")
+    job.run()
+    assert [m.record.generation for m in job.view().members] == [1, 0, 0]
+    assert job.view().adopted and not job.view().entered
+    assert job.view().in_force == 1
+
+
+def test_a_generation_that_ended_is_not_in_force_even_if_nobody_says_broken(job):
+    job.train("a", "b")
+    job.told[1] = "worker x is gone"
+    assert job.view().in_force is None
+
+
+# ---- the end, and bounds -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("how", ["progress", "member"])
+def test_nothing_is_formed_any_more_if_the_job_has_finished(job, how):
+    job.train("a", "b")
+    if how == "progress":
+        job.finished = True
+    else:
+        job.set("a", phase=Phase.FINISHED)
+    job.die("b")
+    assert job.run() == Condemn((1,), "worker b is gone")
+    assert job.run() == Nothing("the job has ended")
+
+
+def test_proposals_are_bounded_if_nobody_adopts_them(job):
+    job.train("a", "b")
+    for number in range(20):
+        job.join(f"j{number}")
+        job.run()
+        job.pass_time(job.timing.adopt)
+        job.run()
+        job.die(f"j{number}")
+        job.run()
+        job.pass_time(job.timing.backoff_max)
+    assert job.base.number == 1 + MAX_OUTSTANDING
+    assert job.workers() == ["a", "b"], "the last slot must hold only members that train"
+    job.adopt()
+    job.join("late")
+    job.run()
+    assert job.workers() == ["a", "b", "late"]
+
+
+def test_the_last_slot_holds_no_joiner_if_another_one_dies(job):
+    """It might die as well, and then nobody could ever adopt that proposal nor make another."""
+    job.train("a", "b")
+    while job.base.number < MAX_OUTSTANDING:
+        job.join("j", "k")
+        job.run()
+        job.pass_time(job.timing.adopt)
+        job.run()
+        if job.base.number < MAX_OUTSTANDING:
+            job.die("j", "k")
+            job.run()
+            job.pass_time(job.timing.backoff_max)
+    assert job.workers() == ["a", "b", "j", "k"]
+    job.die("j")
+    job.run()
+    assert (job.base.number, job.workers()) == (1 + MAX_OUTSTANDING, ["a", "b"])
+
+
+def test_the_bound_is_lifted_if_the_generation_in_force_breaks(job):
+    job.train("a", "b")
+    while job.base.number < 1 + MAX_OUTSTANDING:
+        job.join("j")
+        job.run()
+        job.pass_time(job.timing.adopt)
+        job.die("j")
+        job.run()
+        job.pass_time(job.timing.backoff_max)
+    assert isinstance(job.run(), Nothing)
+    job.die("b")
+    job.run()
+    assert (job.workers(), 1 in job.base.ended) == (["a"], True)
+
+
+def test_nothing_changes_before_as_many_members_are_ready_as_it_says_are_missing(job):
+    job.target = Target(min=5, max=8, desired=8)
+    job.join("a", "b")
+    action = job.run()
+    assert isinstance(action, Nothing) and action.changes == 3
+    for worker in "cd":
+        job.join(worker)
+        assert isinstance(job.decide(), Nothing)
+    job.join("e")
+    assert not isinstance(job.decide(), Nothing)

@@ -1,0 +1,102 @@
+"""A loop per job, in an event loop of its own, with API server and etcd played by one object."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+
+from elastrain.etcd import EtcdConfig
+from elastrain_operator.apply import Executor
+from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.kube import ApiError
+from elastrain_operator.loops import JobLoop, Loops
+from elastrain_operator.model import Coordination, Outage
+from raw_cluster import TEMPLATE
+
+CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
+
+
+class World:
+    """API server and etcd in one; ``watched`` is what the watch has shown so far."""
+
+    def __init__(self) -> None:
+        self.down = False
+        """Neither of the two answers."""
+        self.pods: dict[str, dict] = {}
+        self.watched: list = []
+        self.statuses: list[dict] = []
+        self.failures: list[Exception] = []
+        self.target = None
+
+    @property
+    def outage(self):
+        return Outage() if self.down else None
+
+    def of(self, keys):
+        return None if self.down else Coordination(target=self.target)
+
+    def _answer(self) -> None:
+        if self.down:
+            raise ApiError("reach it", 0, "Unreachable", "connection refused")
+
+    async def put_target(self, keys, target):
+        self._answer()
+        self.target = target
+
+    async def patch_status(self, namespace, name, status, version=None):
+        self._answer()
+        if self.failures:
+            raise self.failures.pop()
+        self.statuses.append(status)
+
+    async def create_event(self, namespace, event):
+        self._answer()
+
+    async def create_pod(self, namespace, manifest):
+        self._answer()
+        name = manifest["metadata"]["name"]
+        meta = {**manifest["metadata"], "uid": f"uid-{name}", "creationTimestamp": datetime.now(UTC).isoformat()}
+        self.pods[name] = {**manifest, "metadata": meta}
+        return self.pods[name]
+
+    async def get_pod(self, namespace, name):
+        self._answer()
+        return self.pods.get(name)
+
+    async def delete_pod(self, namespace, name, uid):
+        self._answer()
+        self.pods.pop(name, None)
+
+
+def body(**spec) -> dict:
+    meta = {"namespace": "ns", "name": "job", "uid": "uid", "generation": 1}
+    return {"metadata": meta, "spec": {"maxReplicas": 2, "template": TEMPLATE, **spec}}
+
+
+def named(name: str) -> dict:
+    job = body()
+    job["metadata"] = {**job["metadata"], "name": name, "uid": name}
+    return job
+
+
+def run(scenario, world: World | None = None) -> None:
+    """Runs ``scenario(world, jobs)`` in an event loop."""
+    world = world or World()
+
+    async def main():
+        executor = Executor(world, world, CONFIG)
+        jobs = Loops(lambda job: JobLoop(job, executor, world, world, CONFIG))
+        try:
+            await asyncio.wait_for(scenario(world, jobs), 20)
+        finally:
+            await jobs.stop()
+
+    asyncio.run(main())
+
+
+async def until(condition, what: str) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.005)
