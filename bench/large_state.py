@@ -16,7 +16,6 @@ from rich.console import Console
 
 from elastrain.local.etcd_server import EtcdNotFound
 from elastrain.terminal import EXIT_INTERRUPTED
-from rescale_harness.analysis import system_result, with_ratios
 from rescale_harness.events import Event, Scenario
 from rescale_harness.machine import machine
 from rescale_harness.report import (
@@ -32,6 +31,7 @@ from rescale_harness.report import (
 )
 from rescale_harness.results import Machine, RunResult, SystemResult
 from rescale_harness.scenario import Run
+from rescale_harness.summary import system_result, with_ratios
 from rescale_harness.systems import Elastrain, Settings, System
 from rescale_harness.train_large import ENV_FROZEN, ENV_WHOLE
 

@@ -18,7 +18,6 @@ from rich.console import Console
 
 from elastrain.local.etcd_server import EtcdNotFound
 from elastrain.terminal import EXIT_INTERRUPTED
-from rescale_harness.analysis import system_result, with_ratios
 from rescale_harness.events import DEFAULT, EVENTS, SCENARIOS, Event, Scenario, sizes
 from rescale_harness.goals import with_goals
 from rescale_harness.load import Load
@@ -26,6 +25,7 @@ from rescale_harness.machine import machine
 from rescale_harness.report import Terminal, markdown, render, show
 from rescale_harness.results import Machine, Report, RunResult, SystemResult
 from rescale_harness.scenario import Run
+from rescale_harness.summary import system_result, with_ratios
 from rescale_harness.systems import SYSTEMS, Settings
 
 REFERENCE = "elastrain"

@@ -1,16 +1,19 @@
-"""From step logs to figures. Pure: definitions are here and nowhere else."""
+"""From one run's step logs to its figures. Pure: definitions are here and nowhere else.
+
+:mod:`rescale_harness.history` has those about samples, :mod:`rescale_harness.summary` what several runs say together.
+"""
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from rescale_harness import undisturbed
 from rescale_harness.events import DEFAULT, START_NODES
-from rescale_harness.results import EventResult, EventSummary, Phases, RunResult, Samples, Spread, SystemResult
+from rescale_harness.history import rolled_back
+from rescale_harness.results import EventResult, Phases, RunResult, Samples
 from rescale_harness.steplog import Line
 
 
@@ -235,169 +238,3 @@ def quiet_windows(recording: Recording, by_node: dict[int, list[Line]]) -> list[
     ends = [*(f.at if f.begun is None else f.begun for f in recording.fired), max(x.at for x in recording.lines)]
     calm = [True, *(f.recovered for f in recording.fired)]
     return [(start, end) for start, end, is_calm in zip(starts, ends, calm, strict=True) if is_calm]
-
-
-def lineage(lines: Iterable[Line]) -> dict[int, Line]:
-    """The history that counts: step -> the line of rank 0 that committed it last. A rank 0 that commits a step again
-    takes back that step and all later ones."""
-    history: dict[int, Line] = {}
-    zero = sorted((x for x in lines if x.kind == "commit" and x.rank == 0), key=lambda line: line.at)
-    for line in zero:
-        for step in [s for s in history if s >= line.step]:
-            del history[step]
-        history[line.step] = line
-    return history
-
-
-def rolled_back(lines: Iterable[Line]) -> float:
-    """Part of rank 0's committed work that is not in the history that counts."""
-    lines = list(lines)
-    done = sum(x.world for x in lines if x.kind == "commit" and x.rank == 0)
-    kept = sum(x.world for x in lineage(lines).values())
-    return (done - kept) / done if done else 0.0
-
-
-def lineage_samples(lines: Sequence[Line]) -> Samples:
-    """What became of the samples of an endless stream that is consumed in order, rank by rank.
-
-    A step is committed only after a collective of all its ranks. So rank 0's line proves that the parts of all are in,
-    also those of ranks that were killed before they could write. Raises ``ValueError`` if nobody committed a step.
-    """
-    history = lineage(lines)
-    if not history:
-        raise ValueError("no step was committed")
-    others: dict[tuple[int, int], list[Line]] = defaultdict(list)
-    for line in lines:
-        if line.kind == "commit":
-            others[line.step, line.world].append(line)
-    consumed: Counter[int] = Counter()
-    problems: list[str] = []
-    for step, zero in sorted(history.items()):
-        for rank in range(zero.world):
-            first = zero.first + rank * zero.count
-            logged = min(
-                (x for x in others[step, zero.world] if x.rank == rank), key=lambda x: abs(x.at - zero.at), default=None
-            )
-            if logged is not None and logged.first != first:
-                problems.append(f"step {step}: rank {rank} began at sample {logged.first}, not at {first}")
-                first = logged.first
-            consumed.update(range(first, first + zero.count))
-    return Samples(
-        committed=consumed.total(),
-        lost=max(consumed) + 1 - len(consumed),
-        repeated=consumed.total() - len(consumed),
-        problems=tuple(problems[:20]),
-    )
-
-
-def sharded_samples(lines: Sequence[Line]) -> Samples:
-    """The same of data that is cut into shards, each of which its node (``rank``) goes through from the start on.
-
-    A shard's samples before the last one that was ever committed were all consumed by somebody: those that are in no
-    committed step are lost. Raises ``ValueError`` if nobody committed a step.
-    """
-    consumed: dict[int, Counter[int]] = defaultdict(Counter)
-    for line in lines:
-        if line.kind == "commit":
-            consumed[line.rank].update(range(line.first, line.first + line.count))
-    if not consumed:
-        raise ValueError("no step was committed")
-    return Samples(
-        committed=sum(of.total() for of in consumed.values()),
-        lost=sum(max(of) + 1 - len(of) for of in consumed.values()),
-        repeated=sum(of.total() - len(of) for of in consumed.values()),
-    )
-
-
-# ---- all runs ------------------------------------------------------------------------------------------------------
-def system_result(about: str, runs: Sequence[RunResult]) -> SystemResult:
-    """Min, median and max over ``runs``."""
-    samples = [r.samples for r in runs if r.samples is not None]
-    return SystemResult(
-        about=about,
-        runs=tuple(runs),
-        start=Spread.of(r.start for r in runs if r.nodes == START_NODES),
-        step=Spread.of(r.step for r in runs),
-        longest_step=Spread.of(r.longest_step for r in runs),
-        undisturbed=undisturbed.over_runs(runs),
-        events=event_summaries(runs),
-        samples_committed=sum(s.committed for s in samples),
-        samples_lost=sum(s.lost for s in samples),
-        samples_repeated=sum(s.repeated for s in samples),
-        rolled_back=Spread.of(r.rolled_back for r in runs),
-        problems=tuple(p for s in samples for p in s.problems),
-    )
-
-
-def event_summaries(runs: Sequence[RunResult]) -> tuple[EventSummary, ...]:
-    """Per event, in the order of their first coming."""
-    by_label: dict[str, list[EventResult]] = defaultdict(list)
-    for run in runs:
-        for event in run.events:
-            by_label[event.label].append(event)
-    return tuple(_event_summary(label, events) for label, events in by_label.items())
-
-
-def _event_summary(label: str, events: Sequence[EventResult]) -> EventSummary:
-    stalls, again, thrown = (
-        Spread.of(figures)
-        for figures in ([e.stall for e in events], [e.redone for e in events], [e.discarded for e in events])
-    )
-    assert stalls is not None and again is not None and thrown is not None
-    return EventSummary(
-        label=label,
-        from_size=events[0].from_size,
-        to_size=events[0].to_size,
-        runs=len(events),
-        recovered=sum(e.recovered for e in events),
-        stall=stalls,
-        pause=Spread.of(e.pause for e in events),
-        redone=again,
-        discarded=thrown,
-        pids_changed=sum(e.pids_changed for e in events),
-        changes=Spread.of(e.changes for e in events),
-        phases=phase_medians([r for e in events for r in e.rescales]),
-    )
-
-
-def phase_medians(rescales: Sequence[Phases]) -> tuple[Phases, ...]:
-    """One for each name, in the order of their first coming; a phase counts in those that have it."""
-    by_name: dict[str, list[Phases]] = defaultdict(list)
-    for rescale in rescales:
-        by_name[rescale.name].append(rescale)
-    return tuple(
-        Phases(
-            name=name,
-            pause=statistics.median(r.pause for r in of),
-            seconds={
-                phase: statistics.median(r.seconds[phase] for r in of if phase in r.seconds)
-                for phase in dict.fromkeys(p for r in of for p in r.seconds)
-            },
-        )
-        for name, of in by_name.items()
-    )
-
-
-def with_ratios(systems: dict[str, SystemResult], reference: str) -> dict[str, SystemResult]:
-    """The same, with each median as a multiple of the ``reference`` system's; unchanged where that is missing."""
-    if reference not in systems:
-        return systems
-    base = {e.label: e for e in systems[reference].events}
-    return {
-        name: system.model_copy(update={"events": tuple(_with_ratios(e, base.get(e.label)) for e in system.events)})
-        for name, system in systems.items()
-    }
-
-
-def _with_ratios(event: EventSummary, base: EventSummary | None) -> EventSummary:
-    if base is None:
-        return event
-    return event.model_copy(
-        update={"stall_ratio": _ratio(event.stall, base.stall), "pause_ratio": _ratio(event.pause, base.pause)}
-    )
-
-
-def _ratio(figure: Spread | None, base: Spread | None) -> float | None:
-    if figure is None or base is None or base.median == 0:
-        return None
-    return figure.median / base.median

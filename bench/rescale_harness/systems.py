@@ -23,7 +23,7 @@ from elastrain.api.records import Generation, Member, Phase, Progress, Target
 from elastrain.data import audit
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.local.etcd_server import EtcdServer
-from rescale_harness import analysis
+from rescale_harness import history
 from rescale_harness.events import MAX_NODES, NEED_STEERING, Event
 from rescale_harness.results import Samples
 from rescale_harness.steplog import ENV_CHECKPOINT, ENV_CHECKPOINT_EVERY, ENV_SHARDS, Line
@@ -140,7 +140,7 @@ class Torchrun(System):
         return ["--rdzv-backend=c10d", f"--rdzv-endpoint={HOST}:{self._port}", f"--rdzv-conf={conf}"]
 
     def samples(self, lines: list[Line]) -> Samples:
-        return analysis.lineage_samples(lines)
+        return history.lineage_samples(lines)
 
 
 class TorchrunTuned(Torchrun):
@@ -326,7 +326,7 @@ class TorchftTuned(System):
         }
 
     def samples(self, lines: list[Line]) -> Samples:
-        return analysis.sharded_samples(lines)
+        return history.sharded_samples(lines)
 
 
 SYSTEMS: Mapping[str, type[System]] = {

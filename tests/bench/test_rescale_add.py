@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rescale import Benchmark, same_conditions
-from rescale_harness import analysis
+from rescale_harness import summary
 from rescale_harness.events import SCENARIOS
 from rescale_harness.machine import machine
 from rescale_harness.results import Machine, Report, RunResult
@@ -23,7 +23,7 @@ def report(of: Machine, **fields: object) -> Report:
     run = RunResult(start=1.0, step=0.1, longest_step=0.2, events=(), samples=None, rolled_back=0.0)
     facts: dict[str, object] = {
         "machine": of, "began": "2026-01-01 00:00 UTC", "seconds": 60.0, "events": ("grow",), "checkpoint_every": 20,
-        "limit": 180.0, "systems": {"torchrun-tuned": analysis.system_result("", [run])}, "scenarios": ("default",),
+        "limit": 180.0, "systems": {"torchrun-tuned": summary.system_result("", [run])}, "scenarios": ("default",),
     }  # fmt: skip
     return Report.model_validate(facts | fields)
 

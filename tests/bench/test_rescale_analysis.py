@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rescale_harness import analysis, undisturbed
+from rescale_harness import analysis, history, summary, undisturbed
 from rescale_harness.analysis import Fired, Recording
 from rescale_harness.results import EventResult, Phases, RunResult, Samples
 from rescale_harness.steplog import Line
@@ -110,7 +110,7 @@ def test_own_records_belong_to_the_event_during_which_they_switched() -> None:
 def test_phases_are_medians_over_the_rescales_of_the_same_kind() -> None:
     lost = [Phases(name="Lost 3→2", pause=p, seconds={"connect": p / 2}) for p in (1, 2, 6)]
     grow = Phases(name="Grow 2→3", pause=1, seconds={"transfer": 0.5})
-    medians = analysis.phase_medians([lost[0], grow, *lost[1:]])
+    medians = summary.phase_medians([lost[0], grow, *lost[1:]])
     assert [(m.name, m.pause, m.seconds) for m in medians] == [
         ("Lost 3→2", 2, {"connect": 1}), ("Grow 2→3", 1, {"transfer": 0.5})
     ]  # fmt: skip
@@ -192,47 +192,47 @@ def stream(worlds: list[tuple[int, int]], saved_every: int = 3) -> list[Line]:
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 7)), min_size=1, max_size=6))
 def test_each_sample_counts_once_however_often_the_job_was_rolled_back(worlds: list[tuple[int, int]]) -> None:
-    samples = analysis.lineage_samples(stream(worlds))
+    samples = history.lineage_samples(stream(worlds))
     assert (samples.lost, samples.repeated, samples.problems) == (0, 0, ())
 
 
 def test_part_of_a_rank_that_was_killed_before_it_could_write_counts() -> None:
     lines = stream([(3, 5)])
     silent = max(x.at for x in lines if x.rank == 2)
-    samples = analysis.lineage_samples([x for x in lines if not (x.rank == 2 and x.at == silent)])
+    samples = history.lineage_samples([x for x in lines if not (x.rank == 2 and x.at == silent)])
     assert (samples.committed, samples.lost) == (3 * 5 * COUNT, 0)
 
 
 def test_samples_are_lost_if_the_position_jumps_ahead() -> None:
     lines = [commit(1, 1, world=1), commit(2, 2, world=1, first=2 * COUNT)]
-    assert analysis.lineage_samples(lines).lost == COUNT
+    assert history.lineage_samples(lines).lost == COUNT
 
 
 def test_samples_are_repeated_if_the_position_falls_back_without_the_step() -> None:
     lines = [commit(1, 1, world=1), commit(2, 2, world=1)]
-    assert analysis.lineage_samples(lines).repeated == COUNT
+    assert history.lineage_samples(lines).repeated == COUNT
 
 
 def test_a_rank_that_trained_on_anothers_samples_is_a_problem() -> None:
     lines = [commit(1, 1), commit(1, 1, node=1, rank=1, first=0)]
-    assert analysis.lineage_samples(lines).problems == ("step 1: rank 1 began at sample 0, not at 4",)
+    assert history.lineage_samples(lines).problems == ("step 1: rank 1 began at sample 0, not at 4",)
 
 
 def test_samples_of_a_shard_are_repeated_by_a_new_process_and_lost_where_it_skipped_some() -> None:
     shard = {"node": 2, "rank": 2}
     lines = [commit(1, 1, **shard), commit(2, 2, **shard, first=COUNT), commit(3, 3, **shard, pid=9)]
     lines += [commit(4, 4, **shard, pid=9, first=3 * COUNT), commit(1, 1)]
-    samples = analysis.sharded_samples(lines)
+    samples = history.sharded_samples(lines)
     assert (samples.committed, samples.repeated, samples.lost) == (5 * COUNT, COUNT, COUNT)
 
 
 def test_a_run_without_a_step_cannot_be_judged() -> None:
     with pytest.raises(ValueError, match="no step was committed"):
-        analysis.lineage_samples([])
+        history.lineage_samples([])
 
 
 def test_rolled_back_is_the_part_of_the_work_that_does_not_count() -> None:
-    assert analysis.rolled_back(stream([(2, 5), (2, 3)], saved_every=3)) == pytest.approx(2 / 8)
+    assert history.rolled_back(stream([(2, 5), (2, 3)], saved_every=3)) == pytest.approx(2 / 8)
 
 
 # ---- undisturbed ---------------------------------------------------------------------------------------------------
@@ -272,19 +272,19 @@ def run(stall: float, pause: float | None, *, recovered: bool = True) -> RunResu
 
 
 def test_figures_are_min_median_and_max_over_the_runs_that_have_them() -> None:
-    summary = analysis.system_result("", [run(1, 4), run(3, None, recovered=False), run(2, 5)])
-    event = summary.events[0]
+    together = summary.system_result("", [run(1, 4), run(3, None, recovered=False), run(2, 5)])
+    event = together.events[0]
     assert (event.stall.min, event.stall.median, event.stall.max) == (1, 2, 3)
     assert event.pause is not None and event.pause.median == 4.5
-    assert (event.runs, event.recovered, summary.samples_lost) == (3, 2, 3)
+    assert (event.runs, event.recovered, together.samples_lost) == (3, 2, 3)
 
 
 def test_ratios_are_of_medians_and_to_the_reference() -> None:
-    systems = {"ours": analysis.system_result("", [run(2, 4)]), "theirs": analysis.system_result("", [run(5, None)])}
-    event = analysis.with_ratios(systems, "ours")["theirs"].events[0]
+    systems = {"ours": summary.system_result("", [run(2, 4)]), "theirs": summary.system_result("", [run(5, None)])}
+    event = summary.with_ratios(systems, "ours")["theirs"].events[0]
     assert (event.stall_ratio, event.pause_ratio) == (2.5, None)
 
 
 def test_there_are_no_ratios_without_the_reference() -> None:
-    systems = {"theirs": analysis.system_result("", [run(5, 6)])}
-    assert analysis.with_ratios(systems, "ours") == systems
+    systems = {"theirs": summary.system_result("", [run(5, 6)])}
+    assert summary.with_ratios(systems, "ours") == systems
