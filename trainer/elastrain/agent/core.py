@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from elastrain.agent import endings
-from elastrain.agent.abort import say_broken_at, why_abort
+from elastrain.agent.abort import say_broken_at
 from elastrain.agent.bounds import KILL_SECONDS, Bounds, passed
 from elastrain.agent.checkup import Checkup, Situation, stragglers
 from elastrain.agent.events import (
@@ -43,7 +43,8 @@ from elastrain.agent.places import Places
 from elastrain.agent.rank import Rank
 from elastrain.agent.restart import may_restart
 from elastrain.agent.told import Told
-from elastrain.api.messages import Abort, AgentMessage, Exit, Hello, Proposed, RankMessage, Report, Welcome
+from elastrain.agent.words import Known, words
+from elastrain.api.messages import Exit, Hello, RankMessage, Report
 from elastrain.api.records import Phase, Progress, Termination
 
 
@@ -294,59 +295,21 @@ class Core:
 
     # ---- to the ranks ----------------------------------------------------------------------------------------------
     def _talk(self, now: float) -> Iterator[Effect]:
-        me, seen = self.member_id, self.seen
-        if me is None or seen is None:
+        if self.member_id is None or self.seen is None:
             return
+        known = Known(
+            me=self.member_id,
+            address=self.config.address,
+            lease_ttl=self.config.lease_ttl,
+            places=self.places,
+            seen=self.seen,
+            why_leave=self.why_leave,
+        )
         for rank in self.ranks:
-            for message in self._messages(rank, me, seen, now):
+            for message in words(rank, known):
+                if isinstance(message, Exit):
+                    self.bounds.exit = self.bounds.exit or now + self.config.drain_timeout
                 yield Send(rank.local_rank, message)
-
-    def _messages(self, rank: Rank, me: str, seen: Seen, now: float) -> Iterator[AgentMessage]:
-        if rank.connected and not rank.welcomed:
-            rank.welcomed = True
-            yield Welcome(member=me, address=self.config.address, lease_ttl=self.config.lease_ttl, step=seen.step)
-        if not rank.listens or rank.told_exit:
-            return
-        yield from self._aborts(rank, me, seen)  # first what is over: until then a rank may be blocked in it
-        if seen.generation is not None and seen.generation.number > max(rank.proposed, default=0):
-            rank.proposed.add(seen.generation.number)
-            yield Proposed(generation=seen.generation)
-            yield from self._aborts(rank, me, seen)
-        why_exit = self._why_exit(rank, me, seen)
-        if why_exit is not None:
-            rank.told_exit = True
-            self.bounds.exit = self.bounds.exit or now + self.config.drain_timeout
-            yield Exit(reason=why_exit)
-
-    def _aborts(self, rank: Rank, me: str, seen: Seen) -> Iterator[Abort]:
-        """Of generations that the rank is in, or is connecting to, and should give up."""
-        for number in sorted(rank.proposed & self.places.numbers - rank.aborted):
-            if number < rank.adopted or number <= rank.broken:
-                continue
-            why = self.places.fenced.get(number) or why_abort(self.places[number], me, seen.ended)
-            if why is not None:
-                rank.aborted.add(number)
-                yield Abort(generation=number, reason=why)
-
-    def _why_exit(self, rank: Rank, me: str, seen: Seen) -> str | None:
-        """Why the rank should end its loop, or None."""
-        if not rank.ready:
-            return None
-        adopted = self.places.generation(rank.adopted)
-        inside = adopted is not None and adopted.member(me) is not None
-        if seen.finished and (
-            not inside or rank.broken >= rank.adopted or rank.adopted in rank.aborted
-        ):  # else it finishes by itself
-            return "the job has finished"
-        wanted = seen.generation is not None and seen.generation.member(me) is not None
-        if self.leaving and not inside and not wanted:
-            told = self.resigned or "told to stop"
-            return told if self.bounds.drain is not None else f"target: {self._target_reason()}"
-        return None
-
-    def _target_reason(self) -> str:
-        target = self.seen.target if self.seen else None
-        return (target.reason if target else "") or "leave"
 
     # ---- to everybody ----------------------------------------------------------------------------------------------
     @property
@@ -357,10 +320,17 @@ class Core:
     @property
     def leaving(self) -> bool:
         """Told to leave: by a signal, or by the target."""
+        return self.why_leave is not None
+
+    @property
+    def why_leave(self) -> str | None:
+        """None: this worker stays."""
         if self.bounds.drain is not None:
-            return True
+            return self.resigned or "told to stop"
         target = self.seen.target if self.seen else None
-        return target is not None and (target.desired == 0 or self.config.worker in target.leaving)
+        if target is not None and (target.desired == 0 or self.config.worker in target.leaving):
+            return f"target: {target.reason or 'leave'}"
+        return None
 
     @property
     def phase(self) -> Phase:
