@@ -41,7 +41,10 @@ class Run:
     fired: list[Fired] = field(default_factory=list)
     rescales: dict[int, Rescale] = field(default_factory=dict)
     """By generation."""
+    started: float = 0.0
+    """Seconds until its first workers had trained together,"""
     seconds: float = 0.0
+    """and until it was over."""
     ended: str = ""
     """How the job ended: ``finished``, or what went wrong."""
     verdict: Verdict | None = None

@@ -26,7 +26,7 @@ from proof import Check, Fired, Run, alone, together
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from weather import Event, Holders, Kind, forecast, may_happen
+from weather import Event, Holders, Kind, forecast, may_happen, pace
 
 from elastrain.api import records
 from elastrain.data import audit
@@ -107,6 +107,7 @@ def train(run: Run, workers: int, dtype: Dtype, step_seconds: float, events: Seq
     """Do ``run`` and fill in what it has left behind. ``step_seconds``: least time that a step takes."""
 
     def on_progress(progress: records.Progress) -> None:
+        run.started = run.started or time.monotonic() - began
         bar.show(progress)
         for rescale in progress.rescales:
             run.rescales.setdefault(rescale.generation, rescale)
@@ -198,8 +199,9 @@ def main(
         bool, typer.Option(help=f"train undisturbed on {OTHER_SIZE} workers, too: a yardstick for differences")
     ] = True,
     step_seconds: Annotated[
-        float, typer.Option(help="least time of a step in the storm: a machine that starts workers slowly needs more")
-    ] = 0.5,
+        float | None,
+        typer.Option(help="least time of a step in the storm; default: by how long workers take to start here"),
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="where to draw it (PNG or SVG); needs matplotlib")] = None,
     keep: Annotated[Path | None, typer.Option(help="folder for all logs; without it they are kept on failure")] = None,
 ) -> None:
@@ -212,16 +214,22 @@ def main(
         TextColumn("{task.completed}/{task.total} {task.fields[state]}"),
     )
     runs = [Run(f"undisturbed, {FIRST} workers", folder / "calm", steps), Run("storm", folder / "storm", steps)]
-    plans = [(FIRST, 0.0, ()), (FIRST, step_seconds, forecasted)]
-    if other_size:
-        runs.append(Run(f"undisturbed, {OTHER_SIZE} workers", folder / "other", steps))
-        plans.append((OTHER_SIZE, 0.0, ()))
+    calm, storm = runs
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        for run, (workers, least, storm) in zip(runs, plans, strict=True):
-            train(run, workers, dtype, least, storm, Bar(progress, run.name, steps))
+        train(calm, FIRST, dtype, 0.0, (), Bar(progress, calm.name, steps))
+        if step_seconds is None:
+            step_seconds = pace(calm.started, events, steps)
+            console.print(
+                f"workers take {calm.started:.1f} s to start here: with {step_seconds:.2f} s a step the storm"
+                f" takes {steps * step_seconds / 60:.0f} minutes"
+            )
+        train(storm, FIRST, dtype, step_seconds, forecasted, Bar(progress, storm.name, steps))
+        if other_size:
+            runs.append(other := Run(f"undisturbed, {OTHER_SIZE} workers", folder / "other", steps))
+            train(other, OTHER_SIZE, dtype, 0.0, (), Bar(progress, other.name, steps))
     (folder / "runs.json").write_text(json.dumps([asdict(run) for run in runs], default=_plain))
     checks = judge(runs, events, dtype)
-    for table in (weather_report(runs[1]), pauses(runs[1])):
+    for table in (weather_report(storm), pauses(storm)):
         console.print(table)
     for check in checks:
         console.print(f"  {'[green]✓' if check.kept else '[bold red]✗'} {check.found}[/]")

@@ -18,6 +18,9 @@ class Kind(StrEnum):
 
 
 WEIGHTS: Mapping[Kind, int] = {Kind.JOIN: 4, Kind.LEAVE: 3, Kind.KILL_RANK: 3, Kind.KILL_WORKER: 3}
+FAIR = 10  # the first and the last tenth of the steps have no events
+SPACING = 1.5
+"""Time between two events, in the mean, beside that in which a worker starts on a machine at rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,18 @@ def forecast(seed: int, count: int, steps: int, *, smallest: int, largest: int, 
     rng = random.Random(seed)
     wanted = first
     events = []
-    for due in sorted(rng.randrange(steps // 10, steps - steps // 10) for _ in range(count)):
+    for due in sorted(rng.randrange(steps // FAIR, steps - steps // FAIR) for _ in range(count)):
         possible = [k for k in Kind if (wanted < largest if k is Kind.JOIN else wanted > smallest)]
         kind = rng.choices(possible, [WEIGHTS[k] for k in possible])[0]
         wanted += {Kind.JOIN: 1, Kind.LEAVE: -1}.get(kind, 0)
         events.append(Event(kind, due, rng.random()))
     return events
+
+
+def pace(start: float, count: int, steps: int) -> float:
+    """Seconds that a step must take for ``count`` events in ``steps`` steps to meet workers that train, where one takes
+    ``start`` seconds to start. If events came quicker, most would wait for a second worker, and find just that."""
+    return SPACING * start * count / (steps - 2 * (steps // FAIR))
 
 
 class Holders:

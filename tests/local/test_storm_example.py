@@ -63,6 +63,13 @@ def test_every_kind_happens_if_the_storm_is_long(weather):
     assert {e.kind for e in events} == set(weather.Kind)
 
 
+@given(start=st.floats(0.5, 60), count=st.integers(50, 100), steps=st.integers(100, 1000))
+def test_a_worker_has_time_to_start_between_two_events_whatever_the_machine(weather, start, count, steps):
+    due = [e.due for e in weather.forecast(1, count, steps, smallest=1, largest=4, first=2)]
+    between = (due[-1] - due[0]) / (count - 1) * weather.pace(start, count, steps)
+    assert start < between < 2 * start
+
+
 def worker(number: int, *, generation: int = 1, leaving: bool = False, ended: bool = False) -> WorkerStatus:
     name = f"storm-{number}"
     return WorkerStatus(
