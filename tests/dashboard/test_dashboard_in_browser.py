@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import scene
 from harness import browser
 
 PICTURES = os.environ.get("ELASTRAIN_PICTURES")
@@ -41,102 +42,9 @@ async def picture(page: browser.Page, name: str) -> None:
 
 
 @pytest.fixture
-def filled(fake, body, running):
+def filled(fake):
     """Five jobs in all the states that there are, on four nodes."""
-    moment = datetime.now(UTC)
-
-    def ago(**since: float) -> str:
-        return (moment - timedelta(**since)).isoformat(timespec="seconds")
-
-    conditions = [
-        {"type": "Running", "status": "True", "reason": "Training", "message": "generation 3 trains", "lastTransitionTime": ago(minutes=40)},
-        {"type": "Grown", "status": "False", "reason": "NoRoom", "message": "not grown: 0 nvidia.com/gpu idle, 1 needed for the next worker", "lastTransitionTime": ago(minutes=3)},
-        {"type": "CheckpointHealthy", "status": "True", "reason": "Saved", "message": "step 41,000 at /checkpoints/<script>document.title='owned'</script>", "lastTransitionTime": ago(minutes=30)},
-    ]  # fmt: skip
-    last = {
-        "from": 4, "to": 3, "reason": "Lost", "pauseSeconds": 0.92, "lostSteps": 0, "time": ago(minutes=2),
-        "phases": {"detect": 0.021, "decide": 0.06, "connect": 0.31, "transfer": 0.0, "first_step": 0.53},
-    }  # fmt: skip
-    status = {
-        **running, "conditions": conditions, "lastRescale": last, "readyReplicas": 3, "desiredReplicas": 4, "step": 41800,
-        "generation": {"number": 5, "size": 3, "reason": "Lost"}, "restarts": {"user": 0, "infrastructure": 1, "preemption": 0},
-        "progress": {"step": 41800, "of": 100000, "epoch": 3, "samplesPerSecond": 5120.5, "loss": 2.1345, "eta": (moment + timedelta(hours=3.2)).isoformat()},
-        "acceleratorSeconds": {"training": 88300.0, "rescaling": 310.0, "waiting": 2400.0, "redone": 120.0, "held": 12},
-        "lastFailure": {
-            "time": ago(minutes=2), "worker": "llama-2", "rank": 9, "cause": "infrastructure", "reason": "RankKilled",
-            "message": "rank 9 was killed by signal 9 (SIGKILL)", "logTail": "step 41774 loss 2.1391\nstep 41775 loss 2.1388",
-        },
-    }  # fmt: skip
-    fake.put("elastictrainingjobs", body("job", "llama", minReplicas=2, maxReplicas=8, status=status))
-    fake.put("elastictrainingjobs", body("job", "digits", status={
-        **running, "readyReplicas": 3, "conditions": [], "acceleratorSeconds": {"training": 300.0, "rescaling": 1.0, "waiting": 29.0, "redone": 0.0, "held": 3},
-    }))  # fmt: skip
-    failed = {
-        "type": "Failed",
-        "status": "True",
-        "reason": "BackoffLimitExceeded",
-        "message": "exit code 1 in rank 0 (worker resnet-1): RuntimeError: CUDA out of memory",
-        "lastTransitionTime": ago(minutes=8),
-    }
-    fake.put(
-        "elastictrainingjobs",
-        body(
-            "job",
-            "resnet",
-            "vision",
-            status={
-                "phase": "Failed",
-                "step": 900,
-                "conditions": [failed],
-                "completionTime": ago(minutes=8),
-                "desiredReplicas": 4,
-            },
-        ),
-    )
-    waits = {
-        "type": "Grown",
-        "status": "False",
-        "reason": "NoRoom",
-        "message": "waits: 4 workers must start together (minReplicas), there is room for 1; 1 nvidia.com/gpu idle, 2 needed for the next worker (nprocPerNode 2)",
-        "lastTransitionTime": ago(minutes=4),
-    }
-    fake.put(
-        "elastictrainingjobs",
-        body(
-            "job",
-            "vit-large",
-            "vision",
-            minReplicas=4,
-            maxReplicas=16,
-            status={"phase": "Pending", "desiredReplicas": 4, "conditions": [waits]},
-        ),
-    )
-    done = {
-        "type": "Succeeded",
-        "status": "True",
-        "reason": "Finished",
-        "message": "all steps are done",
-        "lastTransitionTime": ago(minutes=50),
-    }
-    fake.put("elastictrainingjobs", body("job", "bert-base", "vision", status={
-        "phase": "Succeeded", "step": 5000, "progress": {"step": 5000, "of": 5000, "loss": 0.0213}, "conditions": [done], "completionTime": ago(minutes=50), "desiredReplicas": 0,
-        "acceleratorSeconds": {"training": 9310.0, "rescaling": 44.0, "waiting": 400.0, "redone": 0.0},
-    }))  # fmt: skip
-    for n, name in enumerate(("gpu-a", "gpu-b", "gpu-c", "gpu-d")):
-        fake.put("nodes", body("node", name, gpus=8, ready=n < 3))
-    for ordinal, node in ((0, "gpu-a"), (1, "gpu-b"), (3, "gpu-c")):
-        fake.put("pods", body("pod", "llama", ordinal, node, gpus=4))
-    for ordinal in range(3):
-        fake.put("pods", body("pod", "digits", ordinal, "gpu-b"))
-    told = [
-        ("TargetSet", "4 workers wanted (min 2, max 8)", 41, "Normal"),
-        ("Rescaled", "from 8 to 12 ranks (Grow), pause 0.34 s (connect 210 ms, transfer 88 ms, first step 250 ms), 0 steps lost", 35, "Normal"),
-        ("Rescaled", "from 12 to 8 ranks (Drain), pause 0.21 s (connect 150 ms, transfer 0 ms, first step 208 ms), 0 steps lost", 20, "Normal"),
-        ("Rescaled", "from 8 to 16 ranks (Grow), pause 0.41 s (connect 260 ms, transfer 121 ms, first step 287 ms), 0 steps lost", 12, "Normal"),
-        ("WorkerLost", "llama-2: rank 9 was killed by signal 9 (SIGKILL) (infrastructure: RankKilled)\nstep 41775 loss 2.1388", 2, "Warning"),
-    ]  # fmt: skip
-    for reason, message, minutes, kind in told:
-        fake.put("events", body("event", "llama", reason, message, ago(minutes=minutes), kind))
+    scene.fill(fake, datetime.now(UTC))
     return fake
 
 

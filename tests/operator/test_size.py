@@ -12,6 +12,7 @@ from elastrain_operator.allocation.model import Held, Share, Worker
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Pod
 from elastrain_operator.plan import plan
 from elastrain_operator.policy import size
+from workers import worker
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = JobRef("ns", "job", "uid", 1)
@@ -23,8 +24,7 @@ def share(workers: int | None, reason: str = "NoRoom", message: str = "not grown
 
 
 def pod(ordinal: int, **fields) -> Pod:
-    fields = {"started": True, "ready": True, "node": f"n{ordinal}", "demand": ONE, **fields}
-    return Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, NOW, **fields)
+    return worker(ordinal, NOW, age=0.0, **{"node": f"n{ordinal}", "demand": ONE, **fields})
 
 
 def trained(*workers: str, desired: int, **fields) -> Coordination:

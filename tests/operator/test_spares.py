@@ -18,6 +18,7 @@ from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod
 from elastrain_operator.plan import plan
 from elastrain_operator.policy import ledger, rollout, spares, victims
+from workers import worker
 
 JOB = JobRef("default", "job", "uid", 1)
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -97,7 +98,7 @@ def test_status_says_how_many_are_ready_and_keeps_it_while_etcd_is_not_known():
 
 # ---- who leaves -----------------------------------------------------------------------------------------------------
 def pod(ordinal: int, **fields) -> Pod:
-    return Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, START, started=True, ready=True, node="n", **fields)
+    return worker(ordinal, START, age=0.0, node="n", **fields)
 
 
 def test_whoever_trains_leaves_at_a_shrink_though_a_spare_would_cost_less():
@@ -124,10 +125,10 @@ def test_a_spare_prefers_a_node_without_workers_of_its_job():
     assert preferred["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
     assert preferred["podAffinityTerm"]["labelSelector"]["matchLabels"] == {"elastrain.dev/job-uid": "uid"}
     assert "nodeAffinity" in body, "bad nodes are kept off all the same"
-    worker = render.pod(JOB, spec(), 2, CONFIG)
-    assert "affinity" not in worker["spec"], "other workers go where the scheduler likes"
-    assert render.sibling(worker, JOB, 3, stands_by=True) == render.pod(JOB, spec(), 3, CONFIG, stands_by=True)
-    assert "affinity" not in worker["spec"], "what siblings share is left alone"
+    ordinary = render.pod(JOB, spec(), 2, CONFIG)
+    assert "affinity" not in ordinary["spec"], "other workers go where the scheduler likes"
+    assert render.sibling(ordinary, JOB, 3, stands_by=True) == render.pod(JOB, spec(), 3, CONFIG, stands_by=True)
+    assert "affinity" not in ordinary["spec"], "what siblings share is left alone"
 
 
 def test_a_spare_s_template_has_the_last_word_about_anti_affinity():
