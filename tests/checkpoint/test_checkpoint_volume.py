@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.api.job import CheckpointSpec
-from elastrain.checkpoint import CheckpointVolume, StaleLineage, due
+from elastrain.checkpoint import CheckpointVolume, Pace, StaleLineage, due, pace
 
 
 def tree(value: float) -> dict:
@@ -104,3 +105,36 @@ def test_a_save_is_due_in_every_interval_of_steps(step, saved, every) -> None:
 def test_no_save_is_due_if_only_drains_are_saved_or_nothing_is_new(step, now, at) -> None:
     assert not due(CheckpointSpec(path="/c"), step=step, saved_step=0, now=now, saved_at=at)
     assert not due(CheckpointSpec(path="/c", every_seconds=1), step=step, saved_step=step, now=now, saved_at=at)
+
+
+# ---- beside training ------------------------------------------------------------------------------------------------
+def test_a_save_rests_for_the_processor_time_that_it_took_and_not_for_the_disk(monkeypatch) -> None:
+    took = iter([10.0, 10.5, 10.6, 10.6, 10.6, 70.0, 71.0])  # processor seconds of the thread, at each look
+    monkeypatch.setattr(pace.time, "thread_time", lambda: next(took))
+    of_a_save, rests = Pace(share=0.25), []
+    monkeypatch.setattr(of_a_save._hurry, "wait", rests.append)
+    of_a_save.begin()
+    for _ in range(3):
+        of_a_save.rest()
+    assert rests == pytest.approx([3 * 0.5, 0.0, pace.REST_SECONDS - 3 * 0.5]), "of a long one it is a bounded time"
+
+
+def test_what_was_saved_at_leisure_is_the_same(volume) -> None:
+    saved = volume.save(tree(1.5), step=7, generation=1, lineage=volume.begin_lineage(1), pace=Pace())
+    assert same(volume.load(saved), tree(1.5))
+
+
+def test_a_save_rests_no_more_if_somebody_waits_for_it(volume) -> None:
+    of_a_save = Pace(share=1e-9)
+    lineage = volume.begin_lineage(1)
+    saving = threading.Thread(
+        target=volume.save,
+        args=(tree(1.5),),
+        kwargs={"step": 7, "generation": 1, "lineage": lineage, "pace": of_a_save},
+    )
+    saving.start()
+    saving.join(0.5)
+    assert saving.is_alive(), "it rests"
+    of_a_save.hurry()
+    saving.join(30)
+    assert [c.step for c in volume.complete()] == [7]

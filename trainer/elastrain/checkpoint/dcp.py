@@ -6,24 +6,32 @@ import errno
 import pickle
 import warnings
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.utils import _pytree
+
+from elastrain.checkpoint.pace import Pace
 
 # One rank saves and loads, with no process group, on purpose.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
-def save(state: dict[str, Any], directory: Path) -> None:
-    """Write ``state`` into an empty directory. Raises ``OSError`` with the file system's own reason."""
+def save(state: dict[str, Any], directory: Path, pace: Pace | None = None) -> None:
+    """Write ``state`` into an empty directory, resting between two tensors as ``pace`` says.
+
+    Raises ``OSError`` with the file system's own reason.
+    """
+    planner = DefaultSavePlanner() if pace is None else _Paced(pace)
     try:
-        dcp.save(_take_apart(state), storage_writer=dcp.FileSystemWriter(directory), no_dist=True)
+        dcp.save(_take_apart(state), storage_writer=dcp.FileSystemWriter(directory), planner=planner, no_dist=True)
     except CheckpointException as e:
         raise _os_error(e, directory) from e
 
@@ -53,6 +61,19 @@ def _os_error(e: CheckpointException, path: Path) -> OSError:
             return OSError(cause.errno, cause.strerror, str(path))
         causes += [c for c in (cause.__cause__, cause.__context__) if c is not None]
     return OSError(errno.EIO, str(causes[0]).strip().split("\n", maxsplit=1)[0], str(path))
+
+
+class _Paced(DefaultSavePlanner):
+    """Is asked for each tensor when that is about to be written."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
+        pace.begin()
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | BytesIO:
+        self._pace.rest()
+        return super().resolve_data(write_item)
 
 
 @dataclass(frozen=True, slots=True)

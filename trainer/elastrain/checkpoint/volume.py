@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from elastrain.checkpoint.pace import Pace
+
 _PREFIX = "step-"
 _META = "elastrain.json"
 _LINEAGE = "LINEAGE"
@@ -76,8 +78,10 @@ class CheckpointVolume:
         _replace(self.path / _LINEAGE, lineage)
         return lineage
 
-    def save(self, state: dict[str, Any], *, step: int, generation: int, lineage: str) -> Checkpoint:
-        """Write ``state`` durably and delete what is older than the ``keep`` newest.
+    def save(
+        self, state: dict[str, Any], *, step: int, generation: int, lineage: str, pace: Pace | None = None
+    ) -> Checkpoint:
+        """Write ``state`` durably and delete what is older than the ``keep`` newest. ``pace``: None: at once.
 
         A step that this lineage has saved already is not written again: replicas are equal. Raises
         :class:`StaleLineage` without writing, and ``OSError`` with the file system's own reason. On any failure the
@@ -90,7 +94,7 @@ class CheckpointVolume:
         partial = self.path / f".{final.name}.{uuid.uuid4().hex[:8]}"
         try:
             partial.mkdir(parents=True)
-            self._format.save(state, partial)
+            self._format.save(state, partial, pace)
             checkpoint = Checkpoint(step, generation, lineage, final)
             _replace(partial / _META, json.dumps({**asdict(checkpoint), "path": final.name}))
             self._refuse_stale(lineage)

@@ -11,7 +11,7 @@ import structlog
 
 from elastrain.api.job import CheckpointSpec
 from elastrain.api.records import CheckpointState
-from elastrain.checkpoint import CheckpointVolume, due
+from elastrain.checkpoint import CheckpointVolume, Pace, due
 from elastrain.elastic import state
 
 log = structlog.get_logger(__name__)
@@ -21,13 +21,15 @@ class Saver:
     """Writes at most one checkpoint at a time; used by the rank that is rank 0 at the moment.
 
     A failed save never stops training: it is kept in :attr:`result` for the status, and tried again at the next
-    interval. Memory: one copy of the state while a save runs.
+    interval. Memory: one copy of the state, from the first save to :meth:`forget`.
     """
 
     def __init__(self, volume: CheckpointVolume, spec: CheckpointSpec) -> None:
         self._volume, self._spec = volume, spec
         self._saved_step, self._saved_at = 0, time.monotonic()
         self._thread: threading.Thread | None = None
+        self._pace = Pace()
+        self._copy: Any = None
         self.result: CheckpointState | None = None
 
     def after_step(self, step: int, generation: int, lineage: str, tree: Callable[[], Any]) -> None:
@@ -37,22 +39,26 @@ class Saver:
         if running or not due(self._spec, step=step, saved_step=self._saved_step, now=now, saved_at=self._saved_at):
             return
         self._saved_step, self._saved_at = step, now
-        copy = state.to_cpu_copy(tree())
-        self._thread = threading.Thread(
-            target=self._save, args=(copy, step, generation, lineage), name="elastrain-save", daemon=True
-        )
+        self._copy, self._pace = state.to_cpu_copy(tree(), self._copy), Pace()
+        args = (self._copy, step, generation, lineage, self._pace)
+        self._thread = threading.Thread(target=self._save, args=args, name="elastrain-save", daemon=True)
         self._thread.start()
 
     def save_now(self, step: int, generation: int, lineage: str, tree: Any) -> None:
         """Save and return when it is done or has failed; a running save is waited for first."""
+        self._pace.hurry()
         if self._thread is not None:
             self._thread.join()
         self._save(tree, step, generation, lineage)
 
-    def _save(self, tree: Any, step: int, generation: int, lineage: str) -> None:
+    def forget(self) -> None:
+        """This rank is not rank 0 any more: give the memory back, when a running save has ended at the latest."""
+        self._copy = None
+
+    def _save(self, tree: Any, step: int, generation: int, lineage: str, pace: Pace | None = None) -> None:
         began = time.monotonic()
         try:
-            saved = self._volume.save(tree, step=step, generation=generation, lineage=lineage)
+            saved = self._volume.save(tree, step=step, generation=generation, lineage=lineage, pace=pace)
         except Exception as e:
             log.error("checkpoint failed", step=step, path=str(self._volume.path), error=str(e))
             last = self.result or CheckpointState()

@@ -60,9 +60,29 @@ def structure(tree: Any) -> int:
     return digest.of_value(described)
 
 
-def to_cpu_copy(tree: Any) -> Any:
-    """A copy whose tensors are on the CPU and share no memory with ``tree``."""
-    return _pytree.tree_map(lambda x: x.detach().to("cpu", copy=True) if isinstance(x, torch.Tensor) else x, tree)
+def to_cpu_copy(tree: Any, into: Any = None) -> Any:
+    """A copy whose tensors are on the CPU and share no memory with ``tree``.
+
+    They are those of ``into``, an earlier copy that is needed no more, where they fit: the first write to each page of
+    new memory takes longer than the copy itself.
+    """
+    homes = dict(_pytree.tree_flatten_with_path(into)[0])
+
+    def copy(path: tuple[Any, ...], leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        home = homes.get(path)
+        if home is not None and _alike(home, leaf):
+            return home.copy_(leaf.detach())
+        return leaf.detach().to("cpu", copy=True)
+
+    return _pytree.tree_map_with_path(copy, tree)
+
+
+def _alike(home: object, leaf: torch.Tensor) -> bool:
+    if not isinstance(home, torch.Tensor) or home.layout != torch.strided or leaf.layout != torch.strided:
+        return False
+    return (home.dtype, home.shape, home.stride()) == (leaf.dtype, leaf.shape, leaf.stride())
 
 
 def slot(leaf: Any) -> Any:

@@ -228,6 +228,8 @@ class World:
         self._number = generation.number
         self._place = Place(generation.number, communicator.rank, communicator.world_size)
         self._share = entry.shares.get(communicator.rank, self._place.share)
+        if self._saver is not None and self._place.rank != 0:
+            self._saver.forget()
         self._session.adopt(generation.number, self.step)
         times = Times(
             last_commit=self._reporter.last_commit,
