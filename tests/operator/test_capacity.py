@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
+from conditions import until
 from elastrain_operator import capacity as capacity_module
 from elastrain_operator import reflector as reflector_module
 from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Policy
@@ -61,13 +61,6 @@ def run(cluster: Cluster, scenario) -> None:
             task.cancel()
 
     asyncio.run(main())
-
-
-async def until(condition, what: str) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.002)
 
 
 # ---- sharing ---------------------------------------------------------------------------------------------------------

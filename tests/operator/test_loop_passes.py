@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from conditions import until
 from elastrain_operator import loops, observe
 from elastrain_operator.model import Trouble
-from loop_world import World, body, run, until
+from loop_world import World, body, run
 
 pytestmark = pytest.mark.usefixtures("quick_loops")
 

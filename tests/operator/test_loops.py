@@ -7,9 +7,10 @@ from datetime import timedelta
 
 import pytest
 
+from conditions import until
 from elastrain_operator import loops, observe, plan
 from elastrain_operator.kube import ApiError
-from loop_world import body, named, run, until
+from loop_world import body, named, run
 
 pytestmark = pytest.mark.usefixtures("quick_loops")
 

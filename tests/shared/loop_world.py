@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import UTC, datetime
 
 from elastrain.etcd import EtcdConfig
@@ -93,10 +92,3 @@ def run(scenario, world: World | None = None) -> None:
             await jobs.stop()
 
     asyncio.run(main())
-
-
-async def until(condition, what: str) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.005)

@@ -29,7 +29,7 @@ def save(state: dict[str, Any], directory: Path, pace: Pace | None = None) -> No
 
     Raises ``OSError`` with the file system's own reason.
     """
-    planner = DefaultSavePlanner() if pace is None else _Paced(pace)
+    planner = _Paced(pace) if pace is not None else None
     try:
         dcp.save(_take_apart(state), storage_writer=dcp.FileSystemWriter(directory), planner=planner, no_dist=True)
     except CheckpointException as e:
