@@ -11,32 +11,22 @@ import contextlib
 import selectors
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from elastrain.elastic.channel import Purpose
-from elastrain.elastic.communicator import Communicator
 from elastrain.elastic.gloo import COLLECTIVE_TIMEOUT
 
 
 class Mesh:
-    """This rank's connections to all its peers. One thread; an abort of the communicator ends what it waits for."""
+    """This rank's connections to all its peers. One thread; it stops waiting when they are shut."""
 
-    def __init__(self, communicator: Communicator) -> None:
-        """Connect to every peer; called by all ranks of the generation alike.
-
-        Raises ``GenerationBroken`` or ``OSError``, after which the generation is to be given up.
-        """
-        self.communicator = communicator
-        communicator.barrier()  # who is lost already shows here; to be waited for is something that nobody else sees
-        rank, world = communicator.rank, communicator.world_size
-        connections = {peer: communicator.connect(peer, Purpose.GRADIENTS) for peer in range(rank)}
-        connections |= communicator.accept(range(rank + 1, world), Purpose.GRADIENTS)
+    def __init__(self, connections: Mapping[int, socket.socket]) -> None:
+        """``connections``: one to each peer, by its rank; they stay the caller's to close."""
         for connection in connections.values():
             connection.setblocking(False)
-        self._peers = {peer: _Peer(peer, connection) for peer, connection in connections.items()}
+        self._peers = {peer: _Peer(peer, connections[peer]) for peer in sorted(connections)}
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -125,4 +115,4 @@ class _Peer:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.numpy()).cast("B")
+    return memoryview(tensor.view(torch.uint8).numpy())  # numpy knows no bfloat16
