@@ -46,6 +46,13 @@ def test_who_was_not_invited_is_turned_away(ends) -> None:
     assert refused.recv(1) == b""
 
 
+def test_a_wait_for_others_ends_if_it_is_called_off() -> None:
+    channels = Channels("127.0.0.1")
+    with pytest.raises(ConnectionAbortedError, match="nobody needs"):
+        channels.accept([3], Purpose.SUMS, called_off=lambda: True)
+    channels.close()
+
+
 def test_those_who_have_not_come_are_named_if_the_bound_passes() -> None:
     channels = Channels("127.0.0.1")
     with pytest.raises(TimeoutError, match=r"ranks 3, 4 have not connected within 0\.01 s"):

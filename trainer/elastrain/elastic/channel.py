@@ -12,7 +12,8 @@ import hmac
 import secrets
 import socket
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from enum import IntEnum
 from typing import Any
 
@@ -20,6 +21,8 @@ CONNECT_SECONDS = 30.0
 """Bound of one connect; both ends are in the generation, and were alive a moment ago."""
 ACCEPT_SECONDS = 1800.0
 """Bound of waiting for others to connect, who may be slow; for those that are lost the generation is aborted."""
+_LOOK_SECONDS = 0.2
+"""How often a wait for others is interrupted to see whether it was called off."""
 _TOKEN_BYTES = 16
 _RANK_BYTES = 4
 
@@ -55,18 +58,27 @@ class Channels:
         return f"{self._address} {self._listener.getsockname()[1]} {self._token.hex()}"
 
     def accept(
-        self, ranks: Collection[int], purpose: Purpose, within: float = ACCEPT_SECONDS
+        self,
+        ranks: Collection[int],
+        purpose: Purpose,
+        within: float = ACCEPT_SECONDS,
+        called_off: Callable[[], bool] = lambda: False,
     ) -> dict[int, socket.socket]:
-        """Wait for these ranks to connect, for each of them up to ``within`` seconds.
+        """Wait for these ranks to connect, up to ``within`` seconds.
 
-        Raises ``OSError`` when shut, ``TimeoutError`` naming who has not come.
+        Raises ``OSError`` when shut or called off, ``TimeoutError`` naming who has not come.
         """
-        self._listener.settimeout(within)
+        ends = time.monotonic() + within
         accepted = {r: self._early.pop((purpose, r)) for r in ranks if (purpose, r) in self._early}
         while len(accepted) < len(ranks):
+            self._listener.settimeout(max(0.0, min(_LOOK_SECONDS, ends - time.monotonic())))
             try:
                 connection = self._keep(self._listener.accept()[0])
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):
+                if called_off():
+                    raise ConnectionAbortedError("nobody needs these connections any more") from None
+                if time.monotonic() < ends:
+                    continue
                 missing = ", ".join(str(r) for r in ranks if r not in accepted)
                 raise TimeoutError(f"ranks {missing} have not connected within {within:g} s") from None
             with contextlib.suppress(ConnectionError):  # a stranger who hung up

@@ -90,7 +90,7 @@ class Communicator:
         self.choice = agree([Offer.decode(store.get(f"offer/{r}")) for r in range(of.world_size)])
         """What sums the gradients, and why."""
         if of.world_size > 1:
-            self._form_mesh()
+            self._form_mesh(called_off)
         if self.choice.backend is Backend.NCCL and of.world_size > 1:
             assert device is not None, "a rank that offers NCCL has a device"
             self._form_nccl(device, called_off)
@@ -193,8 +193,8 @@ class Communicator:
 
     def _sum_on_host(self, table: torch.Tensor) -> None:
         with self.guard():
-            if self._broken is None and self._sums is not None:
-                self._sums.sum(table).wait()
+            if self._broken is None and (sums := self._sums) is not None:
+                sums.sum(table).wait()
 
     # -- sums of gradients ---------------------------------------------------------------------------------------------
     def sum_bucket(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
@@ -209,8 +209,8 @@ class Communicator:
                     if self._device_since is None:
                         self._device_since = time.monotonic()
                     return self._nccl.sum(buffer)
-                if self._sums is not None and self._sums.takes(buffer):
-                    return self._sums.sum(buffer)
+                if (sums := self._sums) is not None and sums.takes(buffer):
+                    return sums.sum(buffer)
                 return self._host.sum(buffer)
             except RuntimeError as e:
                 self.abort(first_line(e))
@@ -224,11 +224,12 @@ class Communicator:
         """All sums that were begun have been waited for, on the host."""
         self._device_since = None
 
-    def _form_mesh(self) -> None:
+    def _form_mesh(self, called_off: Callable[[], bool]) -> None:
         try:
             connections = {peer: self.connect(peer, Purpose.SUMS) for peer in range(self.rank)}
             others = range(self.rank + 1, self.world_size)
-            connections |= self._channels.accept(others, Purpose.SUMS, CONNECT_TIMEOUT.total_seconds())
+            bound = CONNECT_TIMEOUT.total_seconds()
+            connections |= self._channels.accept(others, Purpose.SUMS, bound, called_off)
         except OSError as e:
             self.abort(first_line(e))
             self.close()

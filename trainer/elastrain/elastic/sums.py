@@ -23,7 +23,9 @@ from functools import partial
 
 import torch
 
+from elastrain.elastic.gloo import first_line
 from elastrain.elastic.mesh import Mesh
+from elastrain.elastic.transport import completed
 
 WHOLE_BYTES = 1 << 14
 """Up to this size a tensor goes to all ranks as a whole: to wait for a second hop would cost more than to send it."""
@@ -46,6 +48,8 @@ class Sums:
         self._failed = failed
         self._queue: queue.SimpleQueue[_Sum | None] = queue.SimpleQueue()
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self._lock = threading.Lock()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="elastrain-sums", daemon=True)
         self._thread.start()
 
@@ -54,12 +58,17 @@ class Sums:
 
     def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        self._queue.put(_Sum(buffer, future))
+        with self._lock:
+            if self._closed:
+                return completed(buffer)
+            self._queue.put(_Sum(buffer, future))
         return future
 
     def close(self) -> None:
-        """Return when no tensor is touched any more. Whoever owns the mesh's connections has shut them."""
-        self._queue.put(None)
+        """Return when no tensor is touched any more. Whoever owns the mesh's connections has shut them. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._queue.put(None)
         self._thread.join()
 
     # -- the thread --------------------------------------------------------------------------------------------------
@@ -71,7 +80,7 @@ class Sums:
                     self._sum(asked.buffer.data.view(-1))
                 except Exception as e:  # whatever it is: who waits for the sum must learn that it is none
                     healthy = False
-                    self._failed(str(e))
+                    self._failed(first_line(e))
             asked.future.set_result(asked.buffer)
             del asked  # its memory is not to wait here for the next one
 
