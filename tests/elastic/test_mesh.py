@@ -1,13 +1,18 @@
 """Buffers between all ranks at once, with the ranks as threads of the test: real sockets."""
 
+import socket
 import threading
+import time
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 
 import pytest
 import torch
 
+from elastrain.elastic import mesh as mesh_module
 from elastrain.elastic.communicator import Communicator, GenerationBroken
+from elastrain.elastic.mesh import Mesh
 
 LARGE = 4 << 20
 """Numbers of a message that no socket's buffers hold (16 MB)."""
@@ -79,3 +84,30 @@ def test_the_peers_that_do_not_move_are_named_if_the_bound_passes(pair, monkeypa
     waiting.receive(1, torch.empty(1))
     with pytest.raises(TimeoutError, match=r"ranks 1 for 0\.01 s"):
         waiting.run()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_rank_that_was_frozen_gives_up_what_only_it_has_in_full(monkeypatch, frozen) -> None:
+    """Its peer has sent everything, and left without what this rank had to send."""
+    here, there = socket.socketpair()
+    with here, there:
+        mesh, got = Mesh({1: here}), torch.empty(3)
+        mesh.receive(1, got, lambda: frozen and time.sleep(0.1))
+        there.sendall(memoryview(torch.ones(3).numpy()))
+        there.shutdown(socket.SHUT_RDWR)
+        monkeypatch.setattr(mesh_module, "LOOK_SECONDS", 0.05)
+        monkeypatch.setattr(mesh_module, "FROZEN_SECONDS", 0.05)
+        with pytest.raises(ConnectionResetError, match="ranks 1 have left") if frozen else nullcontext():
+            mesh.run()
+        assert got.tolist() == [1, 1, 1]
+
+
+def test_a_rank_that_was_frozen_goes_on_if_nobody_has_left(monkeypatch) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        mesh, got = Mesh({1: here}), torch.empty(1)
+        mesh.receive(1, got)
+        there.sendall(memoryview(torch.ones(2).numpy()))  # it is ahead by a message
+        monkeypatch.setattr(mesh_module, "FROZEN_SECONDS", -mesh_module.LOOK_SECONDS)
+        mesh.run()
+        assert got.tolist() == [1]
