@@ -100,7 +100,7 @@ def tables(report: Report) -> list[tuple[str, Table]]:
 
 def notes(report: Report) -> list[str]:
     return [
-        f"{report.frozen_mib} MiB of frozen weights and 110 MB of trained ones with Adam; gloo on loopback, one thread "
+        f"{report.frozen_mib} MiB of frozen weights and 110 MB of trained ones with Adam; over loopback, one thread "
         "a rank, 32 samples a step.",
         *(f"{name}: {system.about}." for name, system in report.systems.items()),
         conditions(report.machine, report.began),

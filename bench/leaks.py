@@ -79,7 +79,7 @@ def show(report: Report, console: Console) -> None:
 
 def main(
     *,
-    cycles: Annotated[int, typer.Option(min=10, help="Of each kind.")] = 50,
+    cycles: Annotated[int, typer.Option(min=10, help="Of each kind; fewer are not resolved.")] = 200,
     kinds: Annotated[str, typer.Option(help="Which.")] = ",".join(KINDS),
     json: Annotated[Path | None, typer.Option(help="Where every look is written. Default: LOGS/leaks.json.")] = None,
     logs: Annotated[Path | None, typer.Option(help="Default: bench/results/leaks-TIME.")] = None,

@@ -40,7 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 WORKLOAD = (
     "a perceptron of 9.2 million float32 parameters with Adam, 32 samples a step over all ranks, one thread a rank, "
-    "gloo on loopback"
+    "over loopback"
 )
 
 HELP = f"""Measure the time of a step in both numerics, at 1, 2 and 3 ranks, on one machine that does nothing else.

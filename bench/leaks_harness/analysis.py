@@ -11,7 +11,8 @@ STEADY_FROM = 0.2
 """Part of the cycles after which everything that is made once (pools, caches, buckets) has been made."""
 KIB_A_CYCLE = 100.0
 """Growth of memory that is not called a leak. A group that was never freed is more than a megabyte; torch's own bare
-re-initialisation of gloo grows by 6 KiB a cycle, and the allocator's noise over 40 cycles is a few dozen."""
+re-initialisation of gloo grows by 6 KiB a cycle. The allocator's heap moves by some MiB up and down, so that it takes
+some 200 cycles to tell."""
 
 
 COUNT_A_CYCLE = 0.04

@@ -21,7 +21,7 @@ R = TypeVar("R", bound=BaseModel)
 FEWEST_RUNS = 3
 WORKLOAD = (
     "Workload: a perceptron of 9.2 million parameters with Adam (110 MB of state), one rank a node, one thread a rank, "
-    "gloo on loopback. 16 samples a rank at 2 ranks; at 3 ranks elastrain still takes 32 samples a step, since its "
+    "over loopback. 16 samples a rank at 2 ranks; at 3 ranks elastrain still takes 32 samples a step, since its "
     "global batch is constant, and the others take 48"
 )
 WIDTH = 150

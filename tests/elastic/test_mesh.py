@@ -1,12 +1,16 @@
 """Buffers between all ranks at once, with the ranks as threads of the test: real sockets."""
 
+import socket
 import threading
+import time
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 
 import pytest
 import torch
 
+from elastrain.elastic import mesh as mesh_module
 from elastrain.elastic.communicator import Communicator, GenerationBroken
 from elastrain.elastic.mesh import Mesh
 
@@ -16,7 +20,7 @@ LARGE = 4 << 20
 
 def test_everything_arrives_in_order_if_all_send_more_to_all_than_connections_hold(connect, each) -> None:
     def exchange(c: Communicator) -> dict[int, list[torch.Tensor]]:
-        mesh = Mesh(c)
+        mesh = c.mesh
         received = {peer: [torch.empty(3), torch.empty(LARGE), torch.empty(1)] for peer in mesh.peers}
         for peer in mesh.peers:
             for n in (3, LARGE, 1):
@@ -34,7 +38,7 @@ def test_everything_arrives_in_order_if_all_send_more_to_all_than_connections_ho
 
 def test_what_arrives_may_decide_what_is_sent_and_a_mesh_serves_many_exchanges(pair, each) -> None:
     def relay(c: Communicator) -> list[float]:
-        mesh, got = Mesh(c), []
+        mesh, got = c.mesh, []
         for step in range(3):
             first, second = torch.empty(1), torch.empty(1)
             mesh.receive(1 - c.rank, first, lambda first=first: mesh.send(1 - c.rank, first + 100))
@@ -51,12 +55,11 @@ def test_all_others_give_up_at_once_if_a_rank_is_lost_in_the_middle_of_a_message
     def exchange(c: Communicator) -> str | None:
         try:
             with c.guard():
-                mesh = Mesh(c)
-                for peer in mesh.peers:
-                    mesh.send(peer, torch.zeros(LARGE))
+                for peer in c.mesh.peers:
+                    c.mesh.send(peer, torch.zeros(LARGE))
                     fatal = partial(c.abort, "lost") if c.rank == 2 else None
-                    mesh.receive(peer, torch.empty(1024 if fatal else LARGE), fatal)
-                mesh.run()
+                    c.mesh.receive(peer, torch.empty(1024 if fatal else LARGE), fatal)
+                c.mesh.run()
         except GenerationBroken as e:
             return e.cause
         return None
@@ -66,8 +69,8 @@ def test_all_others_give_up_at_once_if_a_rank_is_lost_in_the_middle_of_a_message
     assert lost == "lost"
 
 
-def test_a_rank_stops_waiting_for_a_silent_peer_if_aborted(pair, each) -> None:
-    waiting, _ = each(Mesh, pair)
+def test_a_rank_stops_waiting_for_a_silent_peer_if_aborted(pair) -> None:
+    waiting = pair[0].mesh
     waiting.send(1, torch.zeros(LARGE))
     waiting.receive(1, torch.empty(LARGE))
     threading.Timer(0.05, pair[0].abort, ["the peer is silent"]).start()
@@ -75,16 +78,36 @@ def test_a_rank_stops_waiting_for_a_silent_peer_if_aborted(pair, each) -> None:
         waiting.run()
 
 
-def test_no_rank_waits_for_a_connection_of_one_that_has_gone(pair) -> None:
-    waiting, gone = pair
-    gone.abort("gone")
-    with pytest.raises(GenerationBroken):
-        Mesh(waiting)
-
-
-def test_the_peers_that_do_not_move_are_named_if_the_bound_passes(pair, each, monkeypatch) -> None:
-    waiting, _ = each(Mesh, pair)
+def test_the_peers_that_do_not_move_are_named_if_the_bound_passes(pair, monkeypatch) -> None:
+    waiting = pair[0].mesh
     monkeypatch.setattr("elastrain.elastic.mesh.COLLECTIVE_TIMEOUT", timedelta(seconds=0.01))
     waiting.receive(1, torch.empty(1))
     with pytest.raises(TimeoutError, match=r"ranks 1 for 0\.01 s"):
         waiting.run()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_rank_that_was_frozen_gives_up_what_only_it_has_in_full(monkeypatch, frozen) -> None:
+    """Its peer has sent everything, and left without what this rank had to send."""
+    here, there = socket.socketpair()
+    with here, there:
+        mesh, got = Mesh({1: here}), torch.empty(3)
+        mesh.receive(1, got, lambda: frozen and time.sleep(0.1))
+        there.sendall(memoryview(torch.ones(3).numpy()))
+        there.shutdown(socket.SHUT_RDWR)
+        monkeypatch.setattr(mesh_module, "LOOK_SECONDS", 0.05)
+        monkeypatch.setattr(mesh_module, "FROZEN_SECONDS", 0.05)
+        with pytest.raises(ConnectionResetError, match="ranks 1 have left") if frozen else nullcontext():
+            mesh.run()
+        assert got.tolist() == [1, 1, 1]
+
+
+def test_a_rank_that_was_frozen_goes_on_if_nobody_has_left(monkeypatch) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        mesh, got = Mesh({1: here}), torch.empty(1)
+        mesh.receive(1, got)
+        there.sendall(memoryview(torch.ones(2).numpy()))  # it is ahead by a message
+        monkeypatch.setattr(mesh_module, "FROZEN_SECONDS", -mesh_module.LOOK_SECONDS)
+        mesh.run()
+        assert got.tolist() == [1]

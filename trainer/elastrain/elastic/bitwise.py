@@ -71,7 +71,6 @@ class Bitwise:
 
     def __init__(self) -> None:
         self._buffers: _Buffers | None = None
-        self._mesh: Mesh | None = None
         self._leaves = (0, 0, 1)
         self._next_leaf = 0
         self._sum: TreeSum[_Buffer] = TreeSum(1, self._add)
@@ -141,7 +140,6 @@ class Bitwise:
                 with communicator.guard():
                     total, shares = self._exchange(communicator, shares)
             except GenerationBroken:
-                self._mesh = None
                 return [*shares, 0.0, 0.0]  # the caller sees from the communicator that the step is discarded
             for _, value in self._sum.parts:
                 buffers.free(value)
@@ -166,11 +164,9 @@ class Bitwise:
 
     def _exchange(self, communicator: Communicator, shares: list[float]) -> tuple[_Buffer, list[float]]:
         """Complete the tree over the ranks: the sum of all leaves, and that of the ranks' ``shares``."""
-        buffers, rank, world = self._buffers, communicator.rank, communicator.world_size
-        assert buffers is not None
-        if self._mesh is None or self._mesh.communicator is not communicator:
-            self._mesh = Mesh(communicator)
-        mesh, count, chunk = self._mesh, self._leaves[2], buffers.capacity // world
+        buffers, rank, world, mesh = self._buffers, communicator.rank, communicator.world_size, communicator.mesh
+        assert buffers is not None and mesh is not None
+        count, chunk = self._leaves[2], buffers.capacity // world
         table = torch.tensor(shares).repeat(world, 1)
         for peer in mesh.peers:
             mesh.send(peer, table[rank])

@@ -1,4 +1,4 @@
-"""Plain connections between two ranks of a generation, for state and for the partial sums of bitwise mode.
+"""Plain connections between two ranks of a generation, for state and for sums of gradients.
 
 gloo could carry them, but for what it does when a connection ends in the middle of a large message: the operation that
 was half done is told nothing, and waits for its timeout (its ``Pair::signalException`` passes over ``tx_`` and
@@ -12,7 +12,8 @@ import hmac
 import secrets
 import socket
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from enum import IntEnum
 from typing import Any
 
@@ -20,6 +21,8 @@ CONNECT_SECONDS = 30.0
 """Bound of one connect; both ends are in the generation, and were alive a moment ago."""
 ACCEPT_SECONDS = 1800.0
 """Bound of waiting for others to connect, who may be slow; for those that are lost the generation is aborted."""
+_LOOK_SECONDS = 0.2
+"""How often a wait for others is interrupted to see whether it was called off."""
 _TOKEN_BYTES = 16
 _RANK_BYTES = 4
 
@@ -28,7 +31,7 @@ class Purpose(IntEnum):
     """What a connection is for. Two ranks have at most one for each; it is said in the connection's first bytes."""
 
     STATE = 0
-    GRADIENTS = 1
+    SUMS = 1
 
 
 class Channels:
@@ -41,7 +44,6 @@ class Channels:
         """Listen on a free port of ``address``."""
         family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((address, 0), family=family)
-        self._listener.settimeout(ACCEPT_SECONDS)
         self._address = address
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._lock = threading.Lock()
@@ -55,15 +57,30 @@ class Channels:
         """Where to connect to, and the proof of having been told so."""
         return f"{self._address} {self._listener.getsockname()[1]} {self._token.hex()}"
 
-    def accept(self, ranks: Collection[int], purpose: Purpose) -> dict[int, socket.socket]:
-        """Wait for these ranks to connect. Raises ``OSError`` when shut, ``TimeoutError`` naming who has not come."""
+    def accept(
+        self,
+        ranks: Collection[int],
+        purpose: Purpose,
+        within: float = ACCEPT_SECONDS,
+        called_off: Callable[[], bool] = lambda: False,
+    ) -> dict[int, socket.socket]:
+        """Wait for these ranks to connect, up to ``within`` seconds.
+
+        Raises ``OSError`` when shut or called off, ``TimeoutError`` naming who has not come.
+        """
+        ends = time.monotonic() + within
         accepted = {r: self._early.pop((purpose, r)) for r in ranks if (purpose, r) in self._early}
         while len(accepted) < len(ranks):
+            self._listener.settimeout(max(0.0, min(_LOOK_SECONDS, ends - time.monotonic())))
             try:
                 connection = self._keep(self._listener.accept()[0])
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):
+                if called_off():
+                    raise ConnectionAbortedError("nobody needs these connections any more") from None
+                if time.monotonic() < ends:
+                    continue
                 missing = ", ".join(str(r) for r in ranks if r not in accepted)
-                raise TimeoutError(f"ranks {missing} have not connected within {ACCEPT_SECONDS:g} s") from None
+                raise TimeoutError(f"ranks {missing} have not connected within {within:g} s") from None
             with contextlib.suppress(ConnectionError):  # a stranger who hung up
                 hello = bytes(receive(connection, bytearray(_TOKEN_BYTES + 1 + _RANK_BYTES)))
                 if hmac.compare_digest(hello[:_TOKEN_BYTES], self._token):

@@ -4,8 +4,10 @@ A communicator belongs to exactly one generation and is never resized; a rescale
 torch >= 2.14 calls ``_reconfigure`` (connect to a set of peers by a unique name, out of the training thread), so that
 it can move there.
 
-Every generation has a gloo group, for what ranks tell each other on the host. Gradients are summed over it too, or,
-where each rank has a CUDA device of its own, over NCCL (:mod:`elastrain.elastic.backend` decides, and all ranks alike).
+Every generation has connections of the project's own (:mod:`elastrain.elastic.sums`), for what ranks tell each other on
+the host and for gradients in its memory. Those on devices are summed over NCCL where each rank has a CUDA device of its
+own (:mod:`elastrain.elastic.backend` decides, and all ranks alike), else over a gloo group, which every generation has,
+too: it is also what DDP uses where an option needs collectives of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from elastrain.api.records import Generation
 from elastrain.elastic import nccl, vigil
 from elastrain.elastic.backend import Backend, Offer, agree
 from elastrain.elastic.channel import Channels, Purpose
-from elastrain.elastic.gloo import Gloo, device_lock, first_line
+from elastrain.elastic.gloo import CONNECT_TIMEOUT, Gloo, device_lock, first_line
+from elastrain.elastic.mesh import Mesh
+from elastrain.elastic.sums import Sums
 from elastrain.elastic.transport import completed
 
 FAREWELL_SECONDS = 10.0
@@ -71,6 +75,9 @@ class Communicator:
         self.broken_at: float | None = None
         """Monotonic time at which it was; None while it is healthy."""
         self._nccl: nccl.Nccl | None = None
+        self.mesh: Mesh | None = None
+        """This rank's connections to its peers; None: it has none, or the generation is closed."""
+        self._sums: Sums | None = None
         self._vigil: vigil.Vigil | None = None
         self._device_since: float | None = None
         with device_lock:
@@ -82,6 +89,8 @@ class Communicator:
         self._invitations = {r: store.get(f"channels/{r}").decode() for r in range(of.world_size)}
         self.choice = agree([Offer.decode(store.get(f"offer/{r}")) for r in range(of.world_size)])
         """What sums the gradients, and why."""
+        if of.world_size > 1:
+            self._form_mesh(called_off)
         if self.choice.backend is Backend.NCCL and of.world_size > 1:
             assert device is not None, "a rank that offers NCCL has a device"
             self._form_nccl(device, called_off)
@@ -136,6 +145,10 @@ class Communicator:
             self._broken = self._broken or "closed"
         if self._nccl is not None:
             self._nccl.close()
+        self._channels.shut()
+        if self._sums is not None:
+            self._sums.close()
+            self.mesh = self._sums = None  # with what is left of a sum that failed
         self._channels.close()
         self._host.close()
         self.group = None
@@ -156,12 +169,11 @@ class Communicator:
     # -- collectives of the host (each raises GenerationBroken) --------------------------------------------------------
     def all_gather_ints(self, values: list[int]) -> list[list[int]]:
         """``values`` of every rank, in rank order; every rank passes as many."""
-        mine = torch.tensor(values, dtype=torch.int64)
-        out = [torch.empty_like(mine) for _ in range(self.world_size)]
-        with self.guard():
-            assert self._host.group is not None, "closed"
-            self._host.own(self._host.group.allgather([out], [mine]), out).wait()
-        return [t.tolist() for t in out]
+        table = torch.zeros(self.world_size, len(values), dtype=torch.int64)
+        table[self.rank] = torch.tensor(values, dtype=torch.int64)
+        self._sum_on_host(table)
+        rows: list[list[int]] = table.tolist()
+        return rows
 
     def accept(self, ranks: Collection[int], purpose: Purpose) -> dict[int, socket.socket]:
         """Connections from ``ranks``, each of which calls :meth:`connect`. Raises ``OSError`` if aborted."""
@@ -179,6 +191,11 @@ class Communicator:
     def barrier(self) -> None:
         self.all_gather_ints([self.rank])
 
+    def _sum_on_host(self, table: torch.Tensor) -> None:
+        with self.guard():
+            if self._broken is None and (sums := self._sums) is not None:
+                sums.sum(table).wait()
+
     # -- sums of gradients ---------------------------------------------------------------------------------------------
     def sum_bucket(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Begin to sum ``buffer`` over all ranks, in place, without dividing.
@@ -188,11 +205,13 @@ class Communicator:
         """
         if self._broken is None and self.world_size > 1:
             try:
-                if self._nccl is None or not self._nccl.takes(buffer):
-                    return self._host.sum(buffer)
-                if self._device_since is None:
-                    self._device_since = time.monotonic()
-                return self._nccl.sum(buffer)
+                if self._nccl is not None and self._nccl.takes(buffer):
+                    if self._device_since is None:
+                        self._device_since = time.monotonic()
+                    return self._nccl.sum(buffer)
+                if (sums := self._sums) is not None and sums.takes(buffer):
+                    return sums.sum(buffer)
+                return self._host.sum(buffer)
             except RuntimeError as e:
                 self.abort(first_line(e))
         return completed(buffer)
@@ -204,6 +223,19 @@ class Communicator:
     def sums_awaited(self) -> None:
         """All sums that were begun have been waited for, on the host."""
         self._device_since = None
+
+    def _form_mesh(self, called_off: Callable[[], bool]) -> None:
+        try:
+            connections = {peer: self.connect(peer, Purpose.SUMS) for peer in range(self.rank)}
+            others = range(self.rank + 1, self.world_size)
+            bound = CONNECT_TIMEOUT.total_seconds()
+            connections |= self._channels.accept(others, Purpose.SUMS, bound, called_off)
+        except OSError as e:
+            self.abort(first_line(e))
+            self.close()
+            raise RuntimeError(f"could not connect to every peer: {first_line(e)}") from e
+        self.mesh = Mesh(connections)
+        self._sums = Sums(self.mesh, self.rank, self.abort)
 
     # -- NCCL ----------------------------------------------------------------------------------------------------------
     def _form_nccl(self, device: torch.device, called_off: Callable[[], bool]) -> None:
@@ -221,9 +253,7 @@ class Communicator:
         buffer = torch.zeros(nccl.SHARED_BYTES, dtype=torch.uint8)
         if data is not None:
             buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        with self.guard():
-            assert self._host.group is not None
-            self._host.own(self._host.group.broadcast(buffer, 0), buffer).wait()
+        self._sum_on_host(buffer)  # the others bring zeros
         shared: bytes = buffer.numpy().tobytes()
         return shared
 

@@ -10,33 +10,30 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from elastrain.elastic.channel import Purpose
-from elastrain.elastic.communicator import Communicator
 from elastrain.elastic.gloo import COLLECTIVE_TIMEOUT
+
+LOOK_SECONDS = 0.25
+"""How often a wait is interrupted to see whether this process ran meanwhile."""
+FROZEN_SECONDS = 0.75
+"""A wait that took so much longer says that it did not. Nobody is given up sooner: a lease lasts two seconds at least,
+and had two thirds of them left."""
 
 
 class Mesh:
-    """This rank's connections to all its peers. One thread; an abort of the communicator ends what it waits for."""
+    """This rank's connections to all its peers. One thread; it stops waiting when they are shut."""
 
-    def __init__(self, communicator: Communicator) -> None:
-        """Connect to every peer; called by all ranks of the generation alike.
-
-        Raises ``GenerationBroken`` or ``OSError``, after which the generation is to be given up.
-        """
-        self.communicator = communicator
-        communicator.barrier()  # who is lost already shows here; to be waited for is something that nobody else sees
-        rank, world = communicator.rank, communicator.world_size
-        connections = {peer: communicator.connect(peer, Purpose.GRADIENTS) for peer in range(rank)}
-        connections |= communicator.accept(range(rank + 1, world), Purpose.GRADIENTS)
+    def __init__(self, connections: Mapping[int, socket.socket]) -> None:
+        """``connections``: one to each peer, by its rank; they stay the caller's to close."""
         for connection in connections.values():
             connection.setblocking(False)
-        self._peers = {peer: _Peer(peer, connection) for peer, connection in connections.items()}
+        self._peers = {peer: _Peer(peer, connections[peer]) for peer in sorted(connections)}
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -56,19 +53,30 @@ class Mesh:
 
         Raises ``OSError`` if a connection ends, ``TimeoutError`` naming the peers if nothing at all moves for as long
         as a collective may take.
+
+        A rank that was frozen meanwhile (SIGSTOP, a suspended machine) may wake, find everything that it waited for in
+        its sockets, and be the only one that has it all: the others have given up what it had not sent, and do the
+        step again without it. So then it is done only if no peer has left.
         """
-        bound = COLLECTIVE_TIMEOUT.total_seconds()
+        bound, frozen = COLLECTIVE_TIMEOUT.total_seconds(), False
         with selectors.DefaultSelector() as selector:
+            looked = moved = time.monotonic()
             while self._follow(selector):
-                ready = selector.select(bound)
-                if not ready:
-                    slow = ", ".join(str(p.rank) for p in self._peers.values() if p.wants)
-                    raise TimeoutError(f"nothing has come from, or gone to, ranks {slow} for {bound:g} s")
+                ready = selector.select(LOOK_SECONDS)
                 for key, events in ready:
                     if events & selectors.EVENT_READ:
                         key.data.read()
                     if events & selectors.EVENT_WRITE:
                         key.data.write()
+                now = time.monotonic()
+                frozen, looked = frozen or now - looked >= LOOK_SECONDS + FROZEN_SECONDS, now
+                if ready:
+                    moved = now
+                elif now - moved >= bound:
+                    slow = ", ".join(str(p.rank) for p in self._peers.values() if p.wants)
+                    raise TimeoutError(f"nothing has come from, or gone to, ranks {slow} for {bound:g} s")
+        if frozen and (left := [str(p.rank) for p in self._peers.values() if p.has_left]):
+            raise ConnectionResetError(f"ranks {', '.join(left)} have left while this rank did not run")
 
     def _follow(self, selector: selectors.BaseSelector) -> bool:
         """Watch each connection for what its queues want now. Returns whether anything is left to do."""
@@ -99,6 +107,16 @@ class _Peer:
     def wants(self) -> int:
         return (selectors.EVENT_READ if self.incoming else 0) | (selectors.EVENT_WRITE if self.outgoing else 0)
 
+    @property
+    def has_left(self) -> bool:
+        """Whether its end is closed, and nothing it has sent is unread."""
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def read(self) -> None:
         """What is there of the next buffer: one call, so that no peer keeps the others waiting."""
         into, then = self.incoming[0]
@@ -125,4 +143,4 @@ class _Peer:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.numpy()).cast("B")
+    return memoryview(tensor.view(torch.uint8).numpy())  # numpy knows no bfloat16

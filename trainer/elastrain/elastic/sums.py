@@ -1,0 +1,162 @@
+"""Sums of host tensors over the ranks of a generation, over connections of the project's own.
+
+gloo does the same, but what it has half sent or half received when a connection ends waits for its time-out of half an
+hour, and until then holds the tensor, three threads and the group (:mod:`elastrain.elastic.gloo`). Here whoever owns
+the connections shuts them, and everything ends within milliseconds, whatever was under way; nothing is left. The rules
+are those of a :class:`elastrain.elastic.transport.Transport`.
+
+A tensor is cut into as many chunks as there are ranks. Each rank gets one chunk of all the others, adds them, and sends
+the sum to all: a reduce-scatter and an all-gather, which for ``N`` ranks carry ``2 (N - 1) / N`` times the tensor each
+way, the least there is (Patarasuk and Yuan, 2009). Both go in pieces, so that a piece is added and returned while the
+next ones are on their way. The order of the additions depends on the number of ranks alone, and all of them end with
+the same bits.
+
+Small tensors go the same way. In one hop, everything to everybody, they would be quicker by a third of a millisecond,
+but a rank that was frozen before it sent anything would find all that it needs in its sockets when it wakes, and commit
+a step that the others have given up. In two hops it has the sum only if all others have had what it brought.
+"""
+
+from __future__ import annotations
+
+import mmap
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from elastrain.elastic.gloo import first_line
+from elastrain.elastic.mesh import Mesh
+from elastrain.elastic.transport import completed
+
+PIECE_BYTES = 1 << 21
+"""What is added and returned at a time: enough that what Python does in between does not count."""
+WINDOW = 4
+"""Pieces on their way from a rank to another before the first of them must have been added. Their memory is used in
+turn, so that it stays in the processor's cache."""
+_GRAIN = 1 << 15
+"""Numbers that are added by one call. For more torch would start threads (``at::internal::GRAIN_SIZE``), and the
+cores have a backward to do."""
+
+
+class Sums:
+    """One thread, which takes one tensor after the other, in the order in which all ranks bring them."""
+
+    def __init__(self, mesh: Mesh, rank: int, failed: Callable[[str], None]) -> None:
+        """``failed`` is told, in any thread, why a sum failed; from then on nothing is summed."""
+        self._mesh, self._rank, self._world_size = mesh, rank, len(mesh.peers) + 1
+        self._failed = failed
+        self._queue: queue.SimpleQueue[_Sum | None] = queue.SimpleQueue()
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="elastrain-sums", daemon=True)
+        self._thread.start()
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous()
+
+    def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        with self._lock:
+            if self._closed:
+                return completed(buffer)
+            self._queue.put(_Sum(buffer, future))
+        return future
+
+    def close(self) -> None:
+        """Return when no tensor is touched any more. Whoever owns the mesh's connections has shut them. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._queue.put(None)
+        self._thread.join()
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        healthy = True
+        while (asked := self._queue.get()) is not None:
+            if healthy:
+                try:
+                    self._sum(asked.buffer.data.view(-1))
+                except Exception as e:  # whatever it is: who waits for the sum must learn that it is none
+                    healthy = False
+                    self._failed(first_line(e))
+            asked.future.set_result(asked.buffer)
+            del asked  # its memory is not to wait here for the next one
+
+    def _sum(self, flat: torch.Tensor) -> None:
+        if len(flat) >= self._world_size:
+            _Exchange(self._mesh, self._rank, flat, self._rows).run()
+        else:
+            padded = torch.zeros(self._world_size, dtype=flat.dtype)
+            padded[: len(flat)] = flat
+            _Exchange(self._mesh, self._rank, padded, self._rows).run()
+            flat.copy_(padded[: len(flat)])
+
+    def _rows(self, count: int, like: torch.Tensor) -> list[torch.Tensor]:
+        """So many tensors ``like`` this one, until the next call: their memory is kept."""
+        if len(self._memory) < count * like.nbytes:
+            # Not from malloc: what a thread gives back there stays in its arena, and each generation has a new thread.
+            self._memory = torch.frombuffer(mmap.mmap(-1, count * like.nbytes), dtype=torch.uint8)
+        return list(self._memory[: count * like.nbytes].view(like.dtype).view(count, len(like)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    buffer: torch.Tensor
+    future: torch.futures.Future[torch.Tensor]
+
+
+class _Exchange:
+    """One tensor's sum in chunks, each of which is one rank's to complete, piece by piece.
+
+    Every connection carries, in this order: pieces 0 to ``window - 1``, sum 0, piece ``window``, sum 1 …
+    """
+
+    def __init__(
+        self, mesh: Mesh, rank: int, flat: torch.Tensor, rows: Callable[[int, torch.Tensor], list[torch.Tensor]]
+    ) -> None:
+        chunks = flat.tensor_split(len(mesh.peers) + 1)
+        count = -(-chunks[0].nbytes // PIECE_BYTES)
+        self._mesh = mesh
+        self._pieces = [chunk.tensor_split(count) for chunk in chunks]
+        """Of each rank."""
+        self._mine = self._pieces[rank]
+        self._window = min(WINDOW, count)
+        self._rows = rows(self._window * len(mesh.peers), self._mine[0])
+        self._missing = [len(mesh.peers)] * count
+        """Of each of this rank's pieces: how many peers have not sent theirs."""
+
+    def run(self) -> None:
+        for place in range(self._window):
+            self._scatter(place)
+        self._mesh.run()
+
+    def _theirs(self, place: int) -> list[torch.Tensor]:
+        """Where the peers' pieces arrive that are added to this rank's; of use again ``window`` pieces later."""
+        return [row[: len(self._mine[place])] for row in self._rows[place % self._window :: self._window]]
+
+    def _scatter(self, place: int) -> None:
+        for peer, row in zip(self._mesh.peers, self._theirs(place), strict=True):
+            self._mesh.send(peer, self._pieces[peer][place])
+            self._mesh.receive(peer, row, partial(self._arrived, place))
+
+    def _arrived(self, place: int) -> None:
+        self._missing[place] -= 1
+        if self._missing[place]:
+            return
+        for row in self._theirs(place):
+            _add(self._mine[place], row)
+        for peer in self._mesh.peers:
+            self._mesh.send(peer, self._mine[place])
+            # It overwrites what was sent there: this peer's sum is made of it, so it has gone.
+            self._mesh.receive(peer, self._pieces[peer][place])
+        if place + self._window < len(self._missing):
+            self._scatter(place + self._window)
+
+
+def _add(into: torch.Tensor, other: torch.Tensor) -> None:
+    for grain, more in zip(into.split(_GRAIN), other.split(_GRAIN), strict=True):
+        grain.add_(more)
