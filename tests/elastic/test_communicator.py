@@ -65,6 +65,40 @@ def test_a_generation_that_waits_for_nothing_is_left_whole_if_a_peer_leaves(pair
     assert staying.broken is None
 
 
+def test_the_step_under_way_counts_and_no_other_begins_if_a_generation_is_called_off(pair) -> None:
+    told, other = pair
+    begun = told.sum_bucket(torch.ones(4))
+    told.call_off("its successor is there")
+    bucket = torch.ones(4)
+    other.sum_bucket(bucket).wait()
+    begun.wait()
+    assert told.broken is other.broken is None, "both have the sum"
+    assert bucket.tolist() == [2, 2, 2, 2]
+    assert told.over == "its successor is there"
+    told.sum_bucket(torch.ones(4)).wait()
+    other.sum_bucket(torch.ones(4)).wait()
+    assert told.broken == "its successor is there"
+    assert other.broken
+
+
+def test_a_sum_that_waits_for_a_silent_peer_is_given_up_if_the_generation_is_called_off(pair) -> None:
+    waiting, _silent = pair
+    threading.Timer(0.05, waiting.call_off, ["member w1 is lost"]).start()
+    with pytest.raises(GenerationBroken, match="member w1 is lost"):
+        waiting.barrier()
+
+
+@pytest.mark.parametrize("first", ["the loan", "the call"])
+def test_a_generation_whose_group_was_lent_is_aborted_if_called_off(pair, first) -> None:
+    """What uses the group waits for gloo, which knows no other end."""
+    told, _ = pair
+    if first == "the loan":
+        told.lend_group()
+    told.call_off("its successor is there")
+    told.lend_group()
+    assert told.broken == "its successor is there"
+
+
 def test_other_groups_stay_healthy_if_one_is_aborted(connect, each) -> None:
     first, second = connect(2, number=1), connect(2, number=2)
     first[0].abort("test")

@@ -1,7 +1,10 @@
 """Sums over the ranks' own connections, with the ranks as threads of the test: real sockets, without a communicator."""
 
+import contextlib
+import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
@@ -25,11 +28,13 @@ class Rank:
     def __init__(self, number: int, connections: dict[int, socket.socket]) -> None:
         self.number, self.connections = number, connections
         self.failures: list[str] = []
-        self.sums = Sums(Mesh(connections), number, self.failures.append)
+        self.mesh = Mesh(connections, self.shut)
+        self.sums = Sums(self.mesh, number, self.failures.append)
 
     def shut(self) -> None:
         for connection in self.connections.values():
-            connection.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # a test has closed it
+                connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.shut()
@@ -153,6 +158,34 @@ def test_a_rank_that_brings_its_part_when_the_others_have_given_up_gets_no_sum(f
     begun.wait()
     frozen.sums.sum(torch.ones(4)).wait()
     assert frozen.failures
+
+
+@pytest.mark.parametrize("size", [4, 3 * PIECE])
+def test_all_ranks_have_the_same_sums_if_a_generation_is_called_off_at_any_moment(form, size) -> None:
+    """A rank that is told nothing may have a sum, and commit it, only if those have it that were told."""
+    moments = random.Random(0)
+    for _ in range(20):
+        ranks = form(3)
+        have = [0, 0, 0]
+
+        def train(rank: Rank, have: list[int] = have) -> None:
+            with contextlib.suppress(RuntimeError):  # called off
+                while True:
+                    rank.sums.sum(torch.ones(size)).wait()
+                    if rank.failures:
+                        return
+                    have[rank.number] += 1
+
+        threads = [threading.Thread(target=train, args=(rank,)) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for rank in ranks[1:]:
+            time.sleep(moments.uniform(0, 0.01))
+            rank.mesh.call_off()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        assert have[0] == have[1] == have[2]
 
 
 def test_later_sums_are_left_as_they_are_and_do_not_wait_if_one_failed(form) -> None:

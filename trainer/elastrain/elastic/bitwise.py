@@ -137,8 +137,8 @@ class Bitwise:
             total = self._sum.root()
         else:
             try:
-                with communicator.guard():
-                    total, shares = self._exchange(communicator, shares)
+                with communicator.exchange() as mesh:
+                    total, shares = self._exchange(communicator, mesh, shares)
             except GenerationBroken:
                 return [*shares, 0.0, 0.0]  # the caller sees from the communicator that the step is discarded
             for _, value in self._sum.parts:
@@ -162,10 +162,10 @@ class Bitwise:
         self._buffers.free(right)
         return left
 
-    def _exchange(self, communicator: Communicator, shares: list[float]) -> tuple[_Buffer, list[float]]:
+    def _exchange(self, communicator: Communicator, mesh: Mesh, shares: list[float]) -> tuple[_Buffer, list[float]]:
         """Complete the tree over the ranks: the sum of all leaves, and that of the ranks' ``shares``."""
-        buffers, rank, world, mesh = self._buffers, communicator.rank, communicator.world_size, communicator.mesh
-        assert buffers is not None and mesh is not None
+        buffers, rank, world = self._buffers, communicator.rank, communicator.world_size
+        assert buffers is not None
         count, chunk = self._leaves[2], buffers.capacity // world
         table = torch.tensor(shares).repeat(world, 1)
         for peer in mesh.peers:

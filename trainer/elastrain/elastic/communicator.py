@@ -47,9 +47,8 @@ class GenerationBroken(RuntimeError):
 class Communicator:
     """What connects the ranks of one generation.
 
-    ``group`` is a ``torch.distributed.ProcessGroup`` that DDP and the functions of ``torch.distributed`` accept; the
-    default group of ``torch.distributed`` stays untouched. Thread safety: collectives are for one thread at a time,
-    :meth:`abort` may be called from any.
+    The default group of ``torch.distributed`` stays untouched. Thread safety: collectives are for one thread at a time,
+    :meth:`abort` and :meth:`call_off` may be called from any.
     """
 
     def __init__(
@@ -73,7 +72,10 @@ class Communicator:
         self._lock = threading.Lock()
         self._broken: str | None = None
         self.broken_at: float | None = None
-        """Monotonic time at which it was; None while it is healthy."""
+        """Monotonic time at which it was, or was called off; None while it is healthy."""
+        self._called_off: str | None = None
+        self._sums_elsewhere = False
+        """Whether something was begun that only an abort can end: sums of NCCL or gloo."""
         self._nccl: nccl.Nccl | None = None
         self.mesh: Mesh | None = None
         """This rank's connections to its peers; None: it has none, or the generation is closed."""
@@ -85,7 +87,7 @@ class Communicator:
         store.set(f"channels/{rank}", self._channels.invitation)  # these go out with gloo's own keys
         store.set(f"offer/{rank}", (offer or Offer(Backend.GLOO)).encode())
         self._host = Gloo(store, rank, of.world_size, address, self.abort)
-        self.group = self._host.group
+        self._group = self._host.group
         self._invitations = {r: store.get(f"channels/{r}").decode() for r in range(of.world_size)}
         self.choice = agree([Offer.decode(store.get(f"offer/{r}")) for r in range(of.world_size)])
         """What sums the gradients, and why."""
@@ -107,13 +109,35 @@ class Communicator:
 
     @property
     def broken(self) -> str | None:
-        """Why no collective of this group can succeed any more; None while it is healthy."""
+        """Why nothing counts that collectives of this group have left in the step under way; None: it does."""
         return self._broken
+
+    @property
+    def over(self) -> str | None:
+        """Why no further step can be computed in this generation; None while it is healthy."""
+        return self._broken or self._called_off
 
     @property
     def stuck(self) -> bool:
         """A collective did not end when it was aborted: what it was given must not be used again."""
         return self._host.stuck
+
+    def call_off(self, cause: str) -> None:
+        """Another generation is to take this one's place: let no collective begin any more, and no step after this one.
+
+        The step under way counts if this rank still gets all its sums, since one that is not in the next generation may
+        have got them (:meth:`Mesh.call_off`). That takes a fraction of a second, and where a device or gloo sums it is
+        not done: there an abort is all that ends what is under way. Idempotent, any thread, does not block.
+        """
+        with self._lock:
+            if self._broken is not None or self._called_off is not None:
+                return
+            self._called_off, self.broken_at = cause, time.monotonic()
+            mesh = None if self._sums_elsewhere else self.mesh
+        if mesh is not None:
+            mesh.call_off()
+        else:
+            self.abort(cause)
 
     def abort(self, cause: str) -> None:
         """End whatever is blocked in this group's collectives, here and (by the closed connections) at the peers.
@@ -124,7 +148,7 @@ class Communicator:
         """
         with self._lock:
             if self._broken is None:
-                self._broken, self.broken_at = cause, time.monotonic()
+                self._broken, self.broken_at = self._called_off or cause, self.broken_at or time.monotonic()
             cause = self._broken
         if self._nccl is not None:
             self._nccl.abort(cause)
@@ -151,7 +175,7 @@ class Communicator:
             self.mesh = self._sums = None  # with what is left of a sum that failed
         self._channels.close()
         self._host.close()
-        self.group = None
+        self._group = None
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -183,6 +207,18 @@ class Communicator:
         """A connection to ``rank``, which calls :meth:`accept`. Raises ``OSError``."""
         return self._channels.connect(self.rank, self._invitations[rank], purpose)
 
+    @contextlib.contextmanager
+    def exchange(self) -> Iterator[Mesh]:
+        """This rank's connections to its peers, for one exchange. Raises GenerationBroken."""
+        with self.guard():
+            mesh = self.mesh
+            if mesh is None or not mesh.begin():
+                raise ConnectionAbortedError("nothing begins any more")
+            try:
+                yield mesh
+            finally:
+                mesh.end()
+
     def fail(self, cause: str) -> NoReturn:
         """Break the generation for a reason that only the caller can see."""
         self.abort(cause)
@@ -211,10 +247,17 @@ class Communicator:
                     return self._nccl.sum(buffer)
                 if (sums := self._sums) is not None and sums.takes(buffer):
                     return sums.sum(buffer)
+                self._begin_elsewhere()
                 return self._host.sum(buffer)
             except RuntimeError as e:
                 self.abort(first_line(e))
         return completed(buffer)
+
+    def lend_group(self) -> dist.ProcessGroup | None:
+        """A group of these ranks that DDP and the functions of ``torch.distributed`` accept; None once closed."""
+        with contextlib.suppress(RuntimeError):  # whoever uses it hears of it
+            self._begin_elsewhere()
+        return self._group
 
     def sums_on(self, device: torch.device) -> bool:
         """Whether tensors of ``device`` are summed without a way through the host's memory."""
@@ -223,6 +266,14 @@ class Communicator:
     def sums_awaited(self) -> None:
         """All sums that were begun have been waited for, on the host."""
         self._device_since = None
+
+    def _begin_elsewhere(self) -> None:
+        with self._lock:
+            self._sums_elsewhere = True
+            called_off = self._called_off
+        if called_off is not None:
+            self.abort(called_off)
+            raise RuntimeError(called_off)
 
     def _form_mesh(self, called_off: Callable[[], bool]) -> None:
         try:
@@ -234,13 +285,14 @@ class Communicator:
             self.abort(first_line(e))
             self.close()
             raise RuntimeError(f"could not connect to every peer: {first_line(e)}") from e
-        self.mesh = Mesh(connections)
+        self.mesh = Mesh(connections, self._channels.shut)
         self._sums = Sums(self.mesh, self.rank, self.abort)
 
     # -- NCCL ----------------------------------------------------------------------------------------------------------
     def _form_nccl(self, device: torch.device, called_off: Callable[[], bool]) -> None:
         try:
-            self._nccl, self.group = nccl.form(
+            self._begin_elsewhere()
+            self._nccl, self._group = nccl.form(
                 self.rank, self.world_size, device, self._host.backend, self._share, called_off
             )
         except (nccl.CalledOff, RuntimeError) as e:

@@ -178,7 +178,7 @@ class Loop:
         self._heartbeat.body(place.generation, place.world_size)
         for micro, part in enumerate(step.parts):
             communicator = self._world.communicator
-            if communicator is None or communicator.broken is not None:
+            if communicator is None or communicator.over is not None:
                 return  # discarded; _settle() enters the next generation and the same step comes again
             # One who looks on runs no backward: its forward must not have DDP expect one, or the gradients of the next
             # micro-batch would be summed over the ranks.

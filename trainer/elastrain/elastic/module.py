@@ -88,7 +88,7 @@ class ElasticModule(nn.Module):
         self.detach()
         self._communicator = communicator
         if not keep:
-            self.__dict__["_ddp"] = self._wrap(solo_group() if self._keeps else communicator.group)
+            self.__dict__["_ddp"] = self._wrap(solo_group() if self._keeps else communicator.lend_group())
             self._settle()
 
     def detach(self) -> None:

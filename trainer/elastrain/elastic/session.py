@@ -97,7 +97,7 @@ class Session:
     def connected(self) -> frozenset[int]:
         """Numbers of the proposals that this rank could switch to now."""
         with self._changed:
-            return frozenset(n for n, c in self._connected.items() if c.broken is None) | self._without_me()
+            return frozenset(n for n, c in self._connected.items() if c.over is None) | self._without_me()
 
     def expected_world_size(self) -> int:
         """Ranks of the newest known generation; 0 before any."""
@@ -164,7 +164,7 @@ class Session:
             match message:
                 case None:
                     self._lost = True
-                    self._abort_all("the agent is gone")
+                    self._call_off_all("the agent is gone")
                 case Proposed(generation=g):
                     if self._newest is None or g.number > self._newest.number:
                         self._newest, self._has_place = g, self._rank_in(g) is not None
@@ -180,12 +180,12 @@ class Session:
                     self._aborted[number] = reason
                     for c in (self._current, self._connected.get(number)):
                         if c is not None and c.generation == number:
-                            c.abort(reason)
+                            c.call_off(reason)
                 case Exit(reason=reason):
                     self._exit = reason
                     # A joiner may already wait in a generation for peers that will not come.
                     if self._current is None or self._current.generation != self._adopted:
-                        self._abort_all(f"exit: {reason}")
+                        self._call_off_all(f"exit: {reason}")
             self._changed.notify_all()
 
     def _connect(self, g: Generation) -> None:
@@ -216,7 +216,7 @@ class Session:
             if not self._closed:
                 self._connected[g.number] = communicator
                 if g.number in self._aborted:
-                    communicator.abort(self._aborted[g.number])
+                    communicator.call_off(self._aborted[g.number])
                 self._changed.notify_all()
                 return
         communicator.close()
@@ -235,10 +235,10 @@ class Session:
         """The newest proposal counts as connected where there is nothing to connect to."""
         return frozenset() if self._newest is None or self._has_place else frozenset({self._newest.number})
 
-    def _abort_all(self, cause: str) -> None:
+    def _call_off_all(self, cause: str) -> None:
         for c in (self._current, *self._connected.values()):
             if c is not None:
-                c.abort(cause)
+                c.call_off(cause)
 
     def _raise_if_over(self) -> None:
         if self._lost:

@@ -59,10 +59,13 @@ class Sums:
         return tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous()
 
     def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Raises ``RuntimeError`` if the mesh was called off."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         with self._lock:
             if self._closed:
                 return completed(buffer)
+            if not self._mesh.begin():
+                raise RuntimeError("the generation was called off")
             self._queue.put(_Sum(buffer, future))
         return future
 
@@ -83,6 +86,7 @@ class Sums:
                 except Exception as e:  # whatever it is: who waits for the sum must learn that it is none
                     healthy = False
                     self._failed(first_line(e))
+            self._mesh.end()
             asked.future.set_result(asked.buffer)
             del asked  # its memory is not to wait here for the next one
 

@@ -119,8 +119,8 @@ class World:
         Raises ``ExitRequested`` if this rank is to leave, ``AgentLost`` if it is an orphan.
         """
         while True:
-            if self.communicator is not None and self.communicator.broken is not None:
-                self._give_up(self.communicator, self.communicator.broken)
+            if self.communicator is not None and self.communicator.over is not None:
+                self._give_up(self.communicator, self.communicator.over)
             if self.communicator is None:
                 generation, communicator = self._session.wait_for_generation(self._number)
             elif self._agreed is not None:
