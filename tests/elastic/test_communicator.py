@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastrain.elastic.communicator import GenerationBroken
+from elastrain.api.records import Generation, GenerationMember
+from elastrain.elastic.communicator import Communicator, GenerationBroken
+from elastrain.elastic.store import MeetingStore
 from elastrain.elastic.vigil import HOST_SECONDS
 
 
@@ -65,22 +67,6 @@ def test_a_generation_that_waits_for_nothing_is_left_whole_if_a_peer_leaves(pair
     assert staying.broken is None
 
 
-def test_the_step_under_way_counts_and_no_other_begins_if_a_generation_is_called_off(pair) -> None:
-    told, other = pair
-    begun = told.sum_bucket(torch.ones(4))
-    told.call_off("its successor is there")
-    bucket = torch.ones(4)
-    other.sum_bucket(bucket).wait()
-    begun.wait()
-    assert told.broken is other.broken is None, "both have the sum"
-    assert bucket.tolist() == [2, 2, 2, 2]
-    assert told.over == "its successor is there"
-    told.sum_bucket(torch.ones(4)).wait()
-    other.sum_bucket(torch.ones(4)).wait()
-    assert told.broken == "its successor is there"
-    assert other.broken
-
-
 def test_a_sum_that_waits_for_a_silent_peer_is_given_up_if_the_generation_is_called_off(pair) -> None:
     waiting, _silent = pair
     threading.Timer(0.05, waiting.call_off, ["member w1 is lost"]).start()
@@ -88,15 +74,34 @@ def test_a_sum_that_waits_for_a_silent_peer_is_given_up_if_the_generation_is_cal
         waiting.barrier()
 
 
-@pytest.mark.parametrize("first", ["the loan", "the call"])
-def test_a_generation_whose_group_was_lent_is_aborted_if_called_off(pair, first) -> None:
+def test_a_generation_whose_group_was_lent_is_aborted_soon_after_it_was_called_off(pair, eventually) -> None:
     """What uses the group waits for gloo, which knows no other end."""
     told, _ = pair
-    if first == "the loan":
-        told.lend_group()
+    told.lend_group()
+    told.call_off("its successor is there")
+    eventually(lambda: told.broken == "its successor is there", what="the abort")
+
+
+def test_a_generation_that_was_called_off_lends_its_group_to_nobody(pair) -> None:
+    told, _ = pair
     told.call_off("its successor is there")
     told.lend_group()
     assert told.broken == "its successor is there"
+
+
+def test_a_generation_of_one_member_ends_at_once_if_called_off(meeting_point, each) -> None:
+    """Nobody else can have a part in its step, and its place may be given away."""
+    place = {"address": "127.0.0.1", "store_port": meeting_point.port}
+    alone = GenerationMember(id="m0", worker="w0", rank_offset=0, slots=2, **place)
+    g = Generation(number=1, members=(alone,), reason="Test", leader="m0")
+    ranks = each(
+        lambda r: Communicator(of=g, rank=r, store=MeetingStore(g, r, lambda: False), address="127.0.0.1"), [0, 1]
+    )
+    ranks[0].sum_bucket(torch.ones(4))
+    ranks[0].call_off("etcd has not confirmed the lease")
+    assert ranks[0].broken == "etcd has not confirmed the lease"
+    for c in ranks:
+        c.close()
 
 
 def test_other_groups_stay_healthy_if_one_is_aborted(connect, each) -> None:

@@ -216,6 +216,24 @@ def test_what_an_abort_has_left_is_never_taken_for_a_sum(form, each) -> None:
         assert all(all(verdicts) for verdicts in each(train, ranks))
 
 
+def test_the_step_under_way_counts_and_no_other_begins_if_a_generation_is_called_off(form, each) -> None:
+    """One that is told has brought its part: the other, which is not told, has all it needs to commit the step."""
+    told, other = form(2)
+    calling = threading.Timer(0.05, told.call_off, ["its successor is there"])
+    calling.start()
+
+    def train(c: Communicator) -> list[float]:
+        if c is other:
+            calling.join()
+        return sums(c, 1.0)
+
+    assert each(train, [told, other]) == [[2.0], [2.0]]
+    assert told.broken is other.broken is None
+    assert told.over == "its successor is there"
+    told.sum_bucket(torch.ones(1)).wait()
+    assert told.broken == "its successor is there"
+
+
 def test_survivors_train_on_in_the_next_generation_if_one_broke(form, each) -> None:
     first = form(3, 1)
     kill(first[2])

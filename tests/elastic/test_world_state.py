@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from elastrain.data.order import Order
 from elastrain.elastic.world import World
@@ -27,3 +30,20 @@ def test_training_has_ended_for_a_rank_that_takes_over_the_last_step_from_a_peer
     ahead.stopped = True
     behind._load(ahead._tree())
     assert behind.stopped
+
+
+@pytest.mark.parametrize(("takes", "fit"), [(True, False), (False, True)])
+def test_a_step_is_lost_to_who_was_getting_its_state_and_not_to_who_gave_it_if_that_breaks_off(takes, fit):
+    """All sums of the step were there, so others have committed it."""
+
+    class BreaksOff:
+        def __init__(self) -> None:
+            self.takes = takes
+
+        def before_update(self, communicator: SimpleNamespace) -> None:
+            communicator.broken = "the joiner is gone"
+
+    world = alone()
+    world.communicator = cast("Any", SimpleNamespace(broken=None))
+    world._handover = cast("Any", BreaksOff())
+    assert world.before_update() is fit

@@ -27,7 +27,7 @@ from elastrain.elastic import nccl, vigil
 from elastrain.elastic.backend import Backend, Offer, agree
 from elastrain.elastic.channel import Channels, Purpose
 from elastrain.elastic.gloo import CONNECT_TIMEOUT, Gloo, device_lock, first_line
-from elastrain.elastic.mesh import Mesh
+from elastrain.elastic.mesh import QUIET_SECONDS, Mesh
 from elastrain.elastic.sums import Sums
 from elastrain.elastic.transport import completed
 
@@ -75,7 +75,7 @@ class Communicator:
         """Monotonic time at which it was, or was called off; None while it is healthy."""
         self._called_off: str | None = None
         self._sums_elsewhere = False
-        """Whether something was begun that only an abort can end: sums of NCCL or gloo."""
+        """Whether NCCL or gloo may have something to do: only an abort ends that."""
         self._nccl: nccl.Nccl | None = None
         self.mesh: Mesh | None = None
         """This rank's connections to its peers; None: it has none, or the generation is closed."""
@@ -126,18 +126,21 @@ class Communicator:
         """Another generation is to take this one's place: let no collective begin any more, and no step after this one.
 
         The step under way counts if this rank still gets all its sums, since one that is not in the next generation may
-        have got them (:meth:`Mesh.call_off`). That takes a fraction of a second, and where a device or gloo sums it is
-        not done: there an abort is all that ends what is under way. Idempotent, any thread, does not block.
+        have got them (:meth:`Mesh.call_off`); what NCCL or gloo sums has :data:`QUIET_SECONDS` for it. Of a generation
+        of one member no other can have a part, and it ends at once. Idempotent, any thread, does not block.
         """
         with self._lock:
             if self._broken is not None or self._called_off is not None:
                 return
             self._called_off, self.broken_at = cause, time.monotonic()
-            mesh = None if self._sums_elsewhere else self.mesh
-        if mesh is not None:
-            mesh.call_off()
-        else:
+        if (mesh := self.mesh) is None or self.of.size == 1:
             self.abort(cause)
+            return
+        mesh.call_off()
+        if self._sums_elsewhere:
+            timer = threading.Timer(QUIET_SECONDS, self.abort, [cause])
+            timer.daemon = True
+            timer.start()
 
     def abort(self, cause: str) -> None:
         """End whatever is blocked in this group's collectives, here and (by the closed connections) at the peers.
@@ -242,6 +245,7 @@ class Communicator:
         if self._broken is None and self.world_size > 1:
             try:
                 if self._nccl is not None and self._nccl.takes(buffer):
+                    self._begin_elsewhere()
                     if self._device_since is None:
                         self._device_since = time.monotonic()
                     return self._nccl.sum(buffer)
@@ -255,8 +259,10 @@ class Communicator:
 
     def lend_group(self) -> dist.ProcessGroup | None:
         """A group of these ranks that DDP and the functions of ``torch.distributed`` accept; None once closed."""
-        with contextlib.suppress(RuntimeError):  # whoever uses it hears of it
+        try:
             self._begin_elsewhere()
+        except RuntimeError as e:  # whoever uses the group hears of it
+            self.abort(first_line(e))
         return self._group
 
     def sums_on(self, device: torch.device) -> bool:
@@ -268,12 +274,10 @@ class Communicator:
         self._device_since = None
 
     def _begin_elsewhere(self) -> None:
-        with self._lock:
-            self._sums_elsewhere = True
-            called_off = self._called_off
-        if called_off is not None:
-            self.abort(called_off)
-            raise RuntimeError(called_off)
+        """Sums begin that know nothing of being called off. Raises ``RuntimeError`` if it is too late for them."""
+        self._sums_elsewhere = True  # first: whoever calls off looks here last
+        if self._called_off is not None:
+            raise RuntimeError(self._called_off)
 
     def _form_mesh(self, called_off: Callable[[], bool]) -> None:
         try:
@@ -291,7 +295,6 @@ class Communicator:
     # -- NCCL ----------------------------------------------------------------------------------------------------------
     def _form_nccl(self, device: torch.device, called_off: Callable[[], bool]) -> None:
         try:
-            self._begin_elsewhere()
             self._nccl, self._group = nccl.form(
                 self.rank, self.world_size, device, self._host.backend, self._share, called_off
             )

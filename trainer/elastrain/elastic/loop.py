@@ -116,9 +116,8 @@ class Loop:
             compute = self._heartbeat.share()
             stop = self._wants_to_stop
             sums = self._gradients.backward(loss, part, connected, compute, communicator, stop=stop, last=step.complete)
-        if sums is not None:
-            self._world.before_update()
-        if sums is None or communicator.broken is not None:
+        counts = communicator.broken is None  # now: what may break while others get this rank's state is not the sums
+        if sums is None or not self._world.before_update() or not counts:
             self._heartbeat.resumed(None)
             return
         self._heartbeat.resumed(sums[control.COMPUTE])

@@ -1,6 +1,6 @@
 """What sums tensors over the ranks of one generation: the seam between the runtime and gloo or NCCL.
 
-The runtime above knows three rules, and each transport keeps them in its own way:
+The runtime above knows four rules, and each transport keeps them in its own way:
 
 - :meth:`Transport.sum` never waits and never raises for a peer's sake. What it returns may be awaited by whoever uses
   the sums; where they lie on a device, awaiting orders streams and the host runs on.

@@ -157,14 +157,20 @@ class World:
         if self._share.looks_on and not self.model.looks_on:
             self._look_on(self.communicator, getting=self._handover.takes)
 
-    def before_update(self) -> None:
+    def before_update(self) -> bool:
         """The gradients are there: return when the optimizers may change this rank's state, that is when nobody reads
-        it, and those who are getting theirs have what comes in this step. If it fails the communicator is broken."""
-        if self.communicator is not None:
-            sent_at = self._handover.before_update(self.communicator)
-            self._has_state = not self._handover.takes
-            if sent_at is not None:
-                self._reporter.transferred(sent_at)
+        it, and those who are getting theirs have what comes in this step.
+
+        Returns whether this rank's state is fit for it. One that could not give its own to others has lost nothing, and
+        they may have committed the step.
+        """
+        communicator, takes = self.communicator, self._handover.takes
+        assert communicator is not None
+        sent_at = self._handover.before_update(communicator)
+        self._has_state = not self._handover.takes
+        if sent_at is not None:
+            self._reporter.transferred(sent_at)
+        return not takes or communicator.broken is None
 
     def complete(self) -> None:
         """There is no further step: return when everybody has the whole state."""
