@@ -86,6 +86,25 @@ def test_the_peers_that_do_not_move_are_named_if_the_bound_passes(pair, monkeypa
         waiting.run()
 
 
+@pytest.mark.parametrize("gone", [1, 2])
+def test_a_rank_completes_what_it_has_in_full_unless_nobody_else_can_have_it(gone) -> None:
+    """Peers that are gone have given their part, and not taken this rank's."""
+    ends = {peer: socket.socketpair() for peer in (1, 2)}
+    mesh, got = Mesh({peer: here for peer, (here, _) in ends.items()}, lambda: None), torch.zeros(2)
+    for peer, (_, there) in ends.items():
+        there.sendall(memoryview(torch.ones(1).numpy()))
+        mesh.receive(peer, got[peer - 1 : peer])
+        mesh.send(peer, torch.ones(1))
+        if peer <= gone:
+            there.close()
+    with pytest.raises(ConnectionResetError, match="no peer has taken") if gone == len(ends) else nullcontext():
+        mesh.run()
+    assert got.tolist() == [1, 1]
+    for here, there in ends.values():
+        here.close()
+        there.close()
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_rank_that_was_frozen_gives_up_what_only_it_has_in_full(monkeypatch, frozen) -> None:
     """Its peer has sent everything, and left without what this rank had to send."""

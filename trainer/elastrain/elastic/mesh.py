@@ -99,8 +99,11 @@ class Mesh:
     def run(self) -> None:
         """Return when all that was queued has been sent and received.
 
-        Raises ``OSError`` if a connection ends, ``TimeoutError`` naming the peers if nothing at all moves for as long
-        as a collective may take, or for :data:`QUIET_SECONDS` if it was called off.
+        Raises ``OSError`` if a connection ends that something was to come from, ``TimeoutError`` naming the peers if
+        nothing at all moves for as long as a collective may take, or for :data:`QUIET_SECONDS` if it was called off.
+
+        A peer that is gone needs nothing any more: who has had its part completes what it can, since others may have.
+        Not if they all are: a sum that nobody else can have is one that nobody else has.
 
         A rank that was frozen meanwhile (SIGSTOP, a suspended machine) may wake, find everything that it waited for in
         its sockets, and be the only one that has it all: the others have given up what it had not sent, and do the
@@ -120,6 +123,8 @@ class Mesh:
                 frozen, looked = frozen or now - looked >= LOOK_SECONDS + FROZEN_SECONDS, now
                 moved = now if ready else moved
                 self._check_patience(now, moved)
+        if self._peers and all(p.refuses for p in self._peers.values()):
+            raise ConnectionResetError("no peer has taken what was sent")
         if frozen and (left := [str(p.rank) for p in self._peers.values() if p.has_left]):
             raise ConnectionResetError(f"ranks {', '.join(left)} have left while this rank did not run")
 
@@ -155,6 +160,8 @@ class _Peer:
     incoming: deque[tuple[memoryview, Callable[[], None] | None]] = field(default_factory=deque)
     watched: int = 0
     """Events for which a selector watches the connection."""
+    refuses: bool = False
+    """Whether it has not taken what was sent, and will take nothing more."""
 
     @property
     def wants(self) -> int:
@@ -187,12 +194,18 @@ class _Peer:
     def write(self) -> None:
         """As much of the next buffer as goes now."""
         data = self.outgoing[0]
-        with contextlib.suppress(BlockingIOError):
+        try:
             sent = self.connection.send(data)
-            if sent < len(data):
-                self.outgoing[0] = data[sent:]
-            else:
-                self.outgoing.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            self.refuses = True
+            self.outgoing.clear()
+            return
+        if sent < len(data):
+            self.outgoing[0] = data[sent:]
+        else:
+            self.outgoing.popleft()
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
