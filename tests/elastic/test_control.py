@@ -11,10 +11,10 @@ def test_ranks_agree_on_a_generation_if_and_only_if_all_are_connected_to_it(curr
     proposals = st.frozensets(st.integers(current + 1, current + control.SLOTS - 1))
     ranks = data.draw(st.lists(proposals, min_size=1, max_size=6))
     sums = [sum(column) for column in zip(*(control.encode(c) for c in ranks), strict=True)]
-    decisions = {control.agreed(sums, current, c) for c in ranks}
+    decisions = {control.Summed(sums, c).agreed(current) for c in ranks}
     common = frozenset.intersection(*ranks)
     assert decisions == {max(common, default=None)}
 
 
 def test_nothing_is_agreed_if_the_slot_belongs_to_an_older_generation() -> None:
-    assert control.agreed(control.encode({4}), 4, {4}) is None
+    assert control.Summed(control.encode({4}), {4}).agreed(4) is None

@@ -26,8 +26,10 @@ def one_step(way: Bitwise, net: nn.Module, model: nn.Module, communicator) -> tu
         last = part is parts[-1]
         with way.body(part, communicator, last=last):
             loss = model(INPUTS[list(part.fetch)]).pow(2).mean()
-            sums = way.backward(loss, part, [], 0.0, communicator, stop=communicator.rank == 1, last=last)
-    return torch.cat([torch.zeros(1) if p.grad is None else p.grad.flatten() for p in net.parameters()]).clone(), sums
+            heard = way.backward(loss, part, list, 0.0, communicator, stop=communicator.rank == 1, last=last)
+    return torch.cat(
+        [torch.zeros(1) if p.grad is None else p.grad.flatten() for p in net.parameters()]
+    ).clone(), heard.sums
 
 
 @pytest.fixture

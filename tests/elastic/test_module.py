@@ -1,5 +1,7 @@
 """DDP over exchangeable groups, with both ranks as threads of the test."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from elastrain.elastic import control
 from elastrain.elastic.communicator import Communicator
 from elastrain.elastic.gradients import Averaged
 from elastrain.elastic.module import ElasticModule
+from elastrain.elastic.vector import Words
 
 
 class TwoTowers(nn.Module):
@@ -35,7 +38,7 @@ def warmed_up(*, flipped: bool = False, **options: object) -> ElasticModule:
 def gradient(model: ElasticModule, scale: float) -> torch.Tensor:
     model.zero_grad()
     loss = model(torch.ones(2, 3)).sum() * scale
-    model.set_control([], loss)
+    model.prepare(Words(list, loss))
     loss.backward()
     grad = model.module.early.weight.grad
     assert grad is not None
@@ -74,7 +77,7 @@ def test_micro_batches_add_up_in_views_however_gradients_were_cleared(set_to_non
         with model.no_sync():
             model(torch.ones(2, 3)).sum().backward()
         loss = model(torch.ones(2, 3)).sum()
-        model.set_control([], loss)
+        model.prepare(Words(list, loss))
         loss.backward()
         torch.testing.assert_close(model.module.early.weight.grad, 2 * alone)
 
@@ -104,9 +107,9 @@ def test_sparse_gradients_are_summed_like_any_others(pair, each) -> None:
         for _ in range(3):
             model.zero_grad()
             loss = model(torch.tensor([2, 3 + c.rank])).sum()
-            model.set_control([], loss)
+            model.prepare(Words(list, loss))
             loss.backward()
-            assert model.control_sums()[control.LOSS] != 0
+            assert model.heard(c).sums[control.LOSS] != 0
         table = model.module.table.weight.grad
         return [table.to_dense(), model.module.out.weight.grad]
 
@@ -179,6 +182,77 @@ def test_all_wrap_anew_if_gradients_came_in_another_order_on_one_rank(pair, each
             torch.testing.assert_close(summed, 2 * alone)
 
 
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": False}])
+def test_ranks_hear_what_all_say_with_their_last_gradients(pair, each, options) -> None:
+    models = [warmed_up(**options) for _ in range(2)]
+    keep = all(m.layout for m in models)
+
+    def rank(c: Communicator) -> list[control.Summed]:
+        model, heard = models[c.rank], []
+        model.attach(c, keep=keep)
+        for step in range(3):
+            proposals = {1, 2 + c.rank} if step == 1 else set()
+            model.zero_grad()
+            loss = model(torch.ones(2, 3)).sum()
+            model.prepare(Words(lambda proposals=proposals: proposals, torch.tensor(1.0 + c.rank), 2.0, stop=step == 2))
+            loss.backward()
+            heard.append(model.heard(c))
+        return heard
+
+    for number, of_rank in enumerate(each(rank, pair)):
+        for step, summed in enumerate(of_rank):
+            assert summed.sums[control.LOSS] == 3
+            assert summed.sums[control.COMPUTE] == 4
+            assert summed.sums[control.STOP] == (2 if step == 2 else 0)
+            assert summed.agreed(0) == (1 if step == 1 else None), f"rank {number}"
+
+
+def test_a_rank_says_what_it_is_connected_to_when_its_last_gradients_are_there(pair, each) -> None:
+    models = [warmed_up() for _ in range(2)]
+
+    def rank(c: Communicator) -> list[str]:
+        model, order = models[c.rank], []
+        model.attach(c, keep=True)
+        model.module.early.weight.register_hook(lambda _: order.append("early"))  # the model runs it first
+        loss = model(torch.ones(2, 3)).sum()
+        model.prepare(Words(lambda: order.append("connected") or (), loss))
+        loss.backward()
+        model.heard(c)
+        return order
+
+    assert each(rank, pair) == [["early", "connected"]] * 2
+
+
+def test_a_model_may_return_whatever_ddp_takes() -> None:
+    @dataclass
+    class Output:
+        logits: torch.Tensor
+        note: str
+
+    class Noted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, x: torch.Tensor) -> Output:
+            return Output(self.layer(x), "of a class that torch does not know")
+
+    model = ElasticModule(Noted())
+    loss = model(torch.ones(2, 3)).logits.sum()
+    loss.backward()
+    assert model.module.layer.weight.grad is not None
+
+
+def test_error_tells_the_way_out_if_the_loss_does_not_depend_on_the_model(pair) -> None:
+    model = warmed_up()
+    model.attach(pair[0], keep=True)
+    loss = torch.ones((), requires_grad=True) * 2
+    model.prepare(Words(list, loss))
+    loss.backward()
+    with pytest.raises(RuntimeError, match="find_unused_parameters"):
+        model.heard(pair[0])
+
+
 @pytest.mark.parametrize("mode", ["eval", "no_grad"])
 def test_evaluation_runs_through_the_model_itself(mode) -> None:
     model = warmed_up()
@@ -207,7 +281,7 @@ def test_a_rank_that_looks_on_gets_the_gradients_of_the_others_and_computes_the_
             first = gradient(model, 2.0)
         else:
             model(torch.ones(2, 3)).sum()  # the forward of a loop body whose loss is nobody's
-            model.looked_on()
+            model.looked_on(c)
             assert model.module.early.weight.grad is not None
             first = model.module.early.weight.grad.clone()
         return [first, gradient(model, c.rank + 1.0)]

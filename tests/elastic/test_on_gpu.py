@@ -9,6 +9,7 @@ from elastrain.elastic import backend, nccl, transfer
 from elastrain.elastic.communicator import Communicator
 from elastrain.elastic.module import ElasticModule
 from elastrain.elastic.transport import Reading
+from elastrain.elastic.vector import Words
 
 pytestmark = [
     pytest.mark.gpu,
@@ -80,9 +81,9 @@ def test_gradients_of_a_model_on_a_device_are_summed(pair, each, device) -> None
         model.detach()
         model.attach(c, keep=True)
         loss = model(torch.full((2, 64), float(c.rank + 1), device=device)).sum()
-        model.set_control((), loss)
+        model.prepare(Words(list, loss))
         loss.backward()
-        assert model.control_sums()[0] == 2.0
+        assert model.heard(c).sums[0] == 2.0
         return net.weight.grad.cpu()
 
     for gradient in each(rank, pair):

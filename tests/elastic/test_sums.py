@@ -220,3 +220,15 @@ def test_what_has_no_memory_of_its_own_in_one_piece_is_left_to_others(form) -> N
     assert rank.sums.takes(torch.ones(3))
     assert not rank.sums.takes(torch.ones(3, 3).t()[:, :2])
     assert not rank.sums.takes(torch.ones(3).to_sparse())
+
+
+@pytest.mark.parametrize("size", [1, PIECE, 3 * PIECE * WINDOW + 2])
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_tensors_that_travel_together_are_summed_each(form, world, size) -> None:
+    sizes = [size, 13]
+    tensors = [[torch.arange(n, dtype=torch.float64).remainder(7).add(r) for n in sizes] for r in range(world)]
+    expected = [sum(mine[i] for mine in tensors) for i in range(len(sizes))]
+    begun = [rank.sums.sum_together(*mine) for rank, mine in zip(form(world), tensors, strict=True)]
+    for future in (future for futures in begun for future in futures):
+        future.wait()
+    assert all(torch.equal(tensor, right) for mine in tensors for tensor, right in zip(mine, expected, strict=True))

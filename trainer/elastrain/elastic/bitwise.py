@@ -14,7 +14,7 @@ counts.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from elastrain.data.order import Order, Slice, run_of
 from elastrain.elastic import control
 from elastrain.elastic.backend import Backend, Offer
 from elastrain.elastic.communicator import Communicator, GenerationBroken
+from elastrain.elastic.control import Summed
 from elastrain.elastic.mesh import Mesh
 from elastrain.elastic.module import ElasticModule
 from elastrain.elastic.tree import Node, TreeSum, nodes_of
@@ -116,13 +117,13 @@ class Bitwise:
         self,
         loss: torch.Tensor,
         part: Slice,
-        connected: Collection[int],
+        connected: Callable[[], Collection[int]],
         compute: float,
         communicator: Communicator,
         *,
         stop: bool = False,
         last: bool,
-    ) -> list[float] | None:
+    ) -> Summed | None:
         buffers = self._buffers
         assert buffers is not None
         buffers.fit(communicator.world_size)
@@ -132,7 +133,8 @@ class Bitwise:
             self._push_leaf(buffers, weighted)
         if not last:
             return None
-        shares = [*control.encode(connected), compute, float(stop)]
+        proposals = connected()
+        shares = [*control.encode(proposals), compute, float(stop)]
         if communicator.world_size == 1:
             total = self._sum.root()
         else:
@@ -140,12 +142,14 @@ class Bitwise:
                 with communicator.exchange() as mesh:
                     total, shares = self._exchange(communicator, mesh, shares)
             except GenerationBroken:
-                return [*shares, 0.0, 0.0]  # the caller sees from the communicator that the step is discarded
+                return Summed(
+                    [*shares, 0.0, 0.0], ()
+                )  # the caller sees from the communicator that the step is discarded
             for _, value in self._sum.parts:
                 buffers.free(value)
         self._sum.parts.clear()
         *slots, compute, stops = shares
-        return [*slots, buffers.set_gradients(total), compute, 0.0, stops]
+        return Summed([*slots, buffers.set_gradients(total), compute, 0.0, stops], proposals)
 
     def _push_leaf(self, buffers: _Buffers, loss: torch.Tensor) -> None:
         leaf, left = self._next_leaf, self._sum.take_left((0, self._next_leaf))

@@ -257,6 +257,19 @@ class Communicator:
                 self.abort(first_line(e))
         return completed(buffer)
 
+    def sum_together(self, buffer: torch.Tensor, small: torch.Tensor) -> list[torch.futures.Future[torch.Tensor]]:
+        """As :meth:`sum_bucket` of one and then the other, but that the second costs no time where both are the host's.
+
+        All ranks do alike.
+        """
+        sums = None if self._nccl is not None and self._nccl.takes(buffer) else self._sums
+        if self._broken is None and sums is not None and sums.takes(buffer) and sums.takes(small):
+            try:
+                return sums.sum_together(buffer, small)
+            except RuntimeError as e:
+                self.abort(first_line(e))
+        return [self.sum_bucket(buffer), self.sum_bucket(small)]
+
     def lend_group(self) -> dist.ProcessGroup | None:
         """A group of these ranks that DDP and the functions of ``torch.distributed`` accept; None once closed."""
         try:

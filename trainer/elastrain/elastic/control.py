@@ -1,13 +1,15 @@
 """What travels with the gradients: which proposals a rank is connected to, its share of the loss, if it would stop.
 
-The control vector is summed over the ranks by the step's own gradient collective, so every rank reads the same sums and
-all take the same decision at the same step without a message more. Slot ``number % SLOTS`` counts the ranks that are
-*not* connected to generation ``number``: a zero is exact in every floating-point type, however many ranks there are.
+The control vector is summed over the ranks together with the step's last bucket of gradients, so every rank reads the
+same sums and all take the same decision at the same step, and nobody waits a moment longer for it. Slot
+``number % SLOTS`` counts the ranks that are *not* connected to generation ``number``: a zero is exact in every
+floating-point type, however many ranks there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 SLOTS = 8
 """Proposals that can be outstanding at once, plus one for the generation in force."""
@@ -19,10 +21,7 @@ LOOKING = SLOTS + 2
 """Index of the number of ranks that are still getting their state: all of them go on as in this step then."""
 STOP = SLOTS + 3
 """Index of how many ranks ask that training ends with this step (:meth:`elastrain.Job.stop`)."""
-_LINE = 16
-"""Single-precision numbers in a cache line."""
-SIZE = -(-(STOP + 1) // _LINE) * _LINE
-"""A whole number of cache lines, so that the gradients after it in its bucket begin with one."""
+SIZE = STOP + 1
 
 
 def encode(connected: Collection[int]) -> list[float]:
@@ -31,11 +30,15 @@ def encode(connected: Collection[int]) -> list[float]:
     return [0.0 if slot in ready else 1.0 for slot in range(SLOTS)]
 
 
-def agreed(sums: Sequence[float], current: int, connected: Collection[int]) -> int | None:
-    """The newest proposal that every rank is connected to, or None.
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """The control vector of a step, of all ranks."""
 
-    ``sums``: the summed control vectors of generation ``current``. ``connected`` must be what this rank passed to
-    :func:`encode` for the same step.
-    """
-    candidates = [n for n in connected if current < n < current + SLOTS and sums[n % SLOTS] == 0.0]
-    return max(candidates, default=None)
+    sums: Sequence[float]
+    connected: Collection[int]
+    """The proposals that this rank had put into it."""
+
+    def agreed(self, current: int) -> int | None:
+        """The newest proposal that every rank of generation ``current`` is connected to, or None."""
+        candidates = [n for n in self.connected if current < n < current + SLOTS and self.sums[n % SLOTS] == 0.0]
+        return max(candidates, default=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -12,7 +12,9 @@ from torch import nn
 from elastrain.data.order import Order, Slice
 from elastrain.elastic import batchnorm
 from elastrain.elastic.communicator import Communicator
+from elastrain.elastic.control import Summed
 from elastrain.elastic.module import ElasticModule
+from elastrain.elastic.vector import Words
 
 
 class Gradients(Protocol):
@@ -40,17 +42,17 @@ class Gradients(Protocol):
         self,
         loss: torch.Tensor,
         part: Slice,
-        connected: Collection[int],
+        connected: Callable[[], Collection[int]],
         compute: float,
         communicator: Communicator,
         *,
         stop: bool = False,
         last: bool,
-    ) -> list[float] | None:
+    ) -> Summed | None:
         """Compute the gradients of one micro-batch; with the last one, communicate.
 
-        Returns None before the last one, and then the summed control vector (:mod:`elastrain.elastic.control`), which
-        means nothing if the communicator broke meanwhile.
+        ``connected`` tells the proposals that this rank could switch to, when it is asked. Returns None before the last
+        one, and then what all ranks have said, which means nothing if the communicator broke meanwhile.
         """
 
 
@@ -95,19 +97,19 @@ class Averaged:
         self,
         loss: torch.Tensor,
         part: Slice,
-        connected: Collection[int],
+        connected: Callable[[], Collection[int]],
         compute: float,
         communicator: Communicator,
         *,
         stop: bool = False,
         last: bool,
-    ) -> list[float] | None:
+    ) -> Summed | None:
         assert self._model is not None
         weighted = loss * part.weight
         self._loss = weighted.detach() if self._loss is None else self._loss + weighted.detach()
         if not last:
             weighted.backward()
             return None
-        self._model.set_control(connected, self._loss, compute, stop=stop)
+        self._model.prepare(Words(connected, self._loss, compute, stop=stop))
         weighted.backward()
-        return self._model.control_sums()
+        return self._model.heard(communicator)

@@ -26,6 +26,8 @@ from elastrain.data.rng import Kept
 from elastrain.data.share import Share
 from elastrain.elastic import control, transfer
 from elastrain.elastic.buffers import Buffers
+from elastrain.elastic.communicator import Communicator
+from elastrain.elastic.control import Summed
 from elastrain.elastic.gradients import Gradients
 from elastrain.elastic.heartbeat import Heartbeat
 from elastrain.elastic.session import ExitRequested, Session
@@ -107,25 +109,26 @@ class Loop:
             return
         communicator = self._world.communicator
         assert communicator is not None
-        connected = self._session.connected()
-        sums: list[float] | None
+        heard: Summed | None
         if step.looks_on:
-            sums, connected = self._looked_on()
+            heard = self._looked_on(communicator)
         else:
             self._heartbeat.backward(loss)
-            compute = self._heartbeat.share()
-            stop = self._wants_to_stop
-            sums = self._gradients.backward(loss, part, connected, compute, communicator, stop=stop, last=step.complete)
+            heard = self._gradients.backward(
+                loss,
+                part,
+                self._session.connected,
+                self._heartbeat.share(),
+                communicator,
+                stop=self._wants_to_stop,
+                last=step.complete,
+            )
         counts = communicator.broken is None  # now: what may break while others get this rank's state is not the sums
-        if sums is None or not self._world.before_update() or not counts:
+        if heard is None or not self._world.before_update() or not counts:
             self._heartbeat.resumed(None)
             return
-        self._heartbeat.resumed(sums[control.COMPUTE])
-        step.ok = True
-        step.agreed = control.agreed(sums, communicator.generation, connected)
-        step.loss = sums[control.LOSS]
-        step.looking = sums[control.LOOKING] > 0
-        step.stops = sums[control.STOP] > 0
+        self._heartbeat.resumed(heard.sums[control.COMPUTE])
+        step.take(heard, communicator.generation)
 
     def finish(self) -> None:
         """End together: nobody goes before all have committed the last step, since its state may be needed."""
@@ -136,7 +139,7 @@ class Loop:
         self._session.send(Finished(step=self._world.step))
 
     # -- inside ------------------------------------------------------------------------------------------------------
-    def _looked_on(self) -> tuple[list[float], frozenset[int]]:
+    def _looked_on(self, communicator: Communicator) -> Summed:
         """While this rank got its state the others have computed the whole batch: it takes the gradients from them.
 
         The loss of the loop body is nobody's, and what its forward left in the model's buffers goes.
@@ -144,7 +147,7 @@ class Loop:
         assert self._world.model is not None and self._buffers is not None
         self._heartbeat.looks_on()
         self._buffers.restore()
-        return self._world.model.looked_on()
+        return self._world.model.looked_on(communicator)
 
     def _warm_up(self, loader: ElasticLoader) -> Iterator[Any]:
         """One execution of the loop body that leaves nothing behind.

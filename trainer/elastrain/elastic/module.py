@@ -1,9 +1,10 @@
-"""The wrapped model: DDP over the generation in force, with the control vector among its gradients.
+"""The wrapped model: DDP over the generation in force, with the control vector beside its gradients.
 
 DDP's bucketing and its overlap with backward are used as they are; a communication hook sums the buckets over the
-communicator of the generation. One DDP lasts for the life of the process: it is made before the rank has any peer, on a
-group of its own, and the generations' groups are exchanged beneath it. To wrap anew at each switch would cost each time
-what a first step costs (buckets allocated, then rebuilt in the order in which gradients come).
+communicator of the generation, and with the last of them the control vector. One DDP lasts for the life of the process:
+it is made before the rank has any peer, on a group of its own, and the generations' groups are exchanged beneath it. To
+wrap anew at each switch would cost each time what a first step costs (buckets allocated, then rebuilt in the order in
+which gradients come).
 
 Gradients are views of the buckets (``gradient_as_bucket_view``) unless the script says otherwise: to copy the sums back
 out of the buckets would cost a pass over the whole model's gradients a step, and their memory a second time.
@@ -26,13 +27,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils import _pytree
 
-from elastrain.elastic import batchnorm, control, digest
+from elastrain.elastic import batchnorm, digest
 from elastrain.elastic.backend import Offer, look, propose
 from elastrain.elastic.communicator import Communicator
+from elastrain.elastic.control import Summed
 from elastrain.elastic.gloo import solo_group
-from elastrain.elastic.transport import Reading, completed
+from elastrain.elastic.transport import completed
+from elastrain.elastic.vector import ControlVector, Words
 
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
@@ -59,21 +61,20 @@ class ElasticModule(nn.Module):
         first = next((p for p in module.parameters() if p.requires_grad), None)
         if first is None:
             raise ValueError("job.wrap(model): the model has no parameter that requires a gradient")
-        dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
-        # Hidden from parameters() and state_dict(): users' optimizers and checkpoints never see the control vector.
-        self.__dict__["_carrier"] = _Carrier(module, first.device, dtype)
-        self.__dict__["_ddp"] = None
+        self._vector = ControlVector(first)
+        self.__dict__["_ddp"] = None  # not among modules(): the model's own names are those of the script
         self._keeps = not (any(ddp_options.get(option) for option in _OWN_COLLECTIVES) or _has_sparse_gradients(module))
         self._communicator: Communicator | None = None
         self._layout = 0
-        self._told: tuple[frozenset[int], bool, bool] | None = None
         self._looking: _Looking | None = None
-        self._read: Reading | None = None
+        self._reached = False
+        """Whether the sums of all gradients of this step have begun."""
+        self._said: torch.futures.Future[torch.Tensor] | None = None
 
     @property
     def device(self) -> torch.device:
         """Of the first parameter that trains, and so of the control vector."""
-        return self._carrier.control.device
+        return self._vector.device
 
     @property
     def layout(self) -> int:
@@ -97,7 +98,7 @@ class ElasticModule(nn.Module):
         if communicator is not None and communicator.stuck:
             # gloo may still hold the memory of the buckets: nobody must write there again.
             self._layout, self.__dict__["_ddp"] = 0, None
-        for p in (*self.module.parameters(), self._carrier.control):
+        for p in self.module.parameters():
             p.grad = None
         if self._ddp is not None and self._keeps and not self._layout:
             self._rebuild()
@@ -114,10 +115,10 @@ class ElasticModule(nn.Module):
         return self._ddp.no_sync() if self._ddp is not None else nullcontext()
 
     def _wrap(self, group: dist.ProcessGroup) -> DistributedDataParallel:
-        self._carrier.follow(next(p for p in self.module.parameters() if p.requires_grad).device)
-        device, devices = self.device, {p.device for p in self._carrier.parameters()}
+        self._vector.follow(next(p for p in self.module.parameters() if p.requires_grad).device)
+        device, devices = self.device, {p.device for p in self.module.parameters()}
         ddp = DistributedDataParallel(
-            self._carrier,
+            self.module,
             device_ids=[device] if device.type == "cuda" and len(devices) == 1 else None,
             process_group=group,
             init_sync=False,  # state is made equal on entry of the generation, by the runtime
@@ -128,15 +129,30 @@ class ElasticModule(nn.Module):
         return ddp
 
     def _sum_bucket(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        if self._communicator is not None:
-            return self._communicator.sum_bucket(bucket.buffer())
-        return completed(bucket.buffer())
+        buffer, communicator = bucket.buffer(), self._communicator
+        if communicator is None:
+            return completed(buffer)
+        return self._begin(communicator, buffer, last=bucket.is_last())
+
+    def _begin(
+        self, communicator: Communicator, buffer: torch.Tensor, *, last: bool
+    ) -> torch.futures.Future[torch.Tensor]:
+        """The sum of a bucket. With the ``last`` one goes what this rank says.
+
+        Not on a device: there it is said after backward, so that its sum is ordered behind the others' by the stream of
+        the training thread, which need not be autograd's.
+        """
+        self._reached = self._reached or last
+        if not (last and self._vector.waits and self.device.type == "cpu"):
+            return communicator.sum_bucket(buffer)
+        gradients, self._said = communicator.sum_together(buffer, self._vector.say())
+        return gradients
 
     def _rebuild(self) -> None:
         """Have DDP rebuild its buckets now, as it does once after its first backward, and take note of them."""
         reducer = self._ddp.reducer
         if reducer._rebuild_buckets():
-            numbers = {id(p): i for i, p in enumerate(self._carrier.parameters())}
+            numbers = {id(p): i for i, p in enumerate(self.module.parameters())}
             buckets = [[numbers[id(p)] for p in b.parameters()] for b in reducer._get_zeros_like_grad_buckets()]
             self._layout = digest.of_value(buckets)
 
@@ -149,30 +165,10 @@ class ElasticModule(nn.Module):
             self._ddp.reducer = _Settled(self._ddp.reducer)
             self._layout = _IN_ORDER_OF_PARAMETERS
 
-    def set_control(
-        self,
-        connected: Collection[int],
-        weighted_loss: torch.Tensor,
-        compute: float = 0.0,
-        *,
-        looking: bool = False,
-        stop: bool = False,
-    ) -> None:
-        """What the next backward contributes (:mod:`elastrain.elastic.control`); nothing waits for the loss."""
-        values: torch.Tensor = self._carrier.values
-        seldom_changes = (frozenset(connected), looking, stop)
-        if self._told != seldom_changes:
-            told = torch.tensor(control.encode(connected), dtype=values.dtype)
-            values[: control.SLOTS].copy_(told, non_blocking=True)  # to a GPU: staged before the call returns
-            values[control.LOOKING], values[control.STOP] = float(looking), float(stop)
-            self._told = seldom_changes
-        if values.device.type != "cpu":
-            values[control.LOSS] = weighted_loss.detach()
-            values[control.COMPUTE] = compute
-        else:
-            numbers = values.numpy()  # the same memory, and ten times as quick to write single numbers to
-            numbers[control.LOSS], numbers[control.COMPUTE] = weighted_loss.item(), compute
-        self._carrier.control.grad = None  # backward under no_sync has added to it
+    def prepare(self, words: Words) -> None:
+        """What this rank says with the next backward (:mod:`elastrain.elastic.control`)."""
+        self._reached = False
+        self._vector.prepare(words)
 
     @property
     def can_look_on(self) -> bool:
@@ -189,19 +185,18 @@ class ElasticModule(nn.Module):
         """Begin, in place of a backward: take the sum of the gradients of the other ranks, adding nothing to it.
 
         To be called when the ranks have agreed to, the first time before :meth:`attach`; the sum is taken while the
-        state arrives. ``connected`` as of :meth:`set_control`; ``getting``: after this step some of it will be missing.
+        state arrives. ``connected`` as of :class:`Words`; ``getting``: after this step some of it will be missing.
         """
-        self.set_control(connected, torch.zeros(()), looking=getting)
-        self._looking = _Looking([], [], frozenset(connected))
-        for bucket in self._ddp.reducer._get_zeros_like_grad_buckets():
-            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-                if parameter is self._carrier.control:
-                    gradient.copy_(self._carrier.values)
-                self._looking.gradients.append((parameter, gradient))
-            self._looking.sums.append(communicator.sum_bucket(bucket.buffer()))
+        self.prepare(Words(lambda: connected, torch.zeros(()), looking=getting))
+        self._looking = _Looking([], [])
+        buckets = self._ddp.reducer._get_zeros_like_grad_buckets()
+        for bucket in buckets:
+            self._looking.gradients.extend(zip(bucket.parameters(), bucket.gradients(), strict=True))
+            self._looking.sums.append(self._begin(communicator, bucket.buffer(), last=bucket is buckets[-1]))
+        self._say(communicator)
 
-    def looked_on(self) -> tuple[list[float], frozenset[int]]:
-        """End it: the gradients are the sum, as after a backward. Returns :meth:`control_sums` and ``connected``.
+    def looked_on(self, communicator: Communicator) -> Summed:
+        """End it: the gradients are the sum, as after a backward. Returns :meth:`heard`.
 
         Where it failed the communicator is broken, and the gradients mean nothing.
         """
@@ -210,30 +205,33 @@ class ElasticModule(nn.Module):
         torch.futures.wait_all(looking.sums)
         for parameter, gradient in looking.gradients:
             parameter.grad = gradient
-        return self.control_sums(), looking.connected
+        return self.heard(communicator)
 
     def look_away(self) -> None:
         """End it where the communicator is broken."""
         self._looking = None
 
-    def control_sums(self) -> list[float]:
-        """The vector summed over all ranks by the last backward. On a GPU this waits for it, and for all other sums."""
-        grad = self._carrier.control.grad
-        if grad is None:
-            raise RuntimeError("the loss given to job.backward() does not depend on the output of the wrapped model")
-        sums = self._on_host(grad)
-        self._carrier.control.grad = None
-        return sums
+    def heard(self, communicator: Communicator) -> Summed:
+        """What all ranks have said with the last backward. On a GPU this waits for it, and for all other sums.
 
-    def _on_host(self, sums: torch.Tensor) -> list[float]:
-        if not sums.is_cuda:
-            numbers: list[float] = sums.tolist()
-            return numbers
-        self._read = self._read or Reading(sums)
-        numbers = self._read(sums)
-        if self._communicator is not None:
-            self._communicator.sums_awaited()
-        return numbers
+        Raises ``RuntimeError`` if the backward has not reached all gradients.
+        """
+        if not self._reached:
+            raise RuntimeError(
+                "the loss given to job.backward() does not depend on all parameters of the wrapped model that train; "
+                "if that is meant, use job.wrap(model, find_unused_parameters=True)"
+            )
+        self._say(communicator)
+        assert self._said is not None
+        self._said.wait()
+        self._said = None
+        heard = self._vector.hear()
+        communicator.sums_awaited()
+        return heard
+
+    def _say(self, communicator: Communicator) -> None:
+        if self._vector.waits:
+            self._said = communicator.sum_bucket(self._vector.say())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or not self.training:
@@ -250,49 +248,6 @@ class _Looking:
     gradients: list[tuple[nn.Parameter, torch.Tensor]]
     """Where each parameter's is summed."""
     sums: list[torch.futures.Future[torch.Tensor]]
-    connected: frozenset[int]
-
-
-class _Carrier(nn.Module):
-    """The user's model with one parameter more, whose gradient is the control vector."""
-
-    def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.module = module
-        self.control = nn.Parameter(torch.zeros(control.SIZE, device=device, dtype=dtype))
-        self.values: torch.Tensor
-        self.register_buffer("values", torch.zeros(control.SIZE, device=device, dtype=dtype), persistent=False)
-
-    def follow(self, device: torch.device) -> None:
-        """Have the control vector lie where the model was moved to."""
-        if self.control.device != device:
-            self.control.data, self.values = self.control.data.to(device), self.values.to(device)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = self.module(*args, **kwargs)
-        if isinstance(output, torch.Tensor) and output.requires_grad:
-            return _Carry.apply(output, self.control, self.values)
-        leaves, spec = _pytree.tree_flatten(output)
-        for i, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaves[i] = _Carry.apply(leaf, self.control, self.values)
-                break
-        else:
-            raise RuntimeError("the wrapped model's output has no tensor that requires a gradient")
-        return _pytree.tree_unflatten(leaves, spec)
-
-
-class _Carry(torch.autograd.Function):
-    """Identity on the output; in backward the control parameter's gradient is ``values`` as they are then."""
-
-    @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, _parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        ctx.values = values
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        return grads[0], ctx.values.clone(), None
 
 
 class _Settled:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from elastrain.data.order import Order, Slice
 from elastrain.data.share import Place, Share
+from elastrain.elastic import control
+from elastrain.elastic.control import Summed
 
 
 @dataclass(slots=True)
@@ -45,6 +47,14 @@ class Step:
         # The loop body must run on something: on samples of which none counts.
         stand_in = order.micro_slices(number, *place.share)[0].stand_in()
         return cls(number, (stand_in,), place, share, place.share)
+
+    def take(self, heard: Summed, generation: int) -> None:
+        """The gradients are complete: what the ranks of ``generation`` have said applies."""
+        self.ok = True
+        self.agreed = heard.agreed(generation)
+        self.loss = heard.sums[control.LOSS]
+        self.looking = heard.sums[control.LOOKING] > 0
+        self.stops = heard.sums[control.STOP] > 0
 
     @property
     def looks_on(self) -> bool:

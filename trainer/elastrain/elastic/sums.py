@@ -21,7 +21,7 @@ from __future__ import annotations
 import mmap
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,6 +39,7 @@ turn, so that it stays in the processor's cache."""
 _GRAIN = 1 << 15
 """Numbers that are added by one call. For more torch would start threads (``at::internal::GRAIN_SIZE``), and the
 cores have a backward to do."""
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class Sums:
@@ -49,7 +50,7 @@ class Sums:
         self._mesh, self._rank, self._world_size = mesh, rank, len(mesh.peers) + 1
         self._failed = failed
         self._queue: queue.SimpleQueue[_Sum | None] = queue.SimpleQueue()
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory: dict[int, torch.Tensor] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="elastrain-sums", daemon=True)
@@ -60,14 +61,18 @@ class Sums:
 
     def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Raises ``RuntimeError`` if the mesh was called off."""
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        return self.sum_together(buffer)[0]
+
+    def sum_together(self, *buffers: torch.Tensor) -> list[torch.futures.Future[torch.Tensor]]:
+        """Each of them, in hardly more time than the largest. Raises ``RuntimeError`` if the mesh was called off."""
+        futures = [torch.futures.Future[torch.Tensor]() for _ in buffers]
         with self._lock:
             if self._closed:
-                return completed(buffer)
+                return [completed(buffer) for buffer in buffers]
             if not self._mesh.begin():
                 raise RuntimeError("the generation was called off")
-            self._queue.put(_Sum(buffer, future))
-        return future
+            self._queue.put(_Sum(buffers, futures))
+        return futures
 
     def close(self) -> None:
         """Return when no tensor is touched any more. Whoever owns the mesh's connections has shut them. Idempotent."""
@@ -82,41 +87,50 @@ class Sums:
         while (asked := self._queue.get()) is not None:
             if healthy:
                 try:
-                    self._sum(asked.buffer.data.view(-1))
+                    self._sum([buffer.data.view(-1) for buffer in asked.buffers])
                 except Exception as e:  # whatever it is: who waits for the sum must learn that it is none
                     healthy = False
                     self._failed(first_line(e))
             self._mesh.end()
-            asked.future.set_result(asked.buffer)
+            asked.complete()
             del asked  # its memory is not to wait here for the next one
 
-    def _sum(self, flat: torch.Tensor) -> None:
-        if len(flat) >= self._world_size:
-            _Exchange(self._mesh, self._rank, flat, self._rows).run()
-        else:
-            padded = torch.zeros(self._world_size, dtype=flat.dtype)
-            padded[: len(flat)] = flat
-            _Exchange(self._mesh, self._rank, padded, self._rows).run()
-            flat.copy_(padded[: len(flat)])
+    def _sum(self, flats: list[torch.Tensor]) -> None:
+        """All begin before any is waited for: what follows what on a connection is the same at both of its ends."""
+        whole = [flat if len(flat) >= self._world_size else _padded(flat, self._world_size) for flat in flats]
+        for place, flat in enumerate(whole):
+            _Exchange(self._mesh, self._rank, flat, partial(self._rows, place)).begin()
+        self._mesh.run()
+        for flat, padded in zip(flats, whole, strict=True):
+            if padded is not flat:
+                flat.copy_(padded[: len(flat)])
 
-    def _rows(self, count: int, like: torch.Tensor) -> list[torch.Tensor]:
-        """So many tensors ``like`` this one, until the next call: their memory is kept."""
-        if len(self._memory) < count * like.nbytes:
+    def _rows(self, place: int, count: int, like: torch.Tensor) -> list[torch.Tensor]:
+        """So many tensors ``like`` this one, until the next call for the same ``place``: their memory is kept."""
+        size = count * like.nbytes
+        if len(memory := self._memory.get(place, _NOTHING)) < size:
             # Not from malloc: what a thread gives back there stays in its arena, and each generation has a new thread.
-            self._memory = torch.frombuffer(mmap.mmap(-1, count * like.nbytes), dtype=torch.uint8)
-        return list(self._memory[: count * like.nbytes].view(like.dtype).view(count, len(like)))
+            memory = self._memory[place] = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        return list(memory[:size].view(like.dtype).view(count, len(like)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    buffer: torch.Tensor
-    future: torch.futures.Future[torch.Tensor]
+    """Tensors that travel together."""
+
+    buffers: Sequence[torch.Tensor]
+    futures: Sequence[torch.futures.Future[torch.Tensor]]
+
+    def complete(self) -> None:
+        for buffer, future in zip(self.buffers, self.futures, strict=True):
+            future.set_result(buffer)
 
 
 class _Exchange:
     """One tensor's sum in chunks, each of which is one rank's to complete, piece by piece.
 
-    Every connection carries, in this order: pieces 0 to ``window - 1``, sum 0, piece ``window``, sum 1 …
+    Every connection carries, in this order: pieces 0 to ``window - 1``, sum 0, piece ``window``, sum 1 … Where several
+    tensors travel together, the first pieces of all come first, and sums are complete in the order of their pieces.
     """
 
     def __init__(
@@ -133,10 +147,9 @@ class _Exchange:
         self._missing = [len(mesh.peers)] * count
         """Of each of this rank's pieces: how many peers have not sent theirs."""
 
-    def run(self) -> None:
+    def begin(self) -> None:
         for place in range(self._window):
             self._scatter(place)
-        self._mesh.run()
 
     def _theirs(self, place: int) -> list[torch.Tensor]:
         """Where the peers' pieces arrive that are added to this rank's; of use again ``window`` pieces later."""
@@ -159,6 +172,12 @@ class _Exchange:
             self._mesh.receive(peer, self._pieces[peer][place])
         if place + self._window < len(self._missing):
             self._scatter(place + self._window)
+
+
+def _padded(flat: torch.Tensor, size: int) -> torch.Tensor:
+    padded = torch.zeros(size, dtype=flat.dtype)
+    padded[: len(flat)] = flat
+    return padded
 
 
 def _add(into: torch.Tensor, other: torch.Tensor) -> None:
