@@ -17,7 +17,7 @@ import pytest
 
 from harness.commands import eventually, kubectl, run
 from harness.example import manifest_of
-from harness.jobs import RESCALE, START, Audit, Job, make_folders
+from harness.jobs import RESCALE, Audit, Job, make_folders
 
 TENSORFLOW = os.environ.get("ELASTRAIN_REQUIRE_TENSORFLOW") == "1"
 IN_PROCESS = {
@@ -31,6 +31,8 @@ RESTARTED = {
     **({"08-tensorflow": {"EPOCHS": "60", "EPOCH_SECONDS": "0.5"}} if TENSORFLOW else {}),
 }
 """Values of each example's environment, by which it trains for two minutes."""
+START_TOGETHER = 300.0
+"""Seconds for a worker to start while those of all examples import their frameworks: on two cores it has taken 136."""
 TOGETHER = {"03-torchrun": "by 2 ranks", "07-mpirun": "by 2 processes", "08-tensorflow": "by 2 workers"}
 """What a restarted script prints once both train."""
 
@@ -66,7 +68,7 @@ def submitted(story: Story) -> None:
 
 
 def both_train(story: Story) -> None:
-    story.job.wait_size(2, START)
+    story.job.wait_size(2, START_TOGETHER)
     if sign := TOGETHER.get(story.example):
         eventually(f"it says {sign!r}", lambda: sign in story.read(), RESCALE, story.job.summary)
     if story.example == "07-mpirun":
@@ -106,7 +108,7 @@ def hosts_of(job: Job) -> list[tuple[str, str, str]]:
 
 STEPS: list[Callable[[Story], object]] = [
     submitted,
-    lambda story: story.job.wait_size(1),
+    lambda story: story.job.wait_size(1, START_TOGETHER),
     lambda story: story.job.scale(2),
     both_train,
     loses_its_first_pod,
@@ -143,7 +145,7 @@ def reach_the_end(story: Story) -> None:
     assert story.job.status["restarts"].get("user", 0) == 0, "a deleted pod is no failure of the script"
 
 
-@pytest.mark.timeout(900)  # the first test waits for all
+@pytest.mark.timeout(1200)  # the first test waits for all
 @pytest.mark.parametrize("example", IN_PROCESS)
 def test_a_script_goes_on_in_process_without_losing_or_repeating_a_sample(story: Story, example: str) -> None:
     reach_the_end(story)
@@ -161,7 +163,7 @@ def test_a_script_goes_on_in_process_without_losing_or_repeating_a_sample(story:
         assert re.search(r"accuracy on 360 held-out digits: 0\.9", story.printed)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("example", RESTARTED)
 def test_a_script_that_restarts_goes_on_from_what_it_has_saved(story: Story, example: str) -> None:
     reach_the_end(story)
