@@ -142,9 +142,8 @@ class Bitwise:
                 with communicator.exchange() as mesh:
                     total, shares = self._exchange(communicator, mesh, shares)
             except GenerationBroken:
-                return Summed(
-                    [*shares, 0.0, 0.0], ()
-                )  # the caller sees from the communicator that the step is discarded
+                # The caller sees from the communicator that the step is discarded.
+                return Summed([*shares, 0.0, 0.0], ())
             for _, value in self._sum.parts:
                 buffers.free(value)
         self._sum.parts.clear()
