@@ -60,13 +60,15 @@ class Communicator:
         address: str,
         offer: Offer | None = None,
         device: torch.device | None = None,
+        largest_sum: int = 0,
         called_off: Callable[[], bool] = lambda: False,
     ) -> None:
         """Connect to all peers of generation ``of``; returns when every one of them is connected to this rank.
 
         ``address`` is this host's address on the network of the collectives, ``offer`` what this rank could use for
-        gradients (default: gloo) and ``device`` where it computes them. Blocks up to ``CONNECT_TIMEOUT``, once for each
-        transport. Raises ``RuntimeError`` if a peer does not come, and :class:`nccl.CalledOff`.
+        gradients (default: gloo), ``device`` where it computes them, and ``largest_sum`` about how many bytes it will
+        sum at once in the host's memory. Blocks up to ``CONNECT_TIMEOUT``, once for each transport. Raises
+        ``RuntimeError`` if a peer does not come, and :class:`nccl.CalledOff`.
         """
         self.of, self.rank, self.world_size = of, rank, of.world_size
         self._lock = threading.Lock()
@@ -92,7 +94,7 @@ class Communicator:
         self.choice = agree([Offer.decode(store.get(f"offer/{r}")) for r in range(of.world_size)])
         """What sums the gradients, and why."""
         if of.world_size > 1:
-            self._form_mesh(called_off)
+            self._form_mesh(largest_sum, called_off)
         if self.choice.backend is Backend.NCCL and of.world_size > 1:
             assert device is not None, "a rank that offers NCCL has a device"
             self._form_nccl(device, called_off)
@@ -292,7 +294,7 @@ class Communicator:
         if self._called_off is not None:
             raise RuntimeError(self._called_off)
 
-    def _form_mesh(self, called_off: Callable[[], bool]) -> None:
+    def _form_mesh(self, largest_sum: int, called_off: Callable[[], bool]) -> None:
         try:
             connections = {peer: self.connect(peer, Purpose.SUMS) for peer in range(self.rank)}
             others = range(self.rank + 1, self.world_size)
@@ -303,7 +305,7 @@ class Communicator:
             self.close()
             raise RuntimeError(f"could not connect to every peer: {first_line(e)}") from e
         self.mesh = Mesh(connections, self._channels.shut)
-        self._sums = Sums(self.mesh, self.rank, self.abort)
+        self._sums = Sums(self.mesh, self.rank, self.abort, largest_sum)
 
     # -- NCCL ----------------------------------------------------------------------------------------------------------
     def _form_nccl(self, device: torch.device, called_off: Callable[[], bool]) -> None:

@@ -24,7 +24,7 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order
 from elastrain.data.rng import Kept
 from elastrain.data.share import Share
-from elastrain.elastic import control, transfer
+from elastrain.elastic import control, memory, transfer
 from elastrain.elastic.buffers import Buffers
 from elastrain.elastic.communicator import Communicator
 from elastrain.elastic.control import Summed
@@ -87,6 +87,7 @@ class Loop:
         if not self._world.ready:
             yield from self._warm_up(loader)
             self._world.say_ready()
+            self._make_room()
         while True:
             self._settle()
             if self._world.stopped or self._world.step >= total:
@@ -163,10 +164,15 @@ class Loop:
             self._enter_body(loader, self.step)
             yield batch
         self.step = None
-        self._world.model.detach()
         self._gradients.check_warm_up(self._buffers.after_warm_up())
         # What forward changes cannot be given away while training goes on, unless it is packed beforehand.
         self._world.gives_in_passing = self._world.model.can_look_on and self._buffers.largest < transfer.SMALL_BYTES
+
+    def _make_room(self) -> None:
+        """While the others hear of this rank: what it will need from the switch on should not have to be new then."""
+        assert self._world.model is not None
+        memory.touch(self._world.model.needs_bytes)
+        self._world.model.detach()
 
     def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
         """One execution of a step: all micro-batches of this rank, as far as the generation holds."""

@@ -43,6 +43,8 @@ _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS
 
 _IN_ORDER_OF_PARAMETERS = 1
 """Layout of buckets that DDP makes before it has seen a backward."""
+_BUCKET_MB = 25
+"""DDP's default: a bucket is full when it has so much."""
 _OWN_COLLECTIVES = ("find_unused_parameters", "static_graph")
 """DDP options under which it communicates by itself, beside the hook."""
 
@@ -80,6 +82,27 @@ class ElasticModule(nn.Module):
     def layout(self) -> int:
         """A number for the buckets that the gradients are cut into; 0 if a generation cannot begin with them."""
         return self._layout
+
+    @property
+    def needs_bytes(self) -> int:
+        """About how much of the host's memory training needs beside the parameters themselves, where they are there.
+
+        Their gradients in DDP's buckets, and once more for a step that it looks on in; two moments of each; and what
+        optimizers compute with for a moment.
+        """
+        sizes = self._host_gradients()
+        return 4 * sum(sizes) + 2 * max(sizes, default=0)
+
+    @property
+    def largest_sum(self) -> int:
+        """About how many bytes of gradients are summed at once in the host's memory."""
+        sizes = self._host_gradients()
+        return (
+            min(sum(sizes), max(int(self._options.get("bucket_cap_mb") or _BUCKET_MB) * 2**20, *sizes)) if sizes else 0
+        )
+
+    def _host_gradients(self) -> list[int]:
+        return [p.nbytes for p in self.module.parameters() if p.requires_grad and p.device.type == "cpu"]
 
     def attach(self, communicator: Communicator, *, keep: bool) -> None:
         """Train over this communicator from the next forward on. Local, no collective.

@@ -53,6 +53,7 @@ class Session:
         self._local_rank = local_rank
         self._offer = Offer(Backend.GLOO)
         self._device: torch.device | None = None
+        self._largest_sum = 0
         self._meeting_point: MeetingPoint | None = None
         self._link = AgentLink(socket_path, local_rank, self._on_message)
         self.welcome = self._link.welcome
@@ -68,11 +69,11 @@ class Session:
             self._adopted = number
         self._link.send(Adopted(generation=number, step=step))
 
-    def use(self, offer: Offer, device: torch.device) -> None:
-        """Sum gradients of tensors on ``device`` by what the ranks agree upon; to be told before a generation may
-        come.
+    def use(self, offer: Offer, device: torch.device, largest_sum: int) -> None:
+        """Sum gradients of tensors on ``device`` by what the ranks agree upon, about so many bytes at once in the
+        host's memory; to be told before a generation may come.
         """
-        self._offer, self._device = offer, device
+        self._offer, self._device, self._largest_sum = offer, device, largest_sum
 
     def serve_store(self) -> int:
         """Serve this member's meeting point (local rank 0 only; others return 0) and return its port."""
@@ -200,6 +201,7 @@ class Session:
                 address=self.welcome.address,
                 offer=self._offer,
                 device=self._device,
+                largest_sum=self._largest_sum,
                 called_off=lambda: self._called_off(g.number),
             )
         except (CalledOff, nccl.CalledOff):

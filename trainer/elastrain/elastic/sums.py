@@ -45,12 +45,14 @@ _NOTHING = torch.empty(0, dtype=torch.uint8)
 class Sums:
     """One thread, which takes one tensor after the other, in the order in which all ranks bring them."""
 
-    def __init__(self, mesh: Mesh, rank: int, failed: Callable[[str], None]) -> None:
-        """``failed`` is told, in any thread, why a sum failed; from then on nothing is summed."""
+    def __init__(self, mesh: Mesh, rank: int, failed: Callable[[str], None], largest: int = 0) -> None:
+        """``failed`` is told, in any thread, why a sum failed; from then on nothing is summed. Memory for tensors of up
+        to ``largest`` bytes is made ready now, while nobody waits for it."""
         self._mesh, self._rank, self._world_size = mesh, rank, len(mesh.peers) + 1
         self._failed = failed
         self._queue: queue.SimpleQueue[_Sum | None] = queue.SimpleQueue()
         self._memory: dict[int, torch.Tensor] = {}
+        self._largest = largest
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="elastrain-sums", daemon=True)
@@ -84,6 +86,9 @@ class Sums:
     # -- the thread --------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         healthy = True
+        self._memory[0] = _fresh(
+            min(-(-self._largest // self._world_size), WINDOW * PIECE_BYTES) * len(self._mesh.peers)
+        )
         while (asked := self._queue.get()) is not None:
             if healthy:
                 try:
@@ -109,8 +114,7 @@ class Sums:
         """So many tensors ``like`` this one, until the next call for the same ``place``: their memory is kept."""
         size = count * like.nbytes
         if len(memory := self._memory.get(place, _NOTHING)) < size:
-            # Not from malloc: what a thread gives back there stays in its arena, and each generation has a new thread.
-            memory = self._memory[place] = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+            memory = self._memory[place] = _fresh(size)
         return list(memory[:size].view(like.dtype).view(count, len(like)))
 
 
@@ -172,6 +176,17 @@ class _Exchange:
             self._mesh.receive(peer, self._pieces[peer][place])
         if place + self._window < len(self._missing):
             self._scatter(place + self._window)
+
+
+def _fresh(size: int) -> torch.Tensor:
+    """So many bytes that have been written to, as the first write to a page takes longer than to receive it.
+
+    Not from malloc: what a thread gives back there stays in its arena, and each generation has a new thread.
+    """
+    if not size:
+        return _NOTHING
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8).zero_()
 
 
 def _padded(flat: torch.Tensor, size: int) -> torch.Tensor:
