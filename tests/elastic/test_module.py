@@ -298,3 +298,21 @@ def test_no_rank_looks_on_if_ddp_was_told_to_do_more(options) -> None:
 
 def test_no_rank_looks_on_if_layers_communicate() -> None:
     assert not Averaged().wrap(nn.Sequential(nn.Linear(3, 3), nn.SyncBatchNorm(3)), {}).can_look_on
+
+
+def test_what_is_summed_at_once_is_a_bucket_or_the_largest_parameter_and_no_more_than_there_is() -> None:
+    def largest(*shapes: tuple[int, int], **options: int) -> int:
+        return ElasticModule(nn.Sequential(*(nn.Linear(*shape, bias=False) for shape in shapes)), **options).largest_sum
+
+    mib = 2**20
+    assert largest((256, 1024)) == mib
+    assert largest((1024, 1024), (1024, 1024), (1024, 4096)) == 24 * mib
+    assert largest((4096, 1024), (1024, 4096)) == 25 * mib
+    assert largest((4096, 1024), (1024, 4096), bucket_cap_mb=20) == 20 * mib
+    assert largest((1024, 8192), (8192, 10)) == 32 * mib
+
+
+def test_parameters_that_do_not_train_need_nothing() -> None:
+    model = nn.Sequential(nn.Linear(8, 4, bias=False), nn.Linear(4, 2, bias=False))
+    model[0].weight.requires_grad_(False)
+    assert ElasticModule(model).needs_bytes == 6 * model[1].weight.nbytes

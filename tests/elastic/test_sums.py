@@ -25,11 +25,11 @@ PATIENCE = 30.0
 class Rank:
     """One rank's sums, and its ends of the connections."""
 
-    def __init__(self, number: int, connections: dict[int, socket.socket]) -> None:
+    def __init__(self, number: int, connections: dict[int, socket.socket], largest: int = 0) -> None:
         self.number, self.connections = number, connections
         self.failures: list[str] = []
         self.mesh = Mesh(connections, self.shut)
-        self.sums = Sums(self.mesh, number, self.failures.append)
+        self.sums = Sums(self.mesh, number, self.failures.append, largest)
 
     def shut(self) -> None:
         for connection in self.connections.values():
@@ -44,15 +44,15 @@ class Rank:
 
 
 @pytest.fixture
-def form() -> Iterator[Callable[[int], list[Rank]]]:
-    """``form(n)``: so many ranks, connected to each other; they are closed at the end."""
+def form() -> Iterator[Callable[..., list[Rank]]]:
+    """``form(n)``: so many ranks, connected to each other; they are closed at the end. ``largest`` as of ``Sums``."""
     made: list[Rank] = []
 
-    def of(count: int) -> list[Rank]:
+    def of(count: int, largest: int = 0) -> list[Rank]:
         ends: list[dict[int, socket.socket]] = [{} for _ in range(count)]
         for one, other in combinations(range(count), 2):
             ends[one][other], ends[other][one] = socket.socketpair()
-        ranks = [Rank(number, connections) for number, connections in enumerate(ends)]
+        ranks = [Rank(number, connections, largest) for number, connections in enumerate(ends)]
         made.extend(ranks)
         return ranks
 
@@ -232,3 +232,16 @@ def test_tensors_that_travel_together_are_summed_each(form, world, size) -> None
     for future in (future for futures in begun for future in futures):
         future.wait()
     assert all(torch.equal(tensor, right) for mine in tensors for tensor, right in zip(mine, expected, strict=True))
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+@pytest.mark.parametrize("largest", [1000, PIECE_BYTES, 3 * PIECE_BYTES + 4, 16 << 20])
+def test_memory_is_ready_before_the_first_sum_if_the_largest_is_known(form, monkeypatch, world, largest) -> None:
+    asked: list[int] = []
+    fresh = sums_module._fresh
+    monkeypatch.setattr(sums_module, "_fresh", lambda size: asked.append(size) or fresh(size))
+    ranks = form(world, largest)
+    add(ranks, [torch.ones(8) for _ in ranks])  # their threads run
+    ready = len(asked)
+    add(ranks, [torch.ones(largest // 4) for _ in ranks])
+    assert (ready, len(asked)) == (world, world)

@@ -1,10 +1,10 @@
 """Memory of the host that is there at once.
 
-The first write to a page of new memory costs a page fault: on a virtual machine as long as 8 KB take to be sent and
-received, so that the state of a joiner, which lies in new memory, came half as fast as the network could bring it. And
-glibc gives large blocks back to the system as they are freed, only to ask for them again: that made some ranks fault
-anew in every step, by luck, for a third of the step's time. So a rank whose model is on the CPU keeps what it has had,
-and one that waits to join touches beforehand what it will need.
+The first write to a page of new memory costs a page fault, which on a virtual machine takes as long as to send and
+receive twice as many bytes: a joiner's state, in new memory, came at half the pace of the network. And glibc gives
+large blocks back to the system as they are freed, only to ask for them again. By luck of how its heap lies, that makes
+a rank fault anew in every step, for a third of the step's time. So a rank whose model is on the CPU keeps what it has
+had (:func:`keep_freed`), and one that waits to join touches beforehand what it will need (:func:`touch`).
 """
 
 from __future__ import annotations
@@ -12,32 +12,50 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from contextlib import suppress
-
-import torch
+from typing import Any
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_LARGEST = 32 * 2**20
+_MAPPED_FROM = 32 * 2**20
 """Larger blocks glibc always maps and unmaps (``DEFAULT_MMAP_THRESHOLD_MAX``)."""
 _NEVER = 2**31 - 1
 _OWN_CHOICE = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_freed(environ: Mapping[str, str]) -> bool:
-    """Have malloc keep what is freed, for the process's next use of it; what the user has set in ``environ`` stands.
+    """Have malloc keep what this process frees, up to 2 GiB, for its next use; what the user has set in ``environ``
+    stands.
 
-    Returns whether it does so. Elsewhere than with glibc nothing changes, nor where another allocator was preloaded.
+    Returns whether it does. Not without glibc; and where another allocator was preloaded, that is not touched.
     """
     if any(name in environ for name in _OWN_CHOICE):
         return False
     with suppress(AttributeError, OSError):
-        mallopt = ctypes.CDLL(None).mallopt
-        return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST) and mallopt(_M_TRIM_THRESHOLD, _NEVER))
+        mallopt = _libc().mallopt
+        return bool(mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM) and mallopt(_M_TRIM_THRESHOLD, _NEVER))
     return False
 
 
 def touch(nbytes: int) -> None:
-    """Have so many bytes ready for tensors on the CPU that are made later. In the thread that will make them."""
-    half = _LARGEST // 2
-    blocks = [torch.empty(min(half, nbytes - start), dtype=torch.uint8) for start in range(0, nbytes, half)]
-    for block in blocks:
-        block.zero_()
+    """Have so many bytes ready, after :func:`keep_freed`, for what this thread allocates next in blocks of less than
+    32 MiB.
+
+    In one run: blocks that are allocated, and freed, with nothing in between make one.
+    """
+    libc = _libc()
+    libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    libc.free.argtypes = [ctypes.c_void_p]
+    blocks: list[tuple[int, int]] = []
+    while nbytes > 0:
+        size = min(nbytes, _MAPPED_FROM // 2)
+        if (address := libc.malloc(size)) is None:
+            break  # then it will not be there later either, and torch says so
+        blocks.append((address, size))
+        nbytes -= size
+    for address, size in blocks:
+        ctypes.memset(address, 0, size)
+    for address, _ in blocks:
+        libc.free(address)
+
+
+def _libc() -> Any:
+    return ctypes.CDLL(None)

@@ -86,9 +86,8 @@ class Sums:
     # -- the thread --------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         healthy = True
-        self._memory[0] = _fresh(
-            min(-(-self._largest // self._world_size), WINDOW * PIECE_BYTES) * len(self._mesh.peers)
-        )
+        room = min(self._largest // self._world_size + mmap.PAGESIZE, WINDOW * PIECE_BYTES)
+        self._memory[0] = _fresh(room * len(self._mesh.peers) if self._largest else 0)
         while (asked := self._queue.get()) is not None:
             if healthy:
                 try:
