@@ -8,8 +8,6 @@ import pytest
 
 from elastrain.elastic import memory
 
-MIB = 2**20
-
 
 def faults(prepare: str) -> int:
     """Page faults of three new tensors of 24 MiB, after ``prepare``."""
@@ -47,7 +45,3 @@ def test_memory_is_given_back_and_faulted_in_anew_if_the_user_has_set_that() -> 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_malloc_is_left_alone_if_the_user_has_set_it_up(name: str) -> None:
     assert not memory.keep_freed({name: "x"})
-
-
-def test_nothing_is_touched_if_nothing_is_needed() -> None:
-    memory.touch(0)

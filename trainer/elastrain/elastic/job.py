@@ -21,7 +21,6 @@ from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order
 from elastrain.data.stream import ElasticIterable, length_of
-from elastrain.elastic import memory
 from elastrain.elastic.backend import device_of_rank
 from elastrain.elastic.bitwise import Bitwise, make_deterministic
 from elastrain.elastic.gate import Gates, gate, track
@@ -143,8 +142,6 @@ class Job:
         refuse_sharded(module)
         model = self._world.model = self._gradients.wrap(module, ddp_options)
         gate(model, {"zero_grad": self._loop.may_clear})
-        if model.device.type == "cpu":
-            memory.keep_freed(os.environ)
         self._tracked["model"] = module
         if optimizer is not None:
             self.track(optimizer=optimizer)

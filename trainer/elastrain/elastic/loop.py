@@ -11,6 +11,7 @@ boundary             a switch that was agreed, or a new generation after a loss,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -85,9 +86,13 @@ class Loop:
         """Yield what the loop body runs on until ``total`` steps are committed. Raises :class:`Drained`."""
         self._order, self._total = loader.order, total
         if not self._world.ready:
+            assert self._world.model is not None
+            keeps = self._world.model.needs_bytes > 0 and memory.keep_freed(os.environ)
             yield from self._warm_up(loader)
             self._world.say_ready()
-            self._make_room()
+            if keeps:  # while the others hear of it: what this rank needs from the switch on is not to be new then
+                memory.touch(self._world.model.needs_bytes)
+            self._world.model.detach()
         while True:
             self._settle()
             if self._world.stopped or self._world.step >= total:
@@ -167,12 +172,6 @@ class Loop:
         self._gradients.check_warm_up(self._buffers.after_warm_up())
         # What forward changes cannot be given away while training goes on, unless it is packed beforehand.
         self._world.gives_in_passing = self._world.model.can_look_on and self._buffers.largest < transfer.SMALL_BYTES
-
-    def _make_room(self) -> None:
-        """While the others hear of this rank: what it will need from the switch on should not have to be new then."""
-        assert self._world.model is not None
-        memory.touch(self._world.model.needs_bytes)
-        self._world.model.detach()
 
     def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
         """One execution of a step: all micro-batches of this rank, as far as the generation holds."""

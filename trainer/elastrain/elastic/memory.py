@@ -36,7 +36,7 @@ def keep_freed(environ: Mapping[str, str]) -> bool:
 
 
 def touch(nbytes: int) -> None:
-    """Have so many bytes ready, after :func:`keep_freed`, for what this thread allocates next in blocks of less than
+    """Have so many bytes ready, where what is freed is kept, for what this thread allocates next in blocks of less than
     32 MiB.
 
     In one run: blocks that are allocated, and freed, with nothing in between make one.
