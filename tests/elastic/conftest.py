@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.api.records import Generation, GenerationMember
+from elastrain.elastic.backend import Backend, Offer
 from elastrain.elastic.communicator import Communicator
 from elastrain.elastic.meeting import MeetingPoint
 from elastrain.elastic.store import MeetingStore
@@ -202,14 +203,15 @@ def each() -> Callable[[Callable, Iterable], list]:
 
 @pytest.fixture
 def connect(generation, each) -> Iterator[Callable[..., list[Communicator]]]:
-    """Groups of so many ranks; they are closed at the end."""
+    """Communicators of so many ranks; they are closed at the end. ``groups``: ranks that ask for a group of torch's."""
     made: list[Communicator] = []
 
-    def of(world_size: int, number: int = 1) -> list[Communicator]:
+    def of(world_size: int, number: int = 1, groups: Collection[int] = ()) -> list[Communicator]:
         g = generation(world_size, number)
 
         def one(rank: int) -> Communicator:
-            return Communicator(of=g, rank=rank, store=MeetingStore(g, rank, lambda: False), address="127.0.0.1")
+            store, offer = MeetingStore(g, rank, lambda: False), Offer(Backend.GLOO, group=rank in groups)
+            return Communicator(of=g, rank=rank, store=store, address="127.0.0.1", offer=offer)
 
         ranks = each(one, range(world_size))
         made.extend(ranks)
@@ -223,3 +225,8 @@ def connect(generation, each) -> Iterator[Callable[..., list[Communicator]]]:
 @pytest.fixture
 def pair(connect) -> list[Communicator]:
     return connect(2)
+
+
+@pytest.fixture
+def pair_with_group(connect) -> list[Communicator]:
+    return connect(2, groups=[0, 1])

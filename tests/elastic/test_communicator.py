@@ -48,20 +48,20 @@ def test_a_failed_bucket_is_left_local_and_the_group_is_broken(pair) -> None:
     assert waiting.broken
 
 
-def test_a_collective_that_gloo_does_not_tell_ends_if_the_connection_to_a_peer_does(pair) -> None:
+def test_a_collective_that_gloo_does_not_tell_ends_if_the_connection_to_a_peer_does(pair_with_group) -> None:
     class InTheMiddleOfAMessage:  # as Pair::signalException leaves it
         def get_future(self) -> torch.futures.Future[None]:
             return torch.futures.Future()
 
-    waiting, killed = pair
-    future = waiting._host.own(InTheMiddleOfAMessage(), "result", on_failure="given up")
+    waiting, killed = pair_with_group
+    future = waiting._gloo.own(InTheMiddleOfAMessage(), "result", on_failure="given up")
     killed.abort("as the kernel does at a kill")
     assert future.wait() == "given up"
     assert waiting.broken == "the connection to a peer has ended"
 
 
-def test_a_generation_that_waits_for_nothing_is_left_whole_if_a_peer_leaves(pair) -> None:
-    staying, leaving = pair
+def test_a_generation_that_waits_for_nothing_is_left_whole_if_a_peer_leaves(pair_with_group) -> None:
+    staying, leaving = pair_with_group
     leaving.abort("left")
     time.sleep(2 * HOST_SECONDS)  # that nothing happens can only be seen by waiting
     assert staying.broken is None
@@ -74,16 +74,16 @@ def test_a_sum_that_waits_for_a_silent_peer_is_given_up_if_the_generation_is_cal
         waiting.barrier()
 
 
-def test_a_generation_whose_group_was_lent_is_aborted_soon_after_it_was_called_off(pair, eventually) -> None:
+def test_a_generation_whose_group_was_lent_is_aborted_soon_after_it_was_called_off(pair_with_group, eventually) -> None:
     """What uses the group waits for gloo, which knows no other end."""
-    told, _ = pair
+    told, _ = pair_with_group
     told.lend_group()
     told.call_off("its successor is there")
     eventually(lambda: told.broken == "its successor is there", what="the abort")
 
 
-def test_a_generation_that_was_called_off_lends_its_group_to_nobody(pair) -> None:
-    told, _ = pair
+def test_a_generation_that_was_called_off_lends_its_group_to_nobody(pair_with_group) -> None:
+    told, _ = pair_with_group
     told.call_off("its successor is there")
     told.lend_group()
     assert told.broken == "its successor is there"
@@ -110,9 +110,10 @@ def test_other_groups_stay_healthy_if_one_is_aborted(connect, each) -> None:
     assert each(lambda c: c.all_gather_ints([c.rank]), second) == [[[0], [1]]] * 2
 
 
-def test_nothing_is_left_open_if_groups_come_and_go(connect) -> None:
+@pytest.mark.parametrize("groups", [(), (0, 1, 2)])
+def test_nothing_is_left_open_if_generations_come_and_go(connect, groups) -> None:
     def cycle(number: int) -> tuple[int, int]:
-        for c in connect(3, number):
+        for c in connect(3, number, groups):
             c.abort("test")
             c.close()
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
@@ -126,19 +127,50 @@ def test_nothing_is_left_open_if_groups_come_and_go(connect) -> None:
     assert last[1] - first[1] < 10, "threads leak"
 
 
-def test_a_stuck_group_is_let_go_when_its_last_collective_has_ended(pair, eventually) -> None:
+def test_a_stuck_group_is_let_go_when_its_last_collective_has_ended(pair_with_group, eventually) -> None:
     late: torch.futures.Future[None] = torch.futures.Future()
 
     class Endless:
         def get_future(self) -> torch.futures.Future[None]:
             return late
 
-    communicator = pair[0]
-    waiting = communicator._host.own(Endless(), "result", on_failure="given up")
+    communicator = pair_with_group[0]
+    waiting = communicator._gloo.own(Endless(), "result", on_failure="given up")
     communicator.abort("a peer is silent")
     assert waiting.wait() == "given up"
     assert communicator.stuck
     communicator.close()
-    assert communicator._host.group is not None, "its destructor would wait for the collective"
+    assert communicator._gloo.group is not None, "its destructor would wait for the collective"
     late.set_exception(RuntimeError("timed out"))
-    eventually(lambda: communicator._host.group is None, what="the group to be let go")
+    eventually(lambda: communicator._gloo.group is None, what="the group to be let go")
+
+
+def test_no_group_is_formed_if_no_rank_has_use_for_it(pair, each) -> None:
+    assert [(c.lend_group(), c.sums_by) for c in pair] == [(None, "tcp")] * 2
+
+
+def test_all_ranks_form_a_group_if_one_asks_for_it(connect, each) -> None:
+    ranks = connect(3, groups=[1])
+
+    def add(c: Communicator) -> float:
+        value = torch.tensor([c.rank + 1.0])
+        group = c.lend_group()
+        assert group is not None
+        group.allreduce([value]).wait()
+        return value.item()
+
+    assert each(add, ranks) == [6.0] * 3
+    assert {c.sums_by for c in ranks} == {"gloo"}
+
+
+def test_a_generation_cannot_be_formed_if_a_peer_goes_while_the_group_is(connect, monkeypatch) -> None:
+    gather = Communicator._gather
+
+    def leave(self: Communicator, mine: bytes) -> list[bytes]:
+        if self.rank == 1:
+            self.abort("killed")
+        return gather(self, mine)
+
+    monkeypatch.setattr(Communicator, "_gather", leave)
+    with pytest.raises(RuntimeError, match=r"killed|connection|reset|peer"):
+        connect(2, groups=[0, 1])

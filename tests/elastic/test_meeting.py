@@ -9,7 +9,7 @@ import pytest
 
 from elastrain.elastic import store as module
 from elastrain.elastic.meeting import MeetingPoint
-from elastrain.elastic.store import CalledOff, MeetingStore
+from elastrain.elastic.store import CalledOff, MeetingStore, PeersStore
 
 
 def bring(generation, rank: int, **options) -> MeetingStore:
@@ -129,3 +129,22 @@ def test_the_meeting_goes_on_if_somebody_speaks_another_language(generation, mee
 def test_an_address_of_another_host_is_refused() -> None:
     with pytest.raises(OSError, match=r"192\.0\.2\.1"):
         MeetingPoint("192.0.2.1")
+
+
+def test_ranks_that_are_connected_bring_each_other_what_gloo_asks_for(each) -> None:
+    meeting, brought = threading.Barrier(3, timeout=10), {}
+
+    def gather(rank: int, mine: bytes) -> list[bytes]:
+        brought[rank] = mine
+        meeting.wait()
+        return [brought[r] for r in range(3)]
+
+    def rank(r: int) -> list[bytes]:
+        store = PeersStore(7, lambda mine: gather(r, mine))
+        store.set(f"key/{r}", bytes([0, 255, r]))
+        theirs = [store.get(f"key/{k}") for k in range(3)]
+        with pytest.raises(KeyError, match="generation 7: no rank has set key/3"):
+            store.get("key/3")
+        return theirs
+
+    assert each(rank, range(3)) == [[bytes([0, 255, k]) for k in range(3)]] * 3

@@ -82,7 +82,7 @@ def test_micro_batches_add_up_in_views_however_gradients_were_cleared(set_to_non
         torch.testing.assert_close(model.module.early.weight.grad, 2 * alone)
 
 
-def test_sparse_gradients_are_summed_like_any_others(pair, each) -> None:
+def test_sparse_gradients_are_summed_like_any_others(pair_with_group, each) -> None:
     class Sparse(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -113,7 +113,7 @@ def test_sparse_gradients_are_summed_like_any_others(pair, each) -> None:
         table = model.module.table.weight.grad
         return [table.to_dense(), model.module.out.weight.grad]
 
-    (table, out), (other_table, other_out) = each(rank, pair)
+    (table, out), (other_table, other_out) = each(rank, pair_with_group)
     row = models[0].module.out.weight[0].detach()
     torch.testing.assert_close(table[2:5], torch.stack([2 * row, row, row]))
     torch.testing.assert_close(table, other_table)
@@ -154,7 +154,7 @@ def test_the_same_step_can_be_done_again_after_a_group_broke(pair, connect, each
         torch.testing.assert_close(summed, 2 * alone)
 
 
-def test_no_generation_can_begin_with_the_buckets_if_ddp_has_collectives_of_its_own(pair, each) -> None:
+def test_no_generation_can_begin_with_the_buckets_if_ddp_has_collectives_of_its_own(pair_with_group, each) -> None:
     models = [warmed_up(find_unused_parameters=True) for _ in range(2)]
     assert [m.layout for m in models] == [0, 0]
     alone = gradient(warmed_up(), 1.0)
@@ -163,7 +163,7 @@ def test_no_generation_can_begin_with_the_buckets_if_ddp_has_collectives_of_its_
         models[c.rank].attach(c, keep=False)
         return [gradient(models[c.rank], 1.0)]
 
-    for (summed,) in each(rank, pair):
+    for (summed,) in each(rank, pair_with_group):
         torch.testing.assert_close(summed, 2 * alone)
 
 
@@ -183,7 +183,7 @@ def test_all_wrap_anew_if_gradients_came_in_another_order_on_one_rank(pair, each
 
 
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": False}])
-def test_ranks_hear_what_all_say_with_their_last_gradients(pair, each, options) -> None:
+def test_ranks_hear_what_all_say_with_their_last_gradients(pair_with_group, each, options) -> None:
     models = [warmed_up(**options) for _ in range(2)]
     keep = all(m.layout for m in models)
 
@@ -199,7 +199,7 @@ def test_ranks_hear_what_all_say_with_their_last_gradients(pair, each, options) 
             heard.append(model.heard(c))
         return heard
 
-    for number, of_rank in enumerate(each(rank, pair)):
+    for number, of_rank in enumerate(each(rank, pair_with_group)):
         for step, summed in enumerate(of_rank):
             assert summed.sums[control.LOSS] == 3
             assert summed.sums[control.COMPUTE] == 4
@@ -316,3 +316,10 @@ def test_parameters_that_do_not_train_need_nothing() -> None:
     model = nn.Sequential(nn.Linear(8, 4, bias=False), nn.Linear(4, 2, bias=False))
     model[0].weight.requires_grad_(False)
     assert ElasticModule(model).needs_bytes == 6 * model[1].weight.nbytes
+
+
+def test_a_group_is_asked_for_only_by_a_model_that_communicates_by_itself() -> None:
+    sparse = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1))
+    assert not ElasticModule(TwoTowers()).offer().group
+    assert ElasticModule(TwoTowers(), find_unused_parameters=True).offer().group
+    assert ElasticModule(sparse).offer().group

@@ -140,7 +140,7 @@ def form(request, machine, generation, each):
         errors: list[Exception] = []
 
         def one(rank: int) -> None:
-            offer = Offer(Backend(request.param), card=f"GPU-{rank}", why="the test says so")
+            offer = Offer(Backend(request.param), card=f"GPU-{rank}", why="the test says so", group=True)
             store = MeetingStore(g, rank, lambda: False)
             at = {"of": g, "rank": rank, "store": store, "address": "127.0.0.1", "called_off": called_off}
             try:
@@ -176,7 +176,7 @@ def sums(c: Communicator, *values: float) -> list[float]:
 
 def kill(c: Communicator) -> None:
     """As the kernel does: all connections end, and nobody says why."""
-    c._host.abort("killed")
+    c._gloo.abort("killed")
     c._channels.shut()
 
 
@@ -312,7 +312,7 @@ def test_user_is_told_the_way_out_if_nccl_does_not_come_back(form, machine, monk
 
 def test_gloo_is_used_by_all_if_one_rank_has_no_device(machine, generation, each) -> None:
     g = generation(2)
-    offers = [Offer(Backend.NCCL, "GPU-1"), Offer(Backend.GLOO, why="the model is on the CPU")]
+    offers = [Offer(Backend.NCCL, "GPU-1", group=True), Offer(Backend.GLOO, why="the model is on the CPU")]
 
     def one(rank: int) -> Communicator:
         store = MeetingStore(g, rank, lambda: False)

@@ -1,4 +1,4 @@
-"""Which transport sums a generation's gradients: NCCL between devices, or gloo through the host's memory.
+"""Which transport sums the gradients of a generation that lie on devices: NCCL, or gloo through the host's memory.
 
 Each rank says what it could use (:func:`propose`), tells its peers when they meet, and all take the same decision from
 what all have said (:func:`agree`). So a worker without a GPU, or two ranks on one card, never leave half of the ranks
@@ -49,6 +49,8 @@ class Offer:
     card: str = ""
     why: str = ""
     """For people: why it is no better one."""
+    group: bool = False
+    """It has tensors that only a group of torch's sums, or a model that communicates by itself."""
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -56,7 +58,7 @@ class Offer:
     @classmethod
     def decode(cls, text: str | bytes) -> Offer:
         fields = json.loads(text)
-        return cls(Backend(fields["backend"]), fields["card"], fields["why"])
+        return cls(Backend(fields["backend"]), fields["card"], fields["why"], fields["group"])
 
 
 @dataclass(frozen=True, slots=True)

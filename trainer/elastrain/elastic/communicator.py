@@ -6,8 +6,8 @@ it can move there.
 
 Every generation has connections of the project's own (:mod:`elastrain.elastic.sums`), for what ranks tell each other on
 the host and for gradients in its memory. Those on devices are summed over NCCL where each rank has a CUDA device of its
-own (:mod:`elastrain.elastic.backend` decides, and all ranks alike), else over a gloo group, which every generation has,
-too: it is also what DDP uses where an option needs collectives of its own.
+own (:mod:`elastrain.elastic.backend` decides, and all ranks alike), else over a gloo group. That is formed where a rank
+has use for it: also for what DDP does by itself under some options, and for torch's own functions beside NCCL.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from elastrain.elastic.backend import Backend, Offer, agree
 from elastrain.elastic.channel import Channels, Purpose
 from elastrain.elastic.gloo import CONNECT_TIMEOUT, Gloo, device_lock, first_line
 from elastrain.elastic.mesh import QUIET_SECONDS, Mesh
+from elastrain.elastic.store import PeersStore
 from elastrain.elastic.sums import Sums
-from elastrain.elastic.transport import completed
+from elastrain.elastic.transport import Transport, completed
 
 FAREWELL_SECONDS = 10.0
 """Bound of waiting for all ranks to have let go of a healthy generation, off the training thread."""
@@ -82,25 +83,28 @@ class Communicator:
         self.mesh: Mesh | None = None
         """This rank's connections to its peers; None: it has none, or the generation is closed."""
         self._sums: Sums | None = None
+        self._gloo: Gloo | None = None
+        self._group: dist.ProcessGroup | None = None
         self._vigil: vigil.Vigil | None = None
         self._device_since: float | None = None
         with device_lock:
             self._channels = Channels(address)
-        store.set(f"channels/{rank}", self._channels.invitation)  # these go out with gloo's own keys
+        store.set(f"channels/{rank}", self._channels.invitation)
         store.set(f"offer/{rank}", (offer or Offer(Backend.GLOO)).encode())
-        self._host = Gloo(store, rank, of.world_size, address, self.abort)
-        self._group = self._host.group
         self._invitations = {r: store.get(f"channels/{r}").decode() for r in range(of.world_size)}
-        self.choice = agree([Offer.decode(store.get(f"offer/{r}")) for r in range(of.world_size)])
-        """What sums the gradients, and why."""
+        offers = [Offer.decode(store.get(f"offer/{r}")) for r in range(of.world_size)]
+        self.choice = agree(offers)
+        """What sums gradients that lie on devices, and why."""
         if of.world_size > 1:
             self._form_mesh(largest_sum, called_off)
+        if any(offer.group for offer in offers):
+            self._form_gloo(address)
         if self.choice.backend is Backend.NCCL and of.world_size > 1:
             assert device is not None, "a rank that offers NCCL has a device"
             self._form_nccl(device, called_off)
-        if of.world_size > 1:
+        if of.world_size > 1 and self._gloo is not None:
             self._vigil = vigil.Vigil(
-                self._host.sockets, self._look, self.abort, vigil.end_process, device=self._nccl is not None
+                self._gloo.sockets, self._look, self.abort, vigil.end_process, device=self._nccl is not None
             )
         self.connected_at = time.monotonic()
 
@@ -122,7 +126,7 @@ class Communicator:
     @property
     def stuck(self) -> bool:
         """A collective did not end when it was aborted: what it was given must not be used again."""
-        return self._host.stuck
+        return self._gloo is not None and self._gloo.stuck
 
     def call_off(self, cause: str) -> None:
         """Another generation is to take this one's place: let no collective begin any more, and no step after this one.
@@ -157,7 +161,8 @@ class Communicator:
             cause = self._broken
         if self._nccl is not None:
             self._nccl.abort(cause)
-        self._host.abort(cause)
+        if (host := self._gloo) is not None:
+            host.abort(cause)
         self._channels.shut()
 
     def close(self, *, together: bool = False) -> None:
@@ -179,7 +184,8 @@ class Communicator:
             self._sums.close()
             self.mesh = self._sums = None  # with what is left of a sum that failed
         self._channels.close()
-        self._host.close()
+        if self._gloo is not None:
+            self._gloo.close()
         self._group = None
 
     @contextlib.contextmanager
@@ -244,41 +250,51 @@ class Communicator:
         A failure marks the group broken and leaves whatever is there: the caller asks :attr:`broken` when it has waited
         for the sums, and discards the step. (An exception inside autograd would leave through user code.)
         """
+        return self.sum_together(buffer)[0]
+
+    def sum_together(self, *buffers: torch.Tensor) -> list[torch.futures.Future[torch.Tensor]]:
+        """As :meth:`sum_bucket` of each; small ones cost no time beside a large one where all are the host's. All ranks
+        do alike.
+        """
         if self._broken is None and self.world_size > 1:
             try:
-                if self._nccl is not None and self._nccl.takes(buffer):
-                    self._begin_elsewhere()
-                    if self._device_since is None:
-                        self._device_since = time.monotonic()
-                    return self._nccl.sum(buffer)
-                if (sums := self._sums) is not None and sums.takes(buffer):
-                    return sums.sum(buffer)
-                self._begin_elsewhere()
-                return self._host.sum(buffer)
+                by = [self._transport_of(buffer) for buffer in buffers]
+                if isinstance(sums := by[0], Sums) and all(transport is sums for transport in by):
+                    return sums.sum_together(*buffers)
+                return [self._sum(transport, buffer) for transport, buffer in zip(by, buffers, strict=True)]
             except RuntimeError as e:
                 self.abort(first_line(e))
-        return completed(buffer)
+        return [completed(buffer) for buffer in buffers]
 
-    def sum_together(self, buffer: torch.Tensor, small: torch.Tensor) -> list[torch.futures.Future[torch.Tensor]]:
-        """As :meth:`sum_bucket` of one and then the other, but that the second costs no time where both are the host's.
+    def _transport_of(self, buffer: torch.Tensor) -> Transport | Sums:
+        """What sums tensors of this kind, on all ranks alike. Raises ``RuntimeError`` if nothing does."""
+        for transport in (self._nccl, self._sums, self._gloo):
+            if transport is not None and transport.takes(buffer):
+                return transport
+        raise RuntimeError(f"nothing here sums tensors on {buffer.device} with layout {buffer.layout}")
 
-        All ranks do alike.
-        """
-        sums = None if self._nccl is not None and self._nccl.takes(buffer) else self._sums
-        if self._broken is None and sums is not None and sums.takes(buffer) and sums.takes(small):
-            try:
-                return sums.sum_together(buffer, small)
-            except RuntimeError as e:
-                self.abort(first_line(e))
-        return [self.sum_bucket(buffer), self.sum_bucket(small)]
+    def _sum(self, transport: Transport | Sums, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        if transport is not self._sums:
+            self._begin_elsewhere()
+        if transport is self._nccl and self._device_since is None:
+            self._device_since = time.monotonic()
+        return transport.sum(buffer)
 
     def lend_group(self) -> dist.ProcessGroup | None:
-        """A group of these ranks that DDP and the functions of ``torch.distributed`` accept; None once closed."""
+        """A group of these ranks that DDP and the functions of ``torch.distributed`` accept; None once closed, and
+        where no rank has offered to use one."""
         try:
             self._begin_elsewhere()
         except RuntimeError as e:  # whoever uses the group hears of it
             self.abort(first_line(e))
         return self._group
+
+    @property
+    def sums_by(self) -> str:
+        """What sums gradients, for people: "nccl", "gloo", or "tcp", which are connections of our own."""
+        if self._nccl is not None:
+            return "nccl"
+        return "tcp" if self._gloo is None else "gloo"
 
     def sums_on(self, device: torch.device) -> bool:
         """Whether tensors of ``device`` are summed without a way through the host's memory."""
@@ -307,11 +323,32 @@ class Communicator:
         self.mesh = Mesh(connections, self._channels.shut)
         self._sums = Sums(self.mesh, self.rank, self.abort, largest_sum)
 
+    def _form_gloo(self, address: str) -> None:
+        try:
+            store = PeersStore(self.generation, self._gather)
+            self._gloo = Gloo(store, self.rank, self.world_size, address, self.abort)
+        except RuntimeError as e:
+            self.abort(first_line(e))
+            self.close()
+            raise
+        self._group = self._gloo.group
+        if self._broken is not None:  # while it formed: it was not there to be aborted
+            self._gloo.abort(self._broken)
+
+    def _gather(self, mine: bytes) -> list[bytes]:
+        """``mine`` of every rank, in their order. Raises ``GenerationBroken``."""
+        sizes = [size for (size,) in self.all_gather_ints([len(mine)])]
+        table = torch.zeros(self.world_size, max(sizes), dtype=torch.uint8)
+        table[self.rank, : len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        self._sum_on_host(table)
+        return [row[:size].numpy().tobytes() for row, size in zip(table, sizes, strict=True)]
+
     # -- NCCL ----------------------------------------------------------------------------------------------------------
     def _form_nccl(self, device: torch.device, called_off: Callable[[], bool]) -> None:
+        assert self._gloo is not None, "who offers NCCL asks for a group"
         try:
             self._nccl, self._group = nccl.form(
-                self.rank, self.world_size, device, self._host.backend, self._share, called_off
+                self.rank, self.world_size, device, self._gloo.backend, self._share, called_off
             )
         except (nccl.CalledOff, RuntimeError) as e:
             self.abort(first_line(e))
@@ -331,7 +368,8 @@ class Communicator:
         since, error = self._device_since, None
         if self._nccl is not None and since is not None and self._broken is None:
             error = self._nccl.error()
-        return vigil.Seen(now, since, self._host.under_way_since, hung_up_at, error, self.broken_at)
+        host_since = None if self._gloo is None else self._gloo.under_way_since
+        return vigil.Seen(now, since, host_since, hung_up_at, error, self.broken_at)
 
     def _farewell(self) -> bool:
         """Whether every rank has let go of the generation and none is blocked in it."""

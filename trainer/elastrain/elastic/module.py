@@ -20,7 +20,7 @@ import inspect
 import os
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -131,7 +131,7 @@ class ElasticModule(nn.Module):
 
         Raises ``ValueError`` if ``ELASTRAIN_BACKEND`` demands what cannot be had.
         """
-        return propose(look(self.device), os.environ)
+        return replace(propose(look(self.device), os.environ), group=self.device.type != "cpu" or not self._keeps)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Within it backward adds to the local gradients and sums nothing over the ranks (DDP's ``no_sync``)."""

@@ -235,7 +235,7 @@ def open_backend(store: dist.Store, rank: int, world_size: int, device: torch.de
 class IdStore(dist.Store):
     """What ``ProcessGroupNCCL`` needs of a store: rank 0 sets NCCL's id, and all others get it.
 
-    They do so by one broadcast over the generation's gloo group: no server, no name to look up. What is set later
+    They do so by one sum over the generation's own connections: no server, no name to look up. What is set later
     (torch's own diagnostics) stays local.
     """
 

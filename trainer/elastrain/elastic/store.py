@@ -1,4 +1,4 @@
-"""The store through which gloo gets to know its peers, filled by one exchange at the generation's meeting point."""
+"""What the ranks of a generation bring each other when they meet, and the same for gloo once they are connected."""
 
 from __future__ import annotations
 
@@ -30,27 +30,21 @@ class CalledOff(Exception):
     """The wait was ended by the caller's own wish."""
 
 
-class MeetingStore(dist.Store):
+class ExchangeStore(dist.Store):
     """What ``ProcessGroupGloo`` needs of a store: a rank sets its own keys first and then reads those of its peers.
 
-    The first read of a key that this rank has not set makes the exchange: it brings all that was set here to the
-    meeting point of ``generation``, and waits for all peers to have done so. So everything that may take long is waited
-    for here, where it can be called off, and not inside torch. What is set later stays local.
-
-    Reading raises :class:`CalledOff`, ``TimeoutError`` naming who has not come, and ``KeyError`` for a key that nobody
-    has brought.
+    The first read of a key that this rank has not set makes the exchange (:meth:`_exchange`), in which all bring what
+    they have set until then. What is set later stays local. Reading raises ``KeyError`` for a key that nobody has
+    brought, and what the exchange raises.
     """
 
-    def __init__(
-        self, generation: Generation, rank: int, called_off: Callable[[], bool], protocol: int = PROTOCOL
-    ) -> None:
+    def __init__(self, number: int) -> None:
+        """Of the generation with this number."""
         super().__init__()
-        self._protocol = protocol
-        self._generation, self._rank, self._called_off = generation, rank, called_off
+        self._number = number
         self._values: dict[str, bytes] = {}
         self._met = False
 
-    # -- the part of torch's interface that gloo uses ----------------------------------------------------------------
     def set(self, key: str, value: str | bytes) -> None:
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
 
@@ -63,9 +57,40 @@ class MeetingStore(dist.Store):
             self._values.update(self._exchange())
             self._met = True
         if missing := [key for key in keys if key not in self._values]:
-            raise KeyError(f"generation {self._generation.number}: no rank has set {', '.join(missing)}")
+            raise KeyError(f"generation {self._number}: no rank has set {', '.join(missing)}")
 
-    # -- the exchange ------------------------------------------------------------------------------------------------
+    def _exchange(self) -> dict[str, bytes]:
+        """What all ranks have brought."""
+        raise NotImplementedError
+
+
+class PeersStore(ExchangeStore):
+    """Filled over the connections that the ranks have to each other already."""
+
+    def __init__(self, number: int, gather: Callable[[bytes], list[bytes]]) -> None:
+        """``gather``: what each rank gives, to all of them, in their order."""
+        super().__init__(number)
+        self._gather = gather
+
+    def _exchange(self) -> dict[str, bytes]:
+        brought = self._gather(_encode(self._values))
+        return {key: value for one in brought for key, value in _decode(one).items()}
+
+
+class MeetingStore(ExchangeStore):
+    """Filled by one exchange at the meeting point of ``generation``: everything that may take long is waited for here,
+    where it can be called off.
+
+    Reading also raises :class:`CalledOff`, and ``TimeoutError`` naming who has not come.
+    """
+
+    def __init__(
+        self, generation: Generation, rank: int, called_off: Callable[[], bool], protocol: int = PROTOCOL
+    ) -> None:
+        super().__init__(generation.number)
+        self._protocol = protocol
+        self._generation, self._rank, self._called_off = generation, rank, called_off
+
     def _exchange(self) -> dict[str, bytes]:
         end = time.monotonic() + MEETING_TIMEOUT
         while True:
@@ -133,3 +158,11 @@ class MeetingStore(dist.Store):
     def _worker_of(self, rank: int) -> str:
         members = (m for m in self._generation.members if m.rank_offset <= rank < m.rank_offset + m.slots)
         return next((m.worker for m in members), f"rank {rank}")
+
+
+def _encode(values: dict[str, bytes]) -> bytes:
+    return json.dumps({key: base64.b64encode(value).decode() for key, value in values.items()}).encode()
+
+
+def _decode(text: bytes) -> dict[str, bytes]:
+    return {key: base64.b64decode(value) for key, value in json.loads(text).items()}

@@ -251,7 +251,7 @@ class World:
         log.info(
             "generation entered", generation=generation.number, reason=generation.reason, rank=communicator.rank,
             world_size=communicator.world_size, step=self.step, sync_seconds=round(synchronised - entered, 3),
-            sums_by=communicator.choice.backend.value, because=communicator.choice.why,
+            sums_by=communicator.sums_by, because=communicator.choice.why,
         )  # fmt: skip
 
     # -- what others see ---------------------------------------------------------------------------------------------
