@@ -161,8 +161,8 @@ class Communicator:
             cause = self._broken
         if self._nccl is not None:
             self._nccl.abort(cause)
-        if (host := self._gloo) is not None:
-            host.abort(cause)
+        if (gloo := self._gloo) is not None:
+            gloo.abort(cause)
         self._channels.shut()
 
     def close(self, *, together: bool = False) -> None:

@@ -97,9 +97,8 @@ class ElasticModule(nn.Module):
     def largest_sum(self) -> int:
         """About how many bytes of gradients are summed at once in the host's memory."""
         sizes = self._host_gradients()
-        return (
-            min(sum(sizes), max(int(self._options.get("bucket_cap_mb") or _BUCKET_MB) * 2**20, *sizes)) if sizes else 0
-        )
+        bucket = int(self._options.get("bucket_cap_mb") or _BUCKET_MB) * 2**20
+        return min(sum(sizes), max(bucket, *sizes)) if sizes else 0
 
     def _host_gradients(self) -> list[int]:
         return [p.nbytes for p in self.module.parameters() if p.requires_grad and p.device.type == "cpu"]

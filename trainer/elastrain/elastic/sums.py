@@ -184,8 +184,9 @@ def _fresh(size: int) -> torch.Tensor:
     """
     if not size:
         return _NOTHING
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=torch.uint8).zero_()
+    memory = torch.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
+    memory.numpy().fill(0)  # not by torch, which would start threads for it
+    return memory
 
 
 def _padded(flat: torch.Tensor, size: int) -> torch.Tensor:
