@@ -73,8 +73,8 @@ class PeersStore(ExchangeStore):
         self._gather = gather
 
     def _exchange(self) -> dict[str, bytes]:
-        brought = self._gather(_encode(self._values))
-        return {key: value for one in brought for key, value in _decode(one).items()}
+        brought = self._gather(json.dumps(_to_text(self._values)).encode())
+        return {key: value for one in brought for key, value in _from_text(json.loads(one)).items()}
 
 
 class MeetingStore(ExchangeStore):
@@ -102,7 +102,7 @@ class MeetingStore(ExchangeStore):
                 time.sleep(_RETRY_SECONDS)
                 continue
             if "values" in answer:
-                return {key: base64.b64decode(value) for key, value in answer["values"].items()}
+                return _from_text(answer["values"])
             workers = ", ".join(self._worker_of(rank) for rank in answer["missing"])
             raise TimeoutError(
                 f"generation {self._generation.number}: no rank of {workers} has come within {MEETING_TIMEOUT:g} s; "
@@ -128,7 +128,7 @@ class MeetingStore(ExchangeStore):
             "rank": self._rank,
             "world_size": self._generation.world_size,
             "timeout": max(0.0, end - time.monotonic()),
-            "values": {key: base64.b64encode(value).decode() for key, value in self._values.items()},
+            "values": _to_text(self._values),
         }
         connection.sendall(json.dumps(request).encode() + b"\n")
         received = bytearray()
@@ -160,9 +160,10 @@ class MeetingStore(ExchangeStore):
         return next((m.worker for m in members), f"rank {rank}")
 
 
-def _encode(values: dict[str, bytes]) -> bytes:
-    return json.dumps({key: base64.b64encode(value).decode() for key, value in values.items()}).encode()
+def _to_text(values: dict[str, bytes]) -> dict[str, str]:
+    """As JSON can carry them."""
+    return {key: base64.b64encode(value).decode() for key, value in values.items()}
 
 
-def _decode(text: bytes) -> dict[str, bytes]:
-    return {key: base64.b64decode(value) for key, value in json.loads(text).items()}
+def _from_text(values: dict[str, str]) -> dict[str, bytes]:
+    return {key: base64.b64decode(value) for key, value in values.items()}
