@@ -9,9 +9,14 @@ import pytest
 import torch
 
 from elastrain.api.records import Generation, GenerationMember
+from elastrain.elastic import communicator as communicator_module
+from elastrain.elastic.backend import Backend, Offer
 from elastrain.elastic.communicator import Communicator, GenerationBroken
+from elastrain.elastic.gloo import CONNECT_TIMEOUT
 from elastrain.elastic.store import MeetingStore
 from elastrain.elastic.vigil import HOST_SECONDS
+
+PATIENCE = 30.0
 
 
 def test_every_rank_gets_the_values_of_all(pair, each) -> None:
@@ -174,3 +179,38 @@ def test_a_generation_cannot_be_formed_if_a_peer_goes_while_the_group_is(connect
     monkeypatch.setattr(Communicator, "_gather", leave)
     with pytest.raises(RuntimeError, match=r"killed|connection|reset|peer"):
         connect(2, groups=[0, 1])
+
+
+@pytest.mark.parametrize("ended_by", ["called off", "too long"])
+def test_forming_a_group_with_a_silent_peer_ends_if_it_is_not_wanted_or_takes_too_long(
+    ended_by: str, generation, each, monkeypatch
+) -> None:
+    """A node that freezes between its connections and its group; the thread that waits for it would be left behind."""
+    frozen, woken, gather = threading.Event(), threading.Event(), Communicator._gather
+
+    def freeze(self: Communicator, mine: bytes) -> list[bytes]:
+        if self.rank == 1:
+            frozen.set()
+            woken.wait(PATIENCE)
+        return gather(self, mine)
+
+    g = generation(2)
+
+    def form(rank: int) -> str:
+        at = {"of": g, "rank": rank, "store": MeetingStore(g, rank, lambda: False), "address": "127.0.0.1"}
+        called_off = lambda: ended_by == "called off" and frozen.is_set()  # noqa: E731
+        try:
+            Communicator(**at, offer=Offer(Backend.GLOO, group=True), called_off=called_off)
+        except GenerationBroken as e:
+            return str(e)
+        finally:
+            woken.set()
+        return "formed"
+
+    monkeypatch.setattr(Communicator, "_gather", freeze)
+    if ended_by == "too long":
+        monkeypatch.setattr(communicator_module, "_LAST_SECONDS", 0.1 - CONNECT_TIMEOUT.total_seconds())
+    began = time.monotonic()
+    said = each(form, range(2))  # whose watch strikes first ends both
+    assert time.monotonic() - began < PATIENCE / 2
+    assert ("nobody needs" if ended_by == "called off" else "within 0.1 s") in " ".join(said)

@@ -27,13 +27,15 @@ from elastrain.elastic import nccl, vigil
 from elastrain.elastic.backend import Backend, Offer, agree
 from elastrain.elastic.channel import Channels, Purpose
 from elastrain.elastic.gloo import CONNECT_TIMEOUT, Gloo, device_lock, first_line
-from elastrain.elastic.mesh import QUIET_SECONDS, Mesh
+from elastrain.elastic.mesh import LOOK_SECONDS, QUIET_SECONDS, Mesh
 from elastrain.elastic.store import PeersStore
 from elastrain.elastic.sums import Sums
 from elastrain.elastic.transport import Transport, completed
 
 FAREWELL_SECONDS = 10.0
 """Bound of waiting for all ranks to have let go of a healthy generation, off the training thread."""
+_LAST_SECONDS = 1.0
+"""What forms has so long to give up in words of its own, after ``CONNECT_TIMEOUT``."""
 
 
 class GenerationBroken(RuntimeError):
@@ -98,10 +100,12 @@ class Communicator:
         if of.world_size > 1:
             self._form_mesh(largest_sum, called_off)
         if any(offer.group for offer in offers):
-            self._form_gloo(address)
+            with self._wanted(called_off):
+                self._form_gloo(address)
         if self.choice.backend is Backend.NCCL and of.world_size > 1:
             assert device is not None, "a rank that offers NCCL has a device"
-            self._form_nccl(device, called_off)
+            with self._wanted(called_off):
+                self._form_nccl(device, called_off)
         if of.world_size > 1 and self._gloo is not None:
             self._vigil = vigil.Vigil(
                 self._gloo.sockets, self._look, self.abort, vigil.end_process, device=self._nccl is not None
@@ -323,6 +327,29 @@ class Communicator:
         self.mesh = Mesh(connections, self._channels.shut)
         self._sums = Sums(self.mesh, self.rank, self.abort, largest_sum)
 
+    @contextlib.contextmanager
+    def _wanted(self, called_off: Callable[[], bool]) -> Iterator[None]:
+        """Abort if what the block forms is not wanted any more, or does not come: a silent peer ends no sum."""
+        formed = threading.Event()
+        bound = CONNECT_TIMEOUT.total_seconds() + _LAST_SECONDS
+
+        def watch() -> None:
+            end = time.monotonic() + bound
+            while not formed.wait(LOOK_SECONDS):
+                if called_off():
+                    self.abort("nobody needs these connections any more")
+                elif time.monotonic() > end:
+                    self.abort(f"not every peer has connected within {bound:g} s")
+                else:
+                    continue
+                break
+
+        threading.Thread(target=watch, name="elastrain-wanted", daemon=True).start()
+        try:
+            yield
+        finally:
+            formed.set()
+
     def _form_gloo(self, address: str) -> None:
         try:
             store = PeersStore(self.generation, self._gather)
@@ -339,7 +366,7 @@ class Communicator:
         """``mine`` of every rank, in their order. Raises ``GenerationBroken``."""
         sizes = [size for (size,) in self.all_gather_ints([len(mine)])]
         table = torch.zeros(self.world_size, max(sizes), dtype=torch.uint8)
-        table[self.rank, : len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        table[self.rank, : len(mine)] = torch.tensor(list(mine), dtype=torch.uint8)
         self._sum_on_host(table)
         return [row[:size].numpy().tobytes() for row, size in zip(table, sizes, strict=True)]
 
@@ -347,6 +374,7 @@ class Communicator:
     def _form_nccl(self, device: torch.device, called_off: Callable[[], bool]) -> None:
         assert self._gloo is not None, "who offers NCCL asks for a group"
         try:
+            self.barrier()  # else a rank that fails now ends gloo's connections while another one still makes them
             self._nccl, self._group = nccl.form(
                 self.rank, self.world_size, device, self._gloo.backend, self._share, called_off
             )
@@ -357,12 +385,7 @@ class Communicator:
 
     def _share(self, data: bytes | None) -> bytes:
         """``data`` of rank 0, on all ranks."""
-        buffer = torch.zeros(nccl.SHARED_BYTES, dtype=torch.uint8)
-        if data is not None:
-            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        self._sum_on_host(buffer)  # the others bring zeros
-        shared: bytes = buffer.numpy().tobytes()
-        return shared
+        return self._gather(data or b"")[0]
 
     def _look(self, now: float, hung_up_at: float | None) -> vigil.Seen:
         since, error = self._device_since, None

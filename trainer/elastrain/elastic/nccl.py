@@ -41,8 +41,6 @@ _QUIET = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # ends the process after 8 minutes of its own counting
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # writes to a store that ends with the generation
 }
-SHARED_BYTES = 4096
-"""Room for what one rank tells the others; NCCL's id has 128 bytes."""
 
 
 class InitialisationFailed(RuntimeError):
@@ -235,7 +233,7 @@ def open_backend(store: dist.Store, rank: int, world_size: int, device: torch.de
 class IdStore(dist.Store):
     """What ``ProcessGroupNCCL`` needs of a store: rank 0 sets NCCL's id, and all others get it.
 
-    They do so by one sum over the generation's own connections: no server, no name to look up. What is set later
+    They do so over the generation's own connections: no server, no name to look up. What is set later
     (torch's own diagnostics) stays local.
     """
 
@@ -275,17 +273,14 @@ class IdStore(dist.Store):
 
 
 def pack(key: str, value: bytes) -> bytes:
-    """Key and value in ``SHARED_BYTES``. Raises ``ValueError`` if they do not fit."""
-    text = len(key.encode()).to_bytes(4, "big") + len(value).to_bytes(4, "big") + key.encode() + value
-    if len(text) > SHARED_BYTES:
-        raise ValueError(f"NCCL's id has {len(value)} bytes, more than fit into {SHARED_BYTES}")
-    return text.ljust(SHARED_BYTES, b"\0")
+    """A key and its value, as one text."""
+    return len(key.encode()).to_bytes(4, "big") + key.encode() + value
 
 
 def unpack(text: bytes) -> tuple[str, bytes]:
     """What was packed."""
-    key, value = int.from_bytes(text[:4], "big"), int.from_bytes(text[4:8], "big")
-    return text[8 : 8 + key].decode(), text[8 + key : 8 + key + value]
+    end = 4 + int.from_bytes(text[:4], "big")
+    return text[4:end].decode(), text[end:]
 
 
 def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
