@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -37,10 +38,11 @@ def keep_freed(environ: Mapping[str, str]) -> bool:
 
 def touch(nbytes: int) -> None:
     """Have so many bytes ready, where what is freed is kept, for what this thread allocates next in blocks of less than
-    32 MiB.
+    32 MiB: at most half of what there is (:func:`left`), as it may turn out that they are not needed.
 
     In one run: blocks that are allocated, and freed, with nothing in between make one.
     """
+    nbytes = min(nbytes, left() // 2)
     libc = _libc()
     libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
     libc.free.argtypes = [ctypes.c_void_p]
@@ -55,6 +57,25 @@ def touch(nbytes: int) -> None:
         ctypes.memset(address, 0, size)
     for address, _ in blocks:
         libc.free(address)
+
+
+def left(root: Path = Path("/")) -> int:
+    """Bytes that this machine can give, and that this container may still take (cgroup v2; without a limit, or where it
+    cannot be read, the machine's count). Raises ``OSError`` where there is no ``/proc``.
+    """
+    machine = int(_table(root / "proc/meminfo")["MemAvailable:"]) * 1024
+    group = root / "sys/fs/cgroup"
+    try:
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = int(_table(group / "memory.stat")["inactive_file"])  # the kernel drops that first
+    except (OSError, ValueError):  # ValueError: "max"
+        return machine
+    return max(0, min(machine, limit - used + cached))
+
+
+def _table(path: Path) -> dict[str, str]:
+    """First and second word of each line."""
+    return {line[0]: line[1] for text in path.read_text().splitlines() if len(line := text.split()) > 1}
 
 
 def _libc() -> Any:
