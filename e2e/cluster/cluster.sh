@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The kind cluster of the e2e tests: one control plane and two workers that share a folder, /shared on each node, as a
-# volume that many nodes can write.
+# volume that many nodes can write. All see /images, where images.sh puts what they are to load.
 #   cluster.sh up      make it, or make it whole again; prints how to talk to it       cluster.sh down    delete it
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -9,15 +9,17 @@ SHARED=$CACHE/$CLUSTER-shared
 NODES=("$CLUSTER-control-plane" "$CLUSTER-worker" "$CLUSTER-worker2")
 
 configuration() {
+    local images="{hostPath: $IMAGE_FILES, containerPath: /images, readOnly: true}"
     cat <<K
 kind: Cluster
 apiVersion: kind.x-k8s.io/v1alpha4
 nodes:
 - role: control-plane
+  extraMounts: [$images]
 - role: worker
-  extraMounts: [{hostPath: $SHARED, containerPath: /shared}]
+  extraMounts: [$images, {hostPath: $SHARED, containerPath: /shared}]
 - role: worker
-  extraMounts: [{hostPath: $SHARED, containerPath: /shared}]
+  extraMounts: [$images, {hostPath: $SHARED, containerPath: /shared}]
 kubeadmConfigPatches:
 - |
   kind: KubeletConfiguration
@@ -30,6 +32,7 @@ create() {
     kind delete cluster --name "$CLUSTER"
     rm -rf "$SHARED" 2>/dev/null || true # what workers have left there need not be ours to delete
     install -d -m 0777 "$SHARED" # the trainer's user is not root
+    mkdir -p "$IMAGE_FILES"
     configuration | kind create cluster --name "$CLUSTER" --config - --image "$1" --wait 120s
 }
 
@@ -41,6 +44,7 @@ made_from() { docker inspect -f '{{.Config.Image}}' "${NODES[0]}" 2>/dev/null; }
 usable() {
     local node
     [ "$(made_from)" = "$1" ] && [ "$(state "${NODES[0]}")" = "true false" ] || return 1
+    docker exec "${NODES[0]}" test -d /images && [ -d "$IMAGE_FILES" ] || return 1 # it is older, or the cache was emptied
     for node in "${NODES[@]:1}"; do
         case $(state "$node") in
         "true false") ;;

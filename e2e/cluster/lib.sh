@@ -5,6 +5,7 @@ source "$HERE/versions.env"
 
 CLUSTER=${ELASTRAIN_CLUSTER:-elastrain}
 BIN=$CACHE/bin
+IMAGE_FILES=$CACHE/$CLUSTER-images
 export KUBECONFIG=$CACHE/$CLUSTER.kubeconfig
 export PATH=$BIN:$PATH
 export DOCKER_BUILDKIT=0 # the classic builder: it needs neither a plugin nor a registry
