@@ -82,6 +82,7 @@ load() {
 import() {
     local image=$1 file=$IMAGE_FILES/${1//[\/:]/-}.tar node importing=()
     shift
+    rm -f "$IMAGE_FILES"/* # of an interrupted run
     docker save -o "$file" "$image"
     for node in "$@"; do
         docker exec "$node" ctr -n k8s.io images import --all-platforms --digests --snapshotter=overlayfs \
