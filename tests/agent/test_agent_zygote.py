@@ -246,6 +246,24 @@ def test_ranks_are_executed_if_the_imports_take_too_long(agent, tmp_path):
     assert "not done its imports within 0.3 s" in a.log
 
 
+def test_later_ranks_find_what_a_rank_had_to_import_if_it_was_left_out(agent, tmp_path):
+    """torch's compiler; this torch is one of the test's."""
+    (tmp_path / "torch").mkdir()
+    has = "class cuda: is_initialized = staticmethod(lambda: False)\nclass default_generator: seed = staticmethod(int)"
+    (tmp_path / "torch/__init__.py").write_text(has)
+    (tmp_path / "torch/_dynamo.py").write_text("optimize = print")
+    found = "import sys, torch._dynamo; print(type(sys.modules['torch._dynamo']).__name__)"
+    a = agent("train.py", code=f"{found}; torch._dynamo.optimize()", preload=("torch",))
+
+    def start() -> str:
+        a.start()
+        return a.reap()[0]["log_tail"].strip()
+
+    assert start() == "_StandIn"
+    assert any(start() == "module" for _ in range(1000))
+    assert "how=executed" not in a.log
+
+
 def test_ranks_that_wait_for_the_zygote_can_be_killed(agent, tmp_path):
     os.mkfifo(tmp_path / "never")
     (tmp_path / "heavy.py").write_text("open('never').read()")

@@ -17,16 +17,19 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
 import threading
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NoReturn
 
+from elastrain.agent import compiler
 from elastrain.agent.tether import EXIT_LATE, die_with_parent
 
 READY = b"ready"
@@ -38,8 +41,9 @@ BOOT = "import sys; sys.flags.safe_path or sys.path.__setitem__(0, sys.argv[1]);
     "from elastrain.agent.zygote import main; main()"
 )
 """What the interpreter runs (``-c``). The path is put right before anything is imported."""
-PRELOAD = ("torch", "torch._dynamo", "elastrain.elastic")
-"""The second is not imported with the first, but takes as long, when the first optimizer is made."""
+PRELOAD = ("torch", "elastrain.elastic")
+LEARN_SECONDS = 2.0
+"""How often to look whether a rank has wanted torch's compiler."""
 PRELOAD_FOR_CHECKPOINTS = ("elastrain.checkpoint.dcp",)
 
 _PR_SET_NAME = 15
@@ -76,28 +80,38 @@ def main() -> None:
     channel = socket.socket(fileno=job.channel)
     channel.set_inheritable(False)
     try:
-        _import(job.preload)
+        wanted = _import(job.preload)
         _settle()
     except Exception as error:
         channel.send(REFUSED + f"{type(error).__name__}: {error}".encode()[:1000])
         raise
     channel.send(READY)
-    if _serve(channel, job):
+    if _serve(channel, job, wanted):
         signal.signal(signal.SIGINT, interrupt)
         _run(job)
 
 
 # ---- before the forks ----------------------------------------------------------------------------------------------
-def _import(modules: list[str]) -> None:
+def _import(modules: list[str]) -> Callable[[], bool]:
+    """Returns what tells whether a rank has wanted torch's compiler, which was left out."""
+    wanted = _never
     gc.disable()  # imports make little garbage: looking for it was a fifth of their time
     # A module may ask torch.cuda.is_available() when it is imported: so that torch does not ask CUDA's driver.
     untold = _ASK_NVML not in os.environ
     os.environ.setdefault(_ASK_NVML, "1")
+    waits = compiler.NAME not in modules and compiler.may_wait(os.environ)
     for module in modules:
         importlib.import_module(module)
+        if waits and module == "torch":
+            wanted = compiler.postpone()
     if untold:
         del os.environ[_ASK_NVML]
     gc.enable()
+    return wanted
+
+
+def _never() -> bool:
+    return False
 
 
 def _settle() -> None:
@@ -132,9 +146,15 @@ def _has_called_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
 
 
 # ---- the fork ------------------------------------------------------------------------------------------------------
-def _serve(channel: socket.socket, job: Job) -> bool:
+def _serve(channel: socket.socket, job: Job, wanted: Callable[[], bool]) -> bool:
     """Wait for requests. True in a new rank, False when the agent has hung up."""
     while True:
+        if wanted():  # by a rank, which had to wait for it: the next ones will not
+            compiler.take()
+            _settle()
+            wanted = _never
+        if wanted is not _never and not select.select([channel], [], [], LEARN_SECONDS)[0]:
+            continue
         request, descriptors, _, _ = socket.recv_fds(channel, _MAX_MESSAGE, 3)
         if not request:
             return False
