@@ -23,7 +23,7 @@ import socket
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -95,19 +95,25 @@ def main() -> None:
 def _import(modules: list[str]) -> Callable[[], bool]:
     """Returns what tells whether a rank has wanted torch's compiler, which was left out."""
     wanted = _never
+    waits = compiler.NAME not in modules and compiler.may_wait(os.environ)
+    with _importing():
+        for module in modules:
+            importlib.import_module(module)
+            if waits and module == "torch":
+                wanted = compiler.postpone()
+    return wanted
+
+
+@contextlib.contextmanager
+def _importing() -> Iterator[None]:
     gc.disable()  # imports make little garbage: looking for it was a fifth of their time
     # A module may ask torch.cuda.is_available() when it is imported: so that torch does not ask CUDA's driver.
     untold = _ASK_NVML not in os.environ
     os.environ.setdefault(_ASK_NVML, "1")
-    waits = compiler.NAME not in modules and compiler.may_wait(os.environ)
-    for module in modules:
-        importlib.import_module(module)
-        if waits and module == "torch":
-            wanted = compiler.postpone()
+    yield
     if untold:
         del os.environ[_ASK_NVML]
     gc.enable()
-    return wanted
 
 
 def _never() -> bool:
@@ -150,7 +156,8 @@ def _serve(channel: socket.socket, job: Job, wanted: Callable[[], bool]) -> bool
     """Wait for requests. True in a new rank, False when the agent has hung up."""
     while True:
         if wanted():  # by a rank, which had to wait for it: the next ones will not
-            compiler.take()
+            with _importing():
+                compiler.take()
             _settle()
             wanted = _never
         if wanted is not _never and not select.select([channel], [], [], LEARN_SECONDS)[0]:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from elastrain.api.records import Generation
 from elastrain.elastic.meeting import MAX_LINE
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of what ranks say to each other inside a generation (table, header, pieces, control vector)."""
 MEETING_TIMEOUT = 60.0
 """Seconds until a rank gives up on peers that do not come. Those that are lost show sooner, by a newer generation."""
