@@ -104,8 +104,7 @@ class Communicator:
                 self._form_gloo(address)
         if self.choice.backend is Backend.NCCL and of.world_size > 1:
             assert device is not None, "a rank that offers NCCL has a device"
-            with self._wanted(called_off):
-                self._form_nccl(device, called_off)
+            self._form_nccl(device, called_off)
         if of.world_size > 1 and self._gloo is not None:
             self._vigil = vigil.Vigil(
                 self._gloo.sockets, self._look, self.abort, vigil.end_process, device=self._nccl is not None
@@ -354,6 +353,7 @@ class Communicator:
         try:
             store = PeersStore(self.generation, self._gather)
             self._gloo = Gloo(store, self.rank, self.world_size, address, self.abort)
+            self.barrier()  # a rank that fails next would end gloo's connections while another one still makes them
         except RuntimeError as e:
             self.abort(first_line(e))
             self.close()
@@ -374,7 +374,6 @@ class Communicator:
     def _form_nccl(self, device: torch.device, called_off: Callable[[], bool]) -> None:
         assert self._gloo is not None, "who offers NCCL asks for a group"
         try:
-            self.barrier()  # else a rank that fails now ends gloo's connections while another one still makes them
             self._nccl, self._group = nccl.form(
                 self.rank, self.world_size, device, self._gloo.backend, self._share, called_off
             )
