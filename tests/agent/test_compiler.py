@@ -176,7 +176,6 @@ TRAIN = """
     import sys, torch
     from elastrain.agent import compiler
     wanted = compiler.postpone()
-    import torch.distributed as dist
     from elastrain.elastic.gloo import solo_group
 
     model = torch.nn.Linear(8, 8)
