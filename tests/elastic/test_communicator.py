@@ -150,6 +150,23 @@ def test_a_stuck_group_is_let_go_when_its_last_collective_has_ended(pair_with_gr
     eventually(lambda: communicator._gloo.group is None, what="the group to be let go")
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.sparse_coo])
+def test_what_is_summed_is_completed_first_whatever_sums_it(pair_with_group, each, layout) -> None:
+    def add(c: Communicator) -> float:
+        late = torch.zeros(1)
+        gradients = torch.ones(2) if layout is torch.strided else torch.ones(2).to_sparse()
+        torch.futures.wait_all(c.sum_together(gradients, late, before=lambda: late.fill_(c.rank + 1)))
+        return late.item()
+
+    assert each(add, pair_with_group) == [3, 3]
+
+
+def test_what_nobody_else_adds_to_is_completed_too(connect) -> None:
+    (alone,), late = connect(1), torch.zeros(1)
+    torch.futures.wait_all(alone.sum_together(late, before=lambda: late.fill_(1)))
+    assert late.item() == 1
+
+
 def test_no_group_is_formed_if_no_rank_has_use_for_it(pair, each) -> None:
     assert [(c.lend_group(), c.sums_by) for c in pair] == [(None, "tcp")] * 2
 

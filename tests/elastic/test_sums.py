@@ -234,6 +234,20 @@ def test_tensors_that_travel_together_are_summed_each(form, world, size) -> None
     assert all(torch.equal(tensor, right) for mine in tensors for tensor, right in zip(mine, expected, strict=True))
 
 
+def test_what_is_summed_is_completed_when_its_turn_has_come_and_not_before(form) -> None:
+    one, other = form(2)
+    completed, small = threading.Event(), torch.zeros(3)
+    large = one.sums.sum(torch.ones(LARGE))
+    small_too = one.sums.sum_together(small, before=lambda: (small.fill_(1), completed.set()))
+    assert not completed.wait(0.1), "the peer has not brought its part of the large one"
+    other.sums.sum(torch.ones(LARGE))
+    large.wait()
+    assert completed.wait(PATIENCE)
+    other.sums.sum(torch.full((3,), 10.0))
+    torch.futures.wait_all(small_too)
+    assert small.tolist() == [11, 11, 11]
+
+
 @pytest.mark.parametrize("world", [2, 3, 5])
 @pytest.mark.parametrize("largest", [1000, PIECE_BYTES, 3 * PIECE_BYTES + 4, 16 << 20])
 def test_memory_is_ready_before_the_first_sum_if_the_largest_is_known(form, monkeypatch, world, largest) -> None:

@@ -255,18 +255,22 @@ class Communicator:
         """
         return self.sum_together(buffer)[0]
 
-    def sum_together(self, *buffers: torch.Tensor) -> list[torch.futures.Future[torch.Tensor]]:
+    def sum_together(
+        self, *buffers: torch.Tensor, before: Callable[[], None] = lambda: None
+    ) -> list[torch.futures.Future[torch.Tensor]]:
         """As :meth:`sum_bucket` of each; small ones cost no time beside a large one where all are the host's. All ranks
-        do alike.
+        do alike. ``before`` completes what is to be summed, as late as can be, in any thread; it does not block.
         """
         if self._broken is None and self.world_size > 1:
             try:
                 by = [self._transport_of(buffer) for buffer in buffers]
                 if isinstance(sums := by[0], Sums) and all(transport is sums for transport in by):
-                    return sums.sum_together(*buffers)
+                    return sums.sum_together(*buffers, before=before)
+                before()
                 return [self._sum(transport, buffer) for transport, buffer in zip(by, buffers, strict=True)]
             except RuntimeError as e:
                 self.abort(first_line(e))
+        before()
         return [completed(buffer) for buffer in buffers]
 
     def _transport_of(self, buffer: torch.Tensor) -> Transport | Sums:

@@ -167,7 +167,8 @@ class ElasticModule(nn.Module):
         self._reached = self._reached or last
         if not (last and self._vector.waits and self.device.type == "cpu"):
             return communicator.sum_bucket(buffer)
-        gradients, self._said = communicator.sum_together(buffer, self._vector.say())
+        said = self._vector.say_on_host()
+        gradients, self._said = communicator.sum_together(buffer, said.values, before=said.add_connected)
         return gradients
 
     def _rebuild(self) -> None:
@@ -253,7 +254,7 @@ class ElasticModule(nn.Module):
 
     def _say(self, communicator: Communicator) -> None:
         if self._vector.waits:
-            self._said = communicator.sum_bucket(self._vector.say())
+            self._said = communicator.sum_bucket(self._vector.say_on_device())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or not self.training:

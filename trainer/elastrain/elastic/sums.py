@@ -65,15 +65,19 @@ class Sums:
         """Raises ``RuntimeError`` if the mesh was called off."""
         return self.sum_together(buffer)[0]
 
-    def sum_together(self, *buffers: torch.Tensor) -> list[torch.futures.Future[torch.Tensor]]:
-        """Each of them, in hardly more time than the largest. Raises ``RuntimeError`` if the mesh was called off."""
+    def sum_together(
+        self, *buffers: torch.Tensor, before: Callable[[], None] = lambda: None
+    ) -> list[torch.futures.Future[torch.Tensor]]:
+        """Each of them, in hardly more time than the largest. ``before`` is called when their turn has come and may
+        still write to them; it does not block. Raises ``RuntimeError`` if the mesh was called off.
+        """
         futures = [torch.futures.Future[torch.Tensor]() for _ in buffers]
         with self._lock:
             if self._closed:
                 return [completed(buffer) for buffer in buffers]
             if not self._mesh.begin():
                 raise RuntimeError("the generation was called off")
-            self._queue.put(_Sum(buffers, futures))
+            self._queue.put(_Sum(buffers, futures, before))
         return futures
 
     def close(self) -> None:
@@ -91,6 +95,7 @@ class Sums:
         while (asked := self._queue.get()) is not None:
             if healthy:
                 try:
+                    asked.before()
                     self._sum([buffer.data.view(-1) for buffer in asked.buffers])
                 except Exception as e:  # whatever it is: who waits for the sum must learn that it is none
                     healthy = False
@@ -123,6 +128,7 @@ class _Sum:
 
     buffers: Sequence[torch.Tensor]
     futures: Sequence[torch.futures.Future[torch.Tensor]]
+    before: Callable[[], None]
 
     def complete(self) -> None:
         for buffer, future in zip(self.buffers, self.futures, strict=True):
