@@ -24,7 +24,7 @@ def device() -> torch.device:
 
 
 def solo(device: torch.device) -> nccl.Nccl:
-    store = nccl.IdStore(0, lambda data: data)
+    store = nccl.IdStore(1, 0, lambda mine: [mine])
     opened = nccl.open_backend(store, 0, 1, device)
     group = torch.distributed.ProcessGroup(store, 0, 1)
     group._set_default_backend(torch.distributed.ProcessGroup.BackendType.NCCL)

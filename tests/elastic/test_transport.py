@@ -360,11 +360,11 @@ def test_torchs_own_handling_of_errors_is_off_and_the_user_told_if_it_was_demand
 def test_id_is_shared_once_and_what_torch_adds_stays_local() -> None:
     sent: list[bytes] = []
 
-    def give(data: bytes | None) -> bytes:
-        sent.append(data)
-        return data
+    def give(mine: bytes) -> list[bytes]:
+        sent.append(mine)
+        return sent
 
-    root, other = nccl.IdStore(0, give), nccl.IdStore(1, lambda _: sent[0])
+    root, other = nccl.IdStore(3, 0, give), nccl.IdStore(3, 1, lambda mine: [*sent, mine])
     root.set("0", b"\0id\xff")
     root.set("later", "x")
     assert len(sent) == 1

@@ -27,10 +27,11 @@ from elastrain.elastic import nccl, vigil
 from elastrain.elastic.backend import Backend, Offer, agree
 from elastrain.elastic.channel import Channels, Purpose
 from elastrain.elastic.gloo import CONNECT_TIMEOUT, Gloo, device_lock, first_line
-from elastrain.elastic.mesh import LOOK_SECONDS, QUIET_SECONDS, Mesh
+from elastrain.elastic.mesh import QUIET_SECONDS, Mesh
 from elastrain.elastic.store import PeersStore
 from elastrain.elastic.sums import Sums
 from elastrain.elastic.transport import Transport, completed
+from elastrain.elastic.wanted import wanted
 
 FAREWELL_SECONDS = 10.0
 """Bound of waiting for all ranks to have let go of a healthy generation, off the training thread."""
@@ -100,7 +101,7 @@ class Communicator:
         if of.world_size > 1:
             self._form_mesh(largest_sum, called_off)
         if any(offer.group for offer in offers):
-            with self._wanted(called_off):
+            with wanted(called_off, self.abort, CONNECT_TIMEOUT.total_seconds() + _LAST_SECONDS):
                 self._form_gloo(address)
         if self.choice.backend is Backend.NCCL and of.world_size > 1:
             assert device is not None, "a rank that offers NCCL has a device"
@@ -330,29 +331,6 @@ class Communicator:
         self.mesh = Mesh(connections, self._channels.shut)
         self._sums = Sums(self.mesh, self.rank, self.abort, largest_sum)
 
-    @contextlib.contextmanager
-    def _wanted(self, called_off: Callable[[], bool]) -> Iterator[None]:
-        """Abort if what the block forms is not wanted any more, or does not come: a silent peer ends no sum."""
-        formed = threading.Event()
-        bound = CONNECT_TIMEOUT.total_seconds() + _LAST_SECONDS
-
-        def watch() -> None:
-            end = time.monotonic() + bound
-            while not formed.wait(LOOK_SECONDS):
-                if called_off():
-                    self.abort("nobody needs these connections any more")
-                elif time.monotonic() > end:
-                    self.abort(f"not every peer has connected within {bound:g} s")
-                else:
-                    continue
-                break
-
-        threading.Thread(target=watch, name="elastrain-wanted", daemon=True).start()
-        try:
-            yield
-        finally:
-            formed.set()
-
     def _form_gloo(self, address: str) -> None:
         try:
             store = PeersStore(self.generation, self._gather)
@@ -378,17 +356,14 @@ class Communicator:
     def _form_nccl(self, device: torch.device, called_off: Callable[[], bool]) -> None:
         assert self._gloo is not None, "who offers NCCL asks for a group"
         try:
+            store = nccl.IdStore(self.generation, self.rank, self._gather)
             self._nccl, self._group = nccl.form(
-                self.rank, self.world_size, device, self._gloo.backend, self._share, called_off
+                store, self.rank, self.world_size, device, self._gloo.backend, called_off
             )
         except (nccl.CalledOff, RuntimeError) as e:
             self.abort(first_line(e))
             self.close()
             raise
-
-    def _share(self, data: bytes | None) -> bytes:
-        """``data`` of rank 0, on all ranks."""
-        return self._gather(data or b"")[0]
 
     def _look(self, now: float, hung_up_at: float | None) -> vigil.Seen:
         since, error = self._device_since, None

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from elastrain.elastic.gloo import COLLECTIVE_TIMEOUT, CONNECT_TIMEOUT, first_line, group_over
+from elastrain.elastic.store import PeersStore
 
 log = structlog.get_logger(__name__)
 
@@ -127,21 +128,20 @@ class Nccl:
 
 
 def form(  # noqa: PLR0917 - all of them, always
+    store: IdStore,
     rank: int,
     world_size: int,
     device: torch.device,
     host: Any,
-    share: Callable[[bytes | None], bytes],
     called_off: Callable[[], bool],
 ) -> tuple[Nccl, dist.ProcessGroup]:
     """Connect to all ranks; returns when that is done. Launches no kernel, so training may go on meanwhile.
 
-    ``host``: gloo's backend for the group's tensors on the CPU. ``share``: gives all ranks what rank 0 passes (the
-    others pass None). Blocks up to ``CONNECT_TIMEOUT``. Raises :class:`InitialisationFailed`, or :class:`CalledOff`
-    soon after
-    ``called_off()`` says so; in both cases the thread that still waits inside NCCL ends what it has made.
+    ``host``: gloo's backend for the group's tensors on the CPU. Blocks up to ``CONNECT_TIMEOUT``. Raises
+    :class:`InitialisationFailed`, or :class:`CalledOff` soon after ``called_off()`` says so; in both cases the thread
+    that still waits inside NCCL ends what it has made.
     """
-    attempt = _Attempt(rank, world_size, device, share)
+    attempt = _Attempt(store, rank, world_size, device)
     end = time.monotonic() + CONNECT_TIMEOUT.total_seconds()
     while not attempt.done.wait(_LOOK_SECONDS):
         if called_off():
@@ -155,8 +155,8 @@ def form(  # noqa: PLR0917 - all of them, always
                 "without NCCL, in the template's env"
             )
     backend = attempt.result()
-    group = group_over(attempt.store, rank, world_size, host, backend)
-    return Nccl(backend, group, attempt.store), group
+    group = group_over(store, rank, world_size, host, backend)
+    return Nccl(backend, group, store), group
 
 
 def settings(environ: dict[str, str] | os._Environ[str]) -> list[str]:
@@ -171,12 +171,9 @@ def settings(environ: dict[str, str] | os._Environ[str]) -> list[str]:
 class _Attempt:
     """One initialisation, in a thread of its own: inside NCCL it cannot be called off."""
 
-    def __init__(
-        self, rank: int, world_size: int, device: torch.device, share: Callable[[bytes | None], bytes]
-    ) -> None:
+    def __init__(self, store: IdStore, rank: int, world_size: int, device: torch.device) -> None:
         self.done = threading.Event()
-        self.store = IdStore(rank, share)
-        self._of = (rank, world_size, device)
+        self._of = (store, rank, world_size, device)
         self._lock = threading.Lock()
         self._left = False
         self._backend: Any = None
@@ -201,7 +198,7 @@ class _Attempt:
 
     def _run(self) -> None:
         try:
-            backend = open_backend(self.store, *self._of)
+            backend = open_backend(*self._of)
         except Exception as e:
             self._error = e
             self.done.set()
@@ -230,35 +227,22 @@ def open_backend(store: dist.Store, rank: int, world_size: int, device: torch.de
     return backend
 
 
-class IdStore(dist.Store):
+class IdStore(PeersStore):
     """What ``ProcessGroupNCCL`` needs of a store: rank 0 sets NCCL's id, and all others get it.
 
-    They do so over the generation's own connections: no server, no name to look up. What is set later
-    (torch's own diagnostics) stays local.
+    They do so over the generation's own connections: no server, no name to look up. Rank 0 reads nothing, so for it the
+    exchange is when it sets the id. What is set later (torch's own diagnostics) stays local.
     """
 
-    def __init__(self, rank: int, share: Callable[[bytes | None], bytes]) -> None:
-        super().__init__()
-        self._rank, self._share = rank, share
-        self._values: dict[str, bytes] = {}
-        self._shared = False
+    def __init__(self, number: int, rank: int, gather: Callable[[bytes], list[bytes]]) -> None:
+        """As of :class:`PeersStore`, for this rank of the generation."""
+        super().__init__(number, gather)
+        self._rank = rank
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
-        if self._rank == 0 and not self._shared:
-            self._shared = True
-            self._share(pack(key, self._values[key]))
-
-    def get(self, key: str) -> bytes:
-        if key not in self._values and self._rank != 0 and not self._shared:
-            self._shared = True
-            theirs, value = unpack(self._share(None))
-            self._values[theirs] = value
-        return self._values[key]
-
-    def wait(self, keys: list[str], _timeout: Any = None) -> None:
-        for key in keys:
-            self.get(key)
+        super().set(key, value)
+        if self._rank == 0:
+            self.meet()
 
     def check(self, keys: list[str]) -> bool:
         return all(key in self._values for key in keys)
@@ -270,17 +254,6 @@ class IdStore(dist.Store):
 
     def delete_key(self, key: str) -> bool:
         return self._values.pop(key, None) is not None
-
-
-def pack(key: str, value: bytes) -> bytes:
-    """A key and its value, as one text."""
-    return len(key.encode()).to_bytes(4, "big") + key.encode() + value
-
-
-def unpack(text: bytes) -> tuple[str, bytes]:
-    """What was packed."""
-    end = 4 + int.from_bytes(text[:4], "big")
-    return text[4:end].decode(), text[end:]
 
 
 def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:

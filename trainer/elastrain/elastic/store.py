@@ -16,7 +16,7 @@ import torch.distributed as dist
 from elastrain.api.records import Generation
 from elastrain.elastic.meeting import MAX_LINE
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Version of what ranks say to each other inside a generation (table, header, pieces, control vector)."""
 MEETING_TIMEOUT = 60.0
 """Seconds until a rank gives up on peers that do not come. Those that are lost show sooner, by a newer generation."""
@@ -53,11 +53,16 @@ class ExchangeStore(dist.Store):
         return self._values[key]
 
     def wait(self, keys: list[str], _timeout: timedelta | None = None) -> None:
-        if not self._met and any(key not in self._values for key in keys):
-            self._values.update(self._exchange())
-            self._met = True
+        if any(key not in self._values for key in keys):
+            self.meet()
         if missing := [key for key in keys if key not in self._values]:
             raise KeyError(f"generation {self._number}: no rank has set {', '.join(missing)}")
+
+    def meet(self) -> None:
+        """Make the exchange, if it has not been made."""
+        if not self._met:
+            self._values.update(self._exchange())
+            self._met = True
 
     def _exchange(self) -> dict[str, bytes]:
         """What all ranks have brought."""
