@@ -27,6 +27,7 @@ from rescale_harness.results import Machine, Report, RunResult, SystemResult
 from rescale_harness.scenario import Run
 from rescale_harness.summary import system_result, with_ratios
 from rescale_harness.systems import SYSTEMS, Settings
+from rescale_harness.warm import touch_memory
 
 REFERENCE = "elastrain"
 Job = tuple[bool, int, str, str]
@@ -113,6 +114,7 @@ class Benchmark:
     def measure(self, name: str, scenario: str, directory: Path, terminal: Terminal, busy: bool) -> None:
         """One run of a system, with its logs in a new ``directory``; ``busy``: beside a load."""
         directory.mkdir(parents=True)
+        touch_memory(terminal.waiting)
         chosen = self._scenarios[scenario]
         ttl = self._settings.lease_ttl if chosen.short_lease else None
         system = SYSTEMS[name](directory, replace(self._settings, lease_ttl=ttl))
