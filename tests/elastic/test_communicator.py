@@ -167,7 +167,7 @@ def test_what_nobody_else_adds_to_is_completed_too(connect) -> None:
     assert late.item() == 1
 
 
-def test_no_group_is_formed_if_no_rank_has_use_for_it(pair, each) -> None:
+def test_no_group_is_formed_if_no_rank_has_use_for_it(pair) -> None:
     assert [(c.lend_group(), c.sums_by) for c in pair] == [(None, "tcp")] * 2
 
 

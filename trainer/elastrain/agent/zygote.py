@@ -92,9 +92,9 @@ def main() -> None:
 
 
 # ---- before the forks ----------------------------------------------------------------------------------------------
-def _import(modules: list[str]) -> Callable[[], bool]:
-    """Returns what tells whether a rank has wanted torch's compiler, which was left out."""
-    wanted = _never
+def _import(modules: list[str]) -> Callable[[], bool] | None:
+    """Returns what tells whether a rank has wanted torch's compiler; None if it was not left out."""
+    wanted = None
     waits = compiler.NAME not in modules and compiler.may_wait(os.environ)
     with _importing():
         for module in modules:
@@ -114,10 +114,6 @@ def _importing() -> Iterator[None]:
     if untold:
         del os.environ[_ASK_NVML]
     gc.enable()
-
-
-def _never() -> bool:
-    return False
 
 
 def _settle() -> None:
@@ -152,15 +148,15 @@ def _has_called_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
 
 
 # ---- the fork ------------------------------------------------------------------------------------------------------
-def _serve(channel: socket.socket, job: Job, wanted: Callable[[], bool]) -> bool:
-    """Wait for requests. True in a new rank, False when the agent has hung up."""
+def _serve(channel: socket.socket, job: Job, wanted: Callable[[], bool] | None) -> bool:
+    """Wait for requests. True in a new rank, False when the agent has hung up. ``wanted`` as of :func:`_import`."""
     while True:
-        if wanted():  # by a rank, which had to wait for it: the next ones will not
+        if wanted is not None and wanted():  # by a rank, which had to wait for it: the next ones will not
             with _importing():
                 compiler.take()
             _settle()
-            wanted = _never
-        if wanted is not _never and not select.select([channel], [], [], LEARN_SECONDS)[0]:
+            wanted = None
+        if wanted is not None and not select.select([channel], [], [], LEARN_SECONDS)[0]:
             continue
         request, descriptors, _, _ = socket.recv_fds(channel, _MAX_MESSAGE, 3)
         if not request:
