@@ -16,6 +16,7 @@ import yaml
 
 from elastrain.api import manifest, names
 from elastrain.api.job import ConditionType
+from elastrain.elastic.store import PROTOCOL
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -89,6 +90,13 @@ def test_every_manifest_in_the_pages_is_valid(page: Path) -> None:
 # ---- what follows from the code --------------------------------------------------------------------------------------
 def test_pages_made_from_the_code_are_up_to_date() -> None:
     assert not script("reference").stale(ROOT), "run `make reference`"
+
+
+def test_changelog_names_the_protocol_that_the_next_release_speaks() -> None:
+    (said,) = re.findall(
+        r"^## Unreleased.*?Protocol between ranks: (\d+)\.", (ROOT / "CHANGELOG.md").read_text(), re.S | re.M
+    )
+    assert int(said) == PROTOCOL, "images with different ones cannot train together"
 
 
 def script(name: str) -> ModuleType:
