@@ -30,7 +30,7 @@ def touch_memory(
     """Write to free memory, as much as a run may want, and give it back. ``tell`` is told how far it is.
 
     A host gives a virtual machine its memory page by page, as it is first written to, and some take back what lies free
-    (virtio-balloon's free page reporting). There a GiB takes 4 s, a tenth of that when it was in use a moment ago: a
+    (virtio-balloon's free page reporting). There a GiB takes 4 s, a fifth of that when it was in use a moment ago: a
     joiner that gets 110 MB holds up the job for half a second more, and which joiner it is, is chance.
     """
     blocks: list[mmap.mmap] = []
