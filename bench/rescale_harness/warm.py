@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import mmap
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import psutil
 
@@ -17,17 +15,12 @@ _AT_MOST = 4 << 30
 """Bytes, more than a run takes at a time; the kernel hands out first what was given back last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Touched:
-    nbytes: int
-    seconds: float
-
-
 def touch_memory(
     tell: Callable[[str], None],
     free: Callable[[], int] = lambda: min(psutil.virtual_memory().free, left()),
-) -> Touched:
-    """Write to free memory, as much as a run may want, and give it back. ``tell`` is told how far it is.
+) -> int:
+    """Write to free memory, as much as a run may want, and give it back; returns how many bytes. ``tell`` is told how
+    far it is.
 
     A host gives a virtual machine its memory page by page, as it is first written to, and some take back what lies free
     (virtio-balloon's free page reporting). There a GiB takes 4 s, a fifth of that when it was in use a moment ago: a
@@ -35,11 +28,9 @@ def touch_memory(
     """
     blocks: list[mmap.mmap] = []
     total = int(min(free() * _SHARE, _AT_MOST)) // _BLOCK
-    began = time.monotonic()
     for done in range(total):
         tell(f"the machine's memory, touched before anything is measured: {done * 100 // total} %")
         blocks.append(mmap.mmap(-1, _BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE))
-    seconds = time.monotonic() - began
     for block in blocks:
         block.close()
-    return Touched(total * _BLOCK, seconds)
+    return total * _BLOCK
