@@ -374,6 +374,17 @@ def test_id_is_shared_once_and_what_torch_adds_stays_local() -> None:
     assert (other.delete_key("n"), other.delete_key("n")) == (True, False)
 
 
+def test_what_another_rank_has_set_for_itself_is_not_taken_for_rank_0_s() -> None:
+    sent: list[bytes] = []
+    for rank in (1, 0):  # rank 0's set is its exchange: the others' come before
+        store = nccl.IdStore(3, rank, lambda mine: sent.append(mine) or [mine])
+        store.set("key", f"of {rank}")
+        store.meet()
+    reader = nccl.IdStore(3, 2, lambda _: [sent[1], sent[0]])
+    reader.set("own", "of 2")
+    assert (reader.get("key"), reader.get("own")) == (b"of 0", b"of 2")
+
+
 def test_a_broken_generation_raises_where_the_host_waits(form) -> None:
     waiting, _ = form(2)
     waiting.abort("lost")

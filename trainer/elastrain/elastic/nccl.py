@@ -244,6 +244,9 @@ class IdStore(PeersStore):
         if self._rank == 0:
             self.meet()
 
+    def _exchange(self) -> dict[str, bytes]:
+        return self._brought()[0]  # what another rank has set is its own
+
     def check(self, keys: list[str]) -> bool:
         return all(key in self._values for key in keys)
 

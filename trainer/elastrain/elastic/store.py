@@ -78,8 +78,12 @@ class PeersStore(ExchangeStore):
         self._gather = gather
 
     def _exchange(self) -> dict[str, bytes]:
-        brought = self._gather(json.dumps(_to_text(self._values)).encode())
-        return {key: value for one in brought for key, value in _from_text(json.loads(one)).items()}
+        return {key: value for values in self._brought() for key, value in values.items()}
+
+    def _brought(self) -> list[dict[str, bytes]]:
+        """What each rank has brought, in their order."""
+        texts = self._gather(json.dumps(_to_text(self._values)).encode())
+        return [_from_text(json.loads(text)) for text in texts]
 
 
 class MeetingStore(ExchangeStore):
