@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import CheckpointState, Progress, Rescale
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.local.etcd_server import EtcdServer
+from elastrain.etcd.server import EtcdServer
 
 KEEPS = 120
 """Seconds of history at most with the chart's retention of a minute: it is compacted every minute, to the last one."""

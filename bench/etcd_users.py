@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
-from elastrain.local.etcd_server import EtcdServer
+from elastrain.etcd.server import EtcdServer
 
 LOGINS = 20
 PASSWORD = "p" * 43

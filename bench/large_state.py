@@ -14,8 +14,8 @@ import typer
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 
-from elastrain.local.etcd_server import EtcdNotFound
-from elastrain.terminal import EXIT_INTERRUPTED
+from elastrain.cli.shell.terminal import EXIT_INTERRUPTED
+from elastrain.etcd.server import EtcdNotFound
 from rescale_harness.events import Event, Scenario
 from rescale_harness.machine import machine
 from rescale_harness.report import (

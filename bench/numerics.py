@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from elastrain.local.runner import LocalJob
+from elastrain.cli.local.runner import LocalJob
 from rescale_harness.machine import machine
 from rescale_harness.report import Table as Words
 from rescale_harness.report import conditions, markdown_table, render

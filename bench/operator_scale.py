@@ -18,8 +18,8 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from elastrain.local.etcd_server import EtcdNotFound
-from elastrain.terminal import EXIT_INTERRUPTED
+from elastrain.cli.shell.terminal import EXIT_INTERRUPTED
+from elastrain.etcd.server import EtcdNotFound
 from operator_harness.cluster import BUILD, Failed, missing, version
 from operator_harness.net import Refused
 from operator_harness.report import markdown, show

@@ -27,7 +27,7 @@ from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Target
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.local.etcd_server import EtcdServer
+from elastrain.etcd.server import EtcdServer
 
 PATIENCE = 120.0
 SCRIPT = """

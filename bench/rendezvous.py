@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from elastrain.api import names
-from elastrain.local.etcd_server import EtcdNotFound, EtcdServer
+from elastrain.etcd.server import EtcdNotFound, EtcdServer
 from rendezvous_harness import at_rest
 from rendezvous_harness.report import markdown, show
 from rendezvous_harness.results import AtRest, PeerRun, Report, Run

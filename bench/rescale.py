@@ -16,8 +16,8 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from elastrain.local.etcd_server import EtcdNotFound
-from elastrain.terminal import EXIT_INTERRUPTED
+from elastrain.cli.shell.terminal import EXIT_INTERRUPTED
+from elastrain.etcd.server import EtcdNotFound
 from rescale_harness.events import DEFAULT, EVENTS, SCENARIOS, Event, Scenario, sizes
 from rescale_harness.goals import with_goals
 from rescale_harness.load import Load

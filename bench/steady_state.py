@@ -15,8 +15,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from elastrain.local.etcd_server import EtcdNotFound
-from elastrain.terminal import EXIT_INTERRUPTED
+from elastrain.cli.shell.terminal import EXIT_INTERRUPTED
+from elastrain.etcd.server import EtcdNotFound
 from rescale_harness.machine import machine
 from rescale_harness.results import Machine
 from steady_harness.analysis import GOAL, Comparison, Interval

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elastrain.elastic import digest, nccl
-from elastrain.elastic.staging import Stage
-from elastrain.elastic.transfer import PIECE_BYTES
-from elastrain.elastic.transport import Reading
+from elastrain.elastic.comm import digest, nccl
+from elastrain.elastic.comm.transport import Reading
+from elastrain.elastic.state.staging import Stage
+from elastrain.elastic.state.transfer import PIECE_BYTES
 
 
 def median_ms(action: Callable[[], object], times: int) -> float:

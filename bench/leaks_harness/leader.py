@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from elastrain.agent.tether import tethered
 from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.api.records import Generation, GenerationMember
+from elastrain.tether import tethered
 from rescale_harness.systems import HOST, base_environment
 
 PATIENCE_SECONDS = 60.0

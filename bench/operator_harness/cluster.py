@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.api.crd import crd
-from elastrain.local.etcd_server import find_etcd
-from elastrain_operator.kube import PERMISSIONS
+from elastrain.etcd.server import find_etcd
+from elastrain_operator.kube.client import PERMISSIONS
 from operator_harness.net import Api, Refused, free_ports
 from rescale_harness.processes import Processes
 

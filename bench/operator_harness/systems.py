@@ -13,7 +13,7 @@ import psutil
 
 from elastrain.api import names
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.local.etcd_server import EtcdServer
+from elastrain.etcd.server import EtcdServer
 from operator_harness.audit import Audit
 from operator_harness.cluster import NAMESPACE, OPERATOR, START_SECONDS, ControlPlane, until
 from operator_harness.net import free_ports

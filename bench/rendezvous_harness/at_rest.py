@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Phase, Target
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.local.etcd_server import EtcdServer
+from elastrain.etcd.server import EtcdServer
 from elastrain.rendezvous.membership import Membership
 from rendezvous_harness.meter import Reading
 from rendezvous_harness.results import AtRest

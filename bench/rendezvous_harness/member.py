@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from elastrain.agent.core import Config, Core
-from elastrain.agent.events import Effect, Event, Publish, RankSaid, Registered, Seen, Send, StartRanks
+from elastrain.agent.core.events import Effect, Event, Publish, RankSaid, Registered, Seen, Send, StartRanks
+from elastrain.agent.core.machine import Config, Core
 from elastrain.agent.presence import seen
 from elastrain.api.keys import JobKeys
 from elastrain.api.messages import Abort, Adopted, Broken, Hello, Proposed, RankMessage, Ready
 from elastrain.api.records import Generation, Member, Phase
 from elastrain.etcd import Batch
 from elastrain.rendezvous.decide import Timing
-from elastrain.rendezvous.seat import LONGEST_REST, Seat, Todo, rest_after
+from elastrain.rendezvous.protocol import LONGEST_REST, Seat, Todo, rest_after
 from elastrain.rendezvous.view import View
 from rendezvous_harness.link import Link, Watching
 

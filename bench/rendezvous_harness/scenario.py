@@ -12,7 +12,7 @@ from typing import Any
 
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, Target
-from elastrain.local.etcd_server import EtcdServer
+from elastrain.etcd.server import EtcdServer
 from rendezvous_harness.link import Link
 from rendezvous_harness.member import SimulatedMember
 from rendezvous_harness.meter import Reading

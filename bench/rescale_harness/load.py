@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Self
 
-from elastrain.agent.tether import tethered
+from elastrain.tether import tethered
 
 
 class Load:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from elastrain.local.etcd_server import find_etcd
+from elastrain.etcd.server import find_etcd
 from rescale_harness.results import Machine
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from elastrain.agent.supervisor import become_reaper
-from elastrain.agent.tether import tethered
+from elastrain.agent.process.supervisor import become_reaper
+from elastrain.tether import tethered
 
 END_SECONDS = 10.0
 """How long killed processes may take to vanish."""

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from elastrain.agent.logs import ENV_AGENT_LOG
-from elastrain.agent.tether import tethered
 from elastrain.api import names
 from elastrain.api.job import CheckpointSpec
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, Member, Phase, Progress, Target
 from elastrain.data import audit
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.local.etcd_server import EtcdServer
+from elastrain.etcd.server import EtcdServer
+from elastrain.tether import tethered
 from rescale_harness import history
 from rescale_harness.events import MAX_NODES, NEED_STEERING, Event
 from rescale_harness.results import Samples

@@ -11,7 +11,7 @@ import sys
 import torch
 from torch import nn
 
-from elastrain.elastic import portions
+from elastrain.elastic.state import portions
 from rescale_harness import workload
 from rescale_harness.train_elastrain import train
 

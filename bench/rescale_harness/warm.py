@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import psutil
 
-from elastrain.elastic.memory import left
+from elastrain.elastic.state.memory import left
 
 _BLOCK = 256 << 20
 _SHARE = 0.8

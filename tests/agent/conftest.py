@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from elastrain.agent.core import Config, Core
-from elastrain.agent.events import (
+from elastrain.agent.core.events import (
     Effect,
     Event,
     RankExited,
@@ -19,6 +18,7 @@ from elastrain.agent.events import (
     Send,
     Tick,
 )
+from elastrain.agent.core.machine import Config, Core
 from elastrain.api.messages import Adopted, AgentMessage, Broken, Finished, Hello, Left, Ready
 from elastrain.api.records import Generation, GenerationMember, Member, Phase, Target
 

@@ -14,9 +14,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from elastrain.agent import forker, zygote
-from elastrain.agent.forker import Zygote, launch
-from elastrain.agent.supervisor import Supervisor, become_reaper
+from elastrain.agent.process import forker, zygote
+from elastrain.agent.process.forker import Zygote, launch
+from elastrain.agent.process.supervisor import Supervisor, become_reaper
 
 asked = json.loads(sys.argv[1])
 zygote.PRELOAD = tuple(asked["preload"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 
 from effects import none, only
-from elastrain.agent.abort import HEARSAY_SECONDS
-from elastrain.agent.events import (
+from elastrain.agent.core.abort import HEARSAY_SECONDS
+from elastrain.agent.core.events import (
     End,
     Fenced,
     KillRanks,
@@ -19,7 +19,7 @@ from elastrain.agent.events import (
     Signalled,
     StartRanks,
 )
-from elastrain.agent.restart import MAX_RESTARTS, WINDOW
+from elastrain.agent.core.restart import MAX_RESTARTS, WINDOW
 from elastrain.api.messages import Abort, Hello, Proposed, Ready, Welcome
 from elastrain.api.records import Outcome, Phase, Target
 

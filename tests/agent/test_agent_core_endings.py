@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from effects import none, only
-from elastrain.agent.bounds import STRAGGLER_SECONDS
-from elastrain.agent.events import (
+from elastrain.agent.core.bounds import STRAGGLER_SECONDS
+from elastrain.agent.core.events import (
     End,
     KillRanks,
     Leave,

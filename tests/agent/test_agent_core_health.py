@@ -6,8 +6,7 @@ import signal
 
 import pytest
 
-from elastrain.agent.core import Config, Core
-from elastrain.agent.events import (
+from elastrain.agent.core.events import (
     End,
     KillRank,
     KillRanks,
@@ -18,8 +17,9 @@ from elastrain.agent.events import (
     Reincarnate,
     Send,
 )
-from elastrain.agent.health import NAME_SECONDS, Policy
-from elastrain.agent.restart import MAX_RESTARTS
+from elastrain.agent.core.health import NAME_SECONDS, Policy
+from elastrain.agent.core.machine import Config, Core
+from elastrain.agent.core.restart import MAX_RESTARTS
 from elastrain.api.heartbeat import Beat, Where
 from elastrain.api.messages import Exit, Hello, Report
 from elastrain.api.records import Health, Outcome, Phase, Progress, Target

@@ -7,8 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.agent import endings
-from elastrain.agent.events import RankExited
+from elastrain.agent.core import endings
+from elastrain.agent.core.events import RankExited
 from elastrain.api.records import Outcome, Termination
 
 TRACEBACK = """starting

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrain.agent.checkup import LACK_SECONDS, Checkup, Situation, below_min
-from elastrain.agent.health import (
+from elastrain.agent.core.checkup import LACK_SECONDS, Checkup, Situation, below_min
+from elastrain.agent.core.health import (
     HOLD_SECONDS,
     HOLD_STEPS,
     NAME_SECONDS,

@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.agent.plan import Executed, Forked, first_path_entry, is_own_interpreter, plan_start, rank_environment
-from elastrain.agent.zygote import padding
+from elastrain.agent.process.launch import (
+    Executed,
+    Forked,
+    first_path_entry,
+    is_own_interpreter,
+    plan_start,
+    rank_environment,
+)
+from elastrain.agent.process.zygote import padding
 
 
 def plan(command: str, **environ: str) -> Forked | Executed:

@@ -7,8 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrain.agent.core import Config, Core, Mode
-from elastrain.agent.events import (
+from elastrain.agent.core.events import (
     End,
     Fenced,
     KillRank,
@@ -27,7 +26,8 @@ from elastrain.agent.events import (
     StartRanks,
     Tick,
 )
-from elastrain.agent.health import Policy
+from elastrain.agent.core.health import Policy
+from elastrain.agent.core.machine import Config, Core, Mode
 from elastrain.api.heartbeat import Beat, Where
 from elastrain.api.messages import Abort, Adopted, Broken, Exit, Finished, Hello, Left, Proposed, Ready, Welcome
 from elastrain.api.records import Generation, GenerationMember, Target

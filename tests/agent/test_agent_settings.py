@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.agent.health import Policy
+from elastrain.agent.core.health import Policy
 from elastrain.agent.settings import BadSettings, Settings
 
 ENVIRONMENT = {"ELASTRAIN_JOB": "digits", "ELASTRAIN_JOB_UID": "u1", "ELASTRAIN_WORKER": "digits-0"}

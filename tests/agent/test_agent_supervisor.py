@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.agent.supervisor import Supervisor, split_exit_code
+from elastrain.agent.process.supervisor import Supervisor, split_exit_code
 
 
 def collect(supervisor: Supervisor, count: int, timeout: float = 20.0):
@@ -80,7 +80,8 @@ def test_grandchildren_do_not_outlive_their_rank():
 
 def test_ranks_die_if_their_agent_is_killed():
     code = (
-        "import os, structlog, sys; from pathlib import Path; from elastrain.agent.supervisor import Supervisor\n"
+        "import os, structlog, sys; from pathlib import Path\n"
+        "from elastrain.agent.process.supervisor import Supervisor\n"
         "structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))\n"
         "s = Supervisor(['sleep', '600'], os.environ, 1); s.start(Path('/nowhere'))\n"
         "print(s.pids[0], flush=True); sys.stdin.read()"

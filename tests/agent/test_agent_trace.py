@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elastrain.agent.events import RankExited, RankSaid, Registered, Seen, StartRanks, Tick
-from elastrain.agent.trace import Notes
+from elastrain.agent.core.events import RankExited, RankSaid, Registered, Seen, StartRanks, Tick
+from elastrain.agent.tracing import Notes
 from elastrain.api.messages import Adopted, Broken, Ready
 from elastrain.api.records import Generation, GenerationMember, Target
 

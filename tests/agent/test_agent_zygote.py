@@ -303,7 +303,7 @@ def test_ranks_that_wait_for_the_zygote_can_be_killed(agent, tmp_path):
     ],
 )
 def test_no_rank_is_forked_once_cudas_driver_was_called(opened, calls_cuda, tmp_path):
-    from elastrain.agent.zygote import _has_called_cuda
+    from elastrain.agent.process.zygote import _has_called_cuda
 
     for number, name in enumerate(opened):
         (tmp_path / str(number)).symlink_to(name)

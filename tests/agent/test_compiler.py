@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from elastrain.agent import compiler
+from elastrain.agent.process import compiler
 
 PARTS = {
     "__init__": """
@@ -174,9 +174,9 @@ def test_it_is_imported_at_once_if_the_environment_speaks_of_it(environ: dict[st
 
 TRAIN = """
     import sys, torch
-    from elastrain.agent import compiler
+    from elastrain.agent.process import compiler
     wanted = compiler.postpone()
-    from elastrain.elastic.gloo import solo_group
+    from elastrain.elastic.comm.gloo import solo_group
 
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.AdamW(model.parameters())

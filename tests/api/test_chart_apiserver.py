@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from charts import Run
-from elastrain_operator.kube import CAPACITY_PERMISSIONS, PERMISSIONS
+from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, PERMISSIONS
 
 if TYPE_CHECKING:
     from control_plane import ApiServer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from elastrain.cluster import app as commands
+from elastrain.cli.cluster import app as commands
 
 Manifests = list[dict[str, Any]]
 Render = Callable[..., Manifests]

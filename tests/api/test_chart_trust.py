@@ -10,7 +10,7 @@ import pytest
 from charts import CREDENTIALS, EXTERNAL, VALUE_SETS, Manifests, Render, environment, one, secret
 from elastrain.api import names
 from elastrain_operator.config import MIN_KEY_BYTES
-from elastrain_operator.kube import PERMISSIONS
+from elastrain_operator.kube.client import PERMISSIONS
 
 
 # ---- the network -----------------------------------------------------------------------------------------------------

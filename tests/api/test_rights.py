@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from elastrain.cluster.dashboard.reading import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
-from elastrain.cluster.dashboard.reading import PERMISSIONS as DASHBOARD_PERMISSIONS
-from elastrain_operator.kube import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
+from elastrain.dashboard.reading import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
+from elastrain.dashboard.reading import PERMISSIONS as DASHBOARD_PERMISSIONS
+from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 
 Manifests = list[dict[str, Any]]
 Render = Callable[..., Manifests]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from elastrain.etcd import Batch, Put, Range
-from elastrain.local.etcd_server import EtcdServer
+from elastrain.etcd.server import EtcdServer
 from rendezvous_harness import scenario
 from rendezvous_harness.http2 import CallFailed
 from rendezvous_harness.link import Link, Watching

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.api.job import CheckpointSpec
-from elastrain.checkpoint import CheckpointVolume, Pace, StaleLineage, due, pace
+from elastrain.elastic.checkpoint import CheckpointVolume, Pace, StaleLineage, due, pace
 
 
 def tree(value: float) -> dict:

@@ -14,8 +14,8 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from elastrain.cli import app
-from elastrain.cluster import app as plugin
+from elastrain.cli.cluster import app as plugin
+from elastrain.cli.main import app
 
 pytestmark = pytest.mark.apiserver
 
@@ -32,7 +32,7 @@ def environment(cluster, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no operator here, and ``submit`` need not wait for it."""
-    monkeypatch.setattr("elastrain.cluster.submit.NOTICE_SECONDS", 0.05)
+    monkeypatch.setattr("elastrain.cli.cluster.submit.NOTICE_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_options_of_a_script_are_refused_for_a_manifest(elastrain, job_file: Pat
 def test_watching_ends_with_the_job_and_tells_how_by_its_exit_code(environment, elastrain, cluster, job_file) -> None:
     elastrain("submit", job_file)
     cluster.says("digits", phase="Running", step=4, readyReplicas=2, desiredReplicas=2)
-    command = [sys.executable, "-m", "elastrain.cli", "watch", "digits"]
+    command = [sys.executable, "-m", "elastrain.cli.main", "watch", "digits"]
     watching = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert watching.stdout is not None
     assert watching.stdout.readline() == "digits: Running, 2/2 workers, step 4\n"
@@ -135,7 +135,7 @@ def test_watching_from_a_pipe_says_what_a_job_waits_for_and_what_it_has_died_of(
         "message": "boom", "logTail": "Traceback\n  oh",
     }  # fmt: skip
     cluster.says("digits", phase="Pending", conditions=[waits])
-    command = [sys.executable, "-m", "elastrain.cli", "watch", "digits"]
+    command = [sys.executable, "-m", "elastrain.cli.main", "watch", "digits"]
     watching = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert watching.stdout is not None
     assert watching.stdout.readline() == "digits: Pending, 0/2 workers: 0 of 2 workers train\n"

@@ -11,10 +11,9 @@ from rich.console import Console
 
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
-from elastrain.client import Event, Worker
+from elastrain.client import Event, Worker, view
+from elastrain.client.explain import explain
 from elastrain.client.records import worker_of
-from elastrain.cluster import view
-from elastrain.cluster.explain import explain
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from elastrain.cli import app
-from elastrain.cluster import completion
+from elastrain.cli.main import app
+from elastrain.cli.shell import completion
 
 
 class Server(BaseHTTPRequestHandler):

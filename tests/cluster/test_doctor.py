@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from elastrain.cluster import doctor
-from elastrain.cluster.doctor import NEEDS
+from elastrain.cli.cluster import doctor
+from elastrain.cli.cluster.doctor import NEEDS
 
 
 def deployment(component: str, **status: Any) -> dict[str, Any]:

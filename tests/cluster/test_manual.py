@@ -8,9 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from elastrain.cli import PANELS, app
-from elastrain.cluster import app as plugin
-from elastrain.cluster.manual import first_sentence, flowing
+from elastrain.cli.cluster import app as plugin
+from elastrain.cli.main import PANELS, app
+from elastrain.cli.shell.manual import first_sentence, flowing
 
 WIDE = {"COLUMNS": "120", "TERMINAL_WIDTH": "120", "NO_COLOR": "1"}
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]

@@ -21,8 +21,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from elastrain.api import names
-from elastrain.cli import app
-from elastrain.cluster import app as plugin
+from elastrain.cli.cluster import app as plugin
+from elastrain.cli.main import app
 
 JOBS = {"kind": "List", "metadata": {}, "items": []}
 
@@ -233,7 +233,7 @@ def test_a_proxy_that_is_away_is_named_without_its_password(elastrain, connect) 
 # ---- an operator that is not there -----------------------------------------------------------------------------------
 def test_submit_says_so_if_no_operator_takes_note(elastrain, connect, serve, tmp_path: Path, monkeypatch) -> None:
     connect(serve((200, json.dumps(shown_job("digits")))).address)
-    monkeypatch.setattr("elastrain.cluster.submit.NOTICE_SECONDS", 0.5)
+    monkeypatch.setattr("elastrain.cli.cluster.submit.NOTICE_SECONDS", 0.5)
     manifest = tmp_path / "job.yaml"
     manifest.write_text(yaml.safe_dump({k: v for k, v in shown_job("digits").items() if k != "metadata"} | {
         "metadata": {"name": "digits"}

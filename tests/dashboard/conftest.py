@@ -14,8 +14,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from elastrain.api import names
 from elastrain.client import ClusterError
-from elastrain.cluster.dashboard.board import Board
-from elastrain.cluster.dashboard.server import application
+from elastrain.dashboard.board import Board
+from elastrain.dashboard.server import application
 from namespaced import cluster, manifest
 from raw_objects import RUNNING, Raw, event_body, job_body, node_body, pod_body
 

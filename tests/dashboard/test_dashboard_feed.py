@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from elastrain.client import ClusterError, NotAllowed
-from elastrain.cluster.dashboard import facts
-from elastrain.cluster.dashboard.feed import Feed, Resource
+from elastrain.dashboard import facts
+from elastrain.dashboard.feed import Feed, Resource
 
 
 async def until(condition, what: str = "") -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.cluster.dashboard import server, stream
+from elastrain.dashboard import server, stream
 
 
 def run(scenario) -> None:

@@ -17,10 +17,10 @@ import pytest
 from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.elastic.backend import Backend, Offer
-from elastrain.elastic.communicator import Communicator
-from elastrain.elastic.meeting import MeetingPoint
-from elastrain.elastic.store import MeetingStore
+from elastrain.elastic.comm.backend import Backend, Offer
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.exchange import MeetingStore
+from elastrain.elastic.comm.meeting import MeetingPoint
 
 PATIENCE = 60.0
 """Seconds that a test waits for a condition before it fails, saying which."""

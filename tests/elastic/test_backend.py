@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.api import names
-from elastrain.elastic.backend import Backend, Choice, Here, Offer, advice, agree, device_of_rank, look, propose
+from elastrain.elastic.comm.backend import Backend, Choice, Here, Offer, advice, agree, device_of_rank, look, propose
 
 FIT = Here("cuda", card="GPU-1", nccl=(2, 27, 3))
 GLOO, NCCL = Backend.GLOO, Backend.NCCL

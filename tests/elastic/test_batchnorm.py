@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from elastrain.elastic import batchnorm
-from elastrain.elastic.buffers import Buffers
+from elastrain.elastic.state.buffers import Buffers
+from elastrain.elastic.strategies import batchnorm
 
 SCRIPT = Path(__file__).parent / "train_options.py"
 INPUTS = torch.randn(11, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastrain.elastic.channel import Channels, Purpose, receive
+from elastrain.elastic.comm.channel import Channels, Purpose, receive
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.elastic import communicator as communicator_module
-from elastrain.elastic.backend import Backend, Offer
-from elastrain.elastic.communicator import Communicator, GenerationBroken
-from elastrain.elastic.gloo import CONNECT_TIMEOUT
-from elastrain.elastic.store import MeetingStore
-from elastrain.elastic.vigil import HOST_SECONDS
+from elastrain.elastic.comm import communicator as communicator_module
+from elastrain.elastic.comm.backend import Backend, Offer
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.exchange import MeetingStore
+from elastrain.elastic.comm.gloo import CONNECT_TIMEOUT
+from elastrain.elastic.comm.watchdog import HOST_SECONDS
 
 PATIENCE = 30.0
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.elastic.entry import Entry, Row
+from elastrain.elastic.membership.entry import Entry, Row
 
 HOLDER = Row(step=7, size=2, reached=7, layout=1, structure=5, in_passing=1, in_portions=1)
 JOINER = Row(step=-1, size=1, reached=7, layout=1, structure=0, in_passing=1, in_portions=1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastrain.elastic.gate import track
+from elastrain.elastic.state.tracked import track
 
 
 @pytest.mark.parametrize("scheduler_first", [True, False])

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from elastrain.data.order import Order
-from elastrain.elastic import bitwise, control
-from elastrain.elastic.bitwise import Bitwise
-from elastrain.elastic.gradients import Averaged
+from elastrain.elastic.membership import control
+from elastrain.elastic.strategies import bitwise
+from elastrain.elastic.strategies.bitwise import Bitwise
+from elastrain.elastic.strategies.gradients import Averaged
 
 INPUTS = torch.randn(23, 6, generator=torch.Generator().manual_seed(0))
 ORDER = Order(23, 23, shuffle=False, micro_batches=8)

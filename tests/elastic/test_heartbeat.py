@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from elastrain.agent import pulse
+from elastrain.agent.process import pages as pulse
 from elastrain.api import heartbeat, names
 from elastrain.api.heartbeat import Beat, Where
-from elastrain.elastic.heartbeat import Heartbeat, stacks_on_demand
+from elastrain.elastic.membership.heartbeat import Heartbeat, stacks_on_demand
 
 
 class Clock:

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from elastrain.elastic import store as module
-from elastrain.elastic.meeting import MeetingPoint
-from elastrain.elastic.store import CalledOff, MeetingStore, PeersStore
+from elastrain.elastic.comm import exchange as module
+from elastrain.elastic.comm.exchange import CalledOff, MeetingStore, PeersStore
+from elastrain.elastic.comm.meeting import MeetingPoint
 
 
 def bring(generation, rank: int, **options) -> MeetingStore:

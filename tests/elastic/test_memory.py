@@ -7,14 +7,14 @@ from textwrap import dedent
 
 import pytest
 
-from elastrain.elastic import memory
+from elastrain.elastic.state import memory
 
 
 def faults(prepare: str) -> int:
     """Page faults of three new tensors of 24 MiB, after ``prepare``."""
     program = f"""
         import resource, torch
-        from elastrain.elastic import memory
+        from elastrain.elastic.state import memory
 
         def fill(count):
             tensors = [torch.empty(24 << 20, dtype=torch.uint8).zero_() for _ in range(count)]

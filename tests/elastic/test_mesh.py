@@ -10,9 +10,9 @@ from functools import partial
 import pytest
 import torch
 
-from elastrain.elastic import mesh as mesh_module
-from elastrain.elastic.communicator import Communicator, GenerationBroken
-from elastrain.elastic.mesh import Mesh
+from elastrain.elastic.comm import mesh as mesh_module
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.mesh import Mesh
 
 LARGE = 4 << 20
 """Numbers of a message that no socket's buffers hold (16 MB)."""
@@ -80,7 +80,7 @@ def test_a_rank_stops_waiting_for_a_silent_peer_if_aborted(pair) -> None:
 
 def test_the_peers_that_do_not_move_are_named_if_the_bound_passes(pair, monkeypatch) -> None:
     waiting = pair[0].mesh
-    monkeypatch.setattr("elastrain.elastic.mesh.COLLECTIVE_TIMEOUT", timedelta(seconds=0.01))
+    monkeypatch.setattr("elastrain.elastic.comm.mesh.COLLECTIVE_TIMEOUT", timedelta(seconds=0.01))
     waiting.receive(1, torch.empty(1))
     with pytest.raises(TimeoutError, match=r"ranks 1 for 0\.\d+ s"):
         waiting.run()

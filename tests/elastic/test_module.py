@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from elastrain.elastic import control
-from elastrain.elastic.communicator import Communicator
-from elastrain.elastic.gradients import Averaged
-from elastrain.elastic.module import ElasticModule
-from elastrain.elastic.vector import Words
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.control_vector import Words
+from elastrain.elastic.membership import control
+from elastrain.elastic.strategies.gradients import Averaged
+from elastrain.elastic.strategies.replicated import ElasticModule
 
 
 class TwoTowers(nn.Module):

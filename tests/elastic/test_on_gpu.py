@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from elastrain.elastic import backend, nccl, transfer
-from elastrain.elastic.communicator import Communicator
-from elastrain.elastic.module import ElasticModule
-from elastrain.elastic.transport import Reading
-from elastrain.elastic.vector import Words
+from elastrain.elastic.comm import backend, nccl
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.control_vector import Words
+from elastrain.elastic.comm.transport import Reading
+from elastrain.elastic.state import transfer
+from elastrain.elastic.strategies.replicated import ElasticModule
 
 pytestmark = [
     pytest.mark.gpu,

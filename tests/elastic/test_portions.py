@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from elastrain.elastic import portions, staging, state, transfer
-from elastrain.elastic.communicator import Communicator, GenerationBroken
-from elastrain.elastic.giving import Giving
-from elastrain.elastic.taking import NotKept, Taking
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.state import capture, portions, staging, transfer
+from elastrain.elastic.state.receiver import NotKept, Taking
+from elastrain.elastic.state.sender import Giving
 
 SIDE = 40
 
@@ -37,7 +37,7 @@ class Trainee:
         self.tracked = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
 
     def tree(self) -> dict:
-        return state.capture(self.tracked)
+        return capture.capture(self.tracked)
 
     def step(self, number: int) -> None:
         """The update that all ranks make, from the same gradients."""
@@ -69,13 +69,13 @@ def takes(c: Communicator, t: Trainee, sources: list[int], receivers: list[int],
     taking: Taking | None = Taking(mine, c, sources, receivers)
     here, there = (transfer.tensors_of(tree["model"]) for tree in (mine, taking.opening))
     t.in_place = [a.data_ptr() == b.data_ptr() for a, b in zip(here, there, strict=True) if a.nbytes > 1000]
-    state.restore(t.tracked, taking.opening)
+    capture.restore(t.tracked, taking.opening)
     taking.begin(t.tracked, t.tree)
     complete = None
     for number in range(steps):
         c.barrier()
         if taking is not None and (closing := taking.step()) is not None:
-            state.restore(t.tracked, closing)
+            capture.restore(t.tracked, closing)
             taking, complete = None, number
         t.step(number)
         c.barrier()
@@ -83,7 +83,7 @@ def takes(c: Communicator, t: Trainee, sources: list[int], receivers: list[int],
             t.model[1].running_mean.fill_(number)
     while taking is not None:
         if (closing := taking.step()) is not None:
-            state.restore(t.tracked, closing)
+            capture.restore(t.tracked, closing)
             taking = None
     return complete
 

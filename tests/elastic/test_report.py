@@ -1,7 +1,7 @@
 """Progress and rescale records as rank 0 keeps them."""
 
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.elastic.report import KEPT_RESCALES, Reporter, Switch, Times
+from elastrain.elastic.membership.report import KEPT_RESCALES, Reporter, Switch, Times
 
 GENERATION = Generation(
     number=2,

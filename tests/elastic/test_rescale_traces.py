@@ -16,9 +16,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from elastrain import tracing
 from elastrain.api.records import Generation
-from elastrain.elastic.report import Switch, Times
-from elastrain.elastic.trace import spans
-from elastrain.local.runner import LocalJob
+from elastrain.cli.local.runner import LocalJob
+from elastrain.elastic.membership.report import Switch, Times
+from elastrain.elastic.membership.tracing import spans
 
 MANIFEST = Path(__file__).parents[2] / "examples" / "01-digits" / "job.yaml"
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from elastrain.elastic import staging, transfer
-from elastrain.elastic.communicator import Communicator
-from elastrain.elastic.staging import Stage
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.state import staging, transfer
+from elastrain.elastic.state.staging import Stage
 
 TREE = {
     "weights": torch.randn(37, 11, dtype=torch.float64),

@@ -13,9 +13,9 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from elastrain.elastic import sums as sums_module
-from elastrain.elastic.mesh import Mesh
-from elastrain.elastic.sums import PIECE_BYTES, WINDOW, Sums
+from elastrain.elastic.comm import tcp_allreduce as sums_module
+from elastrain.elastic.comm.mesh import Mesh
+from elastrain.elastic.comm.tcp_allreduce import PIECE_BYTES, WINDOW, Sums
 
 LARGE = 4 << 20
 """Numbers of a tensor that no socket's buffers hold (16 MB)."""

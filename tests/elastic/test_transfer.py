@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrain.elastic import digest, transfer
-from elastrain.elastic.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm import digest
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.state import transfer
 
 TREE = {
     "weights": torch.randn(7, 11, dtype=torch.float64),

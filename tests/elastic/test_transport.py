@@ -9,11 +9,11 @@ from enum import Enum
 import pytest
 import torch
 
-from elastrain.elastic import communicator as communicator_module
-from elastrain.elastic import nccl
-from elastrain.elastic.backend import Backend, Offer
-from elastrain.elastic.communicator import Communicator, GenerationBroken
-from elastrain.elastic.store import MeetingStore
+from elastrain.elastic.comm import communicator as communicator_module
+from elastrain.elastic.comm import nccl
+from elastrain.elastic.comm.backend import Backend, Offer
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.exchange import MeetingStore
 
 PATIENCE = 30.0
 

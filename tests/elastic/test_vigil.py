@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.elastic import vigil
-from elastrain.elastic.vigil import HOST_SECONDS, HUNG_UP, LOOK_SECONDS, STUCK_SECONDS, Act, Seen, Vigil, judge
+from elastrain.elastic.comm import watchdog
+from elastrain.elastic.comm.watchdog import HOST_SECONDS, HUNG_UP, LOOK_SECONDS, STUCK_SECONDS, Act, Seen, Vigil, judge
 
 QUIET = Seen(now=100.0, device_since=99.0, host_since=None, hung_up_at=None, error=None, broken_at=None)
 
@@ -130,7 +130,7 @@ def test_nobody_looks_while_all_peers_are_there_and_nothing_is_on_a_device() -> 
 
 
 def test_process_is_ended_once_if_the_device_stays_away(monkeypatch) -> None:
-    monkeypatch.setattr(vigil, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(watchdog, "STUCK_SECONDS", 0.0)
     mine, theirs = socket.socketpair()
     ended: list[str] = []
     at = time.monotonic()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from elastrain.data.order import Order
-from elastrain.elastic.world import World
+from elastrain.elastic.membership.world import World
 
 
 def alone() -> World:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastrain
-from elastrain.elastic import handover, portions
+from elastrain.elastic.state import handover, portions
 
 portions.MIN_BYTES = 2**20
 if os.environ.get("ONE_BY_ONE"):

@@ -8,7 +8,7 @@ import runpy
 import signal
 from pathlib import Path
 
-from elastrain.elastic import mesh
+from elastrain.elastic.comm import mesh
 
 left = int(os.environ["DIE_AFTER"])
 read = mesh._Peer.read

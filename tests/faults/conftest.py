@@ -26,7 +26,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, Member, Progress, Target, Termination
 from elastrain.data.audit import Verdict, verify
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.local.etcd_server import EtcdServer
+from elastrain.etcd.server import EtcdServer
 
 SCRIPT = Path(__file__).with_name("train_faults.py")
 TTL = 2
@@ -48,7 +48,7 @@ class Worker:
             ENV_AGENT_LOG: str(self.log_path),
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "elastrain.cli", "agent", "--", *command],
+            [sys.executable, "-m", "elastrain.cli.main", "agent", "--", *command],
             env={**os.environ, **environment, **own},
             stdout=self.out_path.open("ab"),
             stderr=subprocess.STDOUT,

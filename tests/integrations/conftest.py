@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elastrain.local.runner import LocalJob
-from elastrain.local.status import LocalStatus
+from elastrain.cli.local.runner import LocalJob
+from elastrain.cli.local.status import LocalStatus
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE = 60.0

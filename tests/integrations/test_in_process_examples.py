@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from elastrain.cli.local.plan import Result
 from elastrain.data import audit
-from elastrain.local.plan import Result
 
 pytest.importorskip("torch")
 

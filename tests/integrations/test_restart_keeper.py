@@ -17,7 +17,7 @@ import pytest
 from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.integrations import mpi, restart, tensorflow
+from elastrain.contrib import mpi, restart, tensorflow
 
 PROGRAM = """
 import os, pathlib, signal, sys, time
@@ -48,7 +48,7 @@ class Agent:
         self._server.listen()
         self._server.settimeout(30)
         self.keeper = subprocess.Popen(
-            [sys.executable, "-m", "elastrain.integrations.restart", sys.executable, "-c", PROGRAM, str(folder)],
+            [sys.executable, "-m", "elastrain.contrib.restart", sys.executable, "-c", PROGRAM, str(folder)],
             env={**os.environ, names.ENV_AGENT_SOCKET: str(path)},
         )
         self._connection, _ = self._server.accept()
@@ -171,7 +171,7 @@ NODE = "127.0.0.2"  # this machine, and yet to Open MPI another one than 127.0.0
 def node(tmp_path):
     """A node in a process of its own; returns its port."""
     port = restart.free_port(NODE)
-    code = f"import sys; from elastrain.integrations.mpi import serve; sys.exit(serve('{NODE}:{port}', 'secret'))"
+    code = f"import sys; from elastrain.contrib.mpi import serve; sys.exit(serve('{NODE}:{port}', 'secret'))"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     yield port, process
     process.kill()

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from elastrain.api import names
-from elastrain.local.runner import LocalJob
+from elastrain.cli.local.runner import LocalJob
 
 FAKE_RANK = Path(__file__).parent.parent / "agent" / "fake_rank.py"
 

@@ -15,9 +15,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from elastrain import __version__
-from elastrain.cli import app
+from elastrain.cli.main import app
 
-ELASTRAIN = [sys.executable, "-m", "elastrain.cli"]
+ELASTRAIN = [sys.executable, "-m", "elastrain.cli.main"]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_the_digits_are_learned(tmp_path):
     run = subprocess.run(
         [
-            *(sys.executable, "-m", "elastrain.cli", "run", str(EXAMPLES / "01-digits" / "job.yaml"), "--plain"),
+            *(sys.executable, "-m", "elastrain.cli.main", "run", str(EXAMPLES / "01-digits" / "job.yaml"), "--plain"),
             *("--set", "replicas=2", "--env", "EPOCHS=8", "--state-dir", str(tmp_path / "state")),
         ],
         capture_output=True,
@@ -28,7 +28,10 @@ def test_the_digits_are_learned(tmp_path):
     assert float(accuracy[1]) > 0.9
     directory = next((tmp_path / "state" / "audit").iterdir())
     verdict = subprocess.run(
-        [sys.executable, "-m", "elastrain.cli", "audit", str(directory)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "elastrain.cli.main", "audit", str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert verdict.returncode == 0, verdict.stdout
     assert "no sample lost or repeated" in verdict.stdout

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elastrain.api.manifest import load
-from elastrain.local import spec as local
-from elastrain.local.devices import cuda_devices
+from elastrain.cli.local import spec as local
+from elastrain.cli.local.devices import cuda_devices
 
 TWO = ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")
 

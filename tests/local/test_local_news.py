@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from elastrain.api.records import CheckpointState, Generation, GenerationMember, Progress, Rescale
-from elastrain.local.news import duration, news, progress_line, rescale_line
-from elastrain.local.status import LocalStatus, WorkerStatus
+from elastrain.cli.local.changes import duration, news, progress_line, rescale_line
+from elastrain.cli.local.status import LocalStatus, WorkerStatus
 
 
 def status(*workers: WorkerStatus, **fields) -> LocalStatus:

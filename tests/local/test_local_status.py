@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastrain.api.records import Generation, GenerationMember, Member
-from elastrain.local.status import in_generation
+from elastrain.cli.local.status import in_generation
 
 
 def test_a_worker_is_not_in_a_generation_if_its_ranks_were_started_again_since():

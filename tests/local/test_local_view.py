@@ -7,8 +7,8 @@ import io
 from rich.console import Console
 
 from elastrain.api.records import Generation, GenerationMember, Progress, Rescale
-from elastrain.local.status import LocalStatus, WorkerStatus
-from elastrain.local.view import View, render
+from elastrain.cli.local.status import LocalStatus, WorkerStatus
+from elastrain.cli.local.view import View, render
 
 PLACE = GenerationMember(id="digits-0.x", worker="digits-0", address="a", store_port=1, rank_offset=0)
 RESCALE = Rescale(generation=2, from_size=2, to_size=1, reason="Drain", step=9, pause_seconds=0.05)

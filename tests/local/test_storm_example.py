@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.api.records import Generation, GenerationMember, Progress
-from elastrain.local.status import LocalStatus, WorkerStatus
+from elastrain.cli.local.status import LocalStatus, WorkerStatus
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "02-storm"
 

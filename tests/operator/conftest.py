@@ -16,8 +16,9 @@ from elastrain.api.job import JobSpec
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Termination
 from elastrain.etcd import EtcdClient
-from elastrain.local.etcd_server import EtcdServer
-from elastrain_operator import loops, reflector
+from elastrain.etcd.server import EtcdServer
+from elastrain_operator import loops
+from elastrain_operator.observe import reflector
 from operator_process import OperatorProcess, operator_account
 from played import Played
 from raw_cluster import TEMPLATE, Cluster, wire_time

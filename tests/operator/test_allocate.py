@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from elastrain_operator.allocate import allocate
 from elastrain_operator.allocation import worth
+from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.match import lets_go, selects, takes
 from elastrain_operator.allocation.model import (
     Held,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastrain_operator.allocate import allocate
+from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.model import Held, Job, Kind, Node, Place, Policy, Share, Snapshot, Worker
 
 START = datetime(2030, 1, 1, tzinfo=UTC)

@@ -10,9 +10,9 @@ import pytest
 from elastrain.api.job import Condition, JobStatus, LastRescale, ProgressStatus
 from elastrain.api.records import Target
 from elastrain.etcd import EtcdConfig, EtcdDenied, EtcdUnavailable
-from elastrain_operator.apply import Executor, Memory, status_patch
+from elastrain_operator.apply.executor import Executor, Memory, status_patch
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.kube import ApiError
+from elastrain_operator.kube.client import ApiError
 from elastrain_operator.model import Deletion, JobRef, Notice, Plan
 
 JOB = JobRef("ns", "job", "uid", 1)

@@ -10,7 +10,7 @@ from elastrain.api.job import ExcludedNode, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Phase
 from elastrain_operator.model import Coordination, JobRef, Observed, Pod, Trouble
 from elastrain_operator.plan import Plan, plan
-from elastrain_operator.policy.arrival import ARRIVAL_PATIENCE
+from elastrain_operator.policy.losses.arrival import ARRIVAL_PATIENCE
 from workers import worker
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 from elastrain.api import names
 from elastrain.api.crd import crd
 from elastrain.etcd import EtcdConfig
-from elastrain_operator import observe, plan, render
+from elastrain_operator import plan
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import Coordination, Observed, Plan
-from elastrain_operator.policy import drain, scale
+from elastrain_operator.observe import parse
+from elastrain_operator.pod import manifest
+from elastrain_operator.policy.size import drain, workers
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379", secret="etcd"))
@@ -126,16 +128,16 @@ def mutated(draw: st.DrawFn, valid: st.SearchStrategy[Any], most: int = 3) -> An
 
 def outcome(body: dict[str, Any]) -> tuple[Plan, list[dict[str, Any]], str]:
     """What the operator makes of a job: its plan, the pods it renders, and why it renders none."""
-    status = observe.job_status(body)
+    status = parse.job_status(body)
     try:
-        spec = observe.job_spec(body)
-    except observe.SpecInvalid as error:
+        spec = parse.job_spec(body)
+    except parse.SpecInvalid as error:
         return plan.refuse(status, 3, str(error), NOW), [], str(error)
-    job = observe.job_ref(body)
+    job = parse.job_ref(body)
     made = plan.plan(spec, status, Observed(job, coordination=Coordination()), NOW)
     try:
-        return made, [render.pod(job, spec, ordinal, CONFIG) for ordinal in made.create[:2]], ""
-    except render.TemplateInvalid as error:
+        return made, [manifest.pod(job, spec, ordinal, CONFIG) for ordinal in made.create[:2]], ""
+    except manifest.TemplateInvalid as error:
         return made, [], str(error)
 
 
@@ -151,7 +153,7 @@ def check(body: dict[str, Any]) -> str:
         assert [c["command"][:3] for c in pod["spec"]["containers"] if c.get("command", [])[:1] == ["elastrain"]]
     if made.status:
         json.dumps(made.status.model_dump(mode="json", by_alias=True), allow_nan=False)
-    assert len(made.create) <= scale.BATCH
+    assert len(made.create) <= workers.BATCH
     return said
 
 
@@ -215,17 +217,17 @@ def test_words_name_field_value_and_rule(spec, words):
 
 def test_job_of_two_thousand_million_workers_is_created_bit_by_bit():
     made, pods, said = outcome({"metadata": META, "spec": {"maxReplicas": 2**31 - 1, "template": TEMPLATE}})
-    assert (len(made.create), len(pods), said) == (scale.BATCH, 2, "")
+    assert (len(made.create), len(pods), said) == (workers.BATCH, 2, "")
 
 
 @pytest.mark.parametrize("label", ["-1", "99999999999999999999", "one", ""])
 def test_pod_with_a_label_that_we_never_gave_is_no_worker(pod_body, label):
     body = pod_body(0)
     body["metadata"]["labels"][names.LABEL_ORDINAL] = label
-    assert observe.pod(body) is None
+    assert parse.pod(body) is None
 
 
 def test_endless_grace_is_for_ever(pod_body):
     body = pod_body(0)
     body["spec"]["terminationGracePeriodSeconds"] = 2**63 - 1
-    assert drain.deadline(observe.pod(body), NOW, 30.0).year > 2060
+    assert drain.deadline(parse.pod(body), NOW, 30.0).year > 2060

@@ -10,13 +10,13 @@ import pytest
 
 from conditions import until
 from elastrain_operator import capacity as capacity_module
-from elastrain_operator import reflector as reflector_module
 from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Policy
 from elastrain_operator.capacity import Capacity
-from elastrain_operator.inventory import Inventory
-from elastrain_operator.kube import ApiError
+from elastrain_operator.kube.client import ApiError
 from elastrain_operator.model import Pod
-from elastrain_operator.reflector import Reflector
+from elastrain_operator.observe import reflector as reflector_module
+from elastrain_operator.observe.inventory import Inventory
+from elastrain_operator.observe.reflector import Reflector
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"

@@ -9,7 +9,7 @@ import pytest
 
 from elastrain.api.records import Outcome, Termination
 from elastrain_operator.model import Cause, Ending, Pod
-from elastrain_operator.policy.causes import judge
+from elastrain_operator.policy.losses.causes import judge
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 POD = Pod("job-1", "uid-1", 1, NOW, started=True)

@@ -10,8 +10,8 @@ import pytest
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, Progress, Target
 from elastrain.etcd import Batch, Delete, EtcdDenied, EtcdUnavailable, KeyValue, Put, WatchState
-from elastrain_operator import coordination
-from elastrain_operator.coordination import Mirror
+from elastrain_operator.observe import records as coordination
+from elastrain_operator.observe.records import Mirror
 
 KEYS = JobKeys("ns", "job", "uid")
 TARGET = Target(min=1, max=2, desired=2, reason="Start")

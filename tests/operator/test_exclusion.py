@@ -8,11 +8,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from elastrain.api.job import JobStatus, PairsSpec, PreflightSpec
-from elastrain_operator import fitness, observe
 from elastrain_operator.model import Cause, Coordination, Ending, JobRef, Loss, Observed, Pod
+from elastrain_operator.observe import parse
 from elastrain_operator.plan import plan
-from elastrain_operator.policy import causes, exclusion
-from elastrain_operator.policy.exclusion import Ledger
+from elastrain_operator.pod import nodecheck
+from elastrain_operator.policy.losses import causes, exclusion
+from elastrain_operator.policy.losses.exclusion import Ledger
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 COOLDOWN = 600
@@ -118,7 +119,7 @@ def test_check_that_could_not_run_is_not_the_node_s_fault(pod_body, code, cause,
     check = {"name": "elastrain-preflight", "state": {"terminated": ended}}
     body = pod_body(phase="Failed", status={"initContainerStatuses": [check]})
     body["spec"]["nodeName"] = "a"
-    found = causes.judge(observe.pod(body))
+    found = causes.judge(parse.pod(body))
     assert (found.cause, found.reason) == (cause, reason)
     assert found.pod.node == "a"
 
@@ -129,7 +130,7 @@ def test_pod_keeps_off_each_node_in_each_alternative_of_its_template():
     zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [z]}]} for z in ("x", "y")]
     pods = {"podAntiAffinity": {"kept": True}}
     body = {"affinity": {**pods, "nodeAffinity": {key: {"nodeSelectorTerms": zones}, "preferred": 1}}}
-    fitness.keep_off(body, ("b", "a"))
+    nodecheck.keep_off(body, ("b", "a"))
     refused = [{"key": "metadata.name", "operator": "NotIn", "values": [n]} for n in ("a", "b")]
     assert body["affinity"]["podAntiAffinity"] == {"kept": True}
     assert body["affinity"]["nodeAffinity"]["preferred"] == 1
@@ -141,9 +142,9 @@ def test_pod_keeps_off_each_node_in_each_alternative_of_its_template():
 @pytest.mark.parametrize("affinity", ["here", {"nodeAffinity": 1}, {"nodeAffinity": {}}, None])
 def test_affinity_of_any_shape_is_survived(affinity):
     body = {"affinity": affinity}
-    fitness.keep_off(body, ())
+    nodecheck.keep_off(body, ())
     assert body == {"affinity": affinity}
-    fitness.keep_off(body, ("a",))
+    nodecheck.keep_off(body, ("a",))
 
 
 def test_check_runs_first_with_the_trainer_s_image_user_and_devices():
@@ -158,7 +159,7 @@ def test_check_runs_first_with_the_trainer_s_image_user_and_devices():
         "ports": [{"containerPort": 1}],
     }
     body = {"initContainers": [{"name": "fetch"}], "containers": [trainer]}
-    fitness.check_first(body, trainer, PreflightSpec(min_bandwidth=1500), 8)
+    nodecheck.check_first(body, trainer, PreflightSpec(min_bandwidth=1500), 8)
     check, fetch = body["initContainers"]
     assert fetch == {"name": "fetch"}
     assert check["command"] == [
@@ -169,7 +170,7 @@ def test_check_runs_first_with_the_trainer_s_image_user_and_devices():
     )  # fmt: skip
     assert check["volumeMounts"] == mounts[1:]
     assert "ports" not in check
-    fitness.check_first(body, trainer, None, 8)
+    nodecheck.check_first(body, trainer, None, 8)
     assert len(body["initContainers"]) == 2
 
 
@@ -177,9 +178,9 @@ def test_check_can_meet_others_if_pairs_are_wanted():
     trainer = {"name": "trainer", "image": "i", "env": [{"name": "ELASTRAIN_JOB", "value": "j"}]}
     body = {"containers": [trainer]}
     wanted = PreflightSpec(pairs=PairsSpec(wait_seconds=30))
-    fitness.check_first(body, trainer, wanted, 0)
+    nodecheck.check_first(body, trainer, wanted, 0)
     trainer["volumeMounts"] = [{"name": "data", "mountPath": "/data"}, {"name": "login", "mountPath": "/etc/login"}]
-    fitness.let_meet(body, trainer, wanted, "/etc/login")
+    nodecheck.let_meet(body, trainer, wanted, "/etc/login")
     (check,) = body["initContainers"]
     assert check["command"][-1] == "--pairs-wait=30"
     assert check["env"] == trainer["env"]
@@ -190,9 +191,9 @@ def test_check_gets_no_credentials_if_pairs_are_not_wanted():
     trainer = {"name": "trainer", "image": "i"}
     body = {"containers": [trainer]}
     for wanted in (None, PreflightSpec()):
-        fitness.check_first(body, trainer, wanted, 0)
+        nodecheck.check_first(body, trainer, wanted, 0)
         trainer |= {"env": [{"name": "ELASTRAIN_JOB"}], "volumeMounts": [{"name": "login", "mountPath": "/etc/login"}]}
-        fitness.let_meet(body, trainer, wanted, "/etc/login")
+        nodecheck.let_meet(body, trainer, wanted, "/etc/login")
         trainer = {"name": "trainer", "image": "i"}
     (check,) = body["initContainers"]
     assert (check.get("env"), check["volumeMounts"]) == (None, [])

@@ -9,8 +9,9 @@ import pytest
 from elastrain.api.job import ConditionType, JobStatus, RestartCounts
 from elastrain.api.records import Outcome, Termination
 from elastrain_operator.model import Cause, Ending, Loss, Pod
-from elastrain_operator.policy import news, verdict
-from elastrain_operator.policy.failures import QUOTE_CHARS, TAIL_CHARS, last_failure, last_lines, quote
+from elastrain_operator.policy.ending import verdict
+from elastrain_operator.policy.losses.failures import QUOTE_CHARS, TAIL_CHARS, last_failure, last_lines, quote
+from elastrain_operator.policy.report import events
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -66,15 +67,15 @@ def test_condition_and_event_of_a_failed_job_end_with_the_last_line_of_the_log()
 
 
 def _events(made: verdict.Verdict):
-    from elastrain_operator.policy import conditions
+    from elastrain_operator.policy.report import conditions
 
     assert made.condition is ConditionType.FAILED
     new = JobStatus(conditions=conditions.merge([], conditions.ended(made), 1, NOW))
-    return news.notices(JobStatus(), new, None, None, ())
+    return events.notices(JobStatus(), new, None, None, ())
 
 
 def test_the_event_of_a_loss_has_the_last_lines_too():
-    (told,) = news.notices(JobStatus(), JobStatus(), None, None, [failed(1, ago=5, log="a\nlast line")])
+    (told,) = events.notices(JobStatus(), JobStatus(), None, None, [failed(1, ago=5, log="a\nlast line")])
     assert told.message.endswith("(user: ScriptFailed)\na\nlast line")
 
 

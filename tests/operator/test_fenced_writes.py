@@ -11,8 +11,8 @@ import pytest
 import yaml
 from aiohttp import web
 
-from elastrain_operator.access import Access
-from elastrain_operator.kube import ApiError, Kube, NotLeading
+from elastrain_operator.kube.access import Access
+from elastrain_operator.kube.client import ApiError, Kube, NotLeading
 
 WRITES: dict[str, Callable[[Kube], Awaitable[object]]] = {
     "status": lambda kube: kube.patch_status("ns", "job", {"phase": "Running"}),

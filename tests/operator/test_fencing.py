@@ -10,8 +10,8 @@ import pytest
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
 from elastrain_operator.config import LeaseName
-from elastrain_operator.fencing import FencedEtcd, fence_key
-from elastrain_operator.kube import ApiError, NotLeading
+from elastrain_operator.kube.client import ApiError, NotLeading
+from elastrain_operator.leader.fencing import FencedEtcd, fence_key
 
 LEASE = LeaseName(namespace="here", name="operator")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from elastrain.etcd import EtcdConfig
-from elastrain_operator import furnish, render
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import JobRef
-from elastrain_operator.render import TemplateInvalid
+from elastrain_operator.pod import defaults, manifest
+from elastrain_operator.pod.manifest import TemplateInvalid
 
 JOB = JobRef("team-a", "digits", "0f0e", 3)
 CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
@@ -21,7 +21,7 @@ def worker(make_spec):
     def made(container=None, pod=None, **fields):
         trainer = {"name": "trainer", "image": "i", "command": ["python"], **(container or {})}
         template = {"spec": {"containers": [trainer], **(pod or {})}}
-        body = render.pod(JOB, make_spec(template=template, **fields), 0, CONFIG)["spec"]
+        body = manifest.pod(JOB, make_spec(template=template, **fields), 0, CONFIG)["spec"]
         return body, body["containers"][0]
 
     return made
@@ -36,7 +36,7 @@ def variable(trainer, name):
 
 
 def shm(body):
-    return next((v["emptyDir"] for v in body.get("volumes", []) if v["name"] == furnish.SHM_VOLUME), None)
+    return next((v["emptyDir"] for v in body.get("volumes", []) if v["name"] == defaults.SHM_VOLUME), None)
 
 
 # ---- ranks -----------------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def test_worker_is_refused_if_nobody_can_tell_its_accelerator(worker):
 def test_shared_memory_is_half_of_the_memory_limit(worker, memory, size):
     body, trainer = worker(limits(memory=memory))
     assert shm(body) == {"medium": "Memory"} | ({"sizeLimit": size} if size else {})
-    assert {"name": furnish.SHM_VOLUME, "mountPath": "/dev/shm"} in trainer["volumeMounts"]
+    assert {"name": defaults.SHM_VOLUME, "mountPath": "/dev/shm"} in trainer["volumeMounts"]
 
 
 def test_shared_memory_is_what_the_node_gives_if_there_is_no_limit(worker):
@@ -119,6 +119,6 @@ def test_cpu_only_workers_prefer_different_hosts_and_others_do_not(worker):
      ({"resources": {"limits": {"memory": {}}}}, {}, "containers[0].resources.limits.memory")],
 )  # fmt: skip
 def test_wrong_shape_is_refused_by_name(worker, container, pod, field):
-    with pytest.raises(render.TemplateInvalid) as refused:
+    with pytest.raises(manifest.TemplateInvalid) as refused:
         worker(container, pod, nprocPerNode="auto")
     assert str(refused.value).startswith(f"spec.template.spec.{field}: ")

@@ -10,7 +10,7 @@ import pytest
 from elastrain.api.job import ConditionType, GenerationStatus, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Health, Member
 from elastrain_operator.model import Coordination, Severity
-from elastrain_operator.policy import health, news
+from elastrain_operator.policy.report import events, health
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=5)
@@ -86,7 +86,7 @@ def test_a_thousand_stragglers_fill_no_status():
 # ---- events ----------------------------------------------------------------------------------------------------------
 def told(before, after, **fields) -> list[tuple[str, str]]:
     old, new = JobStatus(unhealthy_workers=before), JobStatus(unhealthy_workers=after, **fields)
-    return [(n.reason, n.severity) for n in news.notices(old, new, None, None, ())]
+    return [(n.reason, n.severity) for n in events.notices(old, new, None, None, ())]
 
 
 def test_each_accusation_is_told_once_and_its_end_too():

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from elastrain.api import names
-from elastrain_operator import jobs
-from elastrain_operator.kube import ApiError
+from elastrain_operator.kube.client import ApiError
+from elastrain_operator.observe import jobs
 from scripted_watch import ScriptedWatch
 
 pytestmark = pytest.mark.usefixtures("quick_reflector")

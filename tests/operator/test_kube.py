@@ -10,9 +10,10 @@ import kopf
 import pytest
 from aiohttp import web
 
-from elastrain_operator import access, kube
-from elastrain_operator.access import Access
-from elastrain_operator.kube import ApiError, Kube
+from elastrain_operator.kube import access
+from elastrain_operator.kube import client as kube
+from elastrain_operator.kube.access import Access
+from elastrain_operator.kube.client import ApiError, Kube
 
 SELECTOR = {"labelSelector": "a=b"}
 POD = {"metadata": {"name": "job-0"}}

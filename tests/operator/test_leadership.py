@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrain_operator.leadership import (
+from elastrain_operator.leader.decide import (
     Acquire,
     Record,
     Renew,

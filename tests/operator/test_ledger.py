@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from elastrain.api.job import AcceleratorSeconds, GenerationStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Progress, Rescale, Target
 from elastrain_operator.model import Coordination, Ending, Pod
-from elastrain_operator.policy import ledger
-from elastrain_operator.policy.ledger import Place, account, continued, place, rounded
+from elastrain_operator.policy.report import accelerator_seconds
+from elastrain_operator.policy.report.accelerator_seconds import Place, account, continued, place, rounded
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 PARTS = ("training", "rescaling", "waiting", "redone", "spare")
@@ -154,11 +154,11 @@ def test_between_passes_the_books_go_on_as_they_were():
 
 def test_time_alone_is_no_news_and_a_change_of_use_is():
     later = account(TRAINING, PODS, TRAIN, report(), at(10))
-    assert not ledger.is_news(TRAINING, later)
-    assert ledger.is_news(later, later.model_copy(update={"use": "rescaling"}))
-    assert ledger.is_news(later, later.model_copy(update={"held": 2}))
-    assert not ledger.is_news(later, later.model_copy(update={"held": 6})), "new pods speak for themselves"
-    assert ledger.is_news(None, later)
+    assert not accelerator_seconds.is_news(TRAINING, later)
+    assert accelerator_seconds.is_news(later, later.model_copy(update={"use": "rescaling"}))
+    assert accelerator_seconds.is_news(later, later.model_copy(update={"held": 2}))
+    assert not accelerator_seconds.is_news(later, later.model_copy(update={"held": 6})), "new pods speak for themselves"
+    assert accelerator_seconds.is_news(None, later)
 
 
 # ---- who trains ------------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class History:
         assert total(self.books) == pytest.approx(self.held, abs=self.slack), "the parts add up to what was held"
         assert self.books.owed_redone >= 0
         assert self.books.in_generation <= self.books.held
-        if wrote or ledger.is_news(self.written, self.books):
+        if wrote or accelerator_seconds.is_news(self.written, self.books):
             self.written = rounded(self.books)
 
     def happen(self, what: object) -> None:

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from conditions import until
-from elastrain_operator import loops, observe
+from elastrain_operator import loops
 from elastrain_operator.model import Trouble
+from elastrain_operator.observe import parse
 from loop_world import World, body, run
 
 pytestmark = pytest.mark.usefixtures("quick_loops")
@@ -60,10 +61,10 @@ def test_pod_that_looks_as_it_was_created_makes_no_pass():
     async def scenario(world, jobs):
         before = world.passes
         for pod in world.pods.values():
-            jobs.pod_seen("uid", observe.pod(pod))
+            jobs.pod_seen("uid", parse.pod(pod))
         await asyncio.sleep(0.05)
         assert world.passes == before
-        running = observe.pod({**world.pods["job-0"], "status": {"phase": "Succeeded"}})
+        running = parse.pod({**world.pods["job-0"], "status": {"phase": "Succeeded"}})
         jobs.pod_seen("uid", running)
         await until(lambda: world.passes > before, "a pass for a pod that has changed")
 
@@ -93,7 +94,7 @@ def test_job_rests_for_as_long_as_a_pass_took_within_bounds(monkeypatch, took, a
 
 def test_start_that_goes_on_as_expected_is_looked_at_later_and_trouble_at_once(monkeypatch):
     async def scenario(world, jobs):
-        before, pods = world.passes, [observe.pod(p) for p in world.pods.values()]
+        before, pods = world.passes, [parse.pod(p) for p in world.pods.values()]
         monkeypatch.setattr(loops, "ROUTINE", 60.0)
         for pod in pods:
             jobs.pod_seen("uid", replace(pod, node="node-1", bound=pod.created))
@@ -113,7 +114,7 @@ def test_what_waits_is_looked_at_by_the_earliest_of_its_times(monkeypatch):
     async def scenario(world, jobs):
         before = world.passes
         jobs.wake_later("uid")
-        [pod, _] = (observe.pod(p) for p in world.pods.values())
+        [pod, _] = (parse.pod(p) for p in world.pods.values())
         jobs.pod_seen("uid", replace(pod, node="node-1"))
         await until(lambda: world.passes > before, "a pass long before the next status")
 

@@ -8,8 +8,9 @@ from datetime import timedelta
 import pytest
 
 from conditions import until
-from elastrain_operator import loops, observe, plan
-from elastrain_operator.kube import ApiError
+from elastrain_operator import loops, plan
+from elastrain_operator.kube.client import ApiError
+from elastrain_operator.observe import parse
 from loop_world import body, named, run
 
 pytestmark = pytest.mark.usefixtures("quick_loops")
@@ -23,7 +24,7 @@ def test_pods_are_created_once_though_the_watch_is_late():
             jobs.wake("uid")
             await asyncio.sleep(0.02)
         assert set(world.pods) == {"job-0", "job-1"}
-        world.watched = [observe.pod(p) for p in world.pods.values()]
+        world.watched = [parse.pod(p) for p in world.pods.values()]
         jobs.wake("uid")
         await asyncio.sleep(0.02)
         assert set(world.pods) == {"job-0", "job-1"}
@@ -77,7 +78,7 @@ def test_job_stands_still_if_nothing_answers_and_converges_afterwards_with_the_s
     async def scenario(world, jobs):
         jobs.see(body(), lambda _: world.watched)
         await until(lambda: len(world.pods) == 2, "two pods")
-        world.watched = [observe.pod(p) for p in world.pods.values()]
+        world.watched = [parse.pod(p) for p in world.pods.values()]
         before = dict(world.pods)
         world.down = True
         jobs.see(body(replicas=1), lambda _: world.watched)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from elastrain.api.records import Progress
-from elastrain_operator.policy.pace import eta_seconds, progress_status, samples_per_second
+from elastrain_operator.policy.report.pace import eta_seconds, progress_status, samples_per_second
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from elastrain.api.job import JobStatus
-from elastrain_operator import observe
 from elastrain_operator.model import Coordination, JobRef, Observed, Pod, Trouble
+from elastrain_operator.observe import parse
 from elastrain_operator.plan import plan
-from elastrain_operator.policy import pending
+from elastrain_operator.policy.losses import pending
 from workers import worker
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -101,7 +101,7 @@ def test_nothing_is_late_if_there_is_no_deadline(make_spec):
 
 def test_pod_in_a_queue_is_seen_as_such(pod_body):
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "Scheduling is blocked"}
-    assert observe.pod(pod_body(conditions=[gated])).trouble.reason == pending.QUEUED
+    assert parse.pod(pod_body(conditions=[gated])).trouble.reason == pending.QUEUED
 
 
 def test_longest_wait_is_named_first():

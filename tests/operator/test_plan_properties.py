@@ -17,7 +17,10 @@ from elastrain.api.records import Generation, GenerationMember, Member, Outcome,
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod
 from elastrain_operator.plan import plan
-from elastrain_operator.policy import leaving, losses, size, verdict
+from elastrain_operator.policy.ending import verdict
+from elastrain_operator.policy.losses import lost
+from elastrain_operator.policy.size import leaving
+from elastrain_operator.policy.size import wanted as size
 
 JOB = JobRef("default", "job", "uid", 1)
 LIMIT = 3
@@ -85,7 +88,7 @@ class World:
         status = made.status or self.status
         asked = set(leaving.since(status))
         ended = verdict.standing(status) is not None
-        silent = {p.name for p in seen.pods if losses.is_silent(p, seen.coordination)}
+        silent = {p.name for p in seen.pods if lost.is_silent(p, seen.coordination)}
         staying = [
             p for p in seen.pods
             if not p.ending and not p.terminating and p.name not in asked and p.name not in silent

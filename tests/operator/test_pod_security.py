@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from elastrain.etcd import EtcdConfig
-from elastrain_operator import render
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import JobRef
+from elastrain_operator.pod import manifest
 
 WORKER_ETCD = WorkerEtcd(endpoints="etcd:2379", secret="etcd", user=True, ca=True)
 CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WORKER_ETCD)
@@ -75,7 +75,7 @@ def _container(pod: dict[str, Any], container: dict[str, Any]) -> Iterator[str]:
 def worker(make_spec: Any, **pod_spec: Any) -> dict[str, Any]:
     container = {"name": "trainer", "image": "trainer:1", "command": ["train"], **pod_spec.pop("trainer", {})}
     spec = make_spec(template={"spec": {"containers": [container], **pod_spec}})
-    return render.pod(JobRef("ns", "job", "00000000-0000-0000-0000-000000000000", 1), spec, 0, CONFIG)
+    return manifest.pod(JobRef("ns", "job", "00000000-0000-0000-0000-000000000000", 1), spec, 0, CONFIG)
 
 
 # ---- what we render --------------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ import pytest
 
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
-from elastrain_operator import pods as pods_module
-from elastrain_operator.kube import ApiError
-from elastrain_operator.pods import Pods
+from elastrain_operator.kube.client import ApiError
+from elastrain_operator.observe import pods as pods_module
+from elastrain_operator.observe.pods import Pods
 from scripted_watch import ScriptedWatch
 
 pytestmark = pytest.mark.usefixtures("quick_reflector")

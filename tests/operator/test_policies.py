@@ -20,8 +20,11 @@ from elastrain.api.records import (
     Termination,
 )
 from elastrain_operator.model import Cause, Coordination, Ending, Loss, Pod
-from elastrain_operator.policy import clean, conditions, drain, news, progress, restarts, scale, targets, ttl, verdict
-from elastrain_operator.policy.conditions import Claim
+from elastrain_operator.policy.ending import clean, ttl, verdict
+from elastrain_operator.policy.losses import restarts
+from elastrain_operator.policy.report import conditions, events, progress
+from elastrain_operator.policy.report.conditions import Claim
+from elastrain_operator.policy.size import drain, target, workers
 from workers import worker
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -55,11 +58,11 @@ def records(*names: str, number: int = 1, adopted: int | None = None, **fields) 
 # ---- who comes -------------------------------------------------------------------------------------------------------
 def test_leaving_terminating_silent_and_ended_pods_are_no_workers():
     pods = (pod(0), pod(1), pod(2, terminating=True), pod(3), ended(4))
-    assert scale.active(pods, {"job-1"}, {"job-3"}) == (pods[0],)
+    assert workers.active(pods, {"job-1"}, {"job-3"}) == (pods[0],)
 
 
 def test_refused_ordinals_are_used_before_new_ones_and_never_twice():
-    assert scale.ordinals(3, (2, 3), (pod(3), pod(5)), 4) == (2, 6, 7)
+    assert workers.ordinals(3, (2, 3), (pod(3), pod(5)), 4) == (2, 6, 7)
 
 
 def test_leaving_worker_is_released_only_by_its_end_its_silence_or_its_deadline():
@@ -205,7 +208,7 @@ def test_ttl_runs_from_completion():
 def test_target_says_why_its_size_changed(make_spec, before, replicas, suspend, reason):
     previous = None if before is None else Target(min=1, max=4, desired=before, reason="Before")
     desired = 0 if suspend else replicas
-    made = targets.target(make_spec(replicas=replicas, suspend=suspend), desired, previous, (), stop=False)
+    made = target.target(make_spec(replicas=replicas, suspend=suspend), desired, previous, (), stop=False)
     assert (made.desired, made.reason) == (desired, reason)
 
 
@@ -243,7 +246,7 @@ def test_transition_time_moves_only_if_the_status_changes():
 
 
 def told(old: JobStatus, new: JobStatus) -> list[str]:
-    return [n.reason for n in news.notices(old, new, None, None, ())]
+    return [n.reason for n in events.notices(old, new, None, None, ())]
 
 
 def status(kind: ConditionType, truth: str, reason: str, message: str = "") -> JobStatus:

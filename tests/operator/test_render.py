@@ -11,9 +11,9 @@ import yaml
 
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
-from elastrain_operator import render
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import JobRef
+from elastrain_operator.pod import manifest as render
 
 JOB = JobRef("team-a", "digits", "0f0e", 3)
 GOLDEN = Path(__file__).parent / "golden"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain_operator import nodes, resources
 from elastrain_operator.allocation.model import Kind, Place, Requirement, Taint, Toleration
+from elastrain_operator.observe import nodes, resources
 
 GPU = "nvidia.com/gpu"
 

@@ -13,7 +13,7 @@ from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Termination
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod, Refusal, Trouble
 from elastrain_operator.plan import plan
-from elastrain_operator.policy import leaving, rollout
+from elastrain_operator.policy.size import leaving, rollout
 
 JOB = JobRef("default", "job", "uid", 1)
 DRAINED = Termination(outcome=Outcome.DRAINED)

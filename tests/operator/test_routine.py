@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from elastrain_operator.model import Ending, Pod, Trouble
-from elastrain_operator.policy.routine import is_routine
+from elastrain_operator.policy.report.routine import is_routine
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 CREATED = Pod("job-0", "uid-0", 0, NOW)

@@ -11,7 +11,7 @@ from elastrain.api.records import Generation, GenerationMember, Member, Progress
 from elastrain_operator.allocation.model import Held, Share, Worker
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Pod
 from elastrain_operator.plan import plan
-from elastrain_operator.policy import size
+from elastrain_operator.policy.size import wanted as size
 from workers import worker
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from elastrain.api.job import GenerationStatus, JobSpec, JobStatus, SparesStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Target, Termination
 from elastrain.etcd import EtcdConfig
-from elastrain_operator import render
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod
 from elastrain_operator.plan import plan
-from elastrain_operator.policy import ledger, rollout, spares, victims
+from elastrain_operator.pod import manifest
+from elastrain_operator.policy.report import accelerator_seconds
+from elastrain_operator.policy.size import rollout, spares, victims
 from workers import worker
 
 JOB = JobRef("default", "job", "uid", 1)
@@ -120,32 +121,34 @@ CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(
 
 
 def test_a_spare_prefers_a_node_without_workers_of_its_job():
-    body = render.pod(JOB, spec(), 3, CONFIG, ("bad",), stands_by=True)["spec"]["affinity"]
+    body = manifest.pod(JOB, spec(), 3, CONFIG, ("bad",), stands_by=True)["spec"]["affinity"]
     (preferred,) = body["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert preferred["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
     assert preferred["podAffinityTerm"]["labelSelector"]["matchLabels"] == {"elastrain.dev/job-uid": "uid"}
     assert "nodeAffinity" in body, "bad nodes are kept off all the same"
-    ordinary = render.pod(JOB, spec(), 2, CONFIG)
+    ordinary = manifest.pod(JOB, spec(), 2, CONFIG)
     assert "affinity" not in ordinary["spec"], "other workers go where the scheduler likes"
-    assert render.sibling(ordinary, JOB, 3, stands_by=True) == render.pod(JOB, spec(), 3, CONFIG, stands_by=True)
+    assert manifest.sibling(ordinary, JOB, 3, stands_by=True) == manifest.pod(JOB, spec(), 3, CONFIG, stands_by=True)
     assert "affinity" not in ordinary["spec"], "what siblings share is left alone"
 
 
 def test_a_spare_s_template_has_the_last_word_about_anti_affinity():
     own = template()
     own["spec"]["affinity"] = {"podAntiAffinity": {}}
-    body = render.pod(JOB, spec(template=own), 3, CONFIG, stands_by=True)["spec"]
+    body = manifest.pod(JOB, spec(template=own), 3, CONFIG, stands_by=True)["spec"]
     assert body["affinity"] == {"podAntiAffinity": {}}
 
 
 # ---- what it costs --------------------------------------------------------------------------------------------------
 def test_accelerator_seconds_of_a_spare_are_booked_as_such():
     pods = tuple(pod(i, bound=START) for i in range(3))
-    place = ledger.Place(frozenset({"job-0", "job-1"}), "training", frozenset({"job-2"}))
-    books = ledger.account(None, pods, place, None, START)
-    later = ledger.account(books, pods, None, None, START + timedelta(seconds=10))
+    place = accelerator_seconds.Place(frozenset({"job-0", "job-1"}), "training", frozenset({"job-2"}))
+    books = accelerator_seconds.account(None, pods, place, None, START)
+    later = accelerator_seconds.account(books, pods, None, None, START + timedelta(seconds=10))
     assert (later.training, later.spare, later.waiting) == (20, 10, 0)
-    assert ledger.continued(later, START + timedelta(seconds=20)).spare == 20, "etcd's silence changes nothing"
+    assert accelerator_seconds.continued(later, START + timedelta(seconds=20)).spare == 20, (
+        "etcd's silence changes nothing"
+    )
 
 
 # ---- a whole life ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from elastrain.api.job import JobStatus
 from elastrain.api.records import Progress
 from elastrain_operator.model import Cause, Coordination, JobRef, Loss, Observed, Pod
 from elastrain_operator.plan import plan
-from elastrain_operator.policy import streak
+from elastrain_operator.policy.losses import streak
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = JobRef("default", "job", "uid", 1)

@@ -9,7 +9,7 @@ import pytest
 from elastrain.api.job import SuccessPolicy
 from elastrain.api.records import Generation, GenerationMember, Outcome, Progress, Termination
 from elastrain_operator.model import Coordination, Ending, Pod
-from elastrain_operator.policy import success
+from elastrain_operator.policy.ending import success
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 FINISHED = Termination(outcome=Outcome.FINISHED, step=9)

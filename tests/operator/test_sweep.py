@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from elastrain.api.keys import JobKeys
-from elastrain_operator import sweep
-from elastrain_operator.kube import ApiError
-from elastrain_operator.sweep import Sweeper
+from elastrain_operator.apply import sweep
+from elastrain_operator.apply.sweep import Sweeper
+from elastrain_operator.kube.client import ApiError
 
 ONE, TWO, THREE = (JobKeys("ns", name, f"uid-{name}") for name in ("one", "two", "three"))
 

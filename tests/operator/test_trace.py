@@ -9,10 +9,11 @@ from elastrain import tracing
 from elastrain.api.job import GenerationStatus, JobSpec, JobStatus
 from elastrain.etcd import EtcdConfig
 from elastrain.tracing import Tracer
-from elastrain_operator import render, trace
+from elastrain_operator import tracing as trace
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import JobRef
-from elastrain_operator.trace import Traces
+from elastrain_operator.pod import manifest
+from elastrain_operator.tracing import Traces
 
 JOB = JobRef("default", "digits", "uid-1", 1)
 
@@ -87,7 +88,7 @@ def environment_of_a_worker(*own: dict[str, str], endpoint: str) -> list[dict[st
     )
     container = {"name": "trainer", "image": "i", "command": ["python"], "env": list(own)}
     spec = JobSpec.model_validate({"maxReplicas": 2, "template": {"spec": {"containers": [container]}}})
-    environment = render.pod(JOB, spec, 0, config)["spec"]["containers"][0]["env"]
+    environment = manifest.pod(JOB, spec, 0, config)["spec"]["containers"][0]["env"]
     return [e for e in environment if e["name"].startswith("OTEL")]
 
 

@@ -14,11 +14,11 @@ from pydantic import SecretBytes
 from elastrain.api.issued import Issued
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable, EtcdUsers
-from elastrain_operator import vault as vaults
+from elastrain_operator.apply import credentials as vaults
+from elastrain_operator.apply.credentials import Vault
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.kube import ApiError
+from elastrain_operator.kube.client import ApiError
 from elastrain_operator.model import JobRef, Outage
-from elastrain_operator.vault import Vault
 
 JOB = JobRef("ns", "job", "uid-1234567", 1)
 KEYS = JobKeys("ns", "job", "uid-1234567")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from elastrain.api.records import Generation, GenerationMember, Health, Member
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Coordination, Pod
-from elastrain_operator.policy import victims
+from elastrain_operator.policy.size import victims
 from workers import worker
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.pairs.decide import (
+from elastrain.nodecheck.decide import (
     MOST_ROUNDS,
     MOST_SEATS,
     SLOW_FACTOR,
@@ -18,7 +18,7 @@ from elastrain.pairs.decide import (
     next_round,
     seats,
 )
-from elastrain.pairs.records import Contestant, Report
+from elastrain.nodecheck.records import Contestant, Report
 
 GOOD = {"latency": 0.0005, "rate": 10.0}
 

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastrain import preflight
 from elastrain.api import names
 from elastrain.api.records import Member, Target
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.pairs import enter, meet
-from elastrain.pairs.meet import Check, Verdict, by_process
-from elastrain.pairs.records import Contestant, Heat
+from elastrain.nodecheck import enter, preflight, rounds
+from elastrain.nodecheck.records import Contestant, Heat
+from elastrain.nodecheck.rounds import Check, Verdict, by_process
 
 SICK_PORT = 666
 
@@ -110,7 +109,7 @@ def test_verdict_is_unknown_if_the_leading_check_dies(client, job_keys, checks):
 
 
 def test_verdict_is_unknown_if_nobody_forms_a_heat(client, job_keys, checks, monkeypatch):
-    monkeypatch.setattr(meet, "FORM_SECONDS", 0.2)
+    monkeypatch.setattr(rounds, "FORM_SECONDS", 0.2)
     older = Contestant(id="w0.x", worker="w0", node="a", address="1", port=1)
     client.put(job_keys.pairs_contestant(older.id), older.encode())
     assert checks({"w1": "b"}, wait=0.1)["w1"].unknown.startswith("no heat was formed within")
@@ -128,7 +127,7 @@ def test_verdict_is_unknown_if_etcd_is_away(etcd_factory, job_keys):
 @pytest.mark.slow
 def test_two_processes_sum_and_say_how_fast(etcd, job_keys):
     with enter.reserved("127.0.0.1") as port:
-        command = [sys.executable, "-m", "elastrain.pairs.match", "127.0.0.1", str(port.getsockname()[1])]
+        command = [sys.executable, "-m", "elastrain.nodecheck.trial", "127.0.0.1", str(port.getsockname()[1])]
         ends = [
             subprocess.Popen([*command, str(rank), "127.0.0.1", "gloo"], stdout=subprocess.PIPE, text=True)
             for rank in (0, 1)
@@ -142,7 +141,7 @@ def test_match_fails_with_words_if_the_partner_does_not_come(monkeypatch):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        monkeypatch.setattr(meet, "MATCH_SECONDS", 1.0)  # it accepts, and says nothing
+        monkeypatch.setattr(rounds, "MATCH_SECONDS", 1.0)  # it accepts, and says nothing
         with pytest.raises(RuntimeError, match="no sum within 1 s"):
             by_process("gloo")("127.0.0.1", listening.getsockname()[1], 1, "127.0.0.1")
 

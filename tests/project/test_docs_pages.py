@@ -16,7 +16,7 @@ import yaml
 
 from elastrain.api import manifest, names
 from elastrain.api.job import ConditionType
-from elastrain.elastic.store import PROTOCOL
+from elastrain.elastic.comm.exchange import PROTOCOL
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -123,8 +123,8 @@ PLACES = {
 """Where calls that make a condition, an event, a loss or a refusal have its reason."""
 FILES = [
     *sorted((ROOT / "operator/elastrain_operator").rglob("*.py")),
-    *sorted((ROOT / "trainer/elastrain/agent").glob("*.py")),
-    *sorted((ROOT / "trainer/elastrain/api").glob("*.py")),
+    *sorted((ROOT / "trainer/elastrain/agent").rglob("*.py")),
+    *sorted((ROOT / "trainer/elastrain/api").rglob("*.py")),
 ]
 NOT_ON_A_CLUSTER = {"Normal", "Warning"}
 
@@ -174,7 +174,7 @@ def documented() -> set[str]:
 
 GENERATIONS = {"Start", "Grow", "Drain", "Lost", "Broken", "Replace", "Suspend", "Stop"}
 COMPOSED = {"InfrastructureLimitExceeded", "PreemptionLimitExceeded"}
-"""Made of a field's name in policy/streak.py."""
+"""Made of a field's name in policy/losses/streak.py."""
 OF_THE_POD = {"Unschedulable"}
 """Kubernetes' own word, passed on."""
 

@@ -10,7 +10,7 @@ from elastrain.api.records import Generation, Member, Phase, Target
 from elastrain.etcd import Batch, Delete, KeyValue, Put, Range
 from elastrain.rendezvous.decide import Timing
 from elastrain.rendezvous.election import Claim, Standing, elect
-from elastrain.rendezvous.seat import LONGEST_REST, Seat, rest_after
+from elastrain.rendezvous.protocol import LONGEST_REST, Seat, rest_after
 
 KEYS = JobKeys("test", "job", "1")
 

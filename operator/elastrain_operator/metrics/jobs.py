@@ -17,7 +17,7 @@ from itertools import accumulate
 from elastrain.api.job import AcceleratorSeconds, JobStatus, LastRescale, RestartCounts, SparesStatus
 from elastrain.api.records import Progress, Rescale
 from elastrain_operator.model import JobRef, Observed
-from elastrain_operator.policy import ledger, pace
+from elastrain_operator.policy.report import accelerator_seconds, pace
 
 PAUSE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Seconds of a pause; a rescale in process takes a fraction of one, a cold start minutes."""
@@ -112,7 +112,7 @@ class JobMeter:
         report = seen.coordination.progress if seen.coordination else None
         before = seen.books or (self.view.books if self.view else None)
         if before is not None:  # what was measured before this operator looked is not counted as new
-            self.tally.add(ledger.fresh(report, before.generation))
+            self.tally.add(accelerator_seconds.fresh(report, before.generation))
         self.view = view(job, status, report, books)
 
 
@@ -240,7 +240,7 @@ class Families:
             self.restarts.add(job, getattr(seen.restarts, cause), cause)
         for health in ("slow", "stuck"):
             self.unhealthy.add(job, seen.unhealthy.get(health, 0), health)
-        books = ledger.continued(seen.books, now)
+        books = accelerator_seconds.continued(seen.books, now)
         self.held.add(job, books.held)
         for use in ("training", "rescaling", "waiting", "redone", "spare"):
             self.seconds.add(job, getattr(books, use), use)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from elastrain.agent import endings
-from elastrain.agent.events import Fenced, Publish, Seen
+from elastrain.agent.core import endings
+from elastrain.agent.core.events import Fenced, Publish, Seen
 from elastrain.agent.settings import Settings
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys

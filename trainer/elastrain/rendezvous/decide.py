@@ -1,6 +1,6 @@
 """Which generation comes next. Pure: the same view, memory and time always give the same action.
 
-The leader runs :func:`remember` and :func:`decide` on every change; :mod:`elastrain.rendezvous.executor` acts on the
+The leader runs :func:`remember` and :func:`decide` on every change; :mod:`elastrain.rendezvous.driver` acts on the
 result. A new leader begins with an empty memory: waits begin anew. Times are seconds of the caller's monotonic clock.
 """
 

@@ -1,6 +1,6 @@
 """A member of a job: one object per agent.
 
-It holds the lease and the member's record; its :class:`~elastrain.rendezvous.executor.Executor` plays the member's part
+It holds the lease and the member's record; its :class:`~elastrain.rendezvous.driver.Executor` plays the member's part
 in the protocol. Its owner changes the own record by :meth:`Membership.update` and hears the rest from the queue of
 :mod:`~elastrain.rendezvous.events`.
 
@@ -31,8 +31,8 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, Phase, Progress
 from elastrain.etcd import EtcdClient, EtcdError, EtcdUnavailable, Lease, LeaseCallbacks
 from elastrain.rendezvous.decide import Action, Timing
+from elastrain.rendezvous.driver import Clock, Executor
 from elastrain.rendezvous.events import MembershipEvent
-from elastrain.rendezvous.executor import Clock, Executor
 from elastrain.rendezvous.progress import ProgressPost
 from elastrain.rendezvous.view import View
 
