@@ -272,7 +272,7 @@ def decisions_page(folder: Path) -> str:
     lines = [
         "# Decisions",
         "",
-        "What was decided, why, against which alternatives, and what is bad about it.",
+        "Each decision with its context, alternatives and drawbacks.",
         "",
         "| | decision |",
         "| --- | --- |",

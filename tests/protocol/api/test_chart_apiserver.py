@@ -43,7 +43,7 @@ def test_notes_teach_the_next_commands(installed: subprocess.CompletedProcess[st
     assert "kubectl -n training rollout status deploy/demo-elastrain" in notes
     assert "kubectl scale etj/NAME --replicas=3" in notes
     assert "etcd.persistence.enabled=true" in notes
-    assert "Careful" not in notes
+    assert "crds.keep is false" not in notes
 
 
 @pytest.mark.usefixtures("installed")  # for its namespace
