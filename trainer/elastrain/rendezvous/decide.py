@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.rendezvous.view import Seen, View
+from elastrain.jobstate import RegisteredMember
+from elastrain.rendezvous.view import View
 
 MAX_OUTSTANDING = 6
 """Proposals that may be newer than the oldest generation in force. Ranks carry, with each step, one readiness flag per
@@ -43,7 +44,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class DecisionState:
     """What must be known beyond the view: since when. Made by :func:`remember` only."""
 
     base: int = 0
@@ -101,7 +102,7 @@ class Nothing:
 Action = Propose | Condemn | Wait | Nothing
 
 
-def remember(memory: Memory, view: View, now: float, timing: Timing = Timing()) -> Memory:
+def remember(memory: DecisionState, view: View, now: float, timing: Timing = Timing()) -> DecisionState:
     """``memory`` after ``view`` was seen at ``now``."""
     number = view.generation.number if view.generation else 0
     if number != memory.base:
@@ -117,7 +118,7 @@ def remember(memory: Memory, view: View, now: float, timing: Timing = Timing()) 
     return memory if view.intact else _count_break(memory, view, now, timing)
 
 
-def _count_break(memory: Memory, view: View, now: float, timing: Timing) -> Memory:
+def _count_break(memory: DecisionState, view: View, now: float, timing: Timing) -> DecisionState:
     """The newest generation has ended unplanned: is it one of a series?"""
     replaced = bool(view.leavers or view.joiners) and not view.lost  # stock torchrun breaks one off to admit a member
     if memory.counted == memory.base or replaced:
@@ -128,7 +129,7 @@ def _count_break(memory: Memory, view: View, now: float, timing: Timing) -> Memo
     return replace(memory, counted=memory.base, counted_step=view.step, breaks=breaks, retry_at=now + pause)
 
 
-def decide(view: View, memory: Memory, now: float, timing: Timing = Timing()) -> Action:
+def decide(view: View, memory: DecisionState, now: float, timing: Timing = Timing()) -> Action:
     """The next thing to do for the job. ``memory`` must come from :func:`remember` with this ``view``."""
     if view.leader != view.self_id:
         return Nothing(f"{view.leader or 'nobody'} leads")
@@ -146,7 +147,7 @@ def _untold(view: View) -> dict[int, str]:
     return {number: why for number, why in view.condemned.items() if number not in view.told}
 
 
-def _next(view: View, memory: Memory, now: float, timing: Timing) -> Action:
+def _next(view: View, memory: DecisionState, now: float, timing: Timing) -> Action:
     """The next generation, or why there is none now."""
     if view.target is None:
         return Nothing("there is no target yet")
@@ -163,7 +164,7 @@ def _next(view: View, memory: Memory, now: float, timing: Timing) -> Action:
     return _planned(view, memory, now, timing, last) if view.intact else _unplanned(view, memory, now, timing, last)
 
 
-def _first(view: View, memory: Memory, now: float, timing: Timing) -> Action:
+def _first(view: View, memory: DecisionState, now: float, timing: Timing) -> Action:
     """Nothing trains: there was no generation yet, everybody was told to stop, or nobody is left of it."""
     assert view.target is not None
     if view.target.desired == 0:
@@ -181,7 +182,7 @@ def _first(view: View, memory: Memory, now: float, timing: Timing) -> Action:
 
 
 def _planned(  # noqa: PLR0911 - one return per rule
-    view: View, memory: Memory, now: float, timing: Timing, last: bool
+    view: View, memory: DecisionState, now: float, timing: Timing, last: bool
 ) -> Action:
     """The newest generation is whole; is another set of members wanted?"""
     assert view.target is not None and view.generation is not None
@@ -204,7 +205,7 @@ def _planned(  # noqa: PLR0911 - one return per rule
     return _propose(view, stayers + joiners, "Grow")
 
 
-def _unplanned(view: View, memory: Memory, now: float, timing: Timing, last: bool) -> Action:
+def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, last: bool) -> Action:
     """The newest generation lost a member or its collectives failed."""
     if view.unready:
         bound = _since(memory.change_since, now) + timing.reenter
@@ -227,7 +228,7 @@ def _unplanned(view: View, memory: Memory, now: float, timing: Timing, last: boo
     return _propose_or_stop(view, stayers + joiners, _why(view, joiners))
 
 
-def _candidates(view: View, last: bool) -> tuple[tuple[Seen, ...], tuple[Seen, ...]]:
+def _candidates(view: View, last: bool) -> tuple[tuple[RegisteredMember, ...], tuple[RegisteredMember, ...]]:
     """Stayers and joiners of the next generation.
 
     The last proposal that fits the slots has only members that train: if one of those is lost, the generation in force
@@ -239,7 +240,7 @@ def _candidates(view: View, last: bool) -> tuple[tuple[Seen, ...], tuple[Seen, .
     return tuple(m for m in view.stayers if view.adopted_by(m) >= in_force), ()
 
 
-def _propose_or_stop(view: View, chosen: tuple[Seen, ...], reason: str) -> Action:
+def _propose_or_stop(view: View, chosen: tuple[RegisteredMember, ...], reason: str) -> Action:
     """The chosen; if they are too few and somebody waits to leave, everybody stops."""
     if len(chosen) >= _least(view):
         return _propose(view, chosen, reason)
@@ -248,7 +249,7 @@ def _propose_or_stop(view: View, chosen: tuple[Seen, ...], reason: str) -> Actio
     return Nothing(f"{len(chosen)} of at least {_least(view)} members are left")
 
 
-def _propose(view: View, chosen: tuple[Seen, ...], reason: str) -> Propose:
+def _propose(view: View, chosen: tuple[RegisteredMember, ...], reason: str) -> Propose:
     members: list[GenerationMember] = []
     offset = 0
     for m in chosen:
@@ -273,7 +274,7 @@ def _propose(view: View, chosen: tuple[Seen, ...], reason: str) -> Propose:
     return Propose(generation, view.generation_mod_revision)
 
 
-def _why(view: View, joiners: tuple[Seen, ...]) -> str:
+def _why(view: View, joiners: tuple[RegisteredMember, ...]) -> str:
     if view.lost:
         return "Lost"
     if view.leavers:
@@ -291,5 +292,5 @@ def _since(since: float | None, now: float) -> float:
     return now if since is None else since
 
 
-def _names(members: tuple[Seen, ...]) -> str:
+def _names(members: tuple[RegisteredMember, ...]) -> str:
     return ", ".join(m.record.worker for m in members)

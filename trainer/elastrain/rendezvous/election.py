@@ -19,7 +19,7 @@ _LATE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Candidate:
     """What one member knows about the leader's place."""
 
     member: str
@@ -46,9 +46,9 @@ class Claim:
     mod_revision: int
 
 
-def elect(standing: Standing, now: float) -> Claim | float | None:
+def elect(candidate: Candidate, now: float) -> Claim | float | None:
     """Reach for the leader's place now, or look again at the returned time; None: others lead, or we do."""
-    s = standing
+    s = candidate
     if not s.lease:
         return None
     if s.leader is not None and not s.suspect:
@@ -61,7 +61,7 @@ def elect(standing: Standing, now: float) -> Claim | float | None:
     return Claim(s.mod_revision) if now >= due else due
 
 
-def _patience(s: Standing) -> float:
+def _patience(s: Candidate) -> float:
     """Seconds to leave it to others."""
     if s.place is None:
         return _STEP_SECONDS + (zlib.crc32(s.member.encode()) % 1000) / 1000 * (_LONGEST_SECONDS - _STEP_SECONDS)

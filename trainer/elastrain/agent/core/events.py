@@ -19,7 +19,7 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class JobSnapshot:
     """The job's records as etcd shows them now."""
 
     target: Target | None = None
@@ -82,7 +82,7 @@ class Pulse:
     incarnation: int
     beats: Mapping[int, Beat]
     current: bool = True
-    """etcd answers, so that what was :class:`Seen` is how things are."""
+    """etcd answers, so that what was :class:`JobSnapshot` is how things are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Registered | Seen | Fenced | RankSaid | RankHungUp | RankExited | Signalled | Pulse | Tick
+Event = Registered | JobSnapshot | Fenced | RankSaid | RankHungUp | RankExited | Signalled | Pulse | Tick
 
 
 # ---- effects -------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from elastrain.agent.core.events import (
     End,
     Event,
     Fenced,
+    JobSnapshot,
     KillRank,
     KillRanks,
     Leave,
@@ -32,7 +33,6 @@ from elastrain.agent.core.events import (
     RankSaid,
     Registered,
     Reincarnate,
-    Seen,
     Send,
     Signalled,
     StartRanks,
@@ -78,7 +78,7 @@ class Core:
         self.mode = Mode.STARTING
         self.incarnation = 1
         self.ranks: list[Rank] = []
-        self.seen: Seen | None = None
+        self.seen: JobSnapshot | None = None
         self.places = Places()
         self.progress: Progress | None = None
         self.told = Told()
@@ -116,7 +116,7 @@ class Core:
                 self.places.me, self.told = member_id, Told()
             case Fenced(seconds=seconds):
                 self.places.fence(seconds)
-            case Seen():
+            case JobSnapshot():
                 self._note_seen(event)
             case RankSaid(incarnation=self.incarnation, local_rank=local_rank, message=message):
                 if local_rank < len(self.ranks):
@@ -135,7 +135,7 @@ class Core:
             case RankSaid() | RankHungUp() | RankExited() | Pulse() | Tick():
                 pass  # of an earlier incarnation, or only time
 
-    def _note_seen(self, seen: Seen) -> None:
+    def _note_seen(self, seen: JobSnapshot) -> None:
         self.seen = seen
         if seen.generation is not None:
             self.places.learn(seen.generation, oldest=min((r.adopted for r in self.ranks), default=0))
@@ -169,7 +169,7 @@ class Core:
         if why_resign is not None and not self.leaving:
             self.resigned, self.bounds.drain = why_resign, now + self.config.drain_timeout
 
-    def _situation(self, me: str, seen: Seen, current: bool) -> Situation:
+    def _situation(self, me: str, seen: JobSnapshot, current: bool) -> Situation:
         adopted = min((r.adopted for r in self.ranks), default=0)
         unbroken = all(r.broken < r.adopted and r.adopted not in r.aborted for r in self.ranks)
         return Situation(

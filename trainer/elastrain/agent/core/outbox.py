@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elastrain.agent.core.abort import why_abort
-from elastrain.agent.core.events import Seen
+from elastrain.agent.core.events import JobSnapshot
 from elastrain.agent.core.places import Places
 from elastrain.agent.core.rank import Rank
 from elastrain.api.messages import Abort, AgentMessage, Exit, Proposed, Welcome
@@ -21,7 +21,7 @@ class Known:
     address: str
     lease_ttl: float
     places: Places
-    seen: Seen
+    seen: JobSnapshot
     why_leave: str | None
     """Why the worker leaves, if it does."""
 
