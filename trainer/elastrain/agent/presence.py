@@ -105,7 +105,7 @@ class Presence:
         yield snapshot(view)
 
     def publish(self, record: Publish) -> None:
-        """Let the others know how this member is."""
+        """Write the member's record."""
         member = self._registered
         log.info("member", id=member.id, phase=record.phase, generation=record.generation, step=record.step)
         if record.health != member.record.health:
@@ -122,14 +122,14 @@ class Presence:
         )
 
     def publish_progress(self, progress: Progress) -> None:
-        """Let everybody know how far training is. Blocks for the last of it, at most ``FLUSH_SECONDS``."""
+        """Publish the progress of training. Blocks for the final record, at most ``FLUSH_SECONDS``."""
         self._registered.publish(progress)
         self._unwritten = True
         if progress.finished:
             self._flush(self._registered, FLUSH_SECONDS)
 
     def leave(self) -> None:
-        """Be no member any more. Again, or before there was one, it does nothing."""
+        """Leave the job. Without effect before :meth:`register` and when repeated."""
         if self._membership is None:
             return
         if self._unwritten:  # progress is written once a second; the last of it would be lost

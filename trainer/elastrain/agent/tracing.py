@@ -1,4 +1,4 @@
-"""What an agent tells of a change of generation to whoever collects traces. Pure: times are passed in."""
+"""An agent's spans of a change of generation, for a trace collector. Pure: times are passed in."""
 
 from __future__ import annotations
 

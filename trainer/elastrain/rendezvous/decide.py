@@ -30,10 +30,10 @@ class Timing:
     """For members of a broken generation that live but are not ready (stock torchrun stops its workers first, for up to
     30 s)."""
     doubt: float = 0.1
-    """After collectives failed and nobody is known to be lost: a killed rank's peers see its sockets close a few
+    """After collectives failed and no loss is known: a killed rank's peers see its sockets close a few
     milliseconds before its agent has reaped it and said so. Forming the same generation again would be in vain."""
     probe: float = 1.0
-    """For the answers of silent members to a probe, before a broken generation that lost nobody is formed again."""
+    """For the answers of silent members to a probe, before a broken generation with all its members is formed again."""
     tell: float = 0.25
     """After a generation was seen to be over and no next one could be formed yet: then its members are told."""
     steady: float = 30.0
@@ -132,7 +132,7 @@ def _count_break(memory: DecisionState, view: View, now: float, timing: Timing) 
 def decide(view: View, memory: DecisionState, now: float, timing: Timing = Timing()) -> Action:
     """The next thing to do for the job. ``memory`` must come from :func:`remember` with this ``view``."""
     if view.leader != view.self_id:
-        return Nothing(f"{view.leader or 'nobody'} leads")
+        return Nothing(f"{view.leader or 'no member'} leads")
     action = _next(view, memory, now, timing)
     untold = _untold(view)
     if not untold or isinstance(action, Propose):  # a next generation says itself what it replaces
@@ -165,14 +165,14 @@ def _next(view: View, memory: DecisionState, now: float, timing: Timing) -> Acti
 
 
 def _first(view: View, memory: DecisionState, now: float, timing: Timing) -> Action:
-    """Nothing trains: there was no generation yet, everybody was told to stop, or nobody is left of it."""
+    """Nothing trains: there is no generation yet, all members were told to stop, or none of them is left."""
     assert view.target is not None
     if view.target.desired == 0:
         return Nothing("no members are wanted")
     if (missing := _least(view) - len(view.joiners)) > 0:
         return Nothing(f"{len(view.joiners)} of at least {_least(view)} members are ready", changes=missing)
     if not view.adopted and now < memory.base_since + timing.adopt:
-        return Wait(memory.base_since + timing.adopt, "everybody to stop")
+        return Wait(memory.base_since + timing.adopt, "all members to stop")
     if memory.breaks >= 2 and now < memory.retry_at:
         return Wait(memory.retry_at, f"a pause after {memory.breaks} failures in a row")
     settled = _since(memory.enough_since, now) + timing.settle
@@ -221,7 +221,7 @@ def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, la
             return Wait(bound, "a loss to show")
     stayers, joiners = _candidates(view, last)
     if memory.breaks >= 2 and now < memory.retry_at:
-        # After a loss the survivors go on at once; whoever is new comes in when the series of failures is over.
+        # After a loss the survivors continue at once; new members enter when the series of failures is over.
         if not view.lost or len(stayers) < _least(view) <= len(stayers + joiners):
             return Wait(memory.retry_at, f"a pause after {memory.breaks} failures in a row")
         joiners = ()
@@ -232,7 +232,7 @@ def _candidates(view: View, last: bool) -> tuple[tuple[RegisteredMember, ...], t
     """Stayers and joiners of the next generation.
 
     The last proposal that fits the slots has only members that train: if one of those is lost, the generation in force
-    breaks and nobody is bound to it any more, so a dead joiner can never block the last slot.
+    breaks and no member is bound to it any more, so a dead joiner can never block the last slot.
     """
     if not last:
         return view.stayers, view.joiners
@@ -241,7 +241,7 @@ def _candidates(view: View, last: bool) -> tuple[tuple[RegisteredMember, ...], t
 
 
 def _propose_or_stop(view: View, chosen: tuple[RegisteredMember, ...], reason: str) -> Action:
-    """The chosen; if they are too few and somebody waits to leave, everybody stops."""
+    """The chosen members; if they are too few and a member waits to leave, all stop."""
     if len(chosen) >= _least(view):
         return _propose(view, chosen, reason)
     if view.leavers:

@@ -2,7 +2,7 @@
 
 It takes what the watch brings, looks, decides, writes, on every change and at every deadline, and probes members that
 fell silent when a generation broke. All state but the inbox is its own. Only the leader hears what others say about
-themselves. While etcd is unreachable nobody acts.
+themselves. While etcd is unreachable no member acts.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class Driver:
         # It may also have gone before this watch began: then only a list of all members shows it.
         absent = batch.snapshot and views.complete and me not in views.state.members
         if self._lease is not None and (deleted or absent):
-            self._lease.rewrite(own)  # not by us: our lease ran out unnoticed, or somebody was wrong about us
+            self._lease.rewrite(own)  # not by us: our lease ran out unnoticed, or another client deleted the key
 
     def _notify(self, changed: bool) -> None:
         if changed:
@@ -273,7 +273,7 @@ def _whom(todo: Todo) -> str:
     if not isinstance(todo.action, Propose):
         return ""
     workers = [m.worker for m in todo.action.generation.members[: roster.INLINE]]
-    return f" ({todo.action.generation.reason}): {', '.join(workers) or 'nobody'}"
+    return f" ({todo.action.generation.reason}): {', '.join(workers) or 'no members'}"
 
 
 def _nothing() -> None:

@@ -1,7 +1,7 @@
-"""Who leads. Pure: the leader is whoever holds the key ``leader``; this says when to reach for it.
+"""Which member leads: the holder of the key ``leader``. Pure: decides when a member claims that key.
 
 Members are not asked in the order of their registration: etcd answers "who is next" by reading all of them, so a chain
-of predecessors costs O(N²) to build. One key that everybody watches anyway costs nothing while the leader lives, and
+of predecessors costs O(N²) to build. One key that all members watch anyway costs nothing while the leader lives, and
 members reach for a vacant one in the order of their places, so that as a rule only one does.
 """
 
@@ -15,7 +15,7 @@ FIRST = 8
 _STEP_SECONDS = 0.05
 _LONGEST_SECONDS = 1.0
 _LATE_SECONDS = 5.0
-"""Where this many seconds have passed nobody waits for anybody."""
+"""After so many seconds no member leaves the claim to another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Candidate:
     suspect: bool
     """A probe has found the leader dead."""
     since: float | None
-    """Since when it is vacant or suspect; None: it is neither, or nobody has ever led as far as this member knows."""
+    """Since when it is vacant or suspect; None: it is neither, or this member has never seen a leader."""
     place: int | None
     """The own place in the newest generation, from 0; None: not in it."""
 

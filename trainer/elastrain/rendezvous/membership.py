@@ -12,7 +12,7 @@ the protocol. Its owner changes the own record by :meth:`Membership.update` and 
     member.update(generation=member.view.generation.number)
 
 Cost: a member writes its own key per change of its own state; the leader adds one transaction per generation, of which
-every member hears once. Only the leader hears what others say about themselves. While etcd is unreachable nobody acts
+every member receives once. Only the leader watches the other members' records. While etcd is unreachable no member acts
 and :meth:`update` still returns at once: the newest record is written when etcd is back.
 """
 

@@ -28,7 +28,7 @@ _RESTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Todo:
-    """What to do now. Execute it, then come back with what the watch says, or at ``until``."""
+    """What to do now. Execute it, then call again after the next change from the watch, or at ``until``."""
 
     action: Action
     """What was decided for the job, and why."""
@@ -44,13 +44,13 @@ class MemberProtocol:
     """Not thread-safe. ``own`` is always the member's record as it should be in etcd, ``lease`` the id of its lease."""
 
     def __init__(self, keys: JobKeys, timing: Timing, *, sees_all: bool = False) -> None:
-        """``sees_all``: watch all records even where somebody else leads."""
+        """``sees_all``: watch all records even while another member leads."""
         self.keys = keys
         self.views = ViewBuilder(keys)
         self._timing = timing
         self._sees_all = sees_all
         self._memory = DecisionState()
-        self._led = False  # somebody has been seen to lead
+        self._led = False  # a leader has been seen
         self._vacant_since: float | None = None
         self._tried: tuple[Transaction, float] | None = None
         self._needed = 1
@@ -62,7 +62,7 @@ class MemberProtocol:
         return self.views.leader is not None and self.views.leader.member == own.id
 
     def scope(self, own: Member) -> tuple[Range, ...]:
-        """What to watch now. In a small job everybody sees all, as the judgement of ranks' health needs it."""
+        """What to watch now. In a small job every member watches all records: the judgement of health needs them."""
         target = self.views.state.target
         small = target is not None and target.max <= roster.INLINE
         everywhere = self._sees_all or small or self.leads(own)
@@ -80,7 +80,7 @@ class MemberProtocol:
 
     @property
     def may_wait(self) -> bool:
-        """What has come since :meth:`next` is too little to change what it said. The leader of a large job that gathers
+        """The changes since :meth:`next` are too few to change its answer. The leader of a large job that gathers
         need not look at all its members again for each of them."""
         return self._news < self._needed
 
@@ -108,7 +108,7 @@ class MemberProtocol:
             self._needed = action.changes if isinstance(action, Nothing) else 1
         else:
             self._memory = DecisionState()
-            action = Nothing(f"{view.leader or 'nobody'} leads")
+            action = Nothing(f"{view.leader or 'no member'} leads")
         part = self.views.part_to_read(own.id) if not view.complete else None
         claim = elect(self._candidate(view, own, lease, now), now)
         transaction, what = None, ""

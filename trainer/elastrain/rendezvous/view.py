@@ -19,7 +19,7 @@ class View:
     members: tuple[RegisteredMember, ...] = ()
     """Members that have a key, in any order. Empty for who does not lead."""
     complete: bool = True
-    """All records are known. Else only what concerns everybody: questions about members have no answer then."""
+    """All records are known. Else only the shared ones: questions about members have no answer."""
     leader: str | None = None
     """Id of the member that leads."""
     leader_mod_revision: int = 0
@@ -47,7 +47,7 @@ class View:
     unsure: frozenset[str] = frozenset()
     """Ids of silent members that are being probed now."""
     step: int = 0
-    """Greatest number of committed steps that anybody reported."""
+    """Greatest number of committed steps in any record."""
     revision: int = 0
     """etcd's revision of this snapshot."""
 
@@ -92,7 +92,7 @@ class View:
         return not self.lost and not self.broken
 
     def is_leaving(self, member: RegisteredMember) -> bool:
-        """By its own word or by the target's."""
+        """By its own record or by the target."""
         wanted_out = self.target is not None and member.record.worker in self.target.leaving
         return wanted_out or member.record.phase is Phase.LEAVING
 
@@ -134,7 +134,7 @@ class View:
         """Nothing is formed any more."""
         return self.finished or any(m.record.phase is Phase.FINISHED for m in self.members)
 
-    # ---- adoption: ranks adopt a generation together, so what one member of it says is true of all ------------------
+    # ---- adoption: ranks adopt a generation together, so one member's record holds for all ------------------
     @cached_property
     def taken(self) -> frozenset[int]:
         """Numbers of known generations that have been adopted."""

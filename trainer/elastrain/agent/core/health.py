@@ -148,7 +148,7 @@ def restart_after(beat: Beat, policy: Policy) -> float:
 
 
 def stuck(beats: Mapping[int, Beat], peers: Peers, now: float, policy: Policy) -> dict[int, float]:
-    """Local ranks that hang in the script's code while somebody waits for them, and for how many seconds they do.
+    """Local ranks that hang in the script's code while others wait for them, with the seconds since they entered it.
 
     Never one that has not committed a step yet (compilation), is in the runtime (a checkpoint) or outside the loop.
     """
