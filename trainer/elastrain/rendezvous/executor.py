@@ -1,4 +1,4 @@
-"""The executor: the thread that does for one member what :class:`~elastrain.rendezvous.seat.Seat` says.
+"""The executor: the thread that does for one member what :class:`~elastrain.rendezvous.part.Part` says.
 
 It takes what the watch brings, looks, decides, writes, on every change and at every deadline, and probes members that
 fell silent when a generation broke. All state but the inbox is its own. Only the leader hears what others say about
@@ -16,19 +16,17 @@ from collections.abc import Callable, Sequence
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member
-from elastrain.etcd import Batch, Delete, EtcdClient, EtcdError, EtcdUnavailable, Lease, Watch, WatchState
-from elastrain.rendezvous.contact import Contact
+from elastrain.etcd import Batch, EtcdClient, EtcdError, EtcdUnavailable, Lease, Watch, WatchState
 from elastrain.rendezvous.decide import Action, Propose, Timing
 from elastrain.rendezvous.events import MembershipEvent
-from elastrain.rendezvous.news import News
+from elastrain.rendezvous.part import Part
+from elastrain.rendezvous.probe import Evidence
 from elastrain.rendezvous.progress import ProgressPost
-from elastrain.rendezvous.seat import LONGEST_REST, Seat, Todo, rest_after
-from elastrain.rendezvous.suspicion import Suspicion, whom_to_probe
+from elastrain.rendezvous.seat import Todo, rest_after
+from elastrain.rendezvous.suspicion import Answers, Probes
 from elastrain.rendezvous.view import View
 
 log = logging.getLogger(__name__)
-
-_RETRY_SECONDS = 0.5
 
 Clock = Callable[[], float]
 _Item = Batch | Callable[[], None]
@@ -67,16 +65,11 @@ class Executor:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
         # What follows is written by the thread alone.
-        self._seat = Seat(keys, timing, sees_all=sees_all)
-        self._scope = self._seat.scope(own())
-        self._view = View(self_id=own().id, complete=False)
-        self._todo: Todo | None = None
+        self._part = Part(keys, own(), lease_ttl=lease_ttl, timing=timing, sees_all=sees_all)
+        self._view = self._part.view
         self._rest_until = 0.0
-        self._look_at: float | None = None
-        self._suspicion = Suspicion(lease_ttl, clock, answered=self.wake)
-        self._news = News()
-        self._retry_at = 0.0
-        self._contact = Contact(lease_ttl)
+        self._answers = Answers(lease_ttl)
+        self._probes = Probes(self._on_answer)
 
     @property
     def view(self) -> View:
@@ -86,12 +79,12 @@ class Executor:
     @property
     def action(self) -> Action | None:
         """What was decided last."""
-        return self._todo.action if self._todo else None
+        return self._part.todo.action if self._part.todo else None
 
     @property
     def reachable(self) -> bool:
         """Whether etcd answers."""
-        return self._contact.reachable
+        return self._part.contact.reachable
 
     def wait_for(self, condition: Callable[[View], bool], timeout: float) -> bool:
         """Block until a view meets ``condition``; False if none did within ``timeout`` seconds."""
@@ -102,7 +95,7 @@ class Executor:
         """Learn the state of the job, then act. Blocks. Raises ``EtcdError`` if that fails or takes longer than
         ``timeout`` seconds; :meth:`close` is still needed then."""
         self._lease = lease
-        self._watch = self._client.watch(self._scope, self._on_batch, self._on_watch_state)
+        self._watch = self._client.watch(self._part.scope, self._on_batch, self._on_watch_state)
         if not self._listed.wait(timeout):
             raise EtcdUnavailable(
                 self._client.wire.endpoint, f"list {self._keys.prefix}", f"not done within {timeout:g} s"
@@ -115,7 +108,7 @@ class Executor:
 
     def lease_state(self, error: EtcdError | None) -> None:
         """News of the lease: ``error`` keeps it from being renewed; None: nothing does."""
-        self._inbox.put(lambda: self._tell(self._contact.lease_says(error, self._clock())))
+        self._inbox.put(lambda: self._tell(self._part.lease_says(error, self._clock())))
 
     def stop(self) -> None:
         """Begin nothing new. Does not wait."""
@@ -128,7 +121,7 @@ class Executor:
             self._watch.close()
         if self._thread.is_alive():
             self._thread.join(timeout=self._client.timeout + 1.0)
-        self._suspicion.close()
+        self._probes.close()
 
     # ---- callbacks of the watch: into the inbox --------------------------------------------------------------------
     def _on_batch(self, batch: Batch) -> None:
@@ -136,7 +129,10 @@ class Executor:
         self._listed.set()
 
     def _on_watch_state(self, state: WatchState) -> None:
-        self._inbox.put(lambda: self._tell(self._contact.watch_says(state.error, state.connected, self._clock())))
+        self._inbox.put(lambda: self._tell(self._part.watch_says(state.error, state.connected, self._clock())))
+
+    def _on_answer(self, member_id: str, evidence: Evidence) -> None:
+        self._inbox.put(lambda: self._answers.heard(member_id, evidence, self._clock()))
 
     # ---- the thread ------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -156,18 +152,16 @@ class Executor:
             except EtcdError as error:
                 # The watch and the lease tell the owner about outages; here it only means: later.
                 log.info("put off: %s", error)
-                self._retry_at = self._clock() + _RETRY_SECONDS
+                self._part.put_off(self._clock())
             except Exception:
                 log.exception("membership step failed")
-                self._retry_at = self._clock() + _RETRY_SECONDS
+                self._part.put_off(self._clock())
 
     def _may_wait(self, items: Sequence[_Item | None]) -> bool:
         """Only news of members have come, and too few to matter: more are waited for, for a moment."""
-        if not items or not all(isinstance(item, Batch) for item in items) or not self._seat.may_wait:
+        if not items or not all(isinstance(item, Batch) for item in items):
             return False
-        now = self._clock()
-        self._look_at = self._look_at or now + LONGEST_REST
-        return now < self._look_at
+        return self._part.may_wait(self._clock())
 
     def _next_items(self) -> list[_Item | None]:
         """All that is in the inbox, after waiting for the first of it until the next deadline."""
@@ -184,31 +178,18 @@ class Executor:
 
     def _seconds_to_next_deadline(self) -> float:
         now = self._clock()
-        deadlines = [now + self._lease_ttl]
-        if self._todo is not None and self._todo.until is not None and self._contact.watching:
-            deadlines.append(self._todo.until)
-        if (due := self._progress.due) is not None and self._contact.reachable:
+        deadlines = list(self._part.deadlines(self._seconds_unconfirmed(), now))
+        if (due := self._progress.due) is not None and self._part.contact.reachable:
             deadlines.append(due)
-        if (fenced_in := self._contact.fenced_in(self._seconds_unconfirmed())) is not None:
-            deadlines.append(now + fenced_in)
-        if self._retry_at > now:
-            deadlines.append(self._retry_at)
-        if self._look_at is not None:
-            deadlines.append(self._look_at)
-        if self._seat.mirror.missing and self._contact.grace_until > now:
-            deadlines.append(self._contact.grace_until)
-        deadlines += self._suspicion.deadlines()
+        if self._answers.repeat_at is not None:
+            deadlines.append(self._answers.repeat_at)
         return max(0.01, min(deadlines) - now)
 
     def _take(self, batch: Batch) -> None:
-        self._seat.take(batch, outage=self._contact.outage(self._clock()))
-        me, mirror = self._own().id, self._seat.mirror
-        own = self._keys.member(me)
-        deleted = any(isinstance(e, Delete) and e.key == own for e in batch.events)
-        # It may also have gone before this watch began: then only a list of all members shows it.
-        absent = batch.snapshot and mirror.complete and me not in mirror.members
-        if self._lease is not None and (deleted or absent):
-            self._lease.rewrite(own)  # not by us: our lease ran out unnoticed, or somebody was wrong about us
+        own = self._own()
+        gone = self._part.take(batch, own, self._clock())
+        if self._lease is not None and gone:
+            self._lease.rewrite(self._keys.member(own.id))
 
     def _tell(self, event: MembershipEvent | None) -> None:
         if event is not None:
@@ -216,47 +197,41 @@ class Executor:
 
     def _step(self) -> None:
         now, busy = self._clock(), time.thread_time()
-        self._look_at = None
         if self._lease is not None:
             self._lease.mend()
         record = self._own()
-        self._seat.bridge(outage=self._contact.outage(now))
-        old, view = self._view, self._look(record)
+        events = self._look(record, now)
         with self._viewed:
-            self._view = view
+            self._view = self._part.view
             self._viewed.notify_all()
-        for event in self._news.of(old, view, record):
+        for event in events:
             self._emit(event)
-        generation = self._news.generation(record.generation)
-        self._tell(self._contact.fenced(self._seconds_unconfirmed(), generation))
-        if self._contact.watching and self._contact.reachable:
-            lease = self._lease.id if self._lease is not None else 0
-            self._todo = self._seat.next(view, record, lease, now)
-            self._rest_until = now + rest_after(time.thread_time() - busy)
-            if now >= self._retry_at:
-                self._do(self._todo, record)
+        lease = self._lease.id if self._lease is not None else 0
+        todo = self._part.next(record, lease, now)
+        self._rest_until = now + rest_after(time.thread_time() - busy)
+        if todo is not None:
+            self._do(todo, record)
+        if self._part.contact.watching and self._part.contact.reachable:
             self._progress.write_if_due(now)
-        scope = self._seat.scope(record)
-        if scope != self._scope and self._watch is not None:
-            self._scope = scope
-            self._watch.move(scope)
+        if self._part.moves(record) and self._watch is not None:
+            self._watch.move(self._part.scope)
 
-    def _look(self, record: Member) -> View:
-        """The view, with what probes have found; begins those that are due."""
-        suspects, unsure = self._suspicion.of(record.id)
-        view = self._seat.look(record, suspects, unsure)
-        known = {m.id for m in view.members} if self._seat.leads(record) and view.complete else None
-        self._suspicion.look(whom_to_probe(view, record, self._seat.mirror.leader), known)
-        found = self._suspicion.of(record.id)
-        return view if found == (suspects, unsure) else self._seat.look(record, *found)
+    def _look(self, record: Member, now: float) -> list[MembershipEvent]:
+        """A new view, with what probes have found; begins those that are due."""
+        found = self._answers.of(record.id)
+        events = list(self._part.look(record, *found, self._seconds_unconfirmed(), now))
+        self._probes.ask(self._part.to_probe(self._part.view, record, self._answers, now))
+        if self._answers.of(record.id) != found:
+            events += self._part.look(record, *self._answers.of(record.id), self._seconds_unconfirmed(), now)
+        return events
 
     def _do(self, todo: Todo, record: Member) -> None:
         if todo.part is not None:
-            self._seat.found(record, todo.part, self._client.get(todo.part))
+            self._part.seat.found(record, todo.part, self._client.get(todo.part))
             self.wake()
         if todo.transaction is not None:
             done = self._client.commit(todo.transaction, todo.what)
-            self._seat.tried(todo.transaction, self._clock())
+            self._part.seat.tried(todo.transaction, self._clock())
             log.info("%s: %s%s", todo.what, "done" if done else "too late", _whom(todo))
 
     def _seconds_unconfirmed(self) -> float:
