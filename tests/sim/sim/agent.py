@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 PORT = 7000
 LOOK = 0.2
 """The agent looks at the job's records at least so often."""
-PULSE = 5.0
+PULSE = 10.0
 PROGRESS_INTERVAL = 1.0
 
 

@@ -14,12 +14,12 @@ from sim.invariants import Invariants, Violation, Wedge
 from sim.world import World, line
 
 BEGIN = 1.0
-FAULTS_END = 60.0
-QUIET = 120.0
+FAULTS_END = 45.0
+QUIET = 75.0
 """Seconds without faults after which everything is whole again."""
 WATCHED = 15.0
 """Seconds at the end in which a job that trains commits steps."""
-GONE = 90.0
+GONE = 60.0
 """Seconds after which nothing of a deleted job is left."""
 MOST_EVENTS = 200_000
 

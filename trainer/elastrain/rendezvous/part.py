@@ -107,11 +107,13 @@ class Part:
         return before != self.scope
 
     def deadlines(self, unconfirmed: float, now: float) -> Iterator[float]:
-        """When to look again even if nothing happens; the least counts."""
+        """When to look again even if nothing happens; the least counts. Of what cannot be acted on while etcd is away
+        none is named: a moment that has passed would have the caller look again and again until it is back."""
         yield now + self._lease_ttl
-        if self.todo is not None and self.todo.until is not None and self.contact.watching:
+        if self.todo is not None and self.todo.until is not None and self.contact.watching and self.contact.reachable:
             yield self.todo.until
-        if (fenced_in := self.contact.fenced_in(unconfirmed)) is not None:
+        fenced_in = self.contact.fenced_in(unconfirmed)
+        if fenced_in is not None and fenced_in > 0:
             yield now + fenced_in
         if self._retry_at > now:
             yield self._retry_at
