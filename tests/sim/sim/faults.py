@@ -106,8 +106,19 @@ def _freeze(processes: list[Process]) -> Callable[[], None]:
 
 
 def freeze_agent(world: World) -> object:
+    """It alone, but for that of a worker that trains by itself: its rank goes on without a fence."""
     container = _container(world)
-    return False if container is None else _freeze([container.process])
+    newest = world.ledger.generations[-1:]
+    if container is None or container.agent is None or any(g.size == 1 for g in newest):
+        return False
+    return _freeze([container.process])
+
+
+def freeze_worker(world: World) -> object:
+    container = _container(world)
+    if container is None or container.agent is None:
+        return False
+    return _freeze([container.process, *(r.process for r in container.agent.ranks.values())])
 
 
 def freeze_rank(world: World) -> object:
@@ -237,7 +248,7 @@ def suspend(world: World) -> object:
 KINDS: dict[str, Callable[[World], object]] = {
     f.__name__.replace("_", " "): f
     for f in (
-        kill_rank, kill_worker, delete_pod, lose_node, freeze_agent, freeze_rank, freeze_node, freeze_operator,
+        kill_rank, kill_worker, delete_pod, lose_node, freeze_agent, freeze_worker, freeze_rank, freeze_node, freeze_operator,
         kill_operator, cut_agent_from_etcd, cut_operator_from_etcd, cut_operator_from_api, cut_kubelet_from_api,
         restart_etcd, wipe_etcd, compact_etcd, lose_lease, restart_api, forget_watches, stale_caches, slow_network,
         scale, suspend,
