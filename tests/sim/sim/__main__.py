@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import logging
+import gc
 import multiprocessing
 import os
 import sys
@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
+from sim.bugs import BUGS, present
 from sim.run import Result, simulate
 
 
@@ -22,8 +23,14 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print the schedule")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
+    parser.add_argument("--bug", choices=sorted(BUGS), default="", help="with this bug in the product")
     options = parser.parse_args()
-    logging.disable(logging.CRITICAL)
+    gc.freeze()  # what was imported stays: no collection need look at it again
+    with present(options.bug):
+        return run(options)
+
+
+def run(options: argparse.Namespace) -> int:
     if options.seed is not None:
         result = simulate(options.seed, echo=options.trace)
         print(result.failure or f"seed {result.seed}: all holds; trace {result.trace:08x}, {result.events} events")

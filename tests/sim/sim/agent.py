@@ -243,7 +243,8 @@ class Agent:
     def _look_soon(self) -> None:
         if not self._looking:
             self._looking = True
-            self.process.after(0.001 + (LOOK * self.world.rng.random() if self.world.rng.random() < 0.3 else 0), self._look)
+            late = LOOK * self.world.rng.random() if self.world.rng.random() < 0.3 else 0.0
+            self.process.after(0.001 + late, self._look)
 
     def _look(self) -> None:
         self._looking = False

@@ -1,5 +1,8 @@
-"""The connections of one generation's ranks, as far as the commit rule needs them: nothing is had by one rank unless all
-have given their part, and each has it at a moment of its own, if it has not given up by then."""
+"""The connections of one generation's ranks, as far as the commit rule needs them.
+
+Nothing is had by one rank unless all have given their part, and each has it at a moment of its own, if it has not given
+up by then.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ class Etcd:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.up = True
-        self.revision = 1
+        self.revision = 10**6
+        self.lost = False
+        """Whether it has lost its data, which happens once: clients know it by a revision that has gone back."""
         self.kvs: dict[str, KeyValue] = {}
         self.leases: dict[int, _Lease] = {}
         self.on_change: Callable[[tuple[Event, ...]], None] = lambda _: None
@@ -112,9 +114,10 @@ class Etcd:
             raise Compacted("watch", f"compacted at {self._compacted}")
         watcher = Watcher(ranges, stream)
         for revision, events in self._history:
-            newer = [e for e in events if any(revision > r and reports(w, e) for w, r in zip(ranges, revisions, strict=True))]
+            wanted = [r for r, seen in zip(ranges, revisions, strict=True) if revision > seen]
+            newer = tuple(e for e in events if any(reports(r, e) for r in wanted))
             if newer:
-                stream.send((tuple(newer), revision))
+                stream.send((newer, revision))
         self._watchers.append(watcher)
         return watcher
 
@@ -128,6 +131,7 @@ class Etcd:
             if lease.timer:
                 lease.timer.cancel()
         if lose:
+            self.lost = True
             self.kvs, self.leases, self._history = {}, {}, []
             self.revision, self._compacted = 1, 0
 

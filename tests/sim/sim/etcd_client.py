@@ -213,9 +213,7 @@ class WatchKeeper:
             self._ranges, self._listed = self._wanted, False
         etcd = self._client.etcd
         if self._listed:
-            stream = Stream(
-                self._client.network, PLACE, self._client.process, self._take, self._ended, self._lag
-            )
+            stream = Stream(self._client.network, PLACE, self._client.process, self._take, self._ended, self._lag)
             ranges, revision = self._ranges, self._revision
 
             def failed(error: EtcdError) -> None:

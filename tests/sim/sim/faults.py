@@ -28,7 +28,7 @@ class Faults:
         """From one to six faults between two times; all are over by ``last``."""
         rng = self.world.rng
         kinds = sorted(KINDS)
-        chosen = rng.sample(kinds, rng.randint(1, min(4, len(kinds))))  # swarm: each run has a few kinds, and more of them
+        chosen = rng.sample(kinds, rng.randint(1, 4))  # a run has few kinds, and more of each
         for _ in range(rng.randint(1, 6)):
             when = rng.uniform(first, last)
             lasts = min(rng.choice((0.3, 2.0, 7.0, 25.0)) * rng.uniform(0.5, 1.5), last - when)
@@ -39,6 +39,8 @@ class Faults:
         if undo is False:
             return
         self.counts[kind] += 1
+        if kind not in OUTAGES:
+            self.world.ledger.harmed_until(self.world.clock.now + (seconds if undo else 0.0))
         self.world.note("FAULT", kind, f"for {seconds:.1f} s" if undo else "")
         if callable(undo):
             self.world.clock.after(seconds, self._end, kind, undo)
@@ -178,7 +180,7 @@ def restart_etcd(world: World) -> object:
 
 def wipe_etcd(world: World) -> object:
     """It comes back without its data."""
-    if not world.etcd.up:
+    if not world.etcd.up or world.etcd.lost:
         return False
     world.etcd.crash(lose=True)
     return world.etcd.start
@@ -245,12 +247,20 @@ def suspend(world: World) -> object:
     return lambda: world.change_spec(suspend=False)
 
 
+OUTAGES = frozenset(
+    f.__name__.replace("_", " ")
+    for f in (
+        freeze_operator, kill_operator, cut_operator_from_etcd, cut_operator_from_api, cut_kubelet_from_api,
+        restart_etcd, wipe_etcd, compact_etcd, restart_api, forget_watches, stale_caches, scale, suspend,
+    )
+)  # fmt: skip
+"""Kinds that touch no worker: a healthy generation goes on, whatever they last."""
 KINDS: dict[str, Callable[[World], object]] = {
     f.__name__.replace("_", " "): f
     for f in (
-        kill_rank, kill_worker, delete_pod, lose_node, freeze_agent, freeze_worker, freeze_rank, freeze_node, freeze_operator,
-        kill_operator, cut_agent_from_etcd, cut_operator_from_etcd, cut_operator_from_api, cut_kubelet_from_api,
-        restart_etcd, wipe_etcd, compact_etcd, lose_lease, restart_api, forget_watches, stale_caches, slow_network,
-        scale, suspend,
+        kill_rank, kill_worker, delete_pod, lose_node, freeze_agent, freeze_worker, freeze_rank, freeze_node,
+        freeze_operator, kill_operator, cut_agent_from_etcd, cut_operator_from_etcd, cut_operator_from_api,
+        cut_kubelet_from_api, restart_etcd, wipe_etcd, compact_etcd, lose_lease, restart_api, forget_watches,
+        stale_caches, slow_network, scale, suspend,
     )
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What must hold in every schedule: the promises of docs/promises.md, one function each, and that nothing wedges or leaks.
+"""What must hold in every schedule: the promises of docs/promises.md, and that nothing wedges or leaks.
 
 The ledger takes notes of what happens; after every event the promises are held against what is new in it.
 """
@@ -31,6 +31,10 @@ PROMISES = {
     7: "An outage of operator, API server or etcd never stops a healthy generation",
     8: "Every wait has a bound and says what it waits for",
 }
+
+
+AFTERMATH = 10.0
+"""Seconds after a fault in which it may still show."""
 
 
 class Violation(Exception):
@@ -70,6 +74,18 @@ class Ledger:
     asked_to_stop: bool = False
     last_commit: float = 0.0
     news: int = 0
+    statuses: list[Body] = field(default_factory=list)
+    stale_writes: list[str] = field(default_factory=list)
+    """Operators that wrote after another one had claimed the fence."""
+    reused: list[str] = field(default_factory=list)
+    """Names that were given to a second pod."""
+    harm_ends: float = 0.0
+    """Until when a fault that touches workers lasts, or has lasted."""
+    breaks: list[tuple[Generation, float]] = field(default_factory=list)
+    """Generations that replace a broken one, and the seconds since workers were harmed."""
+    _formed_at: float = 0.0
+    _claimed_by: str = ""
+    _names: set[str] = field(default_factory=set)
     _terminating: set[str] = field(default_factory=set)
     _taken_away: set[str] = field(default_factory=set)
     _killed: set[str] = field(default_factory=set)
@@ -79,7 +95,17 @@ class Ledger:
         generation = Generation.decode(kv.value)
         self.world.note("generation", generation.number, generation.reason, *(m.worker for m in generation.members))
         self.generations.append(generation)
+        if generation.reason in ("Lost", "Broken"):
+            self._note_break(generation)
+        self._formed_at = self.world.clock.now
         self.news += 1
+
+    def _note_break(self, generation: Generation) -> None:
+        """One that was formed after the last harm, and not by one member alone, has broken without a reason."""
+        replaced = self.generations[-2] if len(self.generations) > 1 else None
+        alone = replaced is None or replaced.size == 1  # it stops at its TTL: nobody could tell it of another one
+        if not alone and self.harm_ends + AFTERMATH < self._formed_at:
+            self.breaks.append((generation, self.world.clock.now - self.harm_ends))
 
     def target(self, kv: KeyValue) -> None:
         target = Target.decode(kv.value)
@@ -140,12 +166,32 @@ class Ledger:
         """A fault killed a rank of this agent: it may start its ranks anew."""
         self._killed.add(agent.process.name)
 
+    def harmed_until(self, when: float) -> None:
+        """A fault touches workers until then."""
+        self.harm_ends = max(self.harm_ends, when)
+
+    def operator_wrote(self, operator: str, fence: bool) -> None:
+        """An operator's transaction was accepted; ``fence``: it was the claim."""
+        if fence:
+            self._claimed_by = operator
+        elif operator != self._claimed_by:
+            self.stale_writes.append(operator)
+            self.news += 1
+
     def taken_away(self, pod: Body) -> None:
         """Not the operator, but a person or a controller deletes this pod."""
         self._taken_away.add(pod["metadata"]["uid"])
 
     def api_wrote(self, kind: str, event: str, body: Body) -> None:
         meta = body["metadata"]
+        if kind == "jobs" and event == "MODIFIED":
+            self.statuses.append(body)
+            self.news += 1
+        if kind == "pods" and event == "ADDED":
+            if meta["name"] in self._names:
+                self.reused.append(meta["name"])
+                self.news += 1
+            self._names.add(meta["name"])
         if kind != "pods" or not ("deletionTimestamp" in meta or event == "DELETED"):
             return
         if meta["uid"] not in self._terminating:
@@ -162,11 +208,13 @@ class Invariants:
         self.world, self.ledger = world, world.ledger
         self._seen = 0
         self._sums = self._commits = self._generations = self._deletions = self._starts = 0
+        self._statuses = self._breaks = 0
         self._reference = [0]
         self._trained = 0
         self._checks: tuple[Callable[[], None], ...] = (
             self.survivors_are_left_alone, self.batches_are_exact, self.losses_equal_the_fixed_size_run,
-            self.no_step_is_redone, self.one_generation_trains,
+            self.no_step_is_redone, self.one_generation_trains, self.outages_stop_nothing, self.waits_are_told,
+            self.one_operator_writes,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -178,6 +226,7 @@ class Invariants:
         ledger = self.ledger
         self._sums, self._commits, self._generations = len(ledger.sums), len(ledger.commits), len(ledger.generations)
         self._deletions, self._starts = len(ledger.deletions), len(ledger.starts)
+        self._statuses, self._breaks = len(ledger.statuses), len(ledger.breaks)
 
     def survivors_are_left_alone(self) -> None:
         """Promise 1."""
@@ -191,7 +240,7 @@ class Invariants:
                 raise Violation(1, f"the operator deletes {name}, which runs and was not asked to leave")
         for process, incarnation, killed in ledger.starts[self._starts :]:
             if incarnation > 1 and not killed:
-                raise Violation(1, f"{process} restarts its ranks (incarnation {incarnation}), of which none was killed")
+                raise Violation(1, f"{process} restarts its ranks (the {incarnation}th time); none was killed")
 
     def _job_is_over(self) -> bool:
         body = self.world.body
@@ -223,9 +272,8 @@ class Invariants:
         """Promise 5."""
         for done in self.ledger.sums[self._sums :]:
             if done.living > done.steps[0] + 1:
-                raise Violation(
-                    5, f"generation {done.generation} computes step {done.steps[0]}, a living replica is at {done.living}"
-                )
+                step = done.steps[0]
+                raise Violation(5, f"generation {done.generation} computes step {step}, a replica has {done.living}")
 
     def one_generation_trains(self) -> None:
         """Promise 6: numbers only grow, and once a generation has summed gradients no older one does."""
@@ -238,6 +286,28 @@ class Invariants:
                 raise Violation(6, f"generation {done.generation} trains after generation {self._trained} did")
             self._trained = done.generation
 
+    def outages_stop_nothing(self) -> None:
+        """Promise 7: where no worker was harmed lately, no generation breaks."""
+        for generation, seconds in self.ledger.breaks[self._breaks :]:
+            raise Violation(
+                7, f"generation {generation.number} ({generation.reason}: {generation.why}) replaces one whose workers "
+                f"were not harmed for {seconds:.0f} s"
+            )  # fmt: skip
+
+    def waits_are_told(self) -> None:
+        """Promise 8: a status that does not say "Running" says what is waited for."""
+        for body in self.ledger.statuses[self._statuses :]:
+            status = body.get("status", {})
+            words = [c for c in status.get("conditions", ()) if c.get("message")]
+            if status and status.get("phase") in ("Pending", "Rescaling") and not words:
+                raise Violation(8, f"the phase is {status['phase']}, and no condition says why")
+
+    def one_operator_writes(self) -> None:
+        if self.ledger.stale_writes:
+            raise Violation(6, f"{self.ledger.stale_writes[0]} writes to etcd after another operator claimed the fence")
+        if self.ledger.reused:
+            raise Violation(1, f"an ordinal never names two pods: {self.ledger.reused[0]} is created again")
+
     # ---- in the end --------------------------------------------------------------------------------------------------
     def trains_or_says_why(self, since: float) -> None:
         """After a quiet time: all wanted workers train, or the status tells why not."""
@@ -247,7 +317,8 @@ class Invariants:
             return
         status, spec = body.get("status", {}), body["spec"]
         desired = 0 if spec.get("suspend") else spec["replicas"]
-        live = [p for p in world.api.objects["pods"].values() if p.get("status", {}).get("phase") not in ("Failed", "Succeeded")]
+        pods = world.api.objects["pods"].values()
+        live = [p for p in pods if p.get("status", {}).get("phase") not in ("Failed", "Succeeded")]
         if len(live) != desired:
             names = [p["metadata"]["name"] for p in live]
             raise Wedge(f"no leaked pod, none missing: {len(live)} pods exist ({names}), {desired} are wanted")
@@ -257,13 +328,14 @@ class Invariants:
             return
         newest = self.ledger.generations[-1] if self.ledger.generations else None
         if newest is None or newest.size != desired:
-            raise Wedge(f"all {desired} workers are in the generation: it is {newest and [m.worker for m in newest.members]}")
+            names = [m.worker for m in newest.members] if newest else None
+            raise Wedge(f"all {desired} workers are in the generation: it is {names}")
         if self.ledger.last_commit < since and world.total_steps > 10**5:
             raise Wedge(f"the job trains: its last step was committed at {self.ledger.last_commit:.1f}")
         if status.get("phase") != "Running":
             raise Wedge(f"the status says that it trains: its phase is {status.get('phase')}")
 
-    def nothing_is_left(self) -> None:
+    def nothing_is_left(self, _since: float) -> None:
         """After the job was deleted."""
         world = self.world
         if world.api.objects["pods"]:

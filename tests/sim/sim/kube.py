@@ -61,9 +61,7 @@ class Kube:
         """Events are for people: nothing here reads them."""
 
     # ---- lists and watches -------------------------------------------------------------------------------------------
-    async def list_pages(
-        self, path: str, what: str, query: Mapping[str, str]
-    ) -> AsyncIterator[tuple[list[Body], str]]:
+    async def list_pages(self, path: str, what: str, query: Mapping[str, str]) -> AsyncIterator[tuple[list[Body], str]]:
         kind = _kind(path)
         yield await self._call(what, lambda: self._api.list(kind))
 

@@ -1,4 +1,4 @@
-"""Nodes with a kubelet each, and the scheduler: pods are bound, started, signalled, killed, and their end is reported."""
+"""Nodes with a kubelet each: pods are started, signalled and killed, and their end is reported."""
 
 from __future__ import annotations
 
@@ -180,7 +180,8 @@ class Container:
 
     def _state(self, state: Body, *, ready: bool) -> Body:
         at = self.world.api.wire_time()
-        bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": self.pod["metadata"]["creationTimestamp"]}
+        created = self.pod["metadata"]["creationTimestamp"]
+        bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": created}
         conditions = [bound, {"type": "Ready", "status": str(ready), "lastTransitionTime": at}]
         return {"conditions": conditions, "containerStatuses": [{"name": "trainer", "state": state}]}
 

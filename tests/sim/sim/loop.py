@@ -17,7 +17,9 @@ from sim.process import Process
 
 
 class Loop(asyncio.AbstractEventLoop):
-    def __init__(self, process: Process, thread_delay: Callable[[], float], failed: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, process: Process, thread_delay: Callable[[], float], failed: Callable[[dict[str, Any]], None]
+    ) -> None:
         """``thread_delay``: seconds until a call in another thread is made, and until its result is heard. ``failed``:
         gets what no task has caught."""
         self._process, self._thread_delay, self._failed = process, thread_delay, failed

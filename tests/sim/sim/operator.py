@@ -35,6 +35,7 @@ CONFIG = OperatorConfig(
     resync=60.0,
 )  # fmt: skip
 TERMS = Terms()
+FENCE = fence_key("sim", LEASE)
 
 
 class Operator:
@@ -59,7 +60,7 @@ class Operator:
         self.leads = False
         self.world.clock.after(restart_after, self.start)
 
-    # ---- as elastrain_operator.__main__ and app put it together --------------------------------------------------------
+    # ---- as elastrain_operator.__main__ and app put it together ------------------------------------------------------
     async def _main(self) -> None:
         world, process = self.world, self.process
         seconds = self.loop.seconds
@@ -84,7 +85,7 @@ class Operator:
             if held is None or held["spec"]["holderIdentity"] != identity:
                 raise NotLeading("prove that this operator leads")
 
-        fenced = FencedEtcd(EtcdCalls(self), fence_key("sim", LEASE), identity, tenure, prove)  # type: ignore[arg-type]
+        fenced = FencedEtcd(EtcdCalls(self), FENCE, identity, tenure, prove)  # type: ignore[arg-type]
         known = Pods()
         mirror = Mirror(fenced, "sim", self._etcd_changed, lambda keys: self._loops.wake_later(keys.uid))
         executor = Executor(kube, mirror, CONFIG)  # type: ignore[arg-type]
@@ -93,7 +94,11 @@ class Operator:
             return JobLoop(job, executor, kube, mirror, CONFIG)  # type: ignore[arg-type]
 
         self._loops = Loops(make)
-        self._sweeper = Sweeper(kube, mirror, lambda keys: keys.uid in self._loops or bool(known.of(keys.uid)))  # type: ignore[arg-type]
+        self._sweeper = Sweeper(
+            kube,  # type: ignore[arg-type]
+            mirror,
+            lambda keys: keys.uid in self._loops or bool(known.of(keys.uid)),
+        )
         mirror.start()
 
         async def start() -> None:
@@ -133,7 +138,7 @@ class Operator:
 
 
 class EtcdCalls:
-    """etcd's calls as they are made from threads of the operator: at once, see :meth:`sim.loop.Loop.run_in_executor`."""
+    """etcd's calls, made from threads of the operator: at once, see :meth:`sim.loop.Loop.run_in_executor`."""
 
     timeout = 5.0
 
@@ -144,11 +149,13 @@ class EtcdCalls:
         return self._call("read", lambda: self._world.etcd.get(key))
 
     def commit(self, transaction: Transaction, what: str, *, timeout: float | None = None) -> bool:
-        return bool(self._call(what, lambda: self._world.etcd.commit(transaction)))
+        done = bool(self._call(what, lambda: self._world.etcd.commit(transaction)))
+        if done:
+            fence = any(key == FENCE for key, _ in transaction.puts)
+            self._world.ledger.operator_wrote(self._operator.process.name, fence)
+        return done
 
-    def compare_and_swap(
-        self, key: str, value: bytes, *, expected_mod_revision: int
-    ) -> tuple[bool, KeyValue | None]:
+    def compare_and_swap(self, key: str, value: bytes, *, expected_mod_revision: int) -> tuple[bool, KeyValue | None]:
         won = self.commit(Transaction(((key, expected_mod_revision),), ((key, value),)), "swap")
         return won, self.get(key)
 

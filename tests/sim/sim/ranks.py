@@ -1,5 +1,7 @@
-"""A rank: the runtime's commit rule as a model. Entry of a generation (``elastic.entry``), the vote on the switch
-(``elastic.control``) and the cut of a batch (``data.order``) are the product's; tensors are a running digest of the samples.
+"""A rank: the runtime's commit rule as a model.
+
+The entry of a generation (``elastic.entry``), the vote on the switch (``elastic.control``) and the cut of a batch
+(``data.order``) are the product's. In place of tensors there is a running digest of the samples.
 """
 
 from __future__ import annotations

@@ -5,18 +5,16 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
 from elastrain.agent.events import StartRanks
-from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, Termination
 from elastrain.etcd import Event, Put
 from elastrain.rendezvous.probe import Evidence
 from elastrain.rendezvous.suspicion import Silent
-from elastrain_operator import clock as operator_clock
 from sim import apiserver
 from sim.agent import Agent
 from sim.apiserver import EPOCH, ApiServer, Body
@@ -61,7 +59,6 @@ class World:
         self.echo: Callable[[str], None] | None = None
         """Gets each line of the schedule."""
         self._comms: dict[tuple[int, tuple[str, ...]], Comm] = {}
-        operator_clock.now = lambda: EPOCH + timedelta(seconds=self.clock.now)
         self.api.on_write = self._api_wrote
         self.etcd.on_change = self._etcd_changed
         self.nodes = {f"node-{n}": Node(self, f"node-{n}") for n in range(rng.choice((3, 4)))}
@@ -69,6 +66,9 @@ class World:
         if rng.random() < 0.5:
             self.clock.after(1.0, lambda: self.operators.append(Operator(self, "operator-b")))
         self.job = self._submit()
+
+    def time_of_day(self) -> datetime:
+        return EPOCH + timedelta(seconds=self.clock.now)
 
     # ---- the user ----------------------------------------------------------------------------------------------------
     def _submit(self) -> JobKeys:
@@ -107,7 +107,8 @@ class World:
     def _api_wrote(self, kind: str, event: str, body: Body) -> None:
         meta = body["metadata"]
         if kind != "leases":
-            self.note(f"{kind} {event}", meta["name"], body["spec"].get("nodeName", ""), body.get("status", {}).get("phase", ""))
+            phase = body.get("status", {}).get("phase", "")
+            self.note(f"{kind} {event}", meta["name"], body["spec"].get("nodeName", ""), phase)
         self.ledger.api_wrote(kind, event, body)
         if kind != "pods" or event == "DELETED":
             return
@@ -238,6 +239,3 @@ class World:
 def line(entry: tuple[float, str, tuple[Any, ...]]) -> str:
     when, what, words = entry
     return f"{when:9.3f} {what}: {' '.join(str(w) for w in words)}"
-
-
-__all__ = ["JOB", "NAMESPACE", "World", "line", "names"]

@@ -128,9 +128,8 @@ class Mirror:
     def _put_part(self, key: str, kv: KeyValue | None) -> None:
         number = int(key.removeprefix(self._keys.rosters).partition("/")[0])
         part = _decode(roster.Part, kv)
-        if part is None:
+        if part is None:  # what is known of the generation stays: etcd may have lost its data while it trains
             self._rosters.pop(number, None)
-            self._generations.pop(number, None)
         else:
             self._rosters.setdefault(number, {})[key] = part.members
 
