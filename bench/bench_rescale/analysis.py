@@ -32,6 +32,8 @@ class Fired:
     members: tuple[int, ...]
     """Nodes that should train together in the end, one rank each."""
     from_size: int
+    paused: bool = True
+    """Whether there is one pause to measure."""
     restarted: int | None = None
     """The member whose rank was killed."""
     recovered: bool = True
@@ -100,7 +102,7 @@ def event_result(
         to_size=fired.to_size,
         recovered=fired.recovered,
         stall=max((stall(lines, fired) for lines in survivors), default=0.0),
-        pause=pause(fired, by_node) if fired.recovered and not fired.changes_nothing else None,
+        pause=pause(fired, by_node) if fired.recovered and fired.paused and not fired.changes_nothing else None,
         redone=redone(all_lines, fired),
         discarded=max((discarded(lines, fired) for lines in survivors), default=0),
         pids_changed=any(pids_changed(lines, fired) for lines in survivors),

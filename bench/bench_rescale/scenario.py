@@ -179,7 +179,7 @@ class Run:
             for event in (Event.SILENT, Event.WAKE):
                 fired = self._fire(event, f"{label}: {cycle + 1} of {self._cycles}, {event}")
                 recovered = recovered and self._settle(fired, fired.at, CYCLE_STEPS)
-        return Fired(label, at, FOREVER, before[:-1], before, len(before), recovered=recovered)
+        return Fired(label, at, FOREVER, before[:-1], before, len(before), paused=False, recovered=recovered)
 
     @property
     def _agents(self) -> Agents:
