@@ -1,4 +1,4 @@
-"""What only hardware can show. Run it where there is a GPU: ``pytest -m gpu``; ``bench/gpu.py`` measures the same."""
+"""What only hardware can show. Run it where there is a GPU: ``pytest -m gpu``; ``bench/rescale.py --device cuda`` measures there."""
 
 from typing import Any
 
