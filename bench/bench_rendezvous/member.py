@@ -43,7 +43,7 @@ class SimulatedMember:
         self._watching = Watching(self._take)
         self._scope = self._seat.scope(self.record)
         self.view = View(self_id=self.record.id, complete=False)
-        self._told: Seen | None = None
+        self._last_seen: Seen | None = None
         self._due: asyncio.TimerHandle | None = None
         self._rest_until = 0.0
         self._writing = self._dirty = self._moving = False
@@ -93,10 +93,10 @@ class SimulatedMember:
             return
         began, busy = _now(), time.thread_time()
         self.view = self._seat.look(self.record, NOBODY, NOBODY)
-        news = seen(self.view)
-        if news != self._told:
-            self._told = news
-            self._feed(news)
+        found = seen(self.view)
+        if found != self._last_seen:
+            self._last_seen = found
+            self._feed(found)
         todo = self._seat.next(self.view, self.record, self.lease, began)
         if todo.part is not None or todo.transaction is not None:
             self._spawn(self._do(todo))
