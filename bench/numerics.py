@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from bench_harness import program, workload
+from bench_harness import program
 from bench_harness.agents import Agents, base_environment, worker
 from bench_harness.machine import Machine, machine
+from bench_harness.names import ENV_NUMERICS, WORKLOAD
 from bench_harness.processes import Processes
 from bench_harness.stats import Model
 from bench_harness.tables import Table
-from bench_harness.train_numerics import ENV_OPTIONS
 
 SKIPPED = 10
 """First steps, which are not counted: caches, rebuilt buckets."""
@@ -66,7 +66,7 @@ def measure(variant: str, world: int, steps: int, directory: Path, limit: float)
     directory.mkdir(parents=True)
     times = directory.resolve() / "times.json"
     options = {**VARIANTS[variant], "steps": steps + SKIPPED, "times": str(times)}
-    processes = Processes(directory, base_environment() | {ENV_OPTIONS: jsonlib.dumps(options)})
+    processes = Processes(directory, base_environment() | {ENV_NUMERICS: jsonlib.dumps(options)})
     nodes = [worker(n) for n in range(world)]
     with Agents(directory, "bench_harness.train_numerics") as agents:
         try:
@@ -126,7 +126,7 @@ def main(
                 seconds[variant, world] += measure(variant, world, steps, directory, limit)
                 output.keep(report())
     counted = f"Median (10th to 90th percentile) of {runs * steps} steps, runs: {runs}."
-    output.show([table(report())], [counted, f"{workload.ABOUT}, 32 samples a step over all ranks.", *facts.lines])
+    output.show([table(report())], [counted, f"{WORKLOAD}, 32 samples a step over all ranks.", *facts.lines])
 
 
 if __name__ == "__main__":

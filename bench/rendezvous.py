@@ -16,12 +16,13 @@ from bench_rendezvous.report import PeerRun, Report, Run, notes, tables
 from bench_rendezvous.scenario import PER_LINK, Scenario
 from bench_rendezvous.torch_peer import measure
 from elastrain.api import names
-from elastrain.local.etcd_server import EtcdServer
+from elastrain.etcd.server import EtcdServer
 
 HELP = """Measure how long simulated members take to form a generation through a real etcd, and what it costs.
 
-One process plays all members, with an agent's own decisions (Seat and Core) and the same operations on keys: each has
-its lease, its key and its watches. There are no ranks: they are ready at once, and break when their generation does.
+One process plays all members, with an agent's own decisions (MemberProtocol and Core) and the same operations on keys:
+each has its lease, its key and its watches. There are no ranks: they are ready at once, and break when their generation
+does.
 etcd starts anew for every run. Use a machine that does nothing else.
 
 \b

@@ -21,10 +21,11 @@ from typing import Any
 
 import typer
 
-from elastrain import cli, client
+from elastrain import client
 from elastrain.api.crd import crd
+from elastrain.cli import main as cli
+from elastrain.cli.shell.manual import usage
 from elastrain.client import errors
-from elastrain.cluster.manual import usage
 from elastrain_operator import __main__ as operator_command
 
 NOTE = "<!-- Written by scripts/reference.py (`make reference`). Do not edit. -->\n\n"
@@ -268,7 +269,7 @@ def decisions_page(folder: Path) -> str:
     lines = [
         "# Decisions",
         "",
-        "What was decided, why, against which alternatives, and what is bad about it.",
+        "Each record states its context, the decision, the alternatives and the drawbacks.",
         "",
         "| | decision |",
         "| --- | --- |",

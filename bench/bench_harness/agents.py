@@ -15,7 +15,7 @@ from elastrain.api.job import CheckpointSpec
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, Phase, Progress, Target
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.local.etcd_server import EtcdServer
+from elastrain.etcd.server import EtcdServer
 
 MAX_NODES = 8
 

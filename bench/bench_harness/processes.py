@@ -15,8 +15,8 @@ from typing import Self
 
 import psutil
 
-from elastrain.agent.supervisor import become_reaper
-from elastrain.agent.tether import tethered
+from elastrain.agent.process.supervisor import become_reaper
+from elastrain.tether import tethered
 
 HOST = "127.0.0.1"
 END_SECONDS = 10.0

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import elastrain
 from bench_harness import workload
-
-ENV_OPTIONS = "BENCH_NUMERICS"
-"""JSON: ``numerics``, ``loader`` (options of ``job.dataloader``), ``steps`` and ``times`` (a file)."""
+from bench_harness.names import ENV_NUMERICS
 
 
 def main() -> None:
-    options = json.loads(os.environ[ENV_OPTIONS])
+    options = json.loads(os.environ[ENV_NUMERICS])
     with elastrain.join(numerics=options["numerics"]) as job:
         net, optimizer = workload.build()
         model = job.wrap(net)

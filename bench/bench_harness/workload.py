@@ -1,7 +1,7 @@
 """The workload of most benchmarks: a perceptron of 9.2 million parameters on synthetic data, with Adam.
 
-Model and optimizer state are 110 MB. :data:`ENV_STATE_MIB` puts frozen tables below it, as in fine-tuning: the state
-grows, a step hardly. :data:`ENV_DEVICE` says where it trains.
+Model and optimizer state are 110 MB. ``ENV_STATE_MIB`` puts frozen tables below it, as in fine-tuning: the state grows, a
+step hardly. ``ENV_DEVICE`` chooses the device.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-ENV_STATE_MIB = "BENCH_STATE_MIB"
-ENV_DEVICE = "BENCH_DEVICE"
+from bench_harness.names import ENV_DEVICE, ENV_STATE_MIB
+
 INPUTS, HIDDEN, CLASSES = 1024, 2176, 10
 SAMPLES = 1024
 BATCH_PER_RANK = 16
@@ -23,10 +23,6 @@ GLOBAL_BATCH = BATCH_PER_RANK * START_RANKS
 """Samples of a step where the system keeps it constant."""
 TABLE_MIB = 64
 TABLE_ROWS = TABLE_MIB * 2**20 // 4 // INPUTS
-ABOUT = (
-    "Workload: a perceptron of 9.2 million parameters with Adam (110 MB of state), one rank a node, one thread a rank, "
-    "over loopback"
-)
 
 
 class FineTuned(nn.Module):

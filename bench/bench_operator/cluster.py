@@ -20,8 +20,8 @@ from bench_harness.processes import Processes, free_ports
 from bench_harness.program import Failed
 from bench_operator.net import Api, Refused
 from elastrain.api.crd import crd
-from elastrain.local.etcd_server import find_etcd
-from elastrain_operator.kube import PERMISSIONS
+from elastrain.etcd.server import find_etcd
+from elastrain_operator.kube.client import PERMISSIONS
 
 BIN = Path(os.environ.get("ELASTRAIN_CACHE") or Path.home() / ".cache/elastrain") / "bin"
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kwok", "kwok-stages")

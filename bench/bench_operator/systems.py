@@ -15,7 +15,7 @@ from bench_operator.audit import Audit
 from bench_operator.cluster import NAMESPACE, OPERATOR, START_SECONDS, ControlPlane, until
 from elastrain.api import names
 from elastrain.etcd import EtcdClient, EtcdConfig
-from elastrain.local.etcd_server import EtcdServer
+from elastrain.etcd.server import EtcdServer
 
 MAX_WORKERS = 16
 PLANE = ("apiserver", "etcd", "controllers", "scheduler", "kwok")

@@ -1,4 +1,4 @@
-"""One simulated member: an agent's own decisions (``Core``, ``Seat``) without its threads, process and ranks."""
+"""One simulated member: an agent's own decisions (``Core``, ``MemberProtocol``), no threads, process or ranks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from bench_rendezvous.link import Link, Watching
-from elastrain.agent.core import Config, Core
-from elastrain.agent.events import Effect, Event, Publish, RankSaid, Registered, Seen, Send, StartRanks
-from elastrain.agent.presence import seen
+from elastrain.agent.core.events import Effect, Event, JobSnapshot, Publish, RankSaid, Registered, Send, StartRanks
+from elastrain.agent.core.machine import Config, Core
+from elastrain.agent.presence import snapshot
 from elastrain.api.keys import JobKeys
 from elastrain.api.messages import Abort, Adopted, Broken, Hello, Proposed, RankMessage, Ready
 from elastrain.api.records import Generation, Member, Phase
 from elastrain.etcd import Batch
 from elastrain.rendezvous.decide import Timing
-from elastrain.rendezvous.seat import LONGEST_REST, Seat, Todo, rest_after
+from elastrain.rendezvous.protocol import LONGEST_REST, MemberProtocol, Todo, rest_after
 from elastrain.rendezvous.view import View
 
 NOBODY: frozenset[str] = frozenset()
@@ -38,12 +38,12 @@ class SimulatedMember:
         self._spawn = spawn
         self._knows = knows
         self.record = Member(id=f"{worker}.x", worker=worker, address="127.0.0.1")
-        self._seat = Seat(keys, Timing())
+        self._protocol = MemberProtocol(keys, Timing())
         self._core = Core(Config(worker=worker, address="127.0.0.1"))
         self._watching = Watching(self._take)
-        self._scope = self._seat.scope(self.record)
+        self._scope = self._protocol.scope(self.record)
         self.view = View(self_id=self.record.id, complete=False)
-        self._last_seen: Seen | None = None
+        self._last_seen: JobSnapshot | None = None
         self._due: asyncio.TimerHandle | None = None
         self._rest_until = 0.0
         self._writing = self._dirty = self._moving = False
@@ -76,8 +76,8 @@ class SimulatedMember:
     # ---- the view --------------------------------------------------------------------------------------------------
     def _take(self, batch: Batch) -> None:
         if self.alive:
-            self._seat.take(batch)
-            later = LONGEST_REST if self._seat.may_wait else 0.0
+            self._protocol.take(batch)
+            later = LONGEST_REST if self._protocol.may_wait else 0.0
             self._wake_at(max(_now() + later, self._rest_until))
 
     def _wake_at(self, when: float) -> None:
@@ -92,15 +92,15 @@ class SimulatedMember:
         if not self.alive:
             return
         began, busy = _now(), time.thread_time()
-        self.view = self._seat.look(self.record, NOBODY, NOBODY)
-        found = seen(self.view)
+        self.view = self._protocol.look(self.record, NOBODY, NOBODY)
+        found = snapshot(self.view)
         if found != self._last_seen:
             self._last_seen = found
             self._feed(found)
-        todo = self._seat.next(self.view, self.record, self.lease, began)
+        todo = self._protocol.next(self.view, self.record, self.lease, began)
         if todo.part is not None or todo.transaction is not None:
             self._spawn(self._do(todo))
-        scope = self._seat.scope(self.record)
+        scope = self._protocol.scope(self.record)
         if scope != self._scope and not self._moving:
             self._moving = True
             self._scope = scope
@@ -113,10 +113,10 @@ class SimulatedMember:
     # ---- what it does ----------------------------------------------------------------------------------------------
     async def _do(self, todo: Todo) -> None:
         if todo.part is not None:
-            self._seat.found(self.record, todo.part, await self.link.get(todo.part))
+            self._protocol.found(self.record, todo.part, await self.link.get(todo.part))
             self._wake_at(_now())
         if todo.transaction is not None:
-            self._seat.tried(todo.transaction, _now())  # an agent waits for the answer; here others go on meanwhile
+            self._protocol.tried(todo.transaction, _now())  # an agent waits for the answer; here others go on meanwhile
             await self.link.commit(todo.transaction)
 
     async def _move(self) -> None:

@@ -17,7 +17,7 @@ from bench_rendezvous.meter import Reading
 from bench_rendezvous.report import Cost, LeaseTraffic, Run
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, Target
-from elastrain.local.etcd_server import EtcdServer
+from elastrain.etcd.server import EtcdServer
 
 PER_LINK = 64
 """Members that share a connection. etcd queues 128 events for a stream of watches and delivers the rest in later

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from bench_harness.names import WORKLOAD
 from bench_harness.stats import text, text_of
 from bench_harness.tables import Table
-from bench_harness.workload import ABOUT
 from bench_rescale.events import START_NODES
 from bench_rescale.goals import judge
 from bench_rescale.growth import FEWEST, leaks, per_cycle
@@ -45,7 +45,7 @@ def notes(report: Report, about: dict[str, str]) -> list[str]:
         *report.machine.lines,
         "Three figures are minimum / median / maximum over the runs.",
         *(f"{name}: {words}." for name, words in about.items()),
-        f"{ABOUT}. 16 samples a rank at 2 ranks; at 3 ranks elastrain's global batch stays 32 samples, that of the "
+        f"{WORKLOAD}. 16 samples a rank at 2 ranks; at 3 ranks elastrain's global batch stays 32 samples, that of the "
         f"others grows to 48. A durable checkpoint every {report.checkpoint_every} steps. An event may take "
         f"{report.limit:g} s. The lease TTL is {report.lease_ttl} s where a node falls silent.",
         *(f"{r.system}: {p}" for r in report.runs if r.samples for p in r.samples.problems),

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench_harness.agents import MAX_NODES, Agents
+from bench_harness.names import ENV_DEVICE, ENV_STATE_MIB
 from bench_harness.processes import HOST, free_ports, popen
-from bench_harness.workload import ENV_DEVICE, ENV_STATE_MIB
 from bench_rescale import history
 from bench_rescale.events import NEED_AGENTS, Event
 from bench_rescale.results import Samples

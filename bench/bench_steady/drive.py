@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench_harness.agents import MAX_NODES, Agents, base_environment, worker
+from bench_harness.names import ENV_DEVICE
 from bench_harness.processes import Processes, cpu_of
 from bench_harness.program import Failed
-from bench_harness.workload import ENV_DEVICE
 from bench_steady.analysis import Comparison, compare
 from bench_steady.case import ENV_CASE, ENV_DIRECTORY, Block, Case
 

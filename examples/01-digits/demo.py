@@ -21,10 +21,10 @@ from rich.console import Console
 from tour import Tour, curves
 
 from elastrain.api.records import Progress, Rescale
+from elastrain.cli.local.changes import news
+from elastrain.cli.local.runner import LocalJob
+from elastrain.cli.local.status import LocalStatus
 from elastrain.data import audit
-from elastrain.local.news import news
-from elastrain.local.runner import LocalJob
-from elastrain.local.status import LocalStatus
 
 HERE = Path(__file__).parent
 EPOCHS = 64  # of 23 steps

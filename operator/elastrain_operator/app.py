@@ -14,24 +14,24 @@ import structlog
 from elastrain import tracing
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdError, EtcdUsers
-from elastrain_operator import jobs, pods
-from elastrain_operator.apply import Executor
+from elastrain_operator.apply.credentials import Vault
+from elastrain_operator.apply.executor import Executor
+from elastrain_operator.apply.sweep import Sweeper
 from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import OperatorConfig
-from elastrain_operator.coordination import Mirror
-from elastrain_operator.fencing import FencedEtcd
-from elastrain_operator.inventory import Inventory
-from elastrain_operator.kube import ApiError, Kube, Writable
+from elastrain_operator.kube.client import ApiError, Kube, Writable
+from elastrain_operator.leader.fencing import FencedEtcd
 from elastrain_operator.loops import JobLoop, Loops
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobSeries
 from elastrain_operator.metrics.server import MetricsServer
 from elastrain_operator.model import JobRef, Outage, Pod
-from elastrain_operator.pods import Pods
-from elastrain_operator.reflector import Reflector
-from elastrain_operator.sweep import Sweeper
-from elastrain_operator.trace import Traces
-from elastrain_operator.vault import Vault
+from elastrain_operator.observe import jobs, pods
+from elastrain_operator.observe.inventory import Inventory
+from elastrain_operator.observe.pods import Pods
+from elastrain_operator.observe.records import Mirror
+from elastrain_operator.observe.reflector import Reflector
+from elastrain_operator.tracing import Traces
 
 FIRST_LIST_SECONDS = 5.0
 """How long the start waits for etcd, so that the first plans know it."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import structlog
 
-from elastrain_operator.allocate import allocate
+from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.model import Claims, Held, Job, Node, Policy, Share, Snapshot
 from elastrain_operator.model import Pod
 from elastrain_operator.waiting import until
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 class Cluster(Protocol):
-    """What is used of :class:`elastrain_operator.inventory.Inventory`."""
+    """What is used of :class:`elastrain_operator.observe.inventory.Inventory`."""
 
     @property
     def problem(self) -> str | None: ...

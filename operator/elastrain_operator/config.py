@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretBytes, field_validator,
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.allocation.model import Policy
-from elastrain_operator.resources import quantity
+from elastrain_operator.observe.resources import quantity
 
 MIN_KEY_BYTES = 32
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import kopf
 
-from elastrain_operator import access
 from elastrain_operator.app import App
+from elastrain_operator.kube import access
 
 
 def register(registry: kopf.OperatorRegistry, app: App) -> None:

@@ -13,17 +13,18 @@ import structlog
 from elastrain.api.job import JobSpec
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdError
-from elastrain_operator import observe, plan
-from elastrain_operator.apply import Executor, Memory
+from elastrain_operator import plan
+from elastrain_operator.apply.executor import Executor, Memory
 from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import OperatorConfig
-from elastrain_operator.coordination import Mirror
-from elastrain_operator.kube import ApiError, Kube
+from elastrain_operator.kube.client import ApiError, Kube
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobMeter
 from elastrain_operator.model import JobRef, Observed, Pod
+from elastrain_operator.observe import parse
+from elastrain_operator.observe.records import Mirror
 from elastrain_operator.plan import STATUS_INTERVAL
-from elastrain_operator.policy.routine import is_routine
+from elastrain_operator.policy.report.routine import is_routine
 from elastrain_operator.waiting import until
 
 COALESCE = 0.05
@@ -183,7 +184,7 @@ class JobLoop:
         if known:
             return
         try:
-            status = self._memory.status or observe.job_status(self._body)
+            status = self._memory.status or parse.job_status(self._body)
             words = f"{type(error).__name__}: {error}"
             confession = plan.fault(status, self.job.generation, words, RETRY_DELAYS[-1], _now())
             await self._executor.execute(self.job, None, confession, self._memory)
@@ -207,14 +208,14 @@ class JobLoop:
         body, memory = self._body, self._memory
         if body["metadata"].get("deletionTimestamp"):
             return self._config.resync  # its pods are the garbage collector's now
-        if not observe.is_ours(body):
+        if not parse.is_ours(body):
             return self._config.resync  # spec.managedBy names somebody else
-        self.job = observe.job_ref(body)
+        self.job = parse.job_ref(body)
         memory.version = newest(memory.version, body["metadata"].get("resourceVersion"))
-        status = memory.status or observe.job_status(body)
+        status = memory.status or parse.job_status(body)
         try:
             spec = self._spec(body.get("spec", {}))
-        except observe.SpecInvalid as error:
+        except parse.SpecInvalid as error:
             refusal = plan.refuse(status, self.job.generation, str(error), _now())
             await self._executor.execute(self.job, None, refusal, memory)
             return self._config.resync
@@ -238,7 +239,7 @@ class JobLoop:
         """The spec, parsed once for each version of it. Raises ``SpecInvalid``."""
         if self._parsed is None or (self._parsed[0] is not raw and self._parsed[0] != raw):
             self._parsed = None
-            self._parsed = (raw, observe.job_spec(self._body))
+            self._parsed = (raw, parse.job_spec(self._body))
         return self._parsed[1]
 
     async def _observe(self) -> Observed:
@@ -256,7 +257,7 @@ class JobLoop:
             status_interval=self.status_interval,
             books=memory.books,
             share=self._capacity.share_of(self.job.uid) if self._capacity else None,
-            created=observe.timestamp(self._body["metadata"]["creationTimestamp"]) if self._capacity else None,
+            created=parse.timestamp(self._body["metadata"]["creationTimestamp"]) if self._capacity else None,
         )
 
     async def _pods(self) -> tuple[Pod, ...]:
@@ -268,12 +269,12 @@ class JobLoop:
                 del created[uid]
             elif _now() - since > UNSEEN:
                 await self._ask_for(pod)
-        return observe.pods([*seen.values(), *(pod for pod, _ in created.values())])
+        return parse.pods([*seen.values(), *(pod for pod, _ in created.values())])
 
     async def _ask_for(self, pod: Pod) -> None:
         """The watch is late with a pod: does it still exist?"""
         body = await self._kube.get_pod(self.job.namespace, pod.name)
-        current = observe.pod(body) if body and body["metadata"]["uid"] == pod.uid else None
+        current = parse.pod(body) if body and body["metadata"]["uid"] == pod.uid else None
         if current:
             self._memory.created[pod.uid] = (current, _now())
         else:
@@ -300,7 +301,7 @@ class Loops:
 
     def see(self, body: Mapping[str, Any], pods_of: PodsOf) -> None:
         """A job was added or changed."""
-        job = observe.job_ref(body)
+        job = parse.job_ref(body)
         if job.uid not in self._loops:
             self._loops[job.uid] = self._make(job)
         loop = self._loops[job.uid]

@@ -8,28 +8,20 @@ from datetime import datetime, timedelta
 from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Target
 from elastrain_operator.allocation.model import Claims
+from elastrain_operator.context import Sight
 from elastrain_operator.model import Deletion, Loss, Notice, Observed, Plan
-from elastrain_operator.policy import (
-    arrival,
-    clean,
-    conditions,
-    drain,
-    ledger,
-    news,
-    pending,
-    restarts,
-    scale,
-    streak,
-    success,
-    targets,
-)
-from elastrain_operator.policy import claims as claims_policy
-from elastrain_operator.policy import ttl as ttl_policy
-from elastrain_operator.policy import verdict as verdicts
-from elastrain_operator.policy.conditions import Claim
-from elastrain_operator.policy.verdict import Verdict
-from elastrain_operator.sight import Sight
-from elastrain_operator.standing import books, held_until, if_changed, status_of
+from elastrain_operator.policy.ending import clean, success
+from elastrain_operator.policy.ending import ttl as ttl_policy
+from elastrain_operator.policy.ending import verdict as verdicts
+from elastrain_operator.policy.ending.verdict import Verdict
+from elastrain_operator.policy.losses import arrival, pending, restarts, streak
+from elastrain_operator.policy.report import accelerator_seconds, conditions, events
+from elastrain_operator.policy.report.conditions import Claim
+from elastrain_operator.policy.size import claims as claims_policy
+from elastrain_operator.policy.size import drain
+from elastrain_operator.policy.size import target as targets
+from elastrain_operator.policy.size import workers as scale
+from elastrain_operator.status import books, held_until, if_changed, status_of
 
 DRAIN_EXTRA = 30.0
 """Seconds beyond a pod's own grace period that a worker may take to leave."""
@@ -83,7 +75,7 @@ def _only_say(status: JobStatus, generation: int | None, claim: Claim, now: date
             "observed_generation": generation,
         }
     )
-    return Plan(status=if_changed(status, changed), notices=news.notices(status, changed, None, None, ()))
+    return Plan(status=if_changed(status, changed), notices=events.notices(status, changed, None, None, ()))
 
 
 # ---- a job that goes on --------------------------------------------------------------------------------------------
@@ -151,7 +143,7 @@ def _end(sight: Sight, verdict: Verdict) -> Plan:
             "phase": verdict.condition.value,
             "leaving": [],
             "completion_time": sight.now.isoformat(),
-            "accelerator_seconds": ledger.dissolved(status.accelerator_seconds),
+            "accelerator_seconds": accelerator_seconds.dissolved(status.accelerator_seconds),
             "unhealthy_workers": [],
             "spares": None,
         }
@@ -169,7 +161,9 @@ def _after_end(sight: Sight, standing: ConditionType) -> Plan:
             "leaving": [],
             "counted_failures": [uid for uid in old.counted_failures if uid in {p.uid for p in seen.pods}],
             "completion_time": old.completion_time or sight.now.isoformat(),
-            "accelerator_seconds": ledger.account(books(sight), seen.pods, ledger.Place(), None, sight.now),
+            "accelerator_seconds": accelerator_seconds.account(
+                books(sight), seen.pods, accelerator_seconds.Place(), None, sight.now
+            ),
             "observed_generation": seen.job.generation,
         }
     )
@@ -219,7 +213,7 @@ def _finish_plan(
     written = if_changed(sight.status, status)
     held = held_until(sight, written)
     moments = [t for t in [*due, held] if t and t > sight.now]
-    told = news.notices(sight.status, status, before, target, lost)
+    told = events.notices(sight.status, status, before, target, lost)
     going = {d.uid for d in delete}
     left = [p.name for p in sight.seen.pods if p.uid in going and p.name in sight.asked and clean.is_drained(p)]
     if left:

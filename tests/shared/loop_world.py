@@ -6,9 +6,9 @@ import asyncio
 from datetime import UTC, datetime
 
 from elastrain.etcd import EtcdConfig
-from elastrain_operator.apply import Executor
+from elastrain_operator.apply.executor import Executor
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.kube import ApiError
+from elastrain_operator.kube.client import ApiError
 from elastrain_operator.loops import JobLoop, Loops
 from elastrain_operator.model import Coordination, Outage
 from raw_cluster import TEMPLATE

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from control_plane import ApiServer, free_ports
-from elastrain_operator.kube import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
+from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 from raw_cluster import Cluster
 
 

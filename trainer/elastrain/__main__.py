@@ -8,11 +8,11 @@ import sys
 def main() -> None:
     """Entry point of the ``elastrain`` script."""
     if sys.argv[1:3] == ["agent", "--"] and sys.argv[3:]:
-        from elastrain.agent.start import run_agent
+        from elastrain.agent.process.start import run_agent
 
         sys.exit(run_agent(sys.argv[3:]))
     try:
-        from elastrain.cli import main as command_line
+        from elastrain.cli.main import main as command_line
     except KeyboardInterrupt:  # importing takes long enough for somebody to think better of it
         sys.exit(130)
     command_line()

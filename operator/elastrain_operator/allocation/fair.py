@@ -11,8 +11,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from elastrain_operator.allocation.grant import Seat
 from elastrain_operator.allocation.room import May
-from elastrain_operator.allocation.seat import Seat
 
 Grant = Callable[[Seat, May | None], bool]
 """Give a job one more worker, displacing whom it may (None: nobody); False: it can not be had."""

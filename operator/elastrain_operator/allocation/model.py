@@ -117,7 +117,7 @@ class Job:
     created: float = 0.0
     """Seconds since the epoch: order of the queue."""
     workers: tuple[Worker, ...] = ()
-    """Those who stay longest first (``policy/victims.py``)."""
+    """Those who stay longest first (``policy/size/victims.py``)."""
     size: int = 0
     """Workers wanted by the last decision; 0: it has not been let in."""
     trains: bool = False

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from elastrain.agent.health import Policy
+from elastrain.agent.core.health import Policy
 from elastrain.api import names
 
 """Seconds from SIGTERM until ranks that still run are killed. Set it a few seconds below the pod's grace period."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
-from elastrain.agent.events import RankHungUp, RankSaid
+from elastrain.agent.core.events import RankHungUp, RankSaid
 from elastrain.api.messages import RANK_MESSAGE, AgentMessage, Hello
 
 MAX_LINE = 1 << 20

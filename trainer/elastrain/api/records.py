@@ -55,7 +55,7 @@ class Phase(StrEnum):
 
 
 class Health(StrEnum):
-    """What is wrong with a member's ranks, in its agent's judgement (``agent/health.py``)."""
+    """What is wrong with a member's ranks, in its agent's judgement (``agent/core/health.py``)."""
 
     OK = ""
     WAITING = "waiting"

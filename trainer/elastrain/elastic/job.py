@@ -16,22 +16,22 @@ from torch import nn
 
 from elastrain.api import names
 from elastrain.api.job import CheckpointSpec
-from elastrain.checkpoint import CheckpointVolume
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order
 from elastrain.data.stream import ElasticIterable, length_of
-from elastrain.elastic.backend import device_of_rank
-from elastrain.elastic.bitwise import Bitwise, make_deterministic
-from elastrain.elastic.gate import Gates, gate, track
-from elastrain.elastic.gradients import Averaged, Gradients
-from elastrain.elastic.heartbeat import Heartbeat
+from elastrain.elastic.checkpoint import CheckpointVolume
+from elastrain.elastic.comm.backend import device_of_rank
 from elastrain.elastic.loop import Drained, Loop
-from elastrain.elastic.module import ElasticModule
-from elastrain.elastic.session import Session
-from elastrain.elastic.sharded import refuse_sharded
-from elastrain.elastic.state import Stateful
-from elastrain.elastic.world import World
+from elastrain.elastic.membership.heartbeat import Heartbeat
+from elastrain.elastic.membership.session import Session
+from elastrain.elastic.membership.world import World
+from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.state.tracked import Gates, gate, track
+from elastrain.elastic.strategies.bitwise import Bitwise, make_deterministic
+from elastrain.elastic.strategies.gradients import Averaged, Gradients
+from elastrain.elastic.strategies.replicated import ElasticModule
+from elastrain.elastic.strategies.sharded import refuse_sharded
 
 __all__ = ["Drained", "Job", "join"]
 

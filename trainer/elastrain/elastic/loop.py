@@ -25,15 +25,16 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order
 from elastrain.data.rng import Kept
 from elastrain.data.share import Share
-from elastrain.elastic import control, memory, transfer
-from elastrain.elastic.buffers import Buffers
-from elastrain.elastic.communicator import Communicator
-from elastrain.elastic.control import Summed
-from elastrain.elastic.gradients import Gradients
-from elastrain.elastic.heartbeat import Heartbeat
-from elastrain.elastic.session import ExitRequested, Session
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.membership import control
+from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.membership.heartbeat import Heartbeat
+from elastrain.elastic.membership.session import ExitRequested, Session
+from elastrain.elastic.membership.world import World
+from elastrain.elastic.state import memory, transfer
+from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.step import Step
-from elastrain.elastic.world import World
+from elastrain.elastic.strategies.gradients import Gradients
 
 log = structlog.get_logger(__name__)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from elastrain.data.order import Order, Slice
 from elastrain.data.share import Place, Share
-from elastrain.elastic import control
-from elastrain.elastic.control import Summed
+from elastrain.elastic.membership import control
+from elastrain.elastic.membership.control import Summed
 
 
 @dataclass(slots=True)

@@ -9,9 +9,9 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
 from elastrain.api import accelerators, names, rules
-from elastrain.api.embedded import AsDict, PodTemplate, rule_broken
-from elastrain.api.fields import MemorySize, Nproc, QualifiedName
 from elastrain.api.job.base import ApiModel, NonNegativeInt, PositiveInt
+from elastrain.api.job.embedded import AsDict, PodTemplate, rule_broken
+from elastrain.api.job.fields import MemorySize, Nproc, QualifiedName
 
 
 class CleanPodPolicy(StrEnum):

@@ -1,0 +1,87 @@
+"""Why a job is not larger, for people: what there is, what the next worker needs, and which rule holds it back."""
+
+from __future__ import annotations
+
+from elastrain.api.phrases import headcount
+from elastrain_operator.allocation.grant import Seat, Stop
+from elastrain_operator.allocation.model import PODS, Job, Policy
+from elastrain_operator.allocation.room import Idle
+from elastrain_operator.allocation.worth import Worth
+
+
+def at_max(job: Job, size: int) -> str:
+    bound = "maxReplicas allows" if job.elastic else "replicas asks for"
+    return f"{headcount(size)}: all that {bound}"
+
+
+def minimum(seat: Seat, idle: Idle | None, quota: str) -> str:
+    """A job that is not let in."""
+    job = seat.job
+    needs = (
+        f"waits: {headcount(job.min)} must start together (minReplicas)"
+        if job.min > 1
+        else "waits for its first worker"
+    )
+    if seat.coming:
+        return f"{needs}; others are leaving for {'them' if job.min > 1 else 'it'}"
+    if seat.stop is Stop.QUOTA:
+        return f"{needs}; {quota}"
+    if idle is not None and not idle.nodes:
+        return f"{needs}; {_no_node(job)}"
+    return f"{needs}, there is room for {seat.reached}; {_idle(job, idle)}" if idle else needs
+
+
+def not_grown(seat: Seat, idle: Idle | None, quota: str) -> str:
+    """A job that is let in and could have more."""
+    words = {
+        Stop.QUOTA: quota,
+        Stop.NO_NODE: _no_node(seat.job),
+        Stop.OTHERS_LEAVE: f"{headcount(seat.waits)} more when others have left",
+    }
+    why = words.get(seat.stop) if seat.stop else None
+    return f"not grown: {why or (_idle(seat.job, idle) if idle else 'no room')}"
+
+
+def recent(policy: Policy) -> str:
+    """The message does not count seconds: it would change with each of them."""
+    return f"not grown: it was resized within the last {policy.hysteresis:g} s (capacity.hysteresis)"
+
+
+def vain(job: Job, to: int, worth: Worth) -> str:
+    gain = f"{headcount(to - job.size)} more would gain {worth.gain:.0f} worker-seconds in {worth.seconds:.0f} s"
+    return f"not grown: {gain}, the pause would cost {worth.cost:.0f}"
+
+
+def quota(namespace: str, resource: str, used: int, most: int, need: int) -> str:
+    have = f"{amount(resource, used)} of {amount(resource, most)} {resource}"
+    return f"{have} of namespace {namespace}'s quota used, {amount(resource, need)} needed for the next worker"
+
+
+def amount(resource: str, value: int) -> str:
+    """An amount as people write it: cores, GiB, pieces."""
+    if resource == "cpu":
+        return f"{value / 1000:g}"
+    if resource == "memory" or resource.startswith("hugepages-") or resource == "ephemeral-storage":
+        return f"{value / 2**30:.3g} GiB"
+    return str(value)
+
+
+def _idle(job: Job, idle: Idle) -> str:
+    """``2 nvidia.com/gpu idle, 4 needed for the next worker (nprocPerNode 4)``."""
+    need = dict(job.kind.demand).get(idle.resource, 0)
+    what = "places for pods" if idle.resource == PODS else idle.resource
+    where = ""
+    if idle.short != idle.resource and idle.largest >= need:
+        where = f", but {idle.short} is short"
+    elif idle.total >= need > idle.largest:
+        where = f", at most {amount(idle.resource, idle.largest)} on one node"
+    ranks = f" (nprocPerNode {job.nproc})" if job.nproc > 1 else ""
+    have, needed = amount(idle.resource, idle.total), amount(idle.resource, need)
+    return f"{have} {what} idle{where}, {needed} needed for the next worker{ranks}"
+
+
+def _no_node(job: Job) -> str:
+    place = job.kind.place
+    labels = ", ".join(f"{k}={v}" for k, v in place.selector)
+    wanted = f" with {labels}" if labels else ""
+    return f"no node{wanted} takes its workers: ready, not cordoned, matching the template's affinity and tolerations"

@@ -1,0 +1,159 @@
+"""Gives each job a user of etcd that may read and write that job's keys only, and its workers a Secret to log in with.
+
+Order of writes, so that nothing is left behind whenever this process ends: the job's ``owner`` record, by which the
+sweeper finds it; the user; the Secret, which the garbage collector deletes with the job; the ``issued`` record, which
+says that all of it exists. Everything is repeated until that one is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import structlog
+
+from elastrain.api.issued import Issued
+from elastrain.api.keys import JobKeys
+from elastrain.etcd import EtcdError, EtcdUsers, tls
+from elastrain_operator.config import OperatorConfig
+from elastrain_operator.model import JobRef, Outage
+from elastrain_operator.pod import manifest as render
+from elastrain_operator.policy import credentials
+from elastrain_operator.waiting import until
+
+INTERVAL = 60.0
+"""Seconds between two looks at whether etcd still checks users, and at the CA certificates."""
+RETRY_SECONDS = 2.0
+ECHO_SECONDS = 10.0
+"""For how long what was recorded counts though the mirror does not show it yet."""
+
+log = structlog.get_logger(__name__)
+
+
+class Secrets(Protocol):
+    """What the vault uses of :class:`elastrain_operator.kube.client.Kube`."""
+
+    async def write_secret(self, namespace: str, manifest: Mapping[str, Any], *, expected: bool) -> None: ...
+
+
+class Records(Protocol):
+    """What the vault uses of :class:`elastrain_operator.observe.records.Mirror`."""
+
+    @property
+    def outage(self) -> Outage | None: ...
+
+    def issued(self, keys: JobKeys) -> Issued | None: ...
+
+    async def claim(self, keys: JobKeys) -> None: ...
+
+    async def put_issued(self, keys: JobKeys, issued: Issued) -> None: ...
+
+
+class Vault:
+    """Users of etcd and Secrets of all jobs. Calls may raise ``ApiError`` and ``EtcdError``; each is bounded."""
+
+    def __init__(
+        self,
+        users: EtcdUsers,
+        secrets: Secrets,
+        records: Records,
+        config: OperatorConfig,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_change`` is called when all jobs have to be looked at: the CA certificates were replaced.
+
+        Raises ``ValueError`` if the CA file cannot be read.
+        """
+        etcd = config.etcd
+        assert config.job_key is not None and etcd.password_file is not None and etcd.ca is not None, "config checks it"
+        self._users, self._secrets, self._records = users, secrets, records
+        self._cluster = config.cluster
+        self._password_file, self._ca_file = etcd.password_file, etcd.ca
+        self._key = config.job_key.get_secret_value()
+        self._on_change = on_change
+        self._stamp = tls.stamp(self._ca_file)
+        self._ca = tls.read(self._ca_file).ca
+        self._wanted = credentials.fingerprint(self._ca, self._key)
+        self._recent: dict[JobKeys, tuple[Issued, float]] = {}
+        self._nudged = asyncio.Event()
+
+    # ---- one job ---------------------------------------------------------------------------------------------------
+    async def keep(self, job: JobRef, *, creating: bool = False, live: bool = False) -> None:
+        """See to it that a job's workers can log in. Costs nothing where everything is as it should be."""
+        keys = JobKeys(job.namespace, job.name, job.uid)
+        wanted, issued = self._wanted, self._issued(keys)
+        if issued is None and self._records.outage:
+            return  # not known, which is not the same as not there
+        due = credentials.due(issued, wanted, creating=creating, live=live)
+        if not (due.user or due.secret):
+            return
+        name = credentials.user(self._cluster, keys)
+        password = credentials.password(self._key, name)
+        if due.user:
+            await self._records.claim(keys)
+            await asyncio.to_thread(self._users.ensure, name, password, keys.prefix)
+        if due.secret:
+            manifest = render.secret(job, name, password, self._ca)
+            await self._secrets.write_secret(job.namespace, manifest, expected=issued is not None)
+        if issued != wanted:
+            await self._records.put_issued(keys, wanted)
+            self._recent[keys] = wanted, time.monotonic()
+            log.info("issued credentials", prefix=keys.prefix, user=name)
+
+    def _issued(self, keys: JobKeys) -> Issued | None:
+        """The record, or what was written just now and has not come back through the watch."""
+        recent = self._recent.get(keys)
+        if recent and time.monotonic() - recent[1] < ECHO_SECONDS:
+            return recent[0]
+        self._recent.pop(keys, None)
+        return self._records.issued(keys)
+
+    # ---- jobs that are gone ----------------------------------------------------------------------------------------
+    async def remove(self, keys: JobKeys) -> None:
+        """Remove the user of a job that is gone."""
+        self._recent.pop(keys, None)
+        await asyncio.to_thread(self._users.remove, credentials.user(self._cluster, keys))
+
+    async def jobs(self) -> set[JobKeys]:
+        """Jobs that have a user made by this cluster's operator, whether they still exist or not."""
+        found = await asyncio.to_thread(self._users.names)
+        return {keys for keys in (credentials.owner(self._cluster, name) for name in found) if keys}
+
+    # ---- etcd itself -----------------------------------------------------------------------------------------------
+    def nudge(self) -> None:
+        """etcd was lost or has come back, perhaps without its data: look now."""
+        self._nudged.set()
+
+    async def run(self) -> None:
+        """Until cancelled: have etcd check users, and look whether the CA certificates were replaced."""
+        while True:
+            pause = INTERVAL
+            try:
+                self._look_at_ca()
+                await asyncio.to_thread(self._have_users_checked)
+            except (EtcdError, OSError, ValueError) as error:
+                log.warning("etcd is not known to check users", error=str(error), retry_s=RETRY_SECONDS)
+                pause = RETRY_SECONDS
+            if not await until(self._nudged, pause):
+                continue
+            self._nudged.clear()
+            await asyncio.sleep(RETRY_SECONDS / 10)  # news of an outage come in bursts
+
+    def _have_users_checked(self) -> None:
+        password = self._password_file.read_text().rstrip("\n")
+        if not self._users.are_checked(password):
+            self._users.check(password)
+            log.info("etcd checks users from now on")
+
+    def _look_at_ca(self) -> None:
+        stamp = tls.stamp(self._ca_file)
+        if stamp == self._stamp:
+            return
+        ca = tls.read(self._ca_file).ca
+        self._stamp = stamp
+        if ca != self._ca:
+            self._ca, self._wanted = ca, credentials.fingerprint(ca, self._key)
+            log.info("CA certificates of etcd were replaced: all jobs get them")
+            self._on_change()

@@ -1,0 +1,284 @@
+"""Executes plans: the only writer to the API server, and through the mirror to etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import structlog
+
+from elastrain.api import names
+from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import PHASES, Target
+from elastrain.etcd import EtcdDenied, EtcdError
+from elastrain_operator.apply.credentials import Vault
+from elastrain_operator.config import OperatorConfig
+from elastrain_operator.kube.client import ApiError, Kube
+from elastrain_operator.model import JobRef, Notice, Plan, Pod, Refusal, Severity
+from elastrain_operator.observe import parse
+from elastrain_operator.pod import manifest as render
+from elastrain_operator.tracing import Traces
+
+PARALLEL = 16
+"""Pods created or deleted at a time for one job."""
+
+log = structlog.get_logger(__name__)
+
+
+class Targets(Protocol):
+    """Where targets are published: :class:`elastrain_operator.observe.records.Mirror`."""
+
+    async def put_target(self, keys: JobKeys, target: Target) -> None: ...
+
+
+@dataclass(slots=True)
+class Memory:
+    """What one job's loop remembers between passes. All of it can be lost: a new operator sees the same world, at worst
+    it waits a little longer."""
+
+    status: JobStatus | None = None
+    """As last written by us; None: the one on the object counts."""
+    status_written: datetime | None = None
+    version: str | None = None
+    """``resourceVersion`` of the job as last seen or written: a status is written only if that is still its own."""
+    unborn: tuple[int, ...] = ()
+    refusal: Refusal | None = None
+    created: dict[str, tuple[Pod, datetime]] = field(default_factory=dict)
+    """Pods by UID that were created, and when, but that the watch has not shown yet."""
+    books: AcceleratorSeconds | None = None
+    """The ledger as of the last pass; None: the one in the status counts."""
+
+
+class Executor:
+    """Executes plans against one API server."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        targets: Targets,
+        config: OperatorConfig,
+        vault: Vault | None = None,
+        traces: Traces | None = None,
+    ) -> None:
+        """``vault``: gives jobs credentials of their own; None: they have none. ``traces``: None: nobody wants them."""
+        self._traces = traces
+        self._kube = kube
+        self._vault = vault
+        self._targets = targets
+        self._config = config
+        self._limit = asyncio.Semaphore(PARALLEL)
+
+    async def execute(self, job: JobRef, spec: JobSpec | None, plan: Plan, memory: Memory) -> None:
+        """Do what ``plan`` says, in this order, and stop at the first call that fails (it is planned again):
+
+        1. status: a loss is on record before its pod is deleted, an ordinal before it names a pod;
+        2. target: who is to leave knows it before the pod goes; 3. events: they tell what is now on record;
+        4. creations; 5. deletions; 6. deletion of the job. ``spec`` may be None where nothing is created.
+
+        Raises ``ApiError`` (code 409: the job has changed meanwhile, or another operator has written its status) and
+        ``EtcdError``. A pod that the API server refuses is no error but a :class:`Refusal`.
+        """
+        if plan.status is not None:
+            patch = status_patch(plan.status)
+            memory.version = await self._kube.patch_status(job.namespace, job.name, patch, memory.version)
+            memory.status, memory.status_written = plan.status, _now()
+            if self._traces is not None:
+                self._traces.seen(job, plan.status)
+        memory.unborn = tuple(sorted({*memory.unborn, *plan.create}))  # until they have pods: what follows may fail
+        if plan.target is not None:
+            with self._span(job, "operator.put_target", desired=plan.target.desired, reason=plan.target.reason):
+                await self._targets.put_target(JobKeys(job.namespace, job.name, job.uid), plan.target)
+            log.info("target", job=_name(job), **plan.target.model_dump(mode="json"))
+        for notice in plan.notices:
+            await self._tell(job, notice)
+        if plan.create and spec is not None:
+            with self._span(job, "operator.create_pods", pods=len(plan.create)):
+                await self._create(job, spec, plan, memory)
+        if plan.delete:
+            with self._span(job, "operator.delete_pods", pods=len(plan.delete)):
+                await asyncio.gather(*(self._delete(job, d.pod, d.uid, d.why) for d in plan.delete))
+        if plan.delete_job:
+            log.info("deleting job", job=_name(job), why="ttlSecondsAfterFinished")
+            await self._kube.delete_job(job.namespace, job.name, job.uid)
+
+    async def keep_credentials(self, job: JobRef) -> None:
+        """For a job with pods: see to it that they can log in to etcd. Raises ``ApiError`` and ``EtcdError``."""
+        if self._vault is not None:
+            await self._vault.keep(job, live=True)
+
+    def _span(self, job: JobRef, name: str, **attributes: str | int) -> AbstractContextManager[None]:
+        return nullcontext() if self._traces is None else self._traces.span(job, name, **attributes)
+
+    # ---- pods ------------------------------------------------------------------------------------------------------
+    async def _create(self, job: JobRef, spec: JobSpec, plan: Plan, memory: Memory) -> None:
+        """Create the first alone: what the API server refuses once it is not asked a hundred times."""
+        ordinals = plan.create
+        first, *others = ordinals
+        made = await self._obstacle(job) or self._rendered(job, spec, first, plan)
+        results: dict[int, _Result] = {first: await self._create_one(job, made) if isinstance(made, dict) else made}
+        if isinstance(made, dict) and isinstance(results[first], Pod):
+            siblings = (render.sibling(made, job, n, stands_by=n in plan.stand_by) for n in others)
+            more = await asyncio.gather(*(self._create_one(job, manifest) for manifest in siblings))
+            results.update(zip(others, more, strict=True))
+        created = [r for r in results.values() if isinstance(r, Pod)]
+        if created:
+            log.info("created pods", job=_name(job), pods=[pod.name for pod in created])
+        refused = [r for r in results.values() if isinstance(r, _Refused)]
+        taken = {n for n, r in results.items() if isinstance(r, Pod) or (isinstance(r, _Refused) and r.taken)}
+        before = memory.refusal.attempts if memory.refusal and not created else 0
+        memory.created.update({pod.uid: (pod, _now()) for pod in created})
+        memory.unborn = tuple(n for n in memory.unborn if n not in taken)
+        memory.refusal = refused[0].as_refusal(job, before + 1) if refused else None
+        # A start is told once: how many are wanted says as much as the names of the first pods.
+        told = any(notice.reason == "TargetSet" for notice in plan.notices)
+        if created and not told:
+            await self._tell(job, Notice("WorkersCreated", f"created {', '.join(p.name for p in created)}"))
+        for result in results.values():
+            if isinstance(result, (ApiError, EtcdError)):
+                raise result
+
+    async def _obstacle(self, job: JobRef) -> _Refused | ApiError | EtcdError | None:
+        """Why pods cannot be given what they need to log in to etcd; None: they have it, or need nothing."""
+        if self._vault is None:
+            return None
+        try:
+            await self._vault.keep(job, creating=True)
+        except EtcdDenied as error:
+            return _Refused("EtcdDenied", str(error))
+        except ApiError as error:
+            return error if error.is_transient else _Refused("CredentialsRefused", str(error))
+        except EtcdError as error:
+            return error
+        return None
+
+    def _rendered(self, job: JobRef, spec: JobSpec, ordinal: int, plan: Plan) -> dict[str, Any] | _Refused:
+        """The manifest, or why there is none."""
+        try:
+            return render.pod(job, spec, ordinal, self._config, plan.keep_off, stands_by=ordinal in plan.stand_by)
+        except render.TemplateInvalid as error:
+            return _Refused("TemplateInvalid", str(error))
+
+    async def _create_one(self, job: JobRef, manifest: Mapping[str, Any]) -> Pod | _Refused | ApiError:
+        """The pod, or why there is none."""
+        try:
+            async with self._limit:
+                body = await self._create_or_find(job, manifest)
+        except ApiError as error:
+            return error if error.is_transient else _refused(error)
+        pod = parse.pod(body)
+        assert pod is not None, "a pod that we rendered has our labels"
+        return pod
+
+    async def _create_or_find(self, job: JobRef, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The new pod, or the one of ours that has the name already: then an earlier creation succeeded unheard."""
+        try:
+            return await self._kube.create_pod(job.namespace, manifest)
+        except ApiError as error:
+            if error.code != 409:
+                raise
+            body = await self._kube.get_pod(job.namespace, manifest["metadata"]["name"]) or {}
+            owners = body.get("metadata", {}).get("ownerReferences") or []
+            if not any(o.get("uid") == job.uid for o in owners):
+                raise
+            return body
+
+    async def _delete(self, job: JobRef, pod: str, uid: str, why: str) -> None:
+        async with self._limit:
+            await self._kube.delete_pod(job.namespace, pod, uid)
+        log.info("deleted pod", job=_name(job), pod=pod, why=why)
+
+    # ---- events ----------------------------------------------------------------------------------------------------
+    async def _tell(self, job: JobRef, notice: Notice) -> None:
+        """Events are for people: one that cannot be recorded holds nothing up."""
+        written = log.warning if notice.severity is Severity.WARNING else log.info
+        written(notice.message, job=_name(job), event_reason=notice.reason)
+        try:
+            await self._kube.create_event(job.namespace, event(job, notice, _now()))
+        except ApiError as error:
+            log.warning("event not recorded", job=_name(job), event_reason=notice.reason, error=str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """The API server will not have this pod."""
+
+    reason: str
+    message: str
+    taken: bool = False
+    """The name belongs to something else: the ordinal is spent."""
+
+    def as_refusal(self, job: JobRef, attempts: int) -> Refusal:
+        return Refusal(self.reason, self.message, _now(), attempts, job.generation)
+
+
+_Result = Pod | _Refused | ApiError | EtcdError
+"""Of an attempt to create a pod; an error is one that is worth another attempt."""
+
+
+def _refused(error: ApiError) -> _Refused:
+    if error.code == 409:
+        return _Refused(
+            "NameTaken", f"{error.message}, and it is not of this job: the next ordinal is tried", taken=True
+        )
+    if error.code in (400, 422):
+        return _Refused("TemplateInvalid", f"spec.template: the API server refuses the pod: {error.message}")
+    if error.code == 403 and "quota" in error.message:
+        return _Refused("QuotaExceeded", error.message)
+    return _Refused("CreationRefused", str(error))
+
+
+def status_patch(status: JobStatus) -> dict[str, Any]:
+    """A merge patch that makes a stored status equal to ``status``: absent fields of objects become null, which removes
+    them, and are left out in lists, which are replaced whole."""
+    wire = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    patch = _with_nulls(status.model_dump(mode="json", by_alias=True), wire)
+    if status.last_rescale is not None:  # those of an earlier, unplanned one are not to stay
+        patch["lastRescale"]["phases"] = dict.fromkeys(PHASES) | patch["lastRescale"]["phases"]
+    return patch
+
+
+def _with_nulls(whole: Mapping[str, Any], wire: Mapping[str, Any]) -> dict[str, Any]:
+    """``wire``, with a null for each field that only ``whole`` has."""
+    return {
+        name: _with_nulls(value, wire[name]) if isinstance(value, dict) and name in wire else wire.get(name)
+        for name, value in whole.items()
+    }
+
+
+def event(job: JobRef, notice: Notice, now: datetime) -> dict[str, Any]:
+    """A core/v1 event on the job."""
+    stamp = now.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{job.name}.{uuid.uuid4().hex[:16]}", "namespace": job.namespace},
+        "involvedObject": {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "namespace": job.namespace,
+            "name": job.name,
+            "uid": job.uid,
+        },
+        "reason": notice.reason,
+        "message": notice.message,
+        "type": notice.severity.value,
+        "source": {"component": "elastrain-operator"},
+        "reportingComponent": f"{names.GROUP}/operator",
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    }
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _name(job: JobRef) -> str:
+    return f"{job.namespace}/{job.name}"

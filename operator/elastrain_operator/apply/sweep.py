@@ -1,0 +1,100 @@
+"""Removes the etcd records and users of jobs that are gone. Acts only on what the API server says, never on what is
+missing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+
+import structlog
+
+from elastrain.api.keys import JobKeys
+from elastrain.etcd import EtcdError
+from elastrain_operator.apply.credentials import Vault
+from elastrain_operator.kube.client import ApiError, Kube
+from elastrain_operator.observe.records import Mirror
+from elastrain_operator.waiting import until
+
+INTERVAL = 60.0
+"""Seconds between two looks at all records; what was deleted is looked at when that is heard."""
+USERS_INTERVAL = 600.0
+"""Seconds between two looks at all users of etcd: those of jobs with records are found without it."""
+
+log = structlog.get_logger(__name__)
+
+
+class Sweeper:
+    """Looks for records whose job the API server does not have any more."""
+
+    def __init__(
+        self, kube: Kube, mirror: Mirror, is_served: Callable[[JobKeys], bool], vault: Vault | None = None
+    ) -> None:
+        """``is_served``: whether a job has a loop, or pods that still exist, and so is certainly not to be swept.
+        ``vault``: None where jobs have no users of etcd."""
+        self._kube = kube
+        self._mirror = mirror
+        self._is_served = is_served
+        self._vault = vault
+        self._users_seen: float | None = None
+        self._nudged = asyncio.Event()
+        self._named: set[JobKeys] = set()
+
+    def nudge(self, job: JobKeys) -> None:
+        """This job, or a pod of it, was deleted: look now. (Not at all jobs: with many that would be the work of each
+        deletion.)"""
+        self._named.add(job)
+        self._nudged.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            if loop.time() >= due:
+                await self.sweep()
+                due = loop.time() + INTERVAL
+            if not await until(self._nudged, due - loop.time()):
+                continue
+            self._nudged.clear()
+            named, self._named = self._named, set()
+            if not self._mirror.outage:
+                await self._look(keys for keys in named if self._mirror.is_ours(keys))
+
+    async def sweep(self) -> None:
+        """One look at all jobs that have records of ours, or users. A call that fails leaves them for the next look."""
+        if not self._mirror.outage:
+            await self._look({*self._mirror.jobs(), *await self._with_users()})
+
+    async def _look(self, jobs: Iterable[JobKeys]) -> None:
+        for keys in jobs:
+            if not self._is_served(keys):
+                await _logged(keys, self._sweep_one)
+
+    async def _with_users(self) -> set[JobKeys]:
+        """Jobs with a user of etcd, once in a while: a user may be left where somebody deleted its job's records."""
+        due = self._users_seen is None or time.monotonic() - self._users_seen >= USERS_INTERVAL
+        if self._vault is None or not due:
+            return set()
+        try:
+            found = await self._vault.jobs()
+        except EtcdError as error:
+            log.warning("users of etcd not listed", error=str(error))
+            return set()
+        self._users_seen = time.monotonic()
+        return found
+
+    async def _sweep_one(self, keys: JobKeys) -> None:
+        body = await self._kube.get_job(keys.namespace, keys.job)
+        if body is None or body["metadata"]["uid"] != keys.uid:
+            if self._vault is not None:
+                await self._vault.remove(keys)  # first: the records are what leads here
+            await self._mirror.delete_records(keys)
+            log.info("deleted records", prefix=keys.prefix, why="the job is gone")
+
+
+async def _logged(keys: JobKeys, call: Callable[[JobKeys], Awaitable[None]]) -> None:
+    try:
+        await call(keys)
+    except (ApiError, EtcdError) as error:
+        log.warning("records not swept", prefix=keys.prefix, error=str(error))

@@ -1,0 +1,171 @@
+"""What is seen of a job and what follows from it, each computed once: the input of every decision of a plan. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from elastrain.api.job import JobSpec, JobStatus, LossStreak, Withdrawal
+from elastrain_operator.model import Coordination, Loss, Observed, Pod, Trouble
+from elastrain_operator.policy.ending import verdict as verdicts
+from elastrain_operator.policy.losses import arrival, exclusion, pending, restarts, streak
+from elastrain_operator.policy.losses import lost as losses
+from elastrain_operator.policy.report import progress
+from elastrain_operator.policy.size import drain, leaving, rollout, spares, wanted
+from elastrain_operator.policy.size import victims as victims_policy
+from elastrain_operator.policy.size import workers as scale
+from elastrain_operator.policy.size.rollout import Rollout, Scene
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The input of a plan and what follows from it, each computed once."""
+
+    spec: JobSpec
+    status: JobStatus
+    seen: Observed
+    now: datetime
+    drain_extra: float
+
+    @cached_property
+    def etcd(self) -> Coordination | None:
+        """The job's records, None if etcd is not known."""
+        return self.seen.coordination
+
+    @cached_property
+    def members(self) -> Coordination | None:
+        """The same, but None also where records that must be there are not: etcd has lost its data, and the absence
+        of a member proves nothing."""
+        etcd = self.etcd
+        lost_data = etcd is not None and etcd.generation is None and self.status.generation is not None
+        return None if lost_data else etcd
+
+    @cached_property
+    def since(self) -> dict[str, datetime]:
+        """When each leaving worker (pod name) was asked."""
+        return leaving.since(self.status)
+
+    @cached_property
+    def asked(self) -> frozenset[str]:
+        """Workers already asked to leave that still exist (names). The target keeps them until the pod is gone."""
+        named = set(self.etcd.target.leaving if self.etcd and self.etcd.target else ()) | set(self.since)
+        return frozenset(named & {p.name for p in self.seen.pods})
+
+    @cached_property
+    def losses(self) -> tuple[Loss, ...]:
+        return losses.losses(self.seen.pods, self.members, self.asked)
+
+    @cached_property
+    def count(self) -> restarts.Count:
+        return restarts.count(self.status.restarts, self.status.counted_failures, self.losses, self.seen.pods)
+
+    @cached_property
+    def silent(self) -> frozenset[str]:
+        """Workers whose node and lease are silent (names)."""
+        return frozenset(p.name for p in self.seen.pods if losses.is_silent(p, self.members))
+
+    @cached_property
+    def workers(self) -> tuple[Pod, ...]:
+        return scale.active(self.seen.pods, self.asked, self.silent)
+
+    @cached_property
+    def troubles(self) -> dict[str, Trouble]:
+        """What keeps workers (pod names) from training, whether it is worth telling yet or not."""
+        return arrival.troubles(self.workers, self.members, self.ledger.nodes)
+
+    @cached_property
+    def desired(self) -> int:
+        """Workers wanted now."""
+        return wanted.wanted(self.spec, self.status, self.seen.share)
+
+    @cached_property
+    def spares(self) -> int:
+        """Warm spares wanted now, beside the desired workers."""
+        old = self.status.generation
+        in_force = progress.in_force(old, self.members)[0] if self.members else old
+        return spares.wanted(self.spec, self.desired, len(self.workers), in_force, self.seen.share)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the job is new and the allocator has not seen it yet: it answers within a second or so."""
+        share, new = self.seen.share, self.status.desired_replicas is None and not self.seen.pods
+        return new and share is not None and share.size is None and not share.blind and not self.spec.suspend
+
+    @cached_property
+    def victims(self) -> tuple[Pod, ...]:
+        """Workers to be asked to leave now; nobody while etcd cannot tell them, or when they are about to end."""
+        if self.etcd is None or self.finishing:
+            return ()
+        chosen = self.rollout.leave
+        others = [p for p in self.workers if p not in chosen]
+        most, minimum = self.desired + self.rollout.extra, self.spec.min_replicas
+        more = victims_policy.choose(others, most, minimum, self.members, self.seen.share, spares=self.spares)
+        return (*chosen, *more)
+
+    @cached_property
+    def rollout(self) -> Rollout:
+        """What is to be done about workers of another version of the template."""
+        if self.etcd is None or self.finishing:
+            return Rollout()
+        refusal = self.seen.refusal
+        return rollout.rollout(
+            Scene(
+                workers=self.workers,
+                pods=self.seen.pods,
+                version=rollout.version(self.spec.template),
+                desired=self.desired,
+                minimum=self.spec.min_replicas,
+                at_a_time=self.spec.max_unavailable,
+                leaving=sum(not p.over for p in self.seen.pods if p.name in self.asked),
+                refusal=refusal if refusal and refusal.generation == self.seen.job.generation else None,
+                members=self.members,
+                now=self.now,
+                spares=self.spares,
+            )
+        )
+
+    @cached_property
+    def step(self) -> int | None:
+        """Committed steps, as last reported."""
+        return self.etcd.progress.step if self.etcd and self.etcd.progress else self.status.step
+
+    @cached_property
+    def streak(self) -> LossStreak | None:
+        return streak.update(self.status.loss_streak, self.count.fresh, self.step, self.now)
+
+    @cached_property
+    def late(self) -> tuple[Pod, ...]:
+        """Workers that have not started in time and are to go; a verdict comes first where they are needed."""
+        workers = [p for p in self.workers if p not in self.victims]
+        return pending.late(workers, self.spec.pending_deadline_seconds, self.now)
+
+    @cached_property
+    def withdrawal(self) -> Withdrawal | None:
+        fresh = pending.withdraw(self.late, self.spec.pending_deadline_seconds, self.now)
+        return fresh or pending.standing(self.status.withdrawal, self.workers, self.spec.min_replicas, self.now)
+
+    @cached_property
+    def ledger(self) -> exclusion.Ledger:
+        """Nodes that new workers keep off, with what was lost just now."""
+        old, cooldown = self.status, self.spec.node_cooldown_seconds
+        return exclusion.update(old.excluded_nodes, old.node_losses, self.count.fresh, cooldown, self.now)
+
+    @cached_property
+    def finishing(self) -> bool:
+        return verdicts.finishing(self.seen.pods, self.etcd)
+
+    @cached_property
+    def leaving(self) -> frozenset[str]:
+        return self.asked | {p.name for p in self.victims}
+
+    @cached_property
+    def start(self) -> datetime | None:
+        """Since when the job has been active, as batch/v1 counts it: from creation or from the end of a suspension."""
+        if self.spec.suspend:
+            return None
+        return datetime.fromisoformat(self.status.start_time) if self.status.start_time else self.now
+
+    def due(self, pod: Pod) -> datetime:
+        """When a leaving worker is deleted whatever it does."""
+        return drain.deadline(pod, self.since.get(pod.name, self.now), self.drain_extra)

@@ -1,0 +1,1 @@
+"""The Kubernetes API: login, calls on raw objects, Leases."""

@@ -1,0 +1,374 @@
+"""The few calls of the API server that the operator makes, on raw dicts; ``PERMISSIONS`` is the RBAC they need."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import aiohttp
+import kopf
+import orjson
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
+
+from elastrain.api import names
+from elastrain_operator.kube.access import Access
+from elastrain_operator.metrics.process import count_request
+
+PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
+    (names.GROUP, names.PLURAL): frozenset({"get", "list", "watch", "delete"}),
+    (names.GROUP, f"{names.PLURAL}/status"): frozenset({"patch"}),
+    ("", "pods"): frozenset({"get", "list", "watch", "create", "delete"}),
+    ("", "events"): frozenset({"create"}),
+    ("", "secrets"): frozenset({"create", "update"}),
+}
+"""(API group, resource) → verbs: all that the operator uses. Namespaced; nothing is cluster-scoped. The chart's role is
+tested against it. Secrets are written and never read, and only where jobs have credentials of their own; `patch` is not
+asked for, since its answer shows what was there."""
+CAPACITY_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
+    ("", "nodes"): frozenset({"list", "watch"}),
+    ("scheduling.k8s.io", "priorityclasses"): frozenset({"list", "watch"}),
+}
+"""What is needed beside, where the operator shares the cluster out; these are cluster-scoped, and pods of all
+namespaces are read then."""
+LEASE_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
+    ("coordination.k8s.io", "leases"): frozenset({"get", "create", "update"}),
+}
+"""The same for the Lease of ``election.py``, in the namespace that it is in; `get` and `update` of that one only."""
+
+REQUEST_SECONDS = 10.0
+"""One attempt of a call."""
+CALL_SECONDS = 25.0
+"""All attempts of a call."""
+IN_FLIGHT = 32
+"""Calls at a time. More would only wait in the API server, where the time of an attempt runs."""
+PAGE = 500
+"""Objects in one answer to a list."""
+WATCH_SECONDS = 300
+"""After so long the API server ends a watch, and it is resumed."""
+WATCH_SILENCE = 90.0
+"""A watch that hears nothing for so long is dead: the API server sends a bookmark every minute."""
+JSON = "application/json"
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1," + JSON
+"""What is wanted in answer to a write: not all of the object that was sent a moment ago."""
+_HEADERS = {
+    "Accept-Encoding": "identity",  # within a cluster, compression costs more
+    "User-Agent": f"elastrain-operator/{version('elastrain')}",  # in audit logs; up to the slash, in managedFields
+}
+_ATTEMPTS = 4
+_RETRIED = frozenset({429, 500, 502, 503, 504})
+
+
+class ApiError(Exception):
+    """The API server refused a call, or could not be reached (``code`` 0). The message is its own words."""
+
+    def __init__(self, what: str, code: int, reason: str, message: str) -> None:
+        super().__init__(f"the API server refused to {what}: {message}" if code else f"cannot {what}: {message}")
+        self.code = code
+        self.reason = reason
+        self.message = message
+
+    @property
+    def is_transient(self) -> bool:
+        return self.code == 0 or self.code in _RETRIED
+
+
+class NotLeading(ApiError):
+    """This process may not write, or not any more: another operator leads. A repetition does not help."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, 0, "NotLeading", "this operator does not lead (any more): its lease has ended")
+
+
+class Writable(Protocol):
+    """Says whether this process may write now: :class:`elastrain_operator.leader.election.Tenure`."""
+
+    def seconds_left(self, what: str) -> float: ...
+
+
+class Kube:
+    """Calls with bounded retries on 429, 5xx and timeouts. Every call may raise :class:`ApiError`."""
+
+    def __init__(self, access: Access, tenure: Writable | None = None) -> None:
+        """``tenure``: asked before everything that is written, and no write outlasts it; None: no need to ask."""
+        self._access = access
+        self._tenure = tenure
+        self._slots = asyncio.Semaphore(IN_FLIGHT)
+        connector = aiohttp.TCPConnector(ssl=access.ssl, limit=0)
+        self._session = aiohttp.ClientSession(
+            connector=connector, trust_env=access.trust_env, cookie_jar=aiohttp.DummyCookieJar()
+        )
+
+    @classmethod
+    async def connect(cls, tenure: Writable | None = None) -> Kube:
+        """By the pod's service account, else by the kubeconfig. Raises ``kopf.LoginError`` if there is neither."""
+        return cls(await Access.find(), tenure)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    # ---- jobs ------------------------------------------------------------------------------------------------------
+    async def get_job(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """The job, or None if the API server says that there is none."""
+        return await self._get(_job_path(namespace, name), f"read job {namespace}/{name}")
+
+    async def patch_status(
+        self, namespace: str, name: str, status: Mapping[str, Any], version: str | None = None
+    ) -> str | None:
+        """Merge ``status`` into the job's; a null removes a field. Returns the job's new ``resourceVersion``.
+
+        With ``version``, only if that is the job's ``resourceVersion`` (code 409 otherwise).
+        """
+        path, what = _job_path(namespace, name) + "/status", f"write the status of job {namespace}/{name}"
+        body = {"status": status, **({"metadata": {"resourceVersion": version}} if version else {})}
+        answer = await self._call("PATCH", path, what, body, content="application/merge-patch+json", accept=METADATA)
+        return str(answer["metadata"]["resourceVersion"])
+
+    async def delete_job(self, namespace: str, name: str, uid: str) -> None:
+        """Delete this very job, and its pods after it; no error if it is gone."""
+        await self._delete(_job_path(namespace, name), uid, f"delete job {namespace}/{name}")
+
+    # ---- pods ------------------------------------------------------------------------------------------------------
+    async def get_pod(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """The pod, or None if the API server says that there is none."""
+        return await self._get(f"{pods_path(namespace)}/{name}", f"read pod {namespace}/{name}")
+
+    async def create_pod(self, namespace: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Create; unknown fields of the template are refused. Code 409: the name is taken.
+
+        Returns ``manifest`` with the new pod's metadata. What the API server has filled in beside, the watch shows."""
+        what = f"create pod {namespace}/{manifest['metadata']['name']}"
+        query = {"fieldValidation": "Strict"}
+        answer = await self._call("POST", pods_path(namespace), what, manifest, query=query, accept=METADATA)
+        return {**manifest, "metadata": answer["metadata"]}
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        """Ask for the deletion of this very pod, with its own grace period; no error if it is gone."""
+        await self._delete(f"{pods_path(namespace)}/{name}", uid, f"delete pod {namespace}/{name}")
+
+    # ---- secrets ---------------------------------------------------------------------------------------------------
+    async def write_secret(self, namespace: str, manifest: Mapping[str, Any], *, expected: bool) -> None:
+        """Create the Secret, or replace the one of that name, which is tried first if it is ``expected`` to exist."""
+        path, name = f"/api/v1/namespaces/{namespace}/secrets", manifest["metadata"]["name"]
+        create = ("POST", path, f"create secret {namespace}/{name}", manifest)
+        replace = ("PUT", f"{path}/{name}", f"replace secret {namespace}/{name}", manifest)
+        first, second, otherwise = (replace, create, 404) if expected else (create, replace, 409)
+        try:
+            await self._call(*first)
+        except ApiError as error:
+            if error.code != otherwise:
+                raise
+            await self._call(*second)
+
+    # ---- events ----------------------------------------------------------------------------------------------------
+    async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
+        await self._call("POST", f"/api/v1/namespaces/{namespace}/events", "record an event", event, accept=METADATA)
+
+    # ---- lists and watches -----------------------------------------------------------------------------------------
+    async def list_pages(
+        self, path: str, what: str, query: Mapping[str, str]
+    ) -> AsyncIterator[tuple[list[dict[str, Any]], str]]:
+        """Objects, page by page, each with the resource version from which to watch on.
+
+        Code 410: the pages are not to be had any more, begin again.
+        """
+        query = {**query, "limit": str(PAGE)}
+        while True:
+            page = await self._call("GET", path, what, query=query)
+            yield page.get("items") or [], str(page["metadata"]["resourceVersion"])
+            going_on = page["metadata"].get("continue")
+            if not going_on:
+                return
+            query = {**query, "continue": going_on}
+
+    async def changes(
+        self, path: str, what: str, query: Mapping[str, str], version: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Watch events since ``version``, bookmarks included, until the API server ends the watch.
+
+        Raises :class:`ApiError`; code 410: ``version`` is too old, list anew.
+        """
+        query = {
+            **query, "resourceVersion": version, "watch": "true", "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }  # fmt: skip
+        async for event in self._watch(path, query, what):
+            if event["type"] == "ERROR":
+                status = event["object"]
+                raise ApiError(what, int(status.get("code") or 0), "", str(status.get("message") or status))
+            yield event
+
+    async def once(
+        self, method: str, path: str, what: str, body: Mapping[str, Any] | None, seconds: float
+    ) -> dict[str, Any]:
+        """One attempt of at most ``seconds``, for callers that time their own."""
+        return await self._attempt(_Request(method, path, what, _encoded(body), {}, JSON, seconds))
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+    async def _get(self, path: str, what: str) -> dict[str, Any] | None:
+        try:
+            return await self._call("GET", path, what)
+        except ApiError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    async def _delete(self, path: str, uid: str, what: str) -> None:
+        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self._call("DELETE", path, what, options)
+        except ApiError as error:
+            if error.code not in (404, 409):  # gone, or another object has the name now
+                raise
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content: str = JSON,
+        accept: str = JSON,
+    ) -> dict[str, Any]:
+        request = _Request(method, path, what, _encoded(body), query or {}, content, accept=accept)
+        try:
+            return await self._attempt(request)
+        except ApiError as error:
+            if not _is_worth_repeating(error):
+                raise
+            failed = error
+        return await self._again(request, failed)
+
+    async def _again(self, request: _Request, failed: ApiError) -> dict[str, Any]:
+        """The attempts after the first one, which has ``failed``. (Few calls come here: the retries' own bookkeeping
+        costs as much time as a call.)"""
+        pending: list[ApiError] = [failed]
+
+        async def attempt() -> dict[str, Any]:
+            if pending:
+                raise pending.pop()
+            return await self._attempt(request)
+
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(_is_worth_repeating),
+            stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(CALL_SECONDS),
+            wait=wait_random_exponential(multiplier=0.2, max=5),
+            reraise=True,
+        )
+        return await retrying(attempt)
+
+    async def _attempt(self, request: _Request) -> dict[str, Any]:
+        async with self._slots:  # the time of an attempt begins with one's turn
+            used = self._access.headers
+            status, text = await self._send(request)
+            if status == 401:
+                await self._renew(used, request.what)
+                status, text = await self._send(request)
+        if status >= 400:
+            raise _refusal(request.what, status, text)
+        return dict(orjson.loads(text))
+
+    async def _send(self, request: _Request) -> tuple[int, bytes]:
+        seconds = request.seconds
+        if self._tenure is not None and request.method != "GET":
+            seconds = min(seconds, self._tenure.seconds_left(request.what))
+        started, code = time.monotonic(), 0
+        try:
+            async with self._session.request(
+                request.method,
+                self._access.server + request.path,
+                params=request.query,
+                data=request.data,
+                headers={**self._access.headers, **_HEADERS, "Accept": request.accept, "Content-Type": request.content},
+                timeout=aiohttp.ClientTimeout(total=seconds),
+            ) as response:
+                text, code = await response.read(), response.status
+                return code, text
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise _unreachable(request.what, error) from error
+        finally:
+            count_request(request.method, request.path, code, time.monotonic() - started)
+
+    async def _watch(self, path: str, query: Mapping[str, str], what: str) -> AsyncIterator[dict[str, Any]]:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SILENCE)
+        used = self._access.headers
+        headers = {**used, **_HEADERS, "Accept": JSON}
+        try:
+            async with self._session.get(
+                self._access.server + path, params=query, headers=headers, timeout=timeout
+            ) as response:
+                if response.status == 401:
+                    await self._renew(used, what)
+                if response.status >= 400:
+                    raise _refusal(what, response.status, await response.read())
+                async for line in _lines(response.content):
+                    yield orjson.loads(line)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise _unreachable(what, error) from error
+
+    async def _renew(self, refused: dict[str, str], what: str) -> None:
+        try:
+            await self._access.renew(refused)
+        except (kopf.LoginError, OSError) as error:
+            raise ApiError(what, 401, "Unauthorized", f"cannot log in anew: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    path: str
+    what: str
+    data: bytes | None
+    query: Mapping[str, str]
+    content: str
+    seconds: float = REQUEST_SECONDS
+    accept: str = JSON
+
+
+def _is_worth_repeating(error: BaseException) -> bool:
+    return isinstance(error, ApiError) and error.is_transient and not isinstance(error, NotLeading)
+
+
+def _encoded(body: Mapping[str, Any] | None) -> bytes | None:
+    return None if body is None else orjson.dumps(body)
+
+
+async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Whole lines of any length."""
+    rest = b""
+    async for chunk in stream.iter_any():
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            if line:
+                yield line
+
+
+def _unreachable(what: str, error: Exception) -> ApiError:
+    return ApiError(what, 0, "Unreachable", str(error) or type(error).__name__)
+
+
+def _refusal(what: str, code: int, text: bytes) -> ApiError:
+    """An error from the API server's Status object; what is not one (a proxy's page) is quoted."""
+    try:
+        status = orjson.loads(text)
+        return ApiError(what, code, str(status.get("reason") or ""), str(status.get("message") or f"HTTP {code}"))
+    except (ValueError, AttributeError):
+        return ApiError(what, code, "", f"HTTP {code}: {text[:200].decode(errors='replace')}")
+
+
+def jobs_path(namespace: str) -> str:
+    group = f"/apis/{names.API_VERSION}"
+    return f"{group}/namespaces/{namespace}/{names.PLURAL}" if namespace else f"{group}/{names.PLURAL}"
+
+
+def _job_path(namespace: str, name: str) -> str:
+    return f"{jobs_path(namespace)}/{name}"
+
+
+def pods_path(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"

@@ -1,0 +1,210 @@
+"""Carries out what ``leadership.py`` decides, against a Lease (``coordination.k8s.io/v1``) of the API server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import structlog
+
+from elastrain_operator.config import LeaseName
+from elastrain_operator.kube.client import ApiError, NotLeading
+from elastrain_operator.leader import decide
+from elastrain_operator.leader.decide import Acquire, Record, Renew, Sight, StepDown, Terms, Wait
+
+log = structlog.get_logger(__name__)
+
+
+class LeaseCalls(Protocol):
+    """What an elector uses of :class:`elastrain_operator.kube.leases.Leases`."""
+
+    async def get(self, lease: LeaseName, seconds: float) -> dict[str, Any] | None: ...
+
+    async def create(self, lease: LeaseName, body: dict[str, Any], seconds: float) -> dict[str, Any]: ...
+
+    async def replace(self, lease: LeaseName, body: dict[str, Any], seconds: float) -> dict[str, Any]: ...
+
+
+class Tenure:
+    """Until when this process may write, on its own monotonic clock. Read by threads, written by the elector."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until = float("-inf")
+
+    def extend(self, until: float) -> None:
+        """Writes may be under way until then."""
+        self._until = until
+
+    def end(self) -> None:
+        """No write begins any more."""
+        self._until = float("-inf")
+
+    def seconds_left(self, what: str) -> float:
+        """How long a write that is sent now may take: more than 0. To be asked immediately before it is sent.
+
+        Raises :class:`NotLeading`; ``what`` completes "cannot ..." in its message.
+        """
+        left = self._until - self._clock()
+        if left <= 0:
+            raise NotLeading(what)
+        return left
+
+
+class Elector:
+    """One replica's part in the election. Lives in one event loop; used once: lead, then never again."""
+
+    def __init__(
+        self,
+        leases: LeaseCalls,
+        lease: LeaseName,
+        identity: str,
+        tenure: Tenure,
+        terms: Terms,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``identity``: of this process; no other process, ever, has the same. ``clock``: the tenure's."""
+        self._leases = leases
+        self._lease = lease
+        self._tenure = tenure
+        self._terms = terms
+        self._clock = clock
+        self._sight = Sight(identity)
+        self._writing = asyncio.Lock()
+        self._trouble = ""
+        self._acquired = ""
+        """When we acquired the Lease, as written into it."""
+
+    @property
+    def holder(self) -> str:
+        """Who leads, as far as this replica knows; empty: nobody, or not known yet."""
+        return self._sight.record.holder if self._sight.record else ""
+
+    async def acquire(self) -> None:
+        """Stand by until this replica leads. Outages of the API server are waited out."""
+        while self._sight.renewed is None:
+            match decide.decide(self._sight, self._clock(), self._terms):
+                case Wait(seconds):
+                    await asyncio.sleep(seconds)
+                    await self._tried(self._look)
+                case _:
+                    await self._tried(self._write)
+        log.info("leading", lease=str(self._lease), identity=self._sight.me)
+
+    async def keep(self) -> str:
+        """Renew until this replica leads no more; returns why. The tenure has ended by itself before, or ends now."""
+        while True:
+            match decide.decide(self._sight, self._clock(), self._terms):
+                case StepDown(why):
+                    self._tenure.end()
+                    return why
+                case Wait(seconds):
+                    await asyncio.sleep(seconds)
+                case Renew() | Acquire():
+                    await self._tried(self._write)
+
+    async def prove(self) -> None:
+        """Renew now: when this returns, this replica held the Lease at a moment after the call.
+
+        Raises :class:`NotLeading` if it does not hold it, ``ApiError`` if the API server cannot be asked.
+        """
+        await self._write()
+        what = "prove that this operator leads"
+        if isinstance(decide.decide(self._sight, self._clock(), self._terms), StepDown):
+            raise NotLeading(what)
+        self._tenure.seconds_left(what)
+
+    async def release(self) -> None:
+        """Give the Lease back, so that another replica leads at once. To be called when no write is under way any more.
+
+        It is no harm if this fails: the Lease then runs out.
+        """
+        async with self._writing:
+            self._tenure.end()
+            record = self._sight.record
+            if self._sight.renewed is None or record is None or record.holder != self._sight.me:
+                return
+            await self._give_back(record)
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+    async def _give_back(self, record: Record) -> None:
+        body = self._body(record, holder="", transitions=record.transitions)
+        try:
+            await self._leases.replace(self._lease, body, self._terms.attempt)
+            log.info("lease released", lease=str(self._lease))
+        except ApiError as error:
+            log.warning("lease not released, it will run out", lease=str(self._lease), error=str(error))
+
+    async def _tried(self, call: Callable[[], Any]) -> None:
+        """An attempt that may fail: said once per kind of trouble, and repeated after a moment."""
+        try:
+            await call()
+            self._trouble = ""
+        except ApiError as error:
+            if str(error) != self._trouble:
+                log.warning("cannot use the lease", lease=str(self._lease), error=str(error))
+            self._trouble = str(error)
+            await asyncio.sleep(self._terms.poll)
+
+    async def _look(self) -> None:
+        body = await self._leases.get(self._lease, self._attempt_seconds())
+        self._sight = decide.saw(self._sight, self._record(body) if body else None, self._clock())
+
+    async def _write(self) -> None:
+        """Acquire or renew; where the Lease is not as it was seen, look at it instead."""
+        async with self._writing:
+            known = self._sight.record
+            fresh = known is None or known.holder != self._sight.me
+            if fresh and self._sight.renewed is not None:
+                raise NotLeading("renew the lease")  # it is somebody else's now, and not to be taken back
+            transitions = (known.transitions if known else 0) + (1 if fresh and known else 0)
+            body = self._body(known, self._sight.me, transitions)
+            sent = self._clock()
+            try:
+                answer = await self._send(known, body)
+            except ApiError as error:
+                if error.code not in (404, 409):  # deleted, or changed by somebody else
+                    raise
+                await self._look()
+                return
+            self._sight = decide.wrote(self._sight, self._record(answer), sent, self._clock())
+            until = decide.leads_until(self._sight, self._terms)
+            assert until is not None, "we have just written it"
+            self._tenure.extend(until)
+            self._acquired = body["spec"]["acquireTime"]
+
+    async def _send(self, known: Record | None, body: dict[str, Any]) -> dict[str, Any]:
+        call = self._leases.create if known is None else self._leases.replace
+        return await call(self._lease, body, self._attempt_seconds())
+
+    def _attempt_seconds(self) -> float:
+        """No attempt of a leader outlives its tenure, so that it steps down in time."""
+        until = decide.leads_until(self._sight, self._terms)
+        return self._terms.attempt if until is None else max(min(self._terms.attempt, until - self._clock()), 0.05)
+
+    def _body(self, known: Record | None, holder: str, transitions: int) -> dict[str, Any]:
+        # The times are for people, and for other tools' sake; nobody here compares them with a clock.
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        spec: dict[str, Any] = {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": max(round(self._terms.duration), 1),
+            "leaseTransitions": transitions,
+            "renewTime": stamp,
+            "acquireTime": self._acquired or stamp,
+        }
+        version = {"resourceVersion": known.version} if known else {}
+        metadata = {"name": self._lease.name, "namespace": self._lease.namespace, **version}
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+
+    def _record(self, body: dict[str, Any]) -> Record:
+        spec = body.get("spec") or {}
+        return Record(
+            version=body["metadata"]["resourceVersion"],
+            holder=spec.get("holderIdentity") or "",
+            duration=float(spec.get("leaseDurationSeconds") or self._terms.duration),
+            transitions=int(spec.get("leaseTransitions") or 0),
+        )

@@ -1,0 +1,164 @@
+"""The life of one operator process: stand by, lead, end. Only a leader starts kopf; a stand-by writes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import kopf
+import structlog
+
+from elastrain.api.names import EXIT_INFRASTRUCTURE
+from elastrain.etcd import EtcdClient
+from elastrain_operator.app import App
+from elastrain_operator.config import LeaseName, OperatorConfig
+from elastrain_operator.handlers import register
+from elastrain_operator.health import serving
+from elastrain_operator.kube.client import ApiError, Kube
+from elastrain_operator.kube.leases import Leases
+from elastrain_operator.leader.decide import Terms
+from elastrain_operator.leader.election import Elector, Tenure
+from elastrain_operator.leader.fencing import FencedEtcd, fence_key
+
+END_SECONDS = 20.0
+"""How long the operator may take to end once it is told to."""
+
+log = structlog.get_logger(__name__)
+
+
+async def serve(config: OperatorConfig) -> int:
+    """Run until SIGTERM or SIGINT, or until another replica leads; returns the process's exit code.
+
+    0: it was told to stop. ``EXIT_INFRASTRUCTURE``: it has lost its Lease. It does not stand by again in the same
+    process, so that nothing which it remembered from its time as leader can matter; Kubernetes starts it anew.
+    Raises what makes a start impossible.
+    """
+    stop = asyncio.Event()
+    _stop_at_signals(stop)
+    process = Process(config)
+    async with serving(config.health_port, process.state):
+        return await process.run(stop)
+
+
+class Process:
+    """One operator process and what it can say of itself."""
+
+    def __init__(self, config: OperatorConfig) -> None:
+        self._config = config
+        self._identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}"
+        self._role = "starting"
+        self._app: App | None = None
+        self._elector: Elector | None = None
+
+    def state(self) -> Mapping[str, Any]:
+        """For the health endpoint. A stand-by is ready as well: it does what it is there for."""
+        known = self._app.state() if self._app else {}
+        holder = {"leader": self._elector.holder} if self._elector else {}
+        return {"role": self._role, "identity": self._identity, **holder, **known}
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """See :func:`serve`."""
+        lease = self._config.lease
+        if lease is None:
+            await self._lead(stop, App(self._config))
+            return 0
+        tenure, terms = Tenure(), Terms(duration=float(self._config.lease_seconds))
+        kube = await Kube.connect()  # of its own: renewals never queue behind a thousand pods
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(kube.close)
+            self._elector = elector = Elector(Leases(kube), lease, self._identity, tenure, terms)
+            self._role = "standby"
+            log.info("standing by", lease=str(lease), identity=self._identity)
+            if not await _before(stop, elector.acquire()):
+                return 0
+            keeping = asyncio.create_task(self._keep(elector, stop), name="lease")
+            app = App(self._config, tenure, self._fence(elector, tenure, lease))
+            try:
+                await self._lead(stop, app)
+                lost = keeping.done()
+            finally:
+                keeping.cancel()
+                await asyncio.wait([keeping])
+                await elector.release()
+            if lost:
+                keeping.result()  # raises if it ended by a fault of ours
+            return EXIT_INFRASTRUCTURE if lost else 0
+
+    async def _lead(self, stop: asyncio.Event, app: App) -> None:
+        """kopf's operator, until ``stop`` is set."""
+        self._app, self._role = app, "leader"
+        config, registry = self._config, kopf.OperatorRegistry()
+        register(registry, app)
+
+        @kopf.on.cleanup(registry=registry, id="flag")  # type: ignore[untyped-decorator]
+        async def raise_flag(**_: Any) -> None:
+            stop.set()  # at a signal kopf would wait 5 s for its own task that waits for this flag
+
+        working = asyncio.create_task(
+            kopf.operator(
+                registry=registry,
+                standalone=True,
+                identity=self._identity,  # kopf's default asks for the user's name, which a numeric user has not
+                clusterwide=not config.namespaces,
+                namespaces=config.namespaces,
+                stop_flag=stop,
+            ),
+            name="kopf",
+        )
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        self._role = "stopping"
+        done, _ = await asyncio.wait([working], timeout=END_SECONDS)
+        if not done:
+            log.error("the operator does not end, it is killed", seconds=END_SECONDS)
+            os._exit(EXIT_INFRASTRUCTURE)
+        await working
+
+    async def _keep(self, elector: Elector, stop: asyncio.Event) -> None:
+        try:
+            why = await elector.keep()
+            log.error("not leading any more", why=why)
+        finally:
+            stop.set()
+
+    def _fence(self, elector: Elector, tenure: Tenure, lease: LeaseName) -> Callable[[EtcdClient], FencedEtcd]:
+        """Makes an etcd client one that only the leader can write by."""
+        loop, seconds = asyncio.get_running_loop(), float(self._config.lease_seconds)
+
+        def prove() -> None:
+            proof = asyncio.run_coroutine_threadsafe(elector.prove(), loop)
+            try:
+                proof.result(seconds)
+            except TimeoutError:
+                proof.cancel()
+                raise ApiError("prove that this operator leads", 0, "Timeout", f"no answer in {seconds:g} s") from None
+
+        key = fence_key(self._config.cluster, lease)
+        return lambda etcd: FencedEtcd(etcd, key, self._identity, tenure, prove)
+
+
+async def _before(stop: asyncio.Event, coroutine: Coroutine[Any, Any, None]) -> bool:
+    """Whether ``coroutine`` ended before ``stop`` was set; it is cancelled otherwise. Raises what it raises."""
+    task, stopping = asyncio.create_task(coroutine), asyncio.create_task(stop.wait())
+    await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if task.done():
+        await task
+        return True
+    task.cancel()
+    await asyncio.wait([task])
+    return False
+
+
+def _stop_at_signals(stop: asyncio.Event) -> None:
+    """While nothing else handles them; kopf brings handlers of its own."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)

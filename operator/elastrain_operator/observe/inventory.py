@@ -1,0 +1,97 @@
+"""What the cluster has for workers: its nodes, what other pods take of them, and what priority classes mean."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from elastrain.api import names
+from elastrain_operator.allocation.model import Held, Node
+from elastrain_operator.observe import nodes, resources
+from elastrain_operator.observe.reflector import Reflector, Source
+
+# Our own workers come with the claims of their jobs. (`!=` includes pods without the label.)
+_OTHERS = MappingProxyType(
+    {
+        "labelSelector": f"{names.LABEL_MANAGED_BY}!={names.MANAGED_BY}",
+        "fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClass:
+    name: str
+    value: int
+    is_default: bool
+
+
+class Inventory:
+    """Kept true by three watches, of which the one of pods shows those that are bound and are no workers."""
+
+    def __init__(self, source: Source, on_change: Callable[[], None]) -> None:
+        self._nodes = Reflector(source, "/api/v1/nodes", "nodes", parse=nodes.node, on_change=on_change)
+        self._others = Reflector(source, "/api/v1/pods", "pods", parse=_held, on_change=on_change, query=_OTHERS)
+        self._classes = Reflector(
+            source,
+            "/apis/scheduling.k8s.io/v1/priorityclasses",
+            "priority classes",
+            parse=_priority_class,
+            on_change=on_change,
+        )
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await asyncio.gather(self._nodes.run(), self._others.run(), self._classes.run())
+
+    @property
+    def problem(self) -> str | None:
+        """Why the cluster is not known; None: it is."""
+        return self._nodes.problem or self._others.problem or self._classes.problem
+
+    @property
+    def denied(self) -> bool:
+        """It will not be known: a permission is missing."""
+        return self._nodes.denied or self._others.denied or self._classes.denied
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Nodes by name, with the room that other pods leave for workers."""
+        used: dict[str, dict[str, int]] = {}
+        for held in self._others.values.values():
+            taken = used.setdefault(held.node, {})
+            for resource, amount in held.demand:
+                taken[resource] = taken.get(resource, 0) + amount
+        facts = sorted(self._nodes.values.values(), key=lambda n: n.name)
+        return tuple(_node(n, used.get(n.name, {})) for n in facts)
+
+    def priority(self, name: str) -> int:
+        """Value of a priority class; without a name that of the default class, and 0 where there is none."""
+        classes = self._classes.values.values()
+        if name:
+            return next((c.value for c in classes if c.name == name), 0)
+        return next((c.value for c in classes if c.is_default), 0)
+
+
+def _node(facts: nodes.NodeFacts, used: Mapping[str, int]) -> Node:
+    return Node(
+        name=facts.name,
+        room={r: amount - used.get(r, 0) for r, amount in facts.allocatable.items()},
+        labels=facts.labels,
+        taints=facts.taints,
+        ready=facts.ready,
+        cordoned=facts.cordoned,
+        going=facts.going,
+    )
+
+
+def _held(body: Mapping[str, Any]) -> Held | None:
+    """What a bound pod that is no worker holds."""
+    spec = body.get("spec") or {}
+    return Held(spec["nodeName"], resources.demand(spec)) if spec.get("nodeName") else None
+
+
+def _priority_class(body: Mapping[str, Any]) -> PriorityClass:
+    return PriorityClass(body["metadata"]["name"], int(body.get("value") or 0), bool(body.get("globalDefault")))

@@ -1,0 +1,103 @@
+"""Raw nodes and pod templates → what the allocator knows of them. The only parser of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastrain.api.accelerators import extended
+from elastrain.api.job import trainer_container
+from elastrain_operator.allocation.match import CORDON
+from elastrain_operator.allocation.model import Kind, Place, Requirement, Taint, Toleration
+from elastrain_operator.observe.resources import amounts, demand
+from elastrain_operator.pod import defaults
+
+Raw = Mapping[str, Any]
+
+GOING_TAINTS = frozenset(
+    {
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/scheduled-maintenance",
+        "aws-node-termination-handler/asg-lifecycle-termination",
+        "aws-node-termination-handler/rebalance-recommendation",
+        "cloud.google.com/impending-node-termination",
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "node.cloudprovider.kubernetes.io/shutdown",
+        "node.kubernetes.io/out-of-service",
+        "ToBeDeletedByClusterAutoscaler",
+    }
+)
+"""Taints that announce the end of a node: they count also where a template tolerates everything."""
+GOING_CONDITIONS = frozenset({"PreemptScheduled", "TerminateScheduled", "RedeployScheduled"})
+"""Conditions, where True, that announce it (Azure's node problem detector)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A node as it is, without what runs there."""
+
+    name: str
+    allocatable: Mapping[str, int]
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...]
+    ready: bool
+    cordoned: bool
+    going: bool
+
+
+def node(body: Raw) -> NodeFacts:
+    """A node. What says nothing about its readiness is not ready."""
+    meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+    taints = tuple(
+        Taint(str(t.get("key", "")), str(t.get("value") or ""), str(t.get("effect", "")))
+        for t in spec.get("taints") or []
+        if t.get("key") != CORDON  # said by spec.unschedulable
+    )
+    conditions = {c.get("type"): c.get("status") for c in status.get("conditions") or []}
+    announced = any(t.key in GOING_TAINTS for t in taints) or any(conditions.get(c) == "True" for c in GOING_CONDITIONS)
+    return NodeFacts(
+        name=meta["name"],
+        allocatable=amounts(status.get("allocatable")),
+        labels=meta.get("labels") or {},
+        taints=taints,
+        ready=conditions.get("Ready") == "True",
+        cordoned=bool(spec.get("unschedulable")),
+        going=announced or "deletionTimestamp" in meta,
+    )
+
+
+def kind(template: Raw, avoid: Iterable[str] = ()) -> Kind:
+    """What a worker made from this pod template asks of a node, with the tolerations that it gets unasked.
+
+    ``avoid``: nodes (names) that new workers keep off. Raises ``AttributeError``, ``KeyError``, ``TypeError`` or
+    ``ValueError`` where the template has a shape that no pod can have.
+    """
+    spec = dict(template.get("spec") or {})
+    defaults.tolerate(spec, extended(trainer_container(dict(template))))
+    return Kind(demand(spec), _place(spec, tuple(sorted(avoid))))
+
+
+def _place(spec: Raw, avoid: tuple[str, ...]) -> Place:
+    node_affinity = ((spec.get("affinity") or {}).get("nodeAffinity")) or {}
+    required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    return Place(
+        selector=tuple(sorted((str(k), str(v)) for k, v in (spec.get("nodeSelector") or {}).items())),
+        terms=tuple(_term(t) for t in required.get("nodeSelectorTerms") or []),
+        tolerations=tuple(
+            Toleration(
+                str(t.get("key") or ""), str(t.get("operator") or "Equal"), str(t.get("value") or ""),
+                str(t.get("effect") or ""),
+            )
+            for t in spec.get("tolerations") or []
+        ),
+        avoid=avoid,
+    )  # fmt: skip
+
+
+def _term(raw: Raw) -> tuple[Requirement, ...]:
+    return tuple(
+        Requirement(str(e.get("key", "")), str(e.get("operator", "")), tuple(str(v) for v in e.get("values") or ()))
+        for e in raw.get("matchExpressions") or []
+    )

@@ -1,0 +1,152 @@
+"""A list of one resource kept true by a watch: each object parsed on arrival, and only what was parsed is kept.
+
+Used in place of kopf's own: kopf fills its indices before anything else happens, so that a missing permission would
+stop the whole operator; it keeps whole objects, which for all pods of a cluster is much; and it spends several times as
+long on an event as is spent here (docs/decisions/0047).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+import structlog
+
+from elastrain_operator.kube.client import ApiError
+
+RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0)
+"""Seconds before the next attempt: by failures in a row."""
+RESUME_DELAY = 0.5
+"""Seconds before a watch that the API server ended in its time is resumed."""
+GONE = 410
+"""The API server's history does not reach back to where the watch stopped."""
+DENIED = frozenset({401, 403})
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+
+class Source(Protocol):
+    """What is used of :class:`elastrain_operator.kube.client.Kube`."""
+
+    def list_pages(
+        self, path: str, what: str, query: Mapping[str, str]
+    ) -> AsyncIterator[tuple[list[dict[str, Any]], str]]: ...
+
+    def changes(
+        self, path: str, what: str, query: Mapping[str, str], version: str
+    ) -> AsyncIterator[dict[str, Any]]: ...
+
+
+def _nobody(*_: object) -> None:
+    pass
+
+
+class Reflector(Generic[T]):
+    """What the API server has of one resource. Lives in one event loop."""
+
+    def __init__(
+        self,
+        source: Source,
+        path: str,
+        what: str,
+        *,
+        parse: Callable[[Mapping[str, Any]], T | None],
+        on_object: Callable[[T | None, T | None], None] = _nobody,
+        on_change: Callable[[], None] = _nobody,
+        query: Mapping[str, str] | None = None,
+    ) -> None:
+        """``what``: the plural, for messages. ``parse``: None: the object does not matter. ``query``: selectors.
+
+        ``on_object`` is called for each object that looks different now, with what it was (None: not there) and what it
+        is (None: gone). ``on_change`` is called once for all that changed together, and when ``problem`` changes.
+        """
+        self.values: dict[str, T] = {}
+        """By UID. What was last known stays while the API server is silent."""
+        self.listed = asyncio.Event()
+        """Set once all that existed at the start is known."""
+        self.problem: str | None = f"the {what} of the cluster are not listed yet"
+        """Why ``values`` is not to be believed; None: it is."""
+        self.denied = False
+        """The API server has refused the list: time will not help."""
+        self._source = source
+        self._path = path
+        self._what = what
+        self._parse = parse
+        self._on_object = on_object
+        self._on_change = on_change
+        self._query = query or {}
+        self._version = ""  # from which to watch on; empty: list first
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                await self._follow()
+                delay = RESUME_DELAY
+            except ApiError as error:
+                delay = self._failed(error)
+            except Exception:
+                # A fault of ours must not end the watch for good, nor go unseen.
+                log.exception("the watch failed", of=self._what)
+                self._version, delay = "", RETRY_DELAYS[-1]
+            await asyncio.sleep(delay)
+
+    async def _list(self) -> None:
+        found: dict[str, T] = {}
+        at = ""
+        async for items, version in self._source.list_pages(self._path, f"list {self._what}", self._query):
+            at = version
+            for body in items:
+                value = self._parse(body)
+                if value is not None:
+                    found[body["metadata"]["uid"]] = value
+        before, self.values = self.values, found
+        changed = [uid for uid in {**found, **before} if before.get(uid) != found.get(uid)]
+        told = changed or self.problem is not None
+        self.problem, self.denied = None, False
+        self._version, self._failures = at, 0
+        for uid in changed:
+            self._on_object(before.get(uid), found.get(uid))
+        self.listed.set()
+        if told:
+            self._on_change()
+
+    async def _follow(self) -> None:
+        async for event in self._source.changes(self._path, f"watch {self._what}", self._query, self._version):
+            body = event["object"]
+            if event["type"] != "BOOKMARK":
+                self._take(body, gone=event["type"] == "DELETED")
+            self._version = body["metadata"]["resourceVersion"]
+            self._failures = 0
+
+    def _take(self, body: Mapping[str, Any], gone: bool) -> None:
+        uid = body["metadata"]["uid"]
+        before, value = self.values.get(uid), None if gone else self._parse(body)
+        if value == before:
+            return
+        if value is None:
+            del self.values[uid]
+        else:
+            self.values[uid] = value
+        self._on_object(before, value)
+        self._on_change()
+
+    def _failed(self, error: ApiError) -> float:
+        """Seconds until the next attempt."""
+        if error.code == GONE:
+            self._version = ""
+            return RESUME_DELAY
+        log.warning(f"{self._what} are not known", error=str(error))
+        if error.code in DENIED:
+            self._version, self.problem, self.denied = "", str(error), True
+        elif self.problem is not None:
+            self.problem = str(error)
+        if self.problem is not None:
+            self._on_change()
+        self._failures += 1
+        return RETRY_DELAYS[min(self._failures, len(RETRY_DELAYS)) - 1]

@@ -1,0 +1,240 @@
+"""Spec and ordinal → pod manifest. Pure; golden-tested."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection
+from copy import deepcopy
+from typing import Any
+
+from elastrain import tracing
+from elastrain.api import names
+from elastrain.api.accelerators import AcceleratorUnclear, accelerator, extended
+from elastrain.api.job import JobSpec, trainer_container
+from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.model import JobRef
+from elastrain_operator.observe.parse import DEFAULT_GRACE
+from elastrain_operator.pod import defaults, nodecheck, security
+from elastrain_operator.pod import template as shape
+from elastrain_operator.policy import credentials
+from elastrain_operator.policy.size.rollout import version
+
+AGENT = ("elastrain", "agent", "--")
+"""What runs as PID 1 of the trainer container, followed by the user's command."""
+SECRET_MOUNT = "/etc/elastrain/etcd"  # noqa: S105 - a directory
+SECRET_VOLUME = "elastrain-etcd"  # noqa: S105 - a volume's name
+_DRAIN_MARGIN = 5.0
+"""Seconds between the agent's own drain limit and the kubelet's SIGKILL, for last words."""
+
+
+class TemplateInvalid(ValueError):
+    """The template cannot become a worker; the message names the field."""
+
+
+def pod_name(job: JobRef, ordinal: int) -> str:
+    return f"{job.name}-{ordinal}"
+
+
+def pod(
+    job: JobRef,
+    spec: JobSpec,
+    ordinal: int,
+    config: OperatorConfig,
+    keep_off: Collection[str] = (),
+    *,
+    stands_by: bool = False,
+) -> dict[str, Any]:
+    """Manifest of worker ``ordinal``, which is not to run on the nodes ``keep_off`` (names). ``stands_by``: it will be
+    a spare.
+
+    What the template says stays, but for what makes a pod a worker: name, owner, our labels, ``restartPolicy``, the
+    agent before the command, the termination log and the ``ELASTRAIN_`` variables. What it does not say about service
+    links, the API token and security gets the safe answer. Raises :class:`TemplateInvalid`.
+    """
+    wrong = shape.problems(spec.template)
+    if wrong:
+        raise TemplateInvalid("; ".join(wrong))
+    template = deepcopy(spec.template)
+    body = template.get("spec") or {}
+    try:
+        trainer_name = trainer_container(template)["name"]
+    except (ValueError, KeyError) as error:
+        raise TemplateInvalid(_words(error)) from error
+    body["restartPolicy"] = "Never"
+    body.setdefault("enableServiceLinks", False)
+    body.setdefault("automountServiceAccountToken", False)
+    security.restrict(body)
+    trainer = next(c for c in body["containers"] if c.get("name") == trainer_name)
+    _furnish(body, trainer, spec, job)
+    nodecheck.keep_off(body, keep_off)
+    if stands_by:
+        defaults.apart(body, job.uid)
+    grace = body.get("terminationGracePeriodSeconds")
+    _make_trainer(trainer, _environment(job, spec, config, DEFAULT_GRACE if grace is None else float(grace)))
+    if config.traces_endpoint and all(e.get("name") != tracing.ENV_ENDPOINT for e in trainer["env"]):
+        trainer["env"].append({"name": tracing.ENV_ENDPOINT, "value": config.traces_endpoint})
+    _mount_credentials(body, trainer, _secret_name(job, config.worker_etcd))
+    nodecheck.let_meet(body, trainer, spec.preflight, SECRET_MOUNT)
+    metadata = template.get("metadata") or {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            **{k: v for k, v in metadata.items() if k in ("annotations", "finalizers")},
+            "name": pod_name(job, ordinal),
+            "namespace": job.namespace,
+            "labels": {**(metadata.get("labels") or {}), **labels(job, ordinal, spec)},
+            "ownerReferences": [owner(job)],
+        },
+        "spec": body,
+    }
+
+
+def sibling(manifest: dict[str, Any], job: JobRef, ordinal: int, *, stands_by: bool = False) -> dict[str, Any]:
+    """The manifest of another worker, from one that :func:`pod` made for the same job, spec and nodes: workers differ
+    in name and ordinal, and a spare's (``stands_by``) in the nodes that it prefers. All the rest is shared with
+    ``manifest``."""
+    metadata = manifest["metadata"]
+    labelled = {**metadata["labels"], names.LABEL_ORDINAL: str(ordinal)}
+    body = manifest["spec"]
+    if stands_by:
+        body = dict(body)
+        defaults.apart(body, job.uid)
+    return {**manifest, "metadata": {**metadata, "name": pod_name(job, ordinal), "labels": labelled}, "spec": body}
+
+
+def secret(job: JobRef, user: str, password: str, ca: bytes) -> dict[str, Any]:
+    """Manifest of the Secret with what a job's workers need to log in to etcd. It goes with its job."""
+    values = {"username": user.encode(), "password": password.encode(), "ca.crt": ca}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "metadata": {
+            "name": credentials.secret_name(job),
+            "namespace": job.namespace,
+            "labels": {
+                names.LABEL_JOB: job.name,
+                names.LABEL_JOB_UID: job.uid,
+                names.LABEL_MANAGED_BY: names.MANAGED_BY,
+            },
+            "ownerReferences": [owner(job)],
+        },
+        "data": {name: base64.b64encode(value).decode() for name, value in values.items()},
+    }
+
+
+def _furnish(body: dict[str, Any], trainer: dict[str, Any], spec: JobSpec, job: JobRef) -> None:
+    """What torch needs, where the template says nothing about it."""
+    devices = extended(trainer)
+    defaults.shared_memory(body, trainer, spec.shared_memory)
+    defaults.tolerate(body, devices)
+    if not devices:
+        defaults.spread(body, job.uid)
+    nodecheck.check_first(body, trainer, spec.preflight, _accelerators(trainer, spec))
+
+
+def labels(job: JobRef, ordinal: int, spec: JobSpec) -> dict[str, str]:
+    """Labels of a worker pod."""
+    return {
+        names.LABEL_JOB: job.name,
+        names.LABEL_JOB_UID: job.uid,
+        names.LABEL_ORDINAL: str(ordinal),
+        names.LABEL_TEMPLATE: version(spec.template),
+        names.LABEL_MANAGED_BY: names.MANAGED_BY,
+    }
+
+
+def owner(job: JobRef) -> dict[str, Any]:
+    """Makes the garbage collector delete pods after their job; never holds the job back."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def _make_trainer(trainer: dict[str, Any], environment: list[dict[str, Any]]) -> None:
+    command, args = trainer.get("command") or [], trainer.get("args") or []
+    if not command and not args:
+        raise TemplateInvalid(
+            f"spec.template.spec.containers[{trainer['name']}].command: must be set: elastrain starts its agent before "
+            "that command and cannot see the image's own entrypoint"
+        )
+    trainer["command"] = [*AGENT, *command]
+    ours = {e["name"] for e in environment}
+    # Ours come first, so that the template may refer to them as $(NAME).
+    trainer["env"] = [*environment, *(e for e in trainer.get("env") or [] if e.get("name") not in ours)]
+    trainer["terminationMessagePath"] = names.DEFAULT_TERMINATION_LOG
+    trainer["terminationMessagePolicy"] = "File"
+
+
+def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: float) -> list[dict[str, Any]]:
+    etcd = config.worker_etcd
+    values: dict[str, str] = {
+        names.ENV_NAMESPACE: job.namespace,
+        names.ENV_JOB: job.name,
+        names.ENV_JOB_UID: job.uid,
+        names.ENV_NPROC: str(_ranks(spec)),
+        names.ENV_LEASE_TTL: str(config.lease_ttl),
+        names.ENV_DRAIN_TIMEOUT: f"{max(grace - _DRAIN_MARGIN, 1.0):g}",
+        names.ENV_ETCD_ENDPOINTS: etcd.endpoints,
+    }
+    if spec.checkpoint:
+        values[names.ENV_CHECKPOINT] = spec.checkpoint.model_dump_json(by_alias=True, exclude_none=True)
+    if etcd.user:
+        values[names.ENV_ETCD_PASSWORD_FILE] = f"{SECRET_MOUNT}/password"
+    if etcd.ca:
+        values[names.ENV_ETCD_CA] = f"{SECRET_MOUNT}/ca.crt"
+    if etcd.certificate:
+        values[names.ENV_ETCD_CERT] = f"{SECRET_MOUNT}/tls.crt"
+        values[names.ENV_ETCD_KEY] = f"{SECRET_MOUNT}/tls.key"
+    downward = {
+        names.ENV_WORKER: "metadata.name",
+        names.ENV_NODE: "spec.nodeName",
+        names.ENV_ADDRESS: "status.podIP",
+    }
+    environment: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in values.items()]
+    environment += [{"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in downward.items()]
+    if etcd.user:
+        source = {"secretKeyRef": {"name": _secret_name(job, etcd), "key": "username"}}
+        environment.append({"name": names.ENV_ETCD_USERNAME, "valueFrom": source})
+    return environment
+
+
+def _accelerators(trainer: dict[str, Any], spec: JobSpec) -> int:
+    """How many the pre-flight check must find; 0 where nobody can tell."""
+    try:
+        found = accelerator(trainer, spec.accelerator)
+    except AcceleratorUnclear:
+        return 0
+    return found.count if found else 0
+
+
+def _ranks(spec: JobSpec) -> int:
+    try:
+        return spec.ranks_per_worker
+    except AcceleratorUnclear as error:
+        raise TemplateInvalid(str(error)) from error
+
+
+def _secret_name(job: JobRef, etcd: WorkerEtcd) -> str:
+    """Name of the Secret that the job's workers mount; empty: none."""
+    return credentials.secret_name(job) if etcd.per_job else etcd.secret
+
+
+def _mount_credentials(body: dict[str, Any], trainer: dict[str, Any], secret: str) -> None:
+    if not secret:
+        return
+    # Readable for whatever user the container runs as; the volume is mounted into the trainer container only.
+    volume = {"name": SECRET_VOLUME, "secret": {"secretName": secret, "defaultMode": 0o444}}
+    body["volumes"] = [*(body.get("volumes") or []), volume]
+    mount = {"name": SECRET_VOLUME, "mountPath": SECRET_MOUNT, "readOnly": True}
+    trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or []), mount]
+
+
+def _words(error: Exception) -> str:
+    return "spec.template.spec.containers: each must have a name" if isinstance(error, KeyError) else str(error)

@@ -1,0 +1,1 @@
+"""Whether a job has ended, how, and what is deleted then. Pure."""

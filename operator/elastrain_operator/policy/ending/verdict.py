@@ -1,0 +1,91 @@
+"""Has the job ended, and how?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from elastrain.api.job import ConditionType, JobSpec, JobStatus, RestartCounts
+from elastrain.api.records import Outcome, Phase
+from elastrain_operator.model import Cause, Coordination, Loss, Pod
+from elastrain_operator.policy.losses import failures
+from elastrain_operator.policy.losses import restarts as budget
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a job ended."""
+
+    condition: ConditionType
+    """SUCCEEDED or FAILED."""
+    reason: str
+    message: str
+
+
+def standing(status: JobStatus) -> ConditionType | None:
+    """The verdict that the status already carries. It is never taken back."""
+    true = {c.type for c in status.conditions if c.status == "True"}
+    return next((c for c in (ConditionType.SUCCEEDED, ConditionType.FAILED) if c in true), None)
+
+
+def success(pods: Sequence[Pod], members: Coordination | None) -> Verdict | None:
+    """The job has succeeded when the script of rank 0's worker has ended well.
+
+    ``progress`` says so, or that worker's last words. Other workers may finish long before it: rank 0 may still
+    evaluate or save. Where nobody knows who held rank 0, all must have ended and nobody failed.
+    """
+    report = members.progress if members else None
+    if report and report.finished:
+        return Verdict(ConditionType.SUCCEEDED, "Finished", f"training finished at step {report.step}")
+    done = {p.name: p.ending.record for p in pods if is_finished(p) and p.ending and p.ending.record}
+    placed = members.generation.members if members and members.generation else ()
+    first = placed[0].worker if placed else None
+    certain = first in done if first else bool(done) and len(done) == len(pods)
+    if not certain:
+        return None
+    step = max(record.step for record in done.values())
+    return Verdict(ConditionType.SUCCEEDED, "Finished", f"training finished at step {step}")
+
+
+def finishing(pods: Sequence[Pod], members: Coordination | None) -> bool:
+    """Whether the training loop has ended and some scripts are still to end: nobody is created or asked to leave then.
+
+    It ends when no worker of that time is left; if rank 0's was lost, new workers then do what is missing.
+    """
+    if members and any(m.phase is Phase.FINISHED for m in members.members):
+        return True
+    last = max((p.ending.at for p in pods if p.ending and is_finished(p)), default=None)
+    return last is not None and any(not p.ending and p.started and p.created <= last for p in pods)
+
+
+def is_finished(pod: Pod) -> bool:
+    """Whether the worker's last words are that its training loop had ended."""
+    return bool(pod.ending and pod.ending.record and pod.ending.record.outcome is Outcome.FINISHED)
+
+
+def failure(limit: int, restarts: RestartCounts, losses: Iterable[Loss]) -> Verdict | None:
+    """The job has failed when its script failed more often than ``backoffLimit``; the last failure is quoted,
+    of several at once the first."""
+    if not budget.exhausted(restarts, limit):
+        return None
+    words = f"the training script failed {restarts.user} times, backoffLimit is {limit}"
+    last = failures.quote([x for x in losses if x.cause is Cause.USER], failures.QUOTE_CHARS - len(words))
+    words += f"; {last}" if last else ""
+    return Verdict(ConditionType.FAILED, "BackoffLimitExceeded", words)
+
+
+def overdue(spec: JobSpec, start: datetime | None, now: datetime) -> Verdict | None:
+    """The job has failed when it has been active for longer than ``activeDeadlineSeconds``."""
+    due = deadline(spec, start)
+    if due is None or now < due:
+        return None
+    words = f"the job has been active for longer than activeDeadlineSeconds ({spec.active_deadline_seconds})"
+    return Verdict(ConditionType.FAILED, "DeadlineExceeded", words)
+
+
+def deadline(spec: JobSpec, start: datetime | None) -> datetime | None:
+    """When the active job fails; None: never (no deadline, suspended, not started)."""
+    if spec.active_deadline_seconds is None or start is None or spec.suspend:
+        return None
+    return start + timedelta(seconds=spec.active_deadline_seconds)

@@ -1,0 +1,1 @@
+"""Lost workers: causes, budgets, pauses, excluded nodes, late starts. Pure."""

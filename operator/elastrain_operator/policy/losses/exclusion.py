@@ -1,0 +1,94 @@
+"""Nodes that new workers keep off for a while: those that failed the pre-flight check, or lost workers again and again.
+
+Never for ever: an exclusion ends by the clock, and there are never more than a few, the newest. A node may be innocent
+(a script that the kernel kills for its memory loses workers wherever it runs), so that only delay is risked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from elastrain.api.job import Condition, ConditionType, ExcludedNode, NodeLoss
+from elastrain_operator.model import Cause, Loss
+from elastrain_operator.policy.report.conditions import Claim
+
+WINDOW = timedelta(minutes=30)
+"""Losses further apart have nothing to do with each other."""
+LOSSES = 3
+"""Workers lost on one node within the window after which it is excluded."""
+MOST_NODES = 16
+MOST_LOSSES = 64
+"""Bounds of what the status remembers; the oldest are forgotten first."""
+
+PREFLIGHT = "PreflightFailed"
+"""Reason of the loss of a worker whose pre-flight check failed: one is enough."""
+_NOT_THE_NODE = frozenset({"OOMKilled", "Evicted", "Deleted"})
+"""Losses for infrastructure's sake that say nothing about the node's health, or that Kubernetes acts on itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the status remembers of nodes."""
+
+    excluded: tuple[ExcludedNode, ...] = ()
+    losses: tuple[NodeLoss, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes that new workers keep off."""
+        return tuple(sorted(e.node for e in self.excluded))
+
+    @property
+    def until(self) -> datetime | None:
+        """When the first exclusion ends."""
+        return min((datetime.fromisoformat(e.until) for e in self.excluded), default=None)
+
+
+def update(
+    excluded: Sequence[ExcludedNode],
+    losses: Sequence[NodeLoss],
+    fresh: Iterable[Loss],
+    cooldown: int,
+    now: datetime,
+) -> Ledger:
+    """The ledger with ``fresh`` losses added and what is over taken out. ``cooldown``: seconds; 0: exclude no node."""
+    if cooldown == 0:
+        return Ledger()
+    recent = [x for x in losses if now - datetime.fromisoformat(x.time) < WINDOW]
+    standing = {e.node: e for e in excluded if now < datetime.fromisoformat(e.until)}
+    for loss in fresh:
+        node = loss.pod.node
+        if not node or loss.cause is not Cause.INFRASTRUCTURE or loss.reason in _NOT_THE_NODE:
+            continue
+        recent.append(NodeLoss(node=node, time=now.isoformat()))
+        times = sum(x.node == node for x in recent)
+        if loss.reason != PREFLIGHT and times < LOSSES:
+            continue
+        until = (now + timedelta(seconds=cooldown)).isoformat()
+        standing.pop(node, None)  # the newest stand last
+        standing[node] = ExcludedNode(node=node, until=until, reason=_reason(loss), message=_message(loss, times))
+        recent = [x for x in recent if x.node != node]  # it starts anew after its exclusion
+    return Ledger(tuple(standing.values())[-MOST_NODES:], tuple(recent)[-MOST_LOSSES:])
+
+
+def claim(ledger: Ledger, before: Iterable[Condition]) -> tuple[Claim, ...]:
+    """The condition NodesExcluded; none for a job that has never excluded a node."""
+    kind = ConditionType.NODES_EXCLUDED
+    if ledger.excluded:
+        words = "; ".join(f"{e.node} until {e.until}: {e.message}" for e in ledger.excluded)
+        return (Claim(kind, "True", ledger.excluded[-1].reason, f"new workers keep off {words}"),)
+    if any(c.type == kind for c in before):
+        return (Claim(kind, "False", "NoneExcluded", "new workers may run on every node"),)
+    return ()
+
+
+def _reason(loss: Loss) -> str:
+    return PREFLIGHT if loss.reason == PREFLIGHT else "WorkersLost"
+
+
+def _message(loss: Loss, times: int) -> str:
+    if loss.reason == PREFLIGHT:
+        return loss.message
+    return f"{times} workers lost there within {int(WINDOW.total_seconds() // 60)} min, the last: {loss.message}"

@@ -1,0 +1,80 @@
+"""Count each lost worker once, keep the budget, and pace replacements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from elastrain.api.job import RestartCounts
+from elastrain_operator.model import Cause, Loss, Pod
+from elastrain_operator.policy.losses.causes import judge
+
+FIRST_DELAY = 10.0
+"""Seconds before the second replacement in a row; the first one is immediate."""
+MAX_DELAY = 300.0
+SHORT_LIFE = 60.0
+"""Seconds: a worker that lived shorter and was killed is part of a crash loop, whoever is at fault."""
+RECENT = 600.0
+"""Seconds for which such a worker is held against the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    restarts: RestartCounts
+    counted: tuple[str, ...]
+    """UIDs of lost pods that are in ``restarts`` and that the API server still has."""
+    fresh: tuple[Loss, ...]
+    """Losses counted just now."""
+
+
+def count(restarts: RestartCounts, counted: Iterable[str], losses: Sequence[Loss], pods: Iterable[Pod]) -> Count:
+    """Add each loss that is not counted yet; forget the UIDs of pods that exist no more."""
+    known = frozenset(counted)
+    fresh = tuple(loss for loss in losses if loss.pod.uid not in known)
+    more = {cause.value: getattr(restarts, cause) + sum(x.cause is cause for x in fresh) for cause in Cause}
+    existing = {p.uid for p in pods}
+    remembered = (known | {x.pod.uid for x in fresh}) & existing
+    return Count(RestartCounts(**more), tuple(sorted(remembered)), fresh)
+
+
+def exhausted(restarts: RestartCounts, limit: int) -> bool:
+    """Whether the script failed more often than ``backoffLimit`` allows."""
+    return restarts.user > limit
+
+
+def not_before(restarts: RestartCounts, pods: Iterable[Pod], now: datetime) -> datetime | None:
+    """When the next worker may be created; None: at once.
+
+    Exponential from 10 s to 5 min in the failures of the script, or in recent short lives, whichever is more; counted
+    from the last such ending, so that it needs no memory of its own.
+    """
+    ended = [(p, loss) for p in pods if p.ending and (loss := judge(p))]
+    failed = [p for p, loss in ended if loss.cause is Cause.USER]
+    short = [p for p, loss in ended if loss.cause is Cause.INFRASTRUCTURE and _is_short(p, now)]
+    waits = [_wait(failed, restarts.user), _wait(short, len(short))]
+    latest = max((w for w in waits if w), default=now)
+    return latest if latest > now else None
+
+
+def _wait(ended: Sequence[Pod], failures: int) -> datetime | None:
+    """A worker that had trained for long before it ended begins a new series."""
+    last = max(ended, key=_ended_at, default=None)
+    if last is None or (_ended_at(last) - last.created).total_seconds() > RECENT:
+        return None
+    return _ended_at(last) + timedelta(seconds=delay(failures))
+
+
+def delay(failures: int) -> float:
+    """Seconds to wait after so many failures."""
+    return 0.0 if failures <= 1 else min(FIRST_DELAY * 2 ** min(failures - 2, 16), MAX_DELAY)
+
+
+def _ended_at(pod: Pod) -> datetime:
+    assert pod.ending is not None
+    return pod.ending.at
+
+
+def _is_short(pod: Pod, now: datetime) -> bool:
+    ended = _ended_at(pod)
+    return (ended - pod.created).total_seconds() < SHORT_LIFE and (now - ended).total_seconds() < RECENT

@@ -1,0 +1,66 @@
+"""Losses that are not the script's fault, in a row: how they are paced, and when the job gives up.
+
+Counted are losses without a committed step in between. A job of weeks on spot machines may lose thousands of workers
+and be healthy; one that loses twenty times its size and does not move on is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from elastrain.api.job import ConditionType, JobSpec, LossStreak
+from elastrain_operator.model import Cause, Loss
+from elastrain_operator.policy.ending.verdict import Verdict
+from elastrain_operator.policy.losses.restarts import delay
+
+STALE = timedelta(hours=1)
+"""After so long without a loss a new streak begins: for jobs whose steps are not known, such as stock torchrun's."""
+
+
+def update(before: LossStreak | None, fresh: Sequence[Loss], step: int | None, now: datetime) -> LossStreak | None:
+    """The streak after ``fresh`` losses; None: there is none. ``step``: committed steps as last reported."""
+    lost = {c: sum(x.cause is c for x in fresh) for c in (Cause.INFRASTRUCTURE, Cause.PREEMPTION)}
+    if before and (_moved_on(before.step, step) or now - datetime.fromisoformat(before.time) >= STALE):
+        before = None
+    if not any(lost.values()):
+        return before
+    last = [x for x in fresh if x.cause is not Cause.USER][-1]
+    return LossStreak(
+        infrastructure=(before.infrastructure if before else 0) + lost[Cause.INFRASTRUCTURE],
+        preemption=(before.preemption if before else 0) + lost[Cause.PREEMPTION],
+        step=step,
+        time=now.isoformat(),
+        message=f"{last.reason}: {last.message}",
+    )
+
+
+def verdict(spec: JobSpec, streak: LossStreak | None) -> Verdict | None:
+    """The job has failed when a streak exceeds its limit times ``maxReplicas``."""
+    if streak is None:
+        return None
+    for field, count, limit in (
+        ("infrastructureLimit", streak.infrastructure, spec.infrastructure_limit),
+        ("preemptionLimit", streak.preemption, spec.preemption_limit),
+    ):
+        if count > limit * spec.max_replicas:
+            words = (
+                f"{count} workers in a row were lost without one more step, {field} ({limit}) times maxReplicas "
+                f"({spec.max_replicas}) is {limit * spec.max_replicas}; last: {streak.message}"
+            )
+            return Verdict(ConditionType.FAILED, f"{field[0].upper()}{field[1:]}Exceeded", words)
+    return None
+
+
+def not_before(spec: JobSpec, streak: LossStreak | None) -> datetime | None:
+    """When the next worker may be created: at once after the first round of losses, then ever later (up to 5 min)."""
+    if streak is None:
+        return None
+    rounds = math.ceil((streak.infrastructure + streak.preemption) / max(spec.desired_replicas, 1))
+    wait = delay(rounds)
+    return datetime.fromisoformat(streak.time) + timedelta(seconds=wait) if wait else None
+
+
+def _moved_on(before: int | None, now: int | None) -> bool:
+    return now is not None and (before is None or now > before)

@@ -1,0 +1,1 @@
+"""Conditions, events and figures of a job's status. Pure."""

@@ -1,0 +1,207 @@
+"""Where the accelerator seconds of a job go: training, rescaling, waiting, redone, spare.
+
+What was seen last is taken to have held until now; every change wakes the loop, so that is true to a twentieth of a
+second while an operator runs, and the books are in the status for the next one. What the pods held is computed from
+their own times, so that it is right for the time without an operator, too.
+
+Pauses are known only when they are over, by the trainer's own measurement. They are *owed* then: the next seconds of
+the generation go into ``rescaling`` until the debt is paid, instead of moving what is booked already. So no part ever
+decreases, and their sum is always what was held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from elastrain.api.job import AcceleratorSeconds, GenerationStatus
+from elastrain.api.records import Progress, Rescale
+from elastrain_operator.model import Coordination, Pod
+from elastrain_operator.policy.report import pace
+
+Use = Literal["training", "rescaling", "waiting"]
+
+DIGITS = 3
+"""Decimals of seconds in the status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which workers are in the generation in force, and what they do."""
+
+    workers: frozenset[str] = frozenset()
+    """Names of those that are alive."""
+    use: Use = "waiting"
+    spares: frozenset[str] = frozenset()
+    """Names of workers that stand by, ready to train."""
+
+
+def account(
+    before: AcceleratorSeconds | None,
+    pods: Iterable[Pod],
+    place: Place | None,
+    progress: Progress | None,
+    now: datetime,
+) -> AcceleratorSeconds:
+    """The books up to ``now``, and what they are to be continued with.
+
+    ``before`` is None for a job that has no books yet: they begin now. ``place`` is None while etcd is not known:
+    whoever trained is taken to go on training, as far as pods are there for it.
+    """
+    pods = tuple(pods)
+    old = before or AcceleratorSeconds(generation=progress.generation if progress else 0)
+    since = datetime.fromisoformat(old.until) if old.until else now
+    booked = _book(old, _held_seconds(old, pods, since, now), max(0.0, (now - since).total_seconds()))
+    held = sum(p.accelerators for p in pods if _holds(p, now))
+    if place is None:
+        inside, use = min(old.in_generation, held), old.use
+        spare = min(old.standing_by, held - inside)
+    else:
+        inside = sum(p.accelerators for p in pods if p.name in place.workers and _holds(p, now))
+        spare = sum(p.accelerators for p in pods if p.name in place.spares and _holds(p, now)) if place.spares else 0
+        use = place.use
+    seen: dict[str, Any] = {"held": held, "in_generation": inside, "use": use, "until": max(since, now).isoformat()}
+    seen["standing_by"] = spare
+    # Updated once: this runs in every pass over every job, and copies are what costs.
+    return old.model_copy(update=_take_in(old, {**booked, **seen}, progress))
+
+
+def continued(books: AcceleratorSeconds, now: datetime) -> AcceleratorSeconds:
+    """The books up to ``now`` if nothing has happened since."""
+    if books.until is None:
+        return books
+    seconds = max(0.0, (now - datetime.fromisoformat(books.until)).total_seconds())
+    return books.model_copy(update=_book(books, books.held * seconds, seconds))
+
+
+def place(
+    generation: GenerationStatus | None, seen: Coordination, finishing: bool, standing_by: frozenset[str] = frozenset()
+) -> Place:
+    """Who is in the generation in force, and whether it trains; ``standing_by``: workers (names) that are warm spares.
+
+    A generation trains until it is known to be broken: a member is gone, or says that a collective failed, or the
+    leader has ended it. What is left of it then waits if there are fewer than ``target.min``, else it is rescaling.
+    While the job is ``finishing``, workers end one after another, and nothing is broken.
+    """
+    if generation is None or not generation.size:
+        return Place()
+    number, newest = generation.number, seen.generation
+    current = newest is not None and newest.number == number
+    ids = {m.id for m in (newest.members if newest and current else seen.earlier(number))}
+    alive = [m for m in seen.members if m.id in ids or (not current and m.generation == number)]
+    workers = frozenset(m.worker for m in alive)
+    spares = standing_by - workers
+    ended = newest is not None and number in newest.ended
+    broken = ended or len(alive) < generation.size or any(m.broken >= number for m in alive)
+    if finishing or not broken:
+        return Place(workers, "training", spares)
+    few = seen.target is not None and len(alive) < seen.target.min
+    return Place(workers, "waiting" if few else "rescaling", spares)
+
+
+def fresh(progress: Progress | None, after: int) -> tuple[Rescale, ...]:
+    """Rescales that were measured since generation ``after``, oldest first. The newest ten are all that is reported."""
+    if progress is None:
+        return ()
+    return tuple(r for r in progress.rescales if after < r.generation <= progress.generation)
+
+
+def rounded(books: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
+    """As they are written to the status."""
+    if books is None:
+        return None
+    seconds = ("training", "rescaling", "waiting", "redone", "spare", "owed_rescaling", "owed_redone")
+    return books.model_copy(update={name: round(getattr(books, name), DIGITS) for name in seconds})
+
+
+def dissolved(books: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
+    """The books of a job that has just ended: whoever is still there trains no more."""
+    return books and books.model_copy(update={"in_generation": 0, "standing_by": 0, "use": "waiting"})
+
+
+def is_news(old: AcceleratorSeconds | None, new: AcceleratorSeconds | None) -> bool:
+    """Whether ``new`` says what the next operator could not find out for itself: seconds that merely pass are no reason
+    to write a status, nor are new pods, which say themselves since when they hold what."""
+    if old is None or new is None:
+        return old is not new
+    marks = ("in_generation", "standing_by", "use", "generation", "redone_steps")
+    return new.held < old.held or any(getattr(old, name) != getattr(new, name) for name in marks)
+
+
+def _book(books: AcceleratorSeconds, held: float, seconds: float) -> dict[str, Any]:
+    """``held`` accelerator seconds of ``seconds`` seconds, by what was seen at their beginning: fields that change."""
+    inside = min(books.in_generation * seconds, held)
+    waiting = held - inside
+    if books.use == "training":
+        rescaling = min(max(books.owed_rescaling, 0.0), inside)
+        redone = min(books.owed_redone, inside - rescaling)
+        training, paid = inside - rescaling - redone, rescaling
+    else:
+        training = redone = 0.0
+        rescaling = inside if books.use == "rescaling" else 0.0
+        waiting += inside - rescaling
+        paid = inside  # the pause that the trainer will report contains all of it
+    spare = min(books.standing_by * seconds, held - inside)
+    waiting -= spare
+    return {
+        "spare": books.spare + spare,
+        "training": books.training + training,
+        "rescaling": books.rescaling + rescaling,
+        "waiting": books.waiting + waiting,
+        "redone": books.redone + redone,
+        "owed_rescaling": books.owed_rescaling - paid,
+        "owed_redone": books.owed_redone - redone,
+    }
+
+
+def _take_in(old: AcceleratorSeconds, now: dict[str, Any], progress: Progress | None) -> dict[str, Any]:
+    """``now`` and what the trainer has measured since: pauses of those who trained before, and steps that it lost."""
+    if progress is None or (progress.generation == old.generation and not old.unpriced_steps):
+        return now
+    owed, lost, inside = now["owed_rescaling"], 0, now["in_generation"]
+    for rescale in fresh(progress, old.generation):
+        paused = min(rescale.from_size or rescale.to_size, rescale.to_size) / max(rescale.to_size, 1)
+        # What the operator saw beyond the trainer's measure is its own delay, and not held against the next pause.
+        owed = max(0.0, owed + _believed(rescale.pause_seconds) * inside * paused)
+        lost += max(0, rescale.lost_steps)
+    unpriced = old.unpriced_steps + lost
+    price = pace.step_seconds(progress) if unpriced else None
+    return now | {
+        "owed_rescaling": owed,
+        "owed_redone": now["owed_redone"] + (unpriced * price * inside if price else 0.0),
+        "unpriced_steps": 0 if price else unpriced,
+        "redone_steps": old.redone_steps + lost,
+        "generation": progress.generation,
+    }
+
+
+def _believed(seconds: float) -> float:
+    """What a job reports is its own word: what cannot be a pause is none."""
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
+
+
+def _held_seconds(books: AcceleratorSeconds, pods: tuple[Pod, ...], since: datetime, now: datetime) -> float:
+    """Accelerator seconds that pods held between ``since`` and ``now``; pods that the API server does not have any more
+    held theirs to the end, for this is when somebody looked."""
+    seconds = max(0.0, (now - since).total_seconds())
+    known = [p for p in pods if p.bound is not None and not _released(p, since)]
+    vanished = max(0, books.held - sum(p.accelerators for p in known))
+    return vanished * seconds + sum(p.accelerators * _overlap(p, since, now) for p in known)
+
+
+def _overlap(pod: Pod, since: datetime, now: datetime) -> float:
+    assert pod.bound is not None
+    end = pod.ending.at if pod.ending and pod.over else now
+    return max(0.0, (min(end, now) - max(pod.bound, since)).total_seconds())
+
+
+def _holds(pod: Pod, now: datetime) -> bool:
+    return pod.bound is not None and not pod.over and pod.bound <= now
+
+
+def _released(pod: Pod, since: datetime) -> bool:
+    """Whether the pod had given back what it held before ``since``."""
+    return bool(pod.over and pod.ending and pod.ending.at <= since)

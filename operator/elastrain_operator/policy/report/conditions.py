@@ -1,0 +1,202 @@
+"""The conditions of a job: what is true of it now, with a reason for programs and a message for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from elastrain.api.job import Condition, ConditionType, GenerationStatus, Withdrawal
+from elastrain.api.phrases import headcount
+from elastrain.api.records import Progress
+from elastrain_operator.allocation.model import Share
+from elastrain_operator.model import Outage, Pod, Refusal, Trouble
+from elastrain_operator.policy.ending.verdict import Verdict
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A condition without its history."""
+
+    type: ConditionType
+    status: Truth
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What the conditions of a job that has not ended are made from."""
+
+    desired: int
+    ready: int
+    workers: Sequence[Pod]
+    """Pods that count as workers."""
+    draining: int
+    """Workers that were asked to leave and still exist."""
+    generation: GenerationStatus | None
+    pending_generation: int | None
+    """Number of the newest generation where it is not in force yet."""
+    progress: Progress | None
+    outage: Outage | None
+    """Set: etcd is not known."""
+    has_checkpoints: bool
+    suspended: bool
+    finishing: bool
+    """The training loop has ended, scripts are ending."""
+    refusal: Refusal | None
+    withdrawal: Withdrawal | None
+    """Workers that did not start in time and are tried again later."""
+    troubles: Sequence[Trouble]
+    """What keeps workers from training, where it has lasted long enough to be told."""
+    waits_until: datetime | None
+    """The next worker is created then, after failures."""
+    share: Share | None = None
+    """What the allocator gives; None: the cluster is not shared out."""
+
+
+def merge(old: Iterable[Condition], claims: Iterable[Claim], generation: int | None, now: datetime) -> list[Condition]:
+    """Conditions with their history: ``lastTransitionTime`` moves only when the status of a condition changes.
+
+    Conditions about which nothing is claimed stay as they are.
+    """
+    merged = {c.type: c for c in old}
+    for claim in claims:
+        before = merged.get(claim.type)
+        same = before is not None and before.status == claim.status
+        if before and same and (before.reason, before.message, before.observed_generation) == (
+            claim.reason, claim.message, generation,
+        ):  # fmt: skip
+            continue
+        merged[claim.type] = Condition(
+            type=claim.type.value,
+            status=claim.status,
+            reason=claim.reason,
+            message=claim.message,
+            last_transition_time=before.last_transition_time if before and same else now.isoformat(),
+            observed_generation=generation,
+        )
+    order = [t.value for t in ConditionType]
+    return sorted(merged.values(), key=lambda c: (order.index(c.type) if c.type in order else len(order), c.type))
+
+
+def active(picture: Picture) -> list[Claim]:
+    """Claims about a job that has not ended."""
+    claims = [_pods_ready(picture), coordination(picture.outage), _suspended(picture)]
+    if not picture.outage:
+        claims += [_running(picture), _rescaling(picture)]
+    if picture.has_checkpoints:
+        claims.append(_checkpoint(picture.progress))
+    return claims
+
+
+def ended(verdict: Verdict) -> list[Claim]:
+    """Claims about a job that has just ended."""
+    message = f"the job has ended: {verdict.reason}"
+    over = [
+        Claim(t, "False", verdict.condition.value, message)
+        for t in (ConditionType.PODS_READY, ConditionType.RUNNING, ConditionType.RESCALING, ConditionType.SUSPENDED)
+    ]
+    over.append(Claim(ConditionType.WORKERS_HEALTHY, "Unknown", verdict.condition.value, message))
+    return [*over, Claim(verdict.condition, "True", verdict.reason, verdict.message)]
+
+
+def coordination(outage: Outage | None) -> Claim:
+    """Whether the operator reaches etcd."""
+    if outage is None:
+        return Claim(ConditionType.COORDINATION_AVAILABLE, "True", "Connected", "the operator is connected to etcd")
+    words = f"{outage.message}; until then running workers train on, and nothing is created, drained or scaled"
+    return Claim(ConditionType.COORDINATION_AVAILABLE, "False", outage.reason, words)
+
+
+def phase(claims: Iterable[Condition], ready: int) -> str:
+    """One word for a person."""
+    true = {c.type for c in claims if c.status == "True"}
+    for kind in (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.SUSPENDED):
+        if kind in true:
+            return kind.value
+    if ConditionType.RESCALING in true and ready:
+        return "Rescaling"
+    return "Running" if ConditionType.RUNNING in true else "Pending"
+
+
+def _pods_ready(p: Picture) -> Claim:
+    kind = ConditionType.PODS_READY
+    if p.suspended:
+        return Claim(kind, "False", "Suspended", "suspend is true: no worker is wanted")
+    if p.outage:
+        return Claim(kind, "Unknown", "EtcdUnavailable", "which workers train is not known without etcd")
+    if not p.desired and p.share is not None:
+        decided = p.share.size is not None
+        return Claim(kind, "False", "WaitingForCapacity" if decided else "Starting", p.share.message)
+    have = f"{p.ready} of {p.desired} workers train"
+    if p.ready == p.desired and not p.draining:
+        return Claim(kind, "True", "AllTrain", have)
+    reason, words = next(_obstacles(p), ("Starting", ""))
+    return Claim(kind, "False", reason, f"{have}; {words}" if words else have)
+
+
+def _obstacles(p: Picture) -> Iterator[tuple[str, str]]:
+    """Why not as many workers train as are wanted, the best explanation first: reason and words."""
+    if p.finishing:
+        yield "Finishing", "the training loop has ended"
+    missing = len(p.workers) < p.desired
+    if p.refusal and missing:
+        yield p.refusal.reason, p.refusal.message
+    if p.withdrawal and missing:
+        yield p.withdrawal.reason, f"{p.withdrawal.message}; tried again at {_clock(p.withdrawal.until)}"
+    if p.troubles:
+        more = f" (and {len(p.troubles) - 1} more)" if len(p.troubles) > 1 else ""
+        yield p.troubles[0].reason, p.troubles[0].message + more
+    if p.draining:
+        yield "Draining", f"{p.draining} on their way out"
+    if p.waits_until and missing:
+        yield "BackingOff", f"after failures the next is created at {p.waits_until.isoformat(timespec='seconds')}"
+
+
+def _clock(moment: str) -> str:
+    return datetime.fromisoformat(moment).isoformat(timespec="seconds")
+
+
+def _suspended(p: Picture) -> Claim:
+    kind = ConditionType.SUSPENDED
+    if not p.suspended:
+        return Claim(kind, "False", "Active", "suspend is false")
+    if p.workers or p.draining:
+        return Claim(kind, "False", "Draining", f"still to leave: {headcount(len(p.workers) + p.draining)}")
+    return Claim(kind, "True", "Drained", "no worker is left; set suspend to false to go on")
+
+
+def _running(p: Picture) -> Claim:
+    if p.generation and p.generation.size and p.ready:
+        words = f"generation {p.generation.number}: {p.ready} of {p.generation.size} workers alive"
+        if p.progress and p.progress.stragglers:
+            words += f"; held up by {', '.join(p.progress.stragglers)}"
+        return Claim(ConditionType.RUNNING, "True", "Training", words)
+    return Claim(ConditionType.RUNNING, "False", "NoGeneration", "no generation trains")
+
+
+def _rescaling(p: Picture) -> Claim:
+    kind = ConditionType.RESCALING
+    size = p.generation.size if p.generation else 0
+    if p.finishing:
+        return Claim(kind, "False", "Finishing", "the training loop has ended")
+    if p.pending_generation is not None and size:
+        return Claim(kind, "True", "Switching", f"generation {p.pending_generation} is being entered")
+    if size and size != p.desired:
+        return Claim(kind, "True", "SizeDiffers", f"{headcount(size)} in the generation, {p.desired} wanted")
+    if size and p.ready < size:
+        return Claim(kind, "True", "WorkerLost", f"{size - p.ready} of {size} workers of the generation are gone")
+    return Claim(kind, "False", "Settled" if size else "NoGeneration", f"{headcount(size)} in the generation")
+
+
+def _checkpoint(progress: Progress | None) -> Claim:
+    kind, state = ConditionType.CHECKPOINT_HEALTHY, progress.checkpoint if progress else None
+    if state is None:
+        return Claim(kind, "Unknown", "NoneYet", "no durable checkpoint has been written yet")
+    if state.error:
+        return Claim(kind, "False", "SaveFailed", state.error)
+    return Claim(kind, "True", "Saved", f"step {state.step} in {state.path}")

@@ -1,0 +1,89 @@
+"""Workers that hold the others up, by their own agents' records: a condition with numbers, and events once each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from elastrain.api.job import ConditionType, GenerationStatus, UnhealthyWorker
+from elastrain.api.records import Generation, Health, Member
+from elastrain_operator.model import Coordination, Notice, Severity
+from elastrain_operator.policy.report.conditions import Claim
+
+KEPT = 10
+"""Workers that the status names."""
+MESSAGE_CHARS = 300
+"""An agent's words are quoted up to here."""
+
+_REASONS = {Health.STUCK: "RankStuck", Health.SLOW: "Straggler"}
+"""What is told of; ``waiting`` and ``belowMin`` are said by the innocent."""
+
+
+def unhealthy(previous: Iterable[UnhealthyWorker], seen: Coordination, now: datetime) -> list[UnhealthyWorker]:
+    """Stragglers and workers that hang, as their agents report them; those that hang first, then by rank."""
+    since = {(w.worker, w.health): w.since for w in previous}
+    accused = sorted((m for m in seen.members if m.health in _REASONS), key=lambda m: _order(m, seen.generation))
+    return [
+        UnhealthyWorker(
+            worker=m.worker,
+            node=m.node,
+            ranks=_ranks(m, seen.generation),
+            health=str(m.health),
+            message=m.health_message[:MESSAGE_CHARS],
+            since=since.get((m.worker, str(m.health)), now.isoformat(timespec="seconds")),
+        )
+        for m in accused[:KEPT]
+    ]
+
+
+def claim(workers: Sequence[UnhealthyWorker], generation: GenerationStatus | None) -> Claim:
+    """The condition WorkersHealthy of a job that has not ended, with etcd known."""
+    kind = ConditionType.WORKERS_HEALTHY
+    if workers:
+        more = f" (and {len(workers) - 1} more)" if len(workers) > 1 else ""
+        return Claim(kind, "False", _REASONS[Health(workers[0].health)], in_words(workers[0]) + more)
+    if generation is None or not generation.size:
+        return Claim(kind, "Unknown", "NoGeneration", "no generation trains")
+    return Claim(kind, "True", "NoneAccused", "no worker holds the others up")
+
+
+def notices(before: Iterable[UnhealthyWorker], after: Iterable[UnhealthyWorker], ended: bool) -> Iterable[Notice]:
+    """One for each worker that was not accused of this before, and for each that is cleared other than by the end."""
+    old, new = {(w.worker, w.health): w for w in before}, {(w.worker, w.health): w for w in after}
+    for key, worker in new.items():
+        if key not in old:
+            yield Notice(_REASONS[Health(worker.health)], in_words(worker), Severity.WARNING)
+    still = {w.worker for w in new.values()}
+    for worker in old.values():
+        if worker.worker not in still and not ended and len(new) < KEPT:
+            yield Notice(
+                "WorkerHealthy", f"{_who(worker)} does not hold the others up any more ({worker.health} before)"
+            )
+
+
+def in_words(worker: UnhealthyWorker) -> str:
+    """``rank 3 (worker job-3 on node x): local rank 0 computes 10.2 times as long ..., since ...``."""
+    return f"{_who(worker)}: {worker.message or worker.health}; since {worker.since}"
+
+
+def _who(worker: UnhealthyWorker) -> str:
+    node = f" on node {worker.node}" if worker.node else ""
+    if not worker.ranks:
+        return f"worker {worker.worker}{node}"
+    word = "ranks" if "-" in worker.ranks else "rank"
+    return f"{word} {worker.ranks} (worker {worker.worker}{node})"
+
+
+def _ranks(member: Member, generation: Generation | None) -> str:
+    place = generation.member(member.id) if generation else None
+    if place is None:
+        return ""
+    first, last = place.rank_offset, place.rank_offset + place.slots - 1
+    if member.health_rank is not None:
+        first = last = min(first + member.health_rank, last)
+    return str(last) if first == last else f"{first}-{last}"
+
+
+def _order(member: Member, generation: Generation | None) -> tuple[bool, int, str]:
+    place = generation.member(member.id) if generation else None
+    return (member.health != Health.STUCK, place.rank_offset if place else 2**31, member.worker)

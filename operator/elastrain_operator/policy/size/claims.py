@@ -1,0 +1,103 @@
+"""What a job claims of the cluster: spec, status and observation → the allocator's view of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from datetime import datetime
+
+from elastrain.api.accelerators import AcceleratorUnclear
+from elastrain.api.job import JobSpec, JobStatus
+from elastrain_operator.allocation.model import PODS, Claims, Held, Job, Kind, Worker
+from elastrain_operator.model import Coordination, Observed, Pod
+from elastrain_operator.observe import nodes
+from elastrain_operator.policy.size import victims
+
+_BARE = Kind(((PODS, 1),))
+
+
+def claims(spec: JobSpec, status: JobStatus, seen: Observed, workers: Iterable[Pod], wants: bool) -> Claims:
+    """The claims of one job.
+
+    ``status``: as just planned; ``workers``: pods that count as workers and were not asked to leave; ``wants``: the job
+    goes on.
+    """
+    active = tuple(workers) if wants else ()
+    names = {p.name for p in active}
+    leaving = tuple(Held(p.node, p.demand) for p in seen.pods if p.node and not p.over and p.name not in names)
+    if not wants:
+        return Claims(None, leaving=leaving)
+    etcd, rescaled = seen.coordination, status.last_rescale
+    placed = {m.worker for m in etcd.generation.members} if etcd and etcd.generation else frozenset()
+    # Whom the allocator named last time must not decide whom it names next.
+    share = replace(seen.share, release=frozenset()) if seen.share else None
+    stays = tuple(reversed(victims.order(active, etcd, share)))
+    size = status.desired_replicas or 0
+    extra = _spares(spec, stays, size, placed)
+    stays = tuple(sorted(stays, key=lambda p: p.name in extra))  # whoever trains is kept before one that does not
+    job = Job(
+        uid=seen.job.uid,
+        namespace=seen.job.namespace,
+        name=seen.job.name,
+        min=spec.min_replicas,
+        cap=spec.desired_replicas,
+        kind=_kind(spec, status),
+        elastic=spec.replicas is None,
+        created=seen.created.timestamp() if seen.created else 0.0,
+        workers=tuple(Worker(p.name, p.node, p.demand, p.name in placed, p.name in extra) for p in stays),
+        size=size,
+        trains=_has_state(active, status, etcd),
+        resized=datetime.fromisoformat(rescaled.time) if rescaled and rescaled.time else None,
+        pause=rescaled.pause_seconds if rescaled else None,
+        remaining=_remaining(etcd),
+        nproc=_ranks(spec),
+        spares=spec.warm_spares if status.generation and status.generation.size else 0,
+    )
+    pod_spec = spec.template.get("spec") or {}
+    return Claims(job, str(pod_spec.get("priorityClassName") or ""), leaving, _speed(etcd))
+
+
+def _spares(spec: JobSpec, stays: Iterable[Pod], size: int, placed: Collection[str]) -> frozenset[str]:
+    """Workers (names) beyond the wanted number; whoever trains is none."""
+    if not spec.warm_spares:
+        return frozenset()
+    outside = [p.name for p in stays if p.name not in placed]
+    return frozenset(outside[max(size - len(placed), 0) :])
+
+
+def _has_state(active: Iterable[Pod], status: JobStatus, etcd: Coordination | None) -> bool:
+    """Whether a worker of the job has ever trained: then its memory may be all that there is of the model."""
+    names = {p.name for p in active}
+    if etcd is None or (etcd.generation is None and status.generation is not None):
+        return bool(names) and status.generation is not None  # who they are is not known
+    trained = {m.worker for m in etcd.members if m.generation > 0}
+    placed = {m.worker for m in etcd.generation.members} if etcd.generation else set()
+    return bool(names & (trained | placed))
+
+
+def _kind(spec: JobSpec, status: JobStatus) -> Kind:
+    try:
+        return nodes.kind(spec.template, (e.node for e in status.excluded_nodes))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return _BARE  # a shape that no pod can have: the API server refuses it, and the job's conditions say so
+
+
+def _ranks(spec: JobSpec) -> int:
+    try:
+        return spec.ranks_per_worker
+    except AcceleratorUnclear:
+        return 1  # for words only; the job's conditions say what is unclear
+
+
+def _remaining(etcd: Coordination | None) -> float | None:
+    report = etcd.progress if etcd else None
+    if report is None or report.total_steps is None or report.step_seconds is None:
+        return None
+    return max(report.total_steps - report.step, 0) * report.step_seconds
+
+
+def _speed(etcd: Coordination | None) -> tuple[int, float] | None:
+    report = etcd.progress if etcd else None
+    if report is None or not report.step_seconds or not report.members:
+        return None
+    return (report.members, 1 / report.step_seconds)

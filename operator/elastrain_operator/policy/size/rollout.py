@@ -1,0 +1,208 @@
+"""A changed template reaches running workers: one after the other, by planned rescales, never below the minimum.
+
+A pod's label says which version of the template it was made from. While workers of another version run, a few pods more
+than wanted may exist; one that is ready to join takes the place of an old worker, which is asked to leave like in any
+shrink. Where the cluster has no room for one more pod, the old worker leaves first. Where a new one does not start, or
+its script fails, nobody else is asked to leave: the old workers train on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from elastrain.api.job import ConditionType
+from elastrain.api.records import Phase
+from elastrain_operator.model import UNSCHEDULABLE, Cause, Coordination, Pod, Refusal
+from elastrain_operator.policy.losses import pending
+from elastrain_operator.policy.losses.causes import judge
+from elastrain_operator.policy.report.conditions import Claim
+
+ROOM_PATIENCE = 30.0
+"""Seconds for which a new pod may be unschedulable before an old worker makes room: preemption and descheduling take
+a moment, and an old worker that is gone cannot be had back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What is to be done about workers of another version of the template; the default: there are none."""
+
+    old: tuple[Pod, ...] = ()
+    """Workers that are still of another version."""
+    extra: int = 0
+    """Pods beyond the wanted number that may be there."""
+    create: int = 0
+    """Pods beyond the wanted number to create now."""
+    leave: tuple[Pod, ...] = ()
+    """Workers to ask to leave now."""
+    stopped: str = ""
+    """Why nobody else is replaced, naming the worker that is in the way; empty: it goes on."""
+    until: datetime | None = None
+    """When it has to be looked at again, though nothing happens."""
+    coming: tuple[str, ...] = ()
+    """New workers (names) that do not train yet: what it waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a roll-out is decided from."""
+
+    workers: Sequence[Pod]
+    """Pods that count as workers; those that were asked to leave do not."""
+    pods: Sequence[Pod]
+    """All pods of the job, ended ones included."""
+    version: str
+    """Of the template as it is now."""
+    desired: int
+    minimum: int
+    at_a_time: int
+    """``spec.maxUnavailable``; 0: running workers are never replaced."""
+    leaving: int
+    """Workers that were asked to leave and still exist."""
+    refusal: Refusal | None
+    """The API server refuses pods of this very spec."""
+    members: Coordination | None
+    """None: who trains is not known."""
+    now: datetime
+    spares: int = 0
+    """Workers beyond ``desired`` that may stand by: those are replaced first, then each takes an old one's place."""
+
+
+def version(template: Mapping[str, Any]) -> str:
+    """A short name of this very template; equal templates have equal ones, in every version of the operator."""
+    text = json.dumps(template, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def rollout(scene: Scene) -> Rollout:
+    """What to do now. Pods without a version (made by an older operator) count as up to date."""
+    old = tuple(p for p in scene.workers if p.template and p.template != scene.version)
+    if not old or scene.at_a_time == 0 or scene.desired == 0 or scene.members is None:
+        return Rollout(old)
+    new = [p for p in scene.workers if p not in old]
+    coming = [p for p in new if not scene.members.trains(p.name)]
+    extra = min(len(coming), scene.at_a_time)
+    if surplus := _surplus(scene, old, scene.members):
+        return Rollout(old, extra, leave=surplus)
+    if stopped := _stopped(scene, new, scene.members):
+        return Rollout(old, extra, stopped=stopped)
+    made = _renew_spares(scene, old, coming, scene.members) or _go_on(scene, old, coming, scene.members)
+    if scene.refusal and not _no_quota(scene):  # it is tried again, ever more slowly
+        words = f"{scene.refusal.reason}: {scene.refusal.message}"
+        return replace(made, leave=(), stopped=words)
+    return made
+
+
+def _renew_spares(scene: Scene, old: tuple[Pod, ...], coming: Sequence[Pod], members: Coordination) -> Rollout | None:
+    """Old workers that only stand by go before any that trains: no step is held up, and their successors show what the
+    new template is worth. None: there are none of them."""
+    training = sum(members.trains(p.name) for p in scene.workers)
+    idle = [p for p in old if not members.trains(p.name)]
+    if not scene.spares or not idle or training < scene.desired:
+        return None
+    # One that finds no room gets that of the next old spare; every other one is waited for.
+    warming = [p for p in coming if not _is_ready(p, members) and not (p.trouble and p.trouble.reason == UNSCHEDULABLE)]
+    leave = _first_to_go(idle, scene.at_a_time - scene.leaving - len(warming), members)
+    return Rollout(old, min(len(coming), scene.at_a_time), leave=leave, coming=tuple(p.name for p in coming))
+
+
+def _go_on(scene: Scene, old: tuple[Pod, ...], coming: Sequence[Pod], members: Coordination) -> Rollout:
+    batch, surplus = scene.at_a_time, len(scene.workers) - scene.desired
+    free = max(batch - scene.leaving, 0)
+    takers = min(sum(_is_ready(p, members) for p in coming), max(surplus, 0))
+    room = _room(scene, coming, members)
+    leave = _first_to_go(old, min(free, max(takers, room.made)), members)
+    beyond = surplus - scene.spares
+    create = max(min(free - len(coming) - len(leave), batch - beyond), 0) if beyond >= 0 else 0
+    names = tuple(p.name for p in coming)
+    return Rollout(old, min(len(coming), batch), create, leave, room.none, room.until, names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    made: int
+    """Old workers that make room for pods which the cluster, or the quota, has no room for."""
+    none: str
+    """Why there will be none."""
+    until: datetime | None
+    """When waiting for room ends."""
+
+
+def _room(scene: Scene, coming: Sequence[Pod], members: Coordination) -> _Room:
+    stuck = [p for p in coming if p.trouble and p.trouble.reason == UNSCHEDULABLE and not p.started]
+    ripe = [p for p in stuck if scene.now >= _patience(p)]
+    wanted = len(ripe) if len(scene.workers) > scene.desired else 0
+    if _no_quota(scene) and not coming and len(scene.workers) >= scene.desired:
+        wanted = 1
+    training = sum(members.trains(p.name) for p in scene.workers)
+    missing = max(scene.desired - training, 0)
+    made = max(min(wanted, scene.at_a_time - missing, training - scene.minimum), 0)
+    none = ""
+    if wanted and training <= scene.minimum:
+        none = f"there is no room for one more worker, and minReplicas ({scene.minimum}) leaves nobody to spare"
+    return _Room(made, none, min((_patience(p) for p in stuck if p not in ripe), default=None))
+
+
+def _no_quota(scene: Scene) -> bool:
+    return scene.refusal is not None and scene.refusal.reason == "QuotaExceeded"
+
+
+def _patience(pod: Pod) -> datetime:
+    return pod.created + timedelta(seconds=ROOM_PATIENCE)
+
+
+def _surplus(scene: Scene, old: Sequence[Pod], members: Coordination) -> tuple[Pod, ...]:
+    """Old workers that nobody has to replace first: those that never ran, and as many as train beyond the wanted
+    number. (Of those that run and do not train, too many are the ordinary surplus of a shrink.)"""
+    unborn = tuple(p for p in old if not p.started)
+    training = {p.name for p in scene.workers if members.trains(p.name)}
+    busy = [p for p in old if p.name in training]
+    return (*unborn, *_first_to_go(busy, len(training) - scene.desired, members))
+
+
+def _first_to_go(old: Iterable[Pod], number: int, members: Coordination) -> tuple[Pod, ...]:
+    """Those that cost least: not Ready, outside the generation, disrupted (about to go anyway), then the newest."""
+
+    def worth(pod: Pod) -> tuple[bool, bool, bool, int]:
+        return (pod.ready, members.trains(pod.name), not pod.disruption, -pod.ordinal)
+
+    return tuple(sorted(old, key=worth)[: max(number, 0)])
+
+
+def _is_ready(pod: Pod, members: Coordination) -> bool:
+    """It could join at once. Where torchrun runs in a worker, that has a member of its own beside the agent's."""
+    return pod.started and any(m.worker == pod.name and m.phase is Phase.READY for m in members.members)
+
+
+def _stopped(scene: Scene, new: Sequence[Pod], members: Coordination) -> str:
+    """Why the new template is not to be trusted with more workers: one does not start, or its script has failed before
+    any worker of this version has trained."""
+    for pod in new:
+        trouble = pod.trouble
+        ripe = trouble and (scene.now - pod.created).total_seconds() >= trouble.patience
+        if trouble and ripe and trouble.reason not in (UNSCHEDULABLE, pending.QUEUED):
+            return f"{trouble.reason}: {trouble.message}"
+    if any(members.trains(p.name) for p in new):
+        return ""
+    failed = [loss for p in scene.pods if p.template == scene.version and p.ending and (loss := judge(p))]
+    by_script = [loss for loss in failed if loss.cause is Cause.USER]
+    return f"{by_script[-1].reason}: {by_script[-1].message}" if by_script else ""
+
+
+def claim(made: Rollout, total: int, was_told: bool, at_a_time: int) -> tuple[Claim, ...]:
+    """The condition UpToDate; none for a job whose template has never changed while it ran."""
+    kind, done = ConditionType.UP_TO_DATE, f"{total - len(made.old)} of {total} workers are of the present template"
+    if not made.old:
+        return (Claim(kind, "True", "AllUpToDate", done),) if was_told else ()
+    if at_a_time == 0:
+        words = f"{done}; maxUnavailable is 0: the others are replaced only when they are lost"
+        return (Claim(kind, "False", "NotReplaced", words),)
+    if made.stopped:
+        words = f"{done}; nobody else is replaced: {made.stopped}. Change spec.template, or set it back"
+        return (Claim(kind, "False", "RolloutStopped", words),)
+    waits = f"; waiting for {', '.join(made.coming)} to train" if made.coming else ""
+    return (Claim(kind, "False", "RollingOut", f"{done}, {at_a_time} replaced at a time{waits}"),)

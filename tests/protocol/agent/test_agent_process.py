@@ -1,0 +1,245 @@
+"""Agents as real processes, with a real etcd and ranks that speak the protocol without torch (``fake_rank.py``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from elastrain.api import names
+from elastrain.api.records import Generation, Outcome, Progress, Target, Termination
+from elastrain.etcd import EtcdClient, EtcdConfig
+
+FAKE_RANK = Path(__file__).parents[2] / "shared" / "fake_rank.py"
+
+
+class Worker:
+    """One agent and what it and its ranks leave behind."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], trail: Path, termination: Path) -> None:
+        self.name = name
+        self.process = process
+        self._trail = trail
+        self._termination = termination
+
+    def trail(self, what: str = "") -> list[dict]:
+        """What its ranks noted, oldest incarnation first."""
+        files = sorted(self._trail.glob(f"{self.name}.*"), key=lambda f: f.stat().st_mtime)
+        notes = [json.loads(line) for f in files for line in f.read_text().splitlines() if line.endswith("}")]
+        return [n for n in notes if not what or n["what"] == what]
+
+    def in_generation(self, number: int, world: int) -> bool:
+        """Its ranks have adopted a generation numbered at least so, of this size."""
+        adopted = self.trail("adopted")
+        return bool(adopted) and adopted[-1]["generation"] >= number and adopted[-1]["world"] == world
+
+    def rank_pid(self) -> int:
+        return self.trail()[-1]["pid"]
+
+    def ends(self) -> tuple[int, Termination]:
+        code = self.process.wait(timeout=30)
+        return code, Termination.decode(self._termination.read_bytes())
+
+
+@pytest.fixture
+def start(etcd, job_keys, tmp_path) -> Iterator[Callable[..., Worker]]:
+    """Start an agent: ``start("a", FAKE_RANK_STEPS=50)``; or with another command, etcd or code."""
+    workers: list[Worker] = []
+
+    def start(name: str, *command: str, code: str = "", endpoint: str = "", **variables: object) -> Worker:
+        directory = tmp_path / name
+        directory.mkdir(exist_ok=True)
+        termination = directory / "termination.json"
+        environment = {
+            **os.environ,
+            names.ENV_ETCD_ENDPOINTS: endpoint or etcd.endpoint,
+            names.ENV_NAMESPACE: job_keys.namespace,
+            names.ENV_JOB: job_keys.job,
+            names.ENV_JOB_UID: job_keys.uid,
+            names.ENV_WORKER: name,
+            names.ENV_ADDRESS: "127.0.0.1",
+            names.ENV_LEASE_TTL: "2",
+            names.ENV_TERMINATION_LOG: str(termination),
+            names.ENV_FORK_RANKS: "off",  # there is no torch to be imported
+            "FAKE_RANK_TRAIL": str(directory),
+            **{k: str(v) for k, v in variables.items()},
+        }
+        program = [sys.executable, *(["-c", code] if code else ["-m", "elastrain", "agent", "--"])]
+        process = subprocess.Popen([*program, *(command or (sys.executable, str(FAKE_RANK)))], env=environment)
+        workers.append(Worker(name, process, directory, termination))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.process.kill()
+        worker.process.wait()
+
+
+@pytest.fixture
+def wanted(client, job_keys):
+    """Write the target."""
+
+    def wanted(desired: int, **fields) -> None:
+        client.put(job_keys.target, Target(min=1, max=8, desired=desired, **fields).encode())
+
+    return wanted
+
+
+def record(client: EtcdClient, key: str, kind):
+    kv = client.get(key)
+    return None if kv is None else kind.decode(kv.value)
+
+
+def test_members_train_together_and_one_drains_at_a_signal(start, wanted, client, job_keys, eventually):
+    wanted(2)
+    a, b = start("a"), start("b")
+    eventually(lambda: a.in_generation(1, 2) and b.in_generation(1, 2), what="both in one generation")
+    eventually(lambda: client.get(job_keys.progress), what="the first step")
+    a.process.send_signal(signal.SIGTERM)
+    code, last = a.ends()
+    assert (code, last.outcome) == (0, Outcome.DRAINED)
+    assert a.trail("adopted")[-1]["step"] == last.step
+    eventually(lambda: b.in_generation(2, 1), what="b to train alone")
+    assert not b.trail("abort"), "a leave is not a loss"
+    assert len({n["pid"] for n in b.trail()}) == 1
+
+
+def test_the_target_drains_a_worker(start, wanted, eventually):
+    wanted(2)
+    a, b = start("a"), start("b")
+    eventually(lambda: a.in_generation(1, 2) and b.in_generation(1, 2))
+    wanted(1, leaving=("a",), reason="Drain")
+    assert a.ends()[1].outcome is Outcome.DRAINED
+    eventually(lambda: b.in_generation(2, 1))
+
+
+def test_a_killed_rank_restarts_in_place_and_its_peers_are_told(start, wanted, eventually):
+    wanted(2)
+    a, b = start("a"), start("b")
+    eventually(lambda: a.in_generation(1, 2) and b.in_generation(1, 2))
+    os.kill(a.rank_pid(), signal.SIGKILL)
+    eventually(lambda: len(a.trail("welcome")) == 2, what="the rank to start again")
+    first, second = (n["member"] for n in a.trail("welcome"))
+    assert first != second, "a restarted rank is a new member"
+    assert a.process.poll() is None
+    eventually(lambda: a.in_generation(2, 2) and b.in_generation(2, 2), what="both together again")
+    # Whichever it sees first: a's report that the generation is broken, or the end of a's member key.
+    assert b.trail("abort")[0]["reason"].startswith("worker a ")
+    assert len({n["pid"] for n in b.trail()}) == 1
+
+
+def test_peers_go_on_if_an_agent_is_killed(start, wanted, eventually):
+    wanted(2)
+    a, b = start("a"), start("b")
+    eventually(lambda: a.in_generation(1, 2) and b.in_generation(1, 2))
+    a.process.kill()
+    eventually(lambda: b.in_generation(2, 1), what="b to go on alone after a's lease")
+    assert [n["generation"] for n in b.trail("abort")] == [1]
+
+
+def test_the_termination_record_says_what_the_script_raised(start, wanted):
+    wanted(1)
+    code, last = start("a", FAKE_RANK_FAIL="raise").ends()
+    assert (code, last.outcome, last.reason, last.rank) == (1, Outcome.FAILED, "ScriptFailed", 0)
+    assert last.message.startswith("ValueError: the batch is empty (")
+    assert "Traceback" in last.log_tail
+
+
+def test_the_job_is_finished_if_rank_0_is_and_later_agents_start_nothing(start, wanted, client, job_keys):
+    wanted(1)
+    code, last = start("a", FAKE_RANK_STEPS=20).ends()
+    assert (code, last.outcome, last.step) == (0, Outcome.FINISHED, 20)
+    progress = record(client, job_keys.progress, Progress)
+    assert (progress.finished, progress.step) == (True, 20)
+    late = start("late")
+    assert late.ends()[1].outcome is Outcome.FINISHED
+    assert not late.trail()
+
+
+def test_all_ranks_of_a_worker_join_with_their_global_ranks(start, wanted, client, job_keys, eventually):
+    wanted(1)
+    a = start("a", ELASTRAIN_NPROC_PER_NODE=3)
+    eventually(lambda: len(a.trail("adopted")) == 3, what="three ranks to adopt")
+    assert sorted(n["rank"] for n in a.trail("adopted")) == [0, 1, 2]
+    assert record(client, job_keys.generation, Generation).world_size == 3
+
+
+def test_a_stubborn_rank_is_killed_if_the_drain_takes_too_long(start, wanted, eventually, tmp_path):
+    wanted(1)
+    up = tmp_path / "up"
+    a = start("a", "sh", "-c", f"trap '' TERM; touch {up}; while :; do sleep 1; done", ELASTRAIN_DRAIN_TIMEOUT=1)
+    eventually(up.exists)
+    a.process.send_signal(signal.SIGTERM)
+    code, last = a.ends()
+    assert (code, last.outcome) == (0, Outcome.DRAINED)
+
+
+def test_a_script_that_never_joins_counts_as_finished_if_it_ends_with_0(start, wanted):
+    wanted(1)
+    assert start("a", "true").ends()[1].outcome is Outcome.FINISHED
+
+
+def test_a_missing_command_is_named(start):
+    code, last = start("a", "no-such-command").ends()
+    assert (code, last.reason) == (127, "Usage")
+    assert "'no-such-command'" in last.message
+
+
+def test_a_missing_setting_is_named(start):
+    code, last = start("a", ELASTRAIN_JOB="").ends()
+    assert (code, last.reason) == (2, "Usage")
+    assert "ELASTRAIN_JOB" in last.message
+
+
+def test_the_agent_gives_up_with_the_reason_if_etcd_cannot_be_reached(start):
+    impatient = (
+        "import sys; from elastrain.agent import presence, runtime as main; presence.ETCD_SECONDS = 0.5; "
+        "sys.exit(main.main(sys.argv[1:]))"
+    )
+    code, last = start("a", "true", code=impatient, endpoint="127.0.0.1:1").ends()
+    assert (code, last.reason) == (names.EXIT_INFRASTRUCTURE, "EtcdUnreachable")
+    assert "127.0.0.1:1" in last.message
+
+
+def test_the_agent_ends_at_once_with_the_reason_if_etcd_refuses_its_credentials(guarded, start):
+    server, config = guarded
+    stranger = config("stranger").to_environment()
+    code, last = start("a", "true", endpoint=server.endpoint, **stranger).ends()
+    assert (code, last.reason) == (names.EXIT_INFRASTRUCTURE, "EtcdDenied")
+    assert "stranger" in last.message and server.endpoint in last.message
+    assert "wrong" not in last.message, "the password is told"
+
+
+def test_a_lone_member_stops_at_its_ttl_and_goes_on_when_etcd_is_back(etcd_factory, start, job_keys, eventually):
+    etcd = etcd_factory()
+    with EtcdClient(EtcdConfig.of(etcd.endpoint)) as client:
+        client.put(job_keys.target, Target(min=1, max=1, desired=1).encode())
+    a = start("a", endpoint=etcd.endpoint)
+    eventually(lambda: a.in_generation(1, 1))
+    etcd.pause()
+    eventually(lambda: a.trail("abort"), what="the lone rank to be stopped")
+    assert "lease" in a.trail("abort")[0]["reason"]
+    etcd.resume()
+    eventually(lambda: a.in_generation(2, 1), within=20, what="the next generation")
+    assert len({n["pid"] for n in a.trail()}) == 1
+
+
+def test_no_rank_notices_if_etcd_restarts(etcd_factory, start, job_keys, eventually):
+    etcd = etcd_factory()
+    with EtcdClient(EtcdConfig.of(etcd.endpoint)) as client:
+        client.put(job_keys.target, Target(min=1, max=2, desired=2).encode())
+        a, b = start("a", endpoint=etcd.endpoint), start("b", endpoint=etcd.endpoint)
+        eventually(lambda: a.in_generation(1, 2) and b.in_generation(1, 2))
+        eventually(lambda: client.get(job_keys.progress), what="the first progress record")
+        etcd.kill()
+        etcd.start()
+        step = record(client, job_keys.progress, Progress).step
+        eventually(lambda: record(client, job_keys.progress, Progress).step > step + 50, within=20)
+    assert [len(w.trail("adopted")) for w in (a, b)] == [1, 1]
+    assert not a.trail("abort") + b.trail("abort")

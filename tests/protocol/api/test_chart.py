@@ -1,0 +1,313 @@
+"""The Helm chart as rendered: what it installs, how little it may do, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tomllib
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from charts import CREDENTIALS, EXTERNAL, VALUE_SETS, Manifests, Render, environment, one, pod_specs, secret
+from control_plane import etcd_program, free_ports
+from elastrain.api import names
+from elastrain.api.crd import crd
+from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(params=VALUE_SETS.values(), ids=VALUE_SETS.keys())
+def manifests(request: pytest.FixtureRequest, rendered: Render) -> Manifests:
+    return rendered(*request.param)
+
+
+# ---- every set of values ---------------------------------------------------------------------------------------------
+def test_lint_finds_nothing(helm: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    result = helm("lint", "--strict", "charts/elastrain")
+    assert result.returncode == 0, result.stdout
+
+
+def test_pods_meet_the_restricted_pod_security_standard(manifests: Manifests) -> None:
+    for spec in pod_specs(manifests):
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert all({"emptyDir", "secret"} & volume.keys() for volume in spec.get("volumes", ()))
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_every_container_has_a_pinned_image_a_probe_and_resources(manifests: Manifests) -> None:
+    for spec in pod_specs(manifests):
+        for container in spec["containers"]:
+            assert re.fullmatch(r"\S+:[0-9][^:/]*", container["image"]), container["image"]
+            assert container["livenessProbe"]
+            assert container["resources"]["limits"]["memory"]
+
+
+def test_volumes_are_those_that_are_mounted(manifests: Manifests) -> None:
+    for manifest in manifests:
+        if manifest["kind"] not in ("Deployment", "StatefulSet"):
+            continue
+        spec = manifest["spec"]["template"]["spec"]
+        claims = [c["metadata"]["name"] for c in manifest["spec"].get("volumeClaimTemplates", ())]
+        mounted = [m["name"] for c in spec["containers"] for m in c.get("volumeMounts", ())]
+        assert sorted(mounted) == sorted([*claims, *(v["name"] for v in spec.get("volumes", ()))])
+
+
+def test_namespaced_objects_name_their_namespace(manifests: Manifests) -> None:
+    for manifest in manifests:
+        if not manifest["kind"].startswith(("Cluster", "Custom")):
+            assert manifest["metadata"]["namespace"] in ("training", "team-a", "team-b"), manifest["metadata"]
+
+
+def test_services_and_policies_select_the_pods_they_are_for(manifests: Manifests) -> None:
+    labels = {
+        m["metadata"]["labels"]["app.kubernetes.io/component"]: m["spec"]["template"]["metadata"]["labels"]
+        for m in manifests
+        if "template" in m.get("spec", {})
+    }
+    for manifest in manifests:
+        selected = labels.get(manifest["metadata"].get("labels", {}).get("app.kubernetes.io/component", ""), {})
+        if manifest["kind"] == "Service":
+            assert manifest["spec"]["selector"].items() <= selected.items()
+        if manifest["kind"] == "PodDisruptionBudget":
+            assert manifest["spec"]["selector"]["matchLabels"].items() <= selected.items()
+        if manifest["kind"] == "NetworkPolicy":
+            assert manifest["spec"]["podSelector"]["matchLabels"].items() <= selected.items()
+
+
+# ---- the CRD ---------------------------------------------------------------------------------------------------------
+def test_crd_is_that_of_the_models_and_stays_at_uninstall(rendered: Render) -> None:
+    installed = one(rendered(), "CustomResourceDefinition")
+    assert installed["spec"] == crd()["spec"]
+    assert installed["metadata"]["name"] == crd()["metadata"]["name"]
+    assert installed["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_crd_goes_at_uninstall_if_keep_is_false(rendered: Render) -> None:
+    assert "annotations" not in one(rendered("crds.keep=false"), "CustomResourceDefinition")["metadata"]
+
+
+def test_crd_is_left_out_if_install_is_false(rendered: Render) -> None:
+    assert not [m for m in rendered("crds.install=false") if m["kind"] == "CustomResourceDefinition"]
+
+
+# ---- etcd ------------------------------------------------------------------------------------------------------------
+def test_operator_and_workers_are_sent_to_the_charts_etcd(rendered: Render) -> None:
+    manifests = rendered()
+    service = one(manifests, "Service", "etcd")
+    assert service["metadata"]["name"] == one(manifests, "StatefulSet")["spec"]["serviceName"]
+    endpoint = f"{service['metadata']['name']}.training.svc:{service['spec']['ports'][0]['port']}"
+    assert environment(manifests)[names.ENV_ETCD_ENDPOINTS] == endpoint
+
+
+def test_etcd_data_is_on_a_volume_if_persistent(rendered: Render) -> None:
+    (claim,) = one(rendered(*VALUE_SETS["persistent"]), "StatefulSet")["spec"]["volumeClaimTemplates"]
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "fast",
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
+
+
+def test_etcd_starts_with_the_charts_flags_and_answers_its_probes(
+    rendered: Render,
+    tmp_path: Path,
+    eventually: Callable[..., None],
+) -> None:
+    (container,) = one(rendered(), "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    client, peer, metrics = free_ports(3)
+    for name, value in secret(rendered(), "-tls").items():
+        (tmp_path / name).write_bytes(value)
+    command = " ".join(container["command"][1:]).replace("/var/lib/etcd", str(tmp_path)).replace("0.0.0.0", "127.0.0.1")
+    command = command.replace("/etc/etcd/tls", str(tmp_path))
+    for port, free in ((2379, client), (2380, peer), (2381, metrics)):
+        command = command.replace(f":{port}", f":{free}")
+    with (tmp_path / "etcd.log").open("wb") as log:
+        process = subprocess.Popen([etcd_program(), *command.split()], cwd=tmp_path, stderr=log)
+
+    def answers(path: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{metrics}{path}", timeout=2) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    try:
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            path = container[probe]["httpGet"]["path"]
+            eventually(lambda path=path: answers(path), within=30, what=f"etcd answers {path} with 200")
+        (tmp_path / "password").write_bytes(secret(rendered(), "-root")["password"])
+        config = EtcdConfig.of(
+            f"127.0.0.1:{client}",
+            ca=str(tmp_path / "ca.crt"),
+            username="root",
+            password_file=str(tmp_path / "password"),
+        )
+        with EtcdClient(config) as connection:
+            EtcdUsers(connection).check((tmp_path / "password").read_text())
+            connection.put("/x", b"1")
+        for probe in ("readinessProbe", "livenessProbe"):
+            assert answers(container[probe]["httpGet"]["path"]), "probes ask without a password"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_no_etcd_is_installed_if_endpoints_name_one(rendered: Render) -> None:
+    manifests = rendered(*EXTERNAL, "etcd.endpoints[1]=[fd00::1]:2379")
+    assert not [m for m in manifests if "etcd" in m["metadata"]["name"]]
+    assert environment(manifests)[names.ENV_ETCD_ENDPOINTS] == "etcd.example:2379,[fd00::1]:2379"
+
+
+def test_credentials_are_mounted_and_named_to_workers(rendered: Render) -> None:
+    manifests = rendered(*CREDENTIALS)
+    env = environment(manifests)
+    (container,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    mount = container["volumeMounts"][0]["mountPath"]
+    assert env["ELASTRAIN_WORKER_ETCD_SECRET"] == "etcd"
+    assert env[names.ENV_ETCD_CA] == f"{mount}/ca.crt"
+    assert (env[names.ENV_ETCD_CERT], env[names.ENV_ETCD_KEY]) == (f"{mount}/tls.crt", f"{mount}/tls.key")
+    assert env[names.ENV_ETCD_PASSWORD_FILE] == f"{mount}/password"
+    assert env[names.ENV_ETCD_USERNAME] == {"secretKeyRef": {"name": "etcd", "key": "username"}}
+
+
+@pytest.mark.parametrize(
+    "settings", [(), CREDENTIALS, VALUE_SETS["per-job"]], ids=["defaults", "credentials", "per-job"]
+)
+def test_operator_knows_every_variable_it_is_given(rendered: Render, settings: tuple[str, ...]) -> None:
+    source = (ROOT / "operator/elastrain_operator/__main__.py").read_text()
+    known = {value for name, value in vars(names).items() if name.startswith("ENV_") and f"names.{name}" in source}
+    known |= set(re.findall(r'"(ELASTRAIN_\w+)"', source))
+    assert set(environment(rendered(*settings))) <= known
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+MONITORED = (
+    "metrics.serviceMonitor.enabled=true",
+    "metrics.prometheusRule.enabled=true",
+    "metrics.dashboard.enabled=true",
+)
+
+
+@pytest.fixture
+def monitored(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Manifests:
+    """The chart with everything about metrics, on a cluster with the Prometheus operator."""
+    kinds = [f"--api-versions=monitoring.coreos.com/v1/{kind}" for kind in ("ServiceMonitor", "PrometheusRule")]
+    options = [option for setting in MONITORED for option in ("--set", setting)]
+    result = helm(
+        "template", "demo", "charts/elastrain", "--namespace=training", "--kube-version=1.31.0", *kinds, *options
+    )
+    assert result.returncode == 0, result.stderr
+    return [document for document in yaml.safe_load_all(result.stdout) if document]
+
+
+def test_operator_serves_metrics_on_the_port_that_the_service_names(rendered: Render) -> None:
+    manifests = rendered("metrics.port=9000")
+    (container,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    (port,) = one(manifests, "Service", "metrics")["spec"]["ports"]
+    assert {"name": port["targetPort"], "containerPort": port["port"]} in container["ports"]
+    assert environment(manifests)["ELASTRAIN_METRICS_PORT"] == "9000"
+
+
+def test_nothing_is_served_if_metrics_are_off(rendered: Render) -> None:
+    manifests = rendered("metrics.enabled=false")
+    assert environment(manifests)["ELASTRAIN_METRICS_PORT"] == "0"
+    assert not [m for m in manifests if m["kind"] == "Service" and "metrics" in m["metadata"]["name"]]
+
+
+def test_service_monitor_finds_the_service_and_leaves_the_jobs_labels_alone(monitored: Manifests) -> None:
+    monitor, service = one(monitored, "ServiceMonitor")["spec"], one(monitored, "Service", "metrics")
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert (
+        not monitor["selector"]["matchLabels"].items()
+        <= one(monitored, "Service", "etcd")["metadata"]["labels"].items()
+    )
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+    assert endpoint["honorLabels"] is True
+    assert monitor["namespaceSelector"] == {"matchNames": [service["metadata"]["namespace"]]}
+
+
+def test_rules_and_dashboard_are_those_of_the_files(monitored: Manifests) -> None:
+    files = ROOT / "charts/elastrain/files"
+    assert one(monitored, "PrometheusRule")["spec"] == yaml.safe_load((files / "rules.yaml").read_text())
+    (config_map,) = [m for m in monitored if m["kind"] == "ConfigMap"]
+    assert json.loads(config_map["data"]["elastrain.json"]) == json.loads((files / "dashboard.json").read_text())
+    assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+@pytest.mark.parametrize("what", ["serviceMonitor", "prometheusRule"])
+def test_monitoring_without_metrics_is_refused(
+    helm: Callable[..., subprocess.CompletedProcess[str]], what: str
+) -> None:
+    settings = ("--set", "metrics.enabled=false", "--set", f"metrics.{what}.enabled=true")
+    result = helm("template", "demo", "charts/elastrain", "--kube-version=1.31.0", *settings)
+    assert result.returncode != 0
+    assert "metrics.enabled is false" in result.stderr
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("setting", "place"),
+    [
+        ("operater.leaseTTL=5", "operater"),
+        ("operator.leasTTL=5", "leasTTL"),
+        ("operator.leaseTTL=1", "/operator/leaseTTL"),
+        ("operator.replicas=0", "/operator/replicas"),
+        ("operator.leaseSeconds=2", "/operator/leaseSeconds"),
+        ("operator.logLevel=loud", "/operator/logLevel"),
+        ("operator.image.repository=a:b", "/operator/image/repository"),
+        ("etcd.image.tag=", "/etcd/image/tag"),
+        ("etcd.endpoints[0]=http://etcd:2379", "/etcd/endpoints/0"),
+        ("etcd.credentials.secretName=etcd", "/etcd/endpoints"),
+        ("etcd.quotaBytes=100", "/etcd/quotaBytes"),
+        ("etcd.tls.mode=on", "/etcd/tls/mode"),
+        ("etcd.tls.mode=existing", "/etcd/tls/secretName"),
+        ("etcd.credentials.perJob=true", "/etcd/credentials"),
+        ("watchNamespaces[0]=Team_A", "/watchNamespaces/0"),
+        ("crds.keep=perhaps", "/crds/keep"),
+        ("metrics.port=80", "/metrics/port"),
+        ("metrics.port=8080", "/metrics/port"),
+        ("metrics.serviceMonitor.intervall=30s", "intervall"),
+        ("metrics.serviceMonitor.enabled=true", "install the Prometheus operator first"),
+        ("metrics.prometheusRule.enabled=true", "install the Prometheus operator first"),
+    ],
+)
+def test_wrong_value_is_refused_by_name(
+    helm: Callable[..., subprocess.CompletedProcess[str]], setting: str, place: str
+) -> None:
+    result = helm("template", "demo", "charts/elastrain", "--kube-version=1.31.0", "--set", setting)
+    assert result.returncode != 0
+    assert place in result.stderr
+
+
+def test_every_value_has_a_place_in_the_schema() -> None:
+    schema = yaml.safe_load((ROOT / "charts/elastrain/values.schema.json").read_text())
+
+    def compare(values: dict[str, Any], schema: dict[str, Any], path: str) -> None:
+        for name, value in values.items():
+            assert name in schema["properties"], f"{path}.{name}"
+            if schema["properties"][name].get("additionalProperties") is False:
+                compare(value, schema["properties"][name], f"{path}.{name}")
+
+    compare(yaml.safe_load((ROOT / "charts/elastrain/values.yaml").read_text()), schema, "")
+
+
+def test_chart_has_the_projects_version() -> None:
+    chart = yaml.safe_load((ROOT / "charts/elastrain/Chart.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert chart["appVersion"] == chart["version"] == project["version"]

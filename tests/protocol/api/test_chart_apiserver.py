@@ -1,0 +1,157 @@
+"""The chart on a real API server: install, upgrade, uninstall with jobs alive, install again. (No pods run here.)"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from charts import Run
+from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, PERMISSIONS
+
+if TYPE_CHECKING:
+    from control_plane import ApiServer
+
+pytestmark = pytest.mark.apiserver
+
+RELEASE = ("demo", "charts/elastrain", "--namespace=training")
+JOB = """
+apiVersion: elastrain.dev/v1alpha1
+kind: ElasticTrainingJob
+metadata: {name: outlives, namespace: training}
+spec:
+  maxReplicas: 2
+  template: {spec: {containers: [{name: trainer, image: digits:1, command: [python, train.py]}]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(helm: Run, apiserver: ApiServer) -> Iterator[subprocess.CompletedProcess[str]]:
+    """The chart as release ``demo``. The CRD is there already, so Helm is told to take it over."""
+    result = helm("install", *RELEASE, "--create-namespace", "--take-ownership", cluster=apiserver)
+    assert result.returncode == 0, result.stderr
+    yield result
+    helm("uninstall", "demo", "--namespace=training", cluster=apiserver)
+
+
+def test_notes_teach_the_next_commands(installed: subprocess.CompletedProcess[str]) -> None:
+    notes = installed.stdout.partition("NOTES:")[2]
+    assert "kubectl -n training rollout status deploy/demo-elastrain" in notes
+    assert "kubectl scale etj/NAME --replicas=3" in notes
+    assert "etcd.persistence.enabled=true" in notes
+    assert "Warning: crds.keep" not in notes
+
+
+@pytest.mark.usefixtures("installed")  # for its namespace
+def test_server_knows_every_field_of_the_chart(helm: Run, apiserver: ApiServer) -> None:
+    settings = (
+        "--set=imagePullSecrets[0].name=a",
+        "--set=etcd.persistence.enabled=true",
+        "--set=watchNamespaces={default}",
+        "--set=dashboard.enabled=true",
+    )
+    rendered = helm("template", "other", *RELEASE[1:], *settings, "--set=crds.install=false", "--kube-version=1.31.0")
+    result = apiserver.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", document=rendered.stdout)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.usefixtures("installed")
+def test_jobs_outlive_uninstall_and_are_served_again_after_the_next_install(helm: Run, apiserver: ApiServer) -> None:
+    def jobs() -> list[str]:
+        return apiserver.kubectl("-n", "training", "get", "etj", "-o", "name").stdout.split()
+
+    created = apiserver.kubectl("create", "-f", "-", document=JOB)
+    assert created.returncode == 0, created.stderr
+    for command in (
+        ("upgrade", *RELEASE, "--set=operator.leaseTTL=9"),
+        ("uninstall", "demo", "--namespace=training"),
+        ("install", *RELEASE),  # the CRD that stayed still says that it is this release's
+    ):
+        result = helm(*command, cluster=apiserver)
+        assert result.returncode == 0, f"helm {command[0]}: {result.stderr}"
+        assert jobs() == ["elastictrainingjob.elastrain.dev/outlives"], command
+    deleted = apiserver.kubectl("-n", "training", "delete", "etj", "outlives", "--timeout=10s")
+    assert deleted.returncode == 0, "without an operator, nothing may hold a job back: " + deleted.stderr
+
+
+@pytest.mark.usefixtures("installed")
+def test_operator_may_do_its_work_and_nothing_else(apiserver: ApiServer) -> None:
+    """What the API server's authorizer says, over all roles that there are."""
+
+    def rights(who: str, namespace: str = "default") -> set[tuple[str, str]]:
+        what = ("auth", "can-i", "--list", "--no-headers", f"--as={who}", f"--namespace={namespace}")
+        listed = apiserver.kubectl(*what)
+        assert listed.returncode == 0, listed.stderr
+        rows = re.findall(r"^(\S+) .*\[([a-z ]*)\]$", listed.stdout, re.M)
+        return {(resource, verb) for resource, verbs in rows for verb in verbs.split()}
+
+    service_account = "system:serviceaccount:training:demo-elastrain"
+    anybody = "system:serviceaccount:training:default"
+    assert rights(service_account) - rights(anybody) == {
+        (f"{resource}.{group}" if group and "/" not in resource else resource.replace("/", f".{group}/"), verb)
+        for (group, resource), verbs in {**PERMISSIONS, **CAPACITY_PERMISSIONS}.items()
+        for verb in verbs
+    }
+    lease = {("leases.coordination.k8s.io", verb) for verb in ("create", "get", "update")}
+    assert rights(service_account, "training") - rights(service_account) == lease
+    for name, answer in (("demo-elastrain", "yes"), ("another", "no")):
+        lease_of = f"leases.coordination.k8s.io/{name}"
+        asked = apiserver.kubectl(
+            "auth", "can-i", "update", lease_of, f"--as={service_account}", "--namespace=training"
+        )
+        assert asked.stdout.strip() == answer, name
+
+
+@pytest.mark.usefixtures("installed")
+def test_password_and_certificates_stay_over_upgrades_and_a_new_one_is_by_the_same_authority(
+    helm: Run, apiserver: ApiServer
+) -> None:
+    def secrets() -> dict[str, dict[str, str]]:
+        kinds = ("root", "ca", "tls")
+        listed = apiserver.kubectl(
+            "-n", "training", "get", "secret", *(f"demo-elastrain-etcd-{k}" for k in kinds), "-o=yaml"
+        )
+        return dict(zip(kinds, (item["data"] for item in yaml.safe_load(listed.stdout)["items"]), strict=True))
+
+    def upgrade(*settings: str) -> dict[str, dict[str, str]]:
+        result = helm("upgrade", *RELEASE, *settings, cluster=apiserver)
+        assert result.returncode == 0, result.stderr
+        return secrets()
+
+    before = secrets()
+    assert upgrade("--set=operator.leaseTTL=7") == before
+    renewed = upgrade("--set=etcd.tls.renew=now")
+    assert renewed["tls"]["tls.crt"] != before["tls"]["tls.crt"]
+    assert renewed["tls"]["ca.crt"] == before["tls"]["ca.crt"]
+    assert (renewed["root"], renewed["ca"]) == (before["root"], before["ca"])
+    assert upgrade("--set=etcd.tls.renew=now") == renewed
+
+
+def test_etcd_without_tls_stays_so_at_an_upgrade_that_does_not_ask(helm: Run, apiserver: ApiServer) -> None:
+    """Workers that run were told how to connect when they were made."""
+
+    def scheme() -> str:
+        shown = apiserver.kubectl("-n", "former", "get", "statefulset", "former-elastrain-etcd", "-o=yaml").stdout
+        return "https" if "--listen-client-urls=https://0.0.0.0:2379" in shown else "http"
+
+    release = ("former", "charts/elastrain", "--namespace=former", "--set=crds.install=false")
+    apart = ("--set=rbac.aggregateToDefaultRoles=false",)
+    try:
+        for command, *settings in (
+            ("install", "--create-namespace", "--set=etcd.tls.mode=off"),
+            ("upgrade", "--reset-values"),
+        ):
+            result = helm(command, *release, *apart, *settings, cluster=apiserver)
+            assert result.returncode == 0, result.stderr
+            assert scheme() == "http", command
+        assert "uses neither TLS nor passwords" in result.stdout
+        result = helm("upgrade", *release, *apart, "--set=etcd.tls.mode=generated", cluster=apiserver)
+        assert (result.returncode, scheme()) == (0, "https"), result.stderr
+        result = helm("upgrade", *release, *apart, "--reset-values", cluster=apiserver)
+        assert (result.returncode, scheme()) == (0, "https"), result.stderr
+    finally:
+        helm("uninstall", "former", "--namespace=former", cluster=apiserver)

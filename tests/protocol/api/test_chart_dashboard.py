@@ -1,0 +1,82 @@
+"""The dashboard as the chart installs it: read-only, closed, and only if it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import typer
+
+from elastrain.cli.cluster import app as commands
+
+Manifests = list[dict[str, Any]]
+Render = Callable[..., Manifests]
+ON = "dashboard.enabled=true"
+
+
+def one(manifests: Manifests, kind: str) -> dict[str, Any]:
+    (found,) = [m for m in manifests if m["kind"] == kind and m["metadata"]["name"] == "demo-elastrain-dashboard"]
+    return found
+
+
+def container(manifests: Manifests) -> dict[str, Any]:
+    (found,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [((), ["--all-namespaces"]), (("watchNamespaces={a,b}",), ["--namespace=a", "--namespace=b"])],
+)
+def test_it_shows_the_namespaces_that_are_served(rendered: Render, settings: tuple[str, ...], shown: list[str]) -> None:
+    command = container(rendered(ON, *settings))["command"]
+    assert command == ["elastrain", "dashboard", "--address=0.0.0.0", "--port=8080", "--no-key", *shown]
+
+
+def test_the_command_knows_its_options(rendered: Render) -> None:
+    known = {option for p in typer.main.get_command(commands.app).commands["dashboard"].params for option in p.opts + p.secondary_opts}  # type: ignore[attr-defined]  # fmt: skip  # noqa: E501
+    for settings in ((), ("watchNamespaces={a}",)):
+        given = {word.partition("=")[0] for word in container(rendered(ON, *settings))["command"][2:]}
+        assert given <= known
+
+
+def test_it_runs_confined_and_by_an_account_of_its_own(rendered: Render) -> None:
+    spec = one(rendered(ON), "Deployment")["spec"]["template"]["spec"]
+    assert spec["serviceAccountName"] == one(rendered(ON), "ServiceAccount")["metadata"]["name"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert "volumes" not in spec
+    assert container(rendered(ON))["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert "env" not in container(rendered(ON)), "it needs to know nothing of etcd"
+
+
+def test_its_service_reaches_it_within_the_cluster_only(rendered: Render) -> None:
+    manifests = rendered(ON)
+    service = one(manifests, "Service")["spec"]
+    assert service["type"] == "ClusterIP"
+    labels = one(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert service["selector"].items() <= labels.items()
+    assert service["ports"][0]["targetPort"] == container(manifests)["ports"][0]["name"]
+    operators = next(m for m in manifests if m["kind"] == "Deployment" and m["metadata"]["name"] == "demo-elastrain")
+    assert not operators["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert not [m for m in manifests if m["kind"] == "Ingress"]
+
+
+def test_nobody_is_let_in_but_whom_the_values_name(rendered: Render) -> None:
+    closed = one(rendered(ON), "NetworkPolicy")["spec"]
+    assert (closed["policyTypes"], closed["ingress"]) == (["Ingress"], [])
+    peer = "dashboard.networkPolicy.from[0].namespaceSelector.matchLabels.team=web"
+    assert one(rendered(ON, peer), "NetworkPolicy")["spec"]["ingress"] == [
+        {"from": [{"namespaceSelector": {"matchLabels": {"team": "web"}}}], "ports": [{"port": "http"}]}
+    ]
+    without = rendered(ON, "dashboard.networkPolicy.enabled=false")
+    assert not [m for m in without if m["kind"] == "NetworkPolicy" and "dashboard" in m["metadata"]["name"]]
+
+
+def test_it_is_of_the_operators_image_if_none_is_named(rendered: Render) -> None:
+    settings = ("operator.image.repository=mine/operator", "operator.image.tag=v7")
+    assert container(rendered(ON, *settings))["image"] == "mine/operator:v7"
+    assert container(rendered(ON, "dashboard.image.tag=v8", *settings))["image"] == "mine/operator:v8"

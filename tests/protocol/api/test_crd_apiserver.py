@@ -1,0 +1,337 @@
+"""The CRD on a real API server: what it accepts, what it refuses and in which words, and what a person sees."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from elastrain.api.job import JobSpec
+
+if TYPE_CHECKING:
+    from control_plane import ApiServer
+
+pytestmark = pytest.mark.apiserver
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted(ROOT.glob("examples/*/*.yaml"))
+
+
+def job(name: str, **spec: Any) -> dict[str, Any]:
+    """A valid manifest; ``spec`` adds or replaces fields."""
+    container = {"name": "trainer", "image": "digits:1", "command": ["python", "train.py"]}
+    return {
+        "apiVersion": "elastrain.dev/v1alpha1",
+        "kind": "ElasticTrainingJob",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"minReplicas": 1, "maxReplicas": 4, "template": {"spec": {"containers": [container]}}} | spec,
+    }
+
+
+@pytest.fixture
+def created(apiserver: ApiServer, request: pytest.FixtureRequest) -> str:
+    """A job on the server, of a name of its own; deleted afterwards."""
+    name = re.sub(r"[^a-z]+", "-", request.node.name)[-40:].strip("-")
+    result = apiserver.kubectl("create", "-f", "-", document=job(name))
+    assert result.returncode == 0, result.stderr
+    request.addfinalizer(lambda: apiserver.kubectl("delete", "etj", name, "--wait=false"))
+    return name
+
+
+def get(apiserver: ApiServer, name: str) -> dict[str, Any]:
+    result = apiserver.kubectl("get", "etj", name, "-o", "json")
+    assert result.returncode == 0, result.stderr
+    loaded: dict[str, Any] = json.loads(result.stdout)
+    return loaded
+
+
+def patch(apiserver: ApiServer, name: str, change: dict[str, Any], *options: str) -> Any:
+    return apiserver.kubectl("patch", "etj", name, "--type=merge", "-p", json.dumps(change), *options)
+
+
+# ---- accepted --------------------------------------------------------------------------------------------------------
+def test_committed_crd_is_the_one_that_the_server_accepts(apiserver: ApiServer) -> None:
+    result = apiserver.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(ROOT / "crds"))
+    assert result.returncode == 0, result.stderr
+    accepted = json.loads(apiserver.kubectl("get", "crd", "elastictrainingjobs.elastrain.dev", "-o", "json").stdout)
+    problems = [c for c in accepted["status"]["conditions"] if c["type"] == "NonStructuralSchema"]
+    assert problems == []
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_example_is_accepted(apiserver: ApiServer, path: Path) -> None:
+    for document in yaml.safe_load_all(path.read_text()):
+        if document and document["kind"] == "ElasticTrainingJob":
+            result = apiserver.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", document=document)
+            assert result.returncode == 0, result.stderr
+
+
+def test_defaults_are_filled_in(apiserver: ApiServer, created: str) -> None:
+    spec = get(apiserver, created)["spec"]
+    assert spec.pop("template")
+    assert spec == {
+        "minReplicas": 1,
+        "warmSpares": 0,
+        "maxReplicas": 4,
+        "nprocPerNode": 1,
+        "suspend": False,
+        "backoffLimit": 6,
+        "infrastructureLimit": 20,
+        "preemptionLimit": 100,
+        "successPolicy": "RankZero",
+        "maxUnavailable": 1,
+        "nodeCooldownSeconds": 1800,
+        "cleanPodPolicy": "Running",
+    }
+
+
+def test_template_keeps_fields_that_only_kubernetes_knows(apiserver: ApiServer) -> None:
+    manifest = job("keeps")
+    pod = manifest["spec"]["template"]["spec"]
+    pod |= {"restartPolicy": "Never", "tolerations": [{"operator": "Exists"}]}
+    pod["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 1}}
+    result = apiserver.kubectl(
+        "create", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-", document=manifest
+    )
+    assert json.loads(result.stdout)["spec"]["template"]["spec"] == pod
+
+
+def test_null_means_absent(apiserver: ApiServer) -> None:
+    manifest = job("nulls", replicas=None, checkpoint=None)
+    result = apiserver.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", document=manifest)
+    assert result.returncode == 0, result.stderr
+
+
+# ---- refused, naming field, value and rule ---------------------------------------------------------------------------
+NO_COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "digits:1"}]}}
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"minReplicas": 5}, "spec.minReplicas", "minReplicas (5) must not be greater than maxReplicas (4)"),
+    ({"replicas": 9}, "spec.replicas", "replicas (9) must be between minReplicas (1) and maxReplicas (4)"),
+    ({"warmSpares": 5}, "spec.warmSpares", "warmSpares (5) must not be greater than maxReplicas (4)"),
+    ({"warmSpares": -1}, "spec.warmSpares", "spec.warmSpares in body should be greater than or equal to 0"),
+    ({"replicas": 1, "minReplicas": 2}, "spec.replicas",
+     "replicas (1) must be between minReplicas (2) and maxReplicas (4)"),
+    ({"minReplicas": 0}, "spec.minReplicas", "0: spec.minReplicas in body should be greater than or equal to 1"),
+    ({"maxReplicas": 0}, "spec.maxReplicas", "0: spec.maxReplicas in body should be greater than or equal to 1"),
+    ({"replicas": 0}, "spec.replicas", "0: spec.replicas in body should be greater than or equal to 1"),
+    ({"nprocPerNode": -1}, "spec.nprocPerNode", "-1: spec.nprocPerNode in body should be"),
+    ({"nprocPerNode": "many"}, "spec.nprocPerNode", '"many": spec.nprocPerNode in body should match'),
+    ({"accelerator": "gpu"}, "spec.accelerator", '"gpu": spec.accelerator in body should match'),
+    ({"sharedMemory": "8"}, "spec.sharedMemory", '"8": spec.sharedMemory in body should match'),
+    ({"managedBy": "kueue"}, "spec.managedBy", '"kueue": spec.managedBy in body should match'),
+    ({"pendingDeadlineSeconds": 0}, "spec.pendingDeadlineSeconds", "0: spec.pendingDeadlineSeconds in body should be"),
+    ({"backoffLimit": -1}, "spec.backoffLimit", "-1: spec.backoffLimit in body should be"),
+    ({"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds", "0: spec.activeDeadlineSeconds in body should be"),
+    ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished", "-1: spec.ttlSecondsAfterFinished in body"),
+    ({"cleanPodPolicy": "Some"}, "spec.cleanPodPolicy", '"Some": supported values: "Running", "All", "None"'),
+    ({"replicas": "2"}, "spec.replicas", '"string": spec.replicas in body must be of type integer'),
+    ({"checkpoint": {"path": "data"}}, "spec.checkpoint.path",
+     "path (data) must begin with '/' (or, in local mode, with '.')"),
+    ({"checkpoint": {}}, "spec.checkpoint.path", "Required value"),
+    ({"checkpoint": {"path": "/c", "keep": 0}}, "spec.checkpoint.keep", "0: spec.checkpoint.keep in body"),
+    ({"template": None}, "spec.template", "Required value"),
+    ({"template": {}}, "spec.template.spec", "Required value"),
+    ({"template": {"spec": {"containers": []}}}, "spec.template.spec.containers", "should have at least 1 items"),
+    ({"template": {"spec": {"containers": [{"name": "a", "command": ["c"]}]}}},
+     "spec.template.spec.containers[0].image", "Required value"),
+    ({"template": NO_COMMAND}, "spec.template.spec.containers",
+     "containers (trainer) must have a command in the container named trainer, else in the first one"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def refusals(apiserver: ApiServer) -> dict[str, str]:
+    """What kubectl says about each of REFUSED, by the job's name. (One call for all: kubectl is slow to start.)"""
+    manifests = [job(f"refused-{i}", **spec) for i, (spec, _, _) in enumerate(REFUSED)]
+    result = apiserver.kubectl("create", "-f", "-", document=yaml.safe_dump_all(manifests))
+    assert result.stdout == ""
+    parts = re.split(r'ElasticTrainingJob\S* "(refused-\d+)" is invalid:', result.stderr)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("i", range(len(REFUSED)), ids=[f"{field}-{i}" for i, (_, field, _) in enumerate(REFUSED)])
+def test_refusal_names_field_value_and_rule(refusals: dict[str, str], i: int) -> None:
+    _, field, words = REFUSED[i]
+    said = refusals[f"refused-{i}"]
+    assert words in next((line for line in said.splitlines() if field in line), ""), said
+
+
+def test_each_broken_rule_is_named_at_once(apiserver: ApiServer) -> None:
+    result = apiserver.kubectl(
+        "apply", "-f", "-", document=job("bad", minReplicas=5, replicas=9, checkpoint={"path": "x"})
+    )
+    assert [line.split(":")[0] for line in result.stderr.splitlines()[1:]] == [
+        "* spec.minReplicas", "* spec.replicas", "* spec.checkpoint.path"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["digits.a", "d" * 51])
+def test_name_is_refused_if_no_pod_could_be_named_after_it(apiserver: ApiServer, name: str) -> None:
+    result = apiserver.kubectl("apply", "-f", "-", document=job(name))
+    assert f"metadata.name ({name}) must be lower-case letters, digits and '-'" in result.stderr
+
+
+def test_name_of_fifty_characters_is_accepted(apiserver: ApiServer) -> None:
+    result = apiserver.kubectl("create", "--dry-run=server", "-f", "-", document=job("d" * 50))
+    assert result.returncode == 0, result.stderr
+
+
+def test_unknown_field_is_refused_under_strict_validation(apiserver: ApiServer) -> None:
+    result = apiserver.kubectl("apply", "--validate=strict", "-f", "-", document=job("bad", maxReplica=3))
+    assert 'unknown field "spec.maxReplica"' in result.stderr
+
+
+def test_two_containers_of_one_name_are_refused(apiserver: ApiServer) -> None:
+    manifest = job("bad")
+    manifest["spec"]["template"]["spec"]["containers"] *= 2
+    result = apiserver.kubectl("apply", "-f", "-", document=manifest)
+    assert "spec.template.spec.containers[1]: Duplicate value" in result.stderr
+
+
+def test_server_and_pydantic_agree_on_every_combination_of_small_sizes(apiserver: ApiServer) -> None:
+    manifests, valid = [], set()
+    for low, now, high in itertools.product(range(4), [None, 0, 1, 2, 3], range(4)):
+        sizes = {"minReplicas": low, "maxReplicas": high} | ({} if now is None else {"replicas": now})
+        manifest = job(f"sizes-{low}-{'x' if now is None else now}-{high}", **sizes)
+        manifests.append(manifest)
+        try:
+            JobSpec.model_validate(manifest["spec"])
+            valid.add(manifest["metadata"]["name"])
+        except ValidationError:
+            pass
+    result = apiserver.kubectl(
+        "create", "--dry-run=server", "-o", "name", "-f", "-", document=yaml.safe_dump_all(manifests)
+    )
+    accepted = {line.partition("/")[2] for line in result.stdout.splitlines()}
+    assert len(valid) > 10
+    assert accepted == valid
+
+
+# ---- changes ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"nprocPerNode": 2}, "nprocPerNode (2) may only change while suspend is true"),
+        ({"nprocPerNode": "auto"}, "nprocPerNode (auto) may only change while suspend is true"),
+        ({"checkpoint": {"path": "/other"}}, "checkpoint.path (/other) may only change while suspend is true"),
+    ],
+    ids=["nproc", "auto", "checkpoint"],
+)
+def test_change_is_refused_if_running_workers_would_not_follow(
+    apiserver: ApiServer, created: str, change: dict[str, Any], words: str
+) -> None:
+    assert words in patch(apiserver, created, {"spec": change}).stderr
+    assert patch(apiserver, created, {"spec": {"suspend": True}}).returncode == 0
+    assert patch(apiserver, created, {"spec": change}).returncode == 0
+    assert patch(apiserver, created, {"spec": {"suspend": False}}).returncode == 0
+
+
+def test_checkpoint_interval_may_change_while_the_job_runs(apiserver: ApiServer) -> None:
+    name = "interval"
+    assert apiserver.kubectl("create", "-f", "-", document=job(name, checkpoint={"path": "/c"})).returncode == 0
+    assert patch(apiserver, name, {"spec": {"checkpoint": {"everySteps": 5}}}).returncode == 0
+    assert "(absent) may only change" in patch(apiserver, name, {"spec": {"checkpoint": None}}).stderr
+
+
+def test_manager_never_changes(apiserver: ApiServer) -> None:
+    name, words = "managed", "must not change: two managers would act on the same workers"
+    manifest = job(name, managedBy="kueue.x-k8s.io/multikueue", suspend=True)
+    assert apiserver.kubectl("create", "-f", "-", document=manifest).returncode == 0
+    for manager, shown in (("elastrain.dev/operator", "elastrain.dev/operator"), (None, "absent")):
+        assert f"managedBy ({shown}) {words}" in patch(apiserver, name, {"spec": {"managedBy": manager}}).stderr
+    assert apiserver.kubectl("delete", "etj", name, "--wait=false").returncode == 0
+
+
+# ---- subresources ----------------------------------------------------------------------------------------------------
+def test_scale_sets_replicas_within_bounds_and_is_refused_outside(apiserver: ApiServer, created: str) -> None:
+    scaled = apiserver.kubectl("scale", f"etj/{created}", "--replicas=3")
+    assert scaled.returncode == 0, scaled.stderr
+    assert get(apiserver, created)["spec"]["replicas"] == 3
+    refused = apiserver.kubectl("scale", f"etj/{created}", "--replicas=9")
+    assert "spec.replicas" in refused.stderr
+    assert "replicas (9) must be between minReplicas (1) and maxReplicas (4)" in refused.stderr
+    assert get(apiserver, created)["spec"]["replicas"] == 3
+
+
+def test_scale_shows_an_autoscaler_what_it_reads(apiserver: ApiServer, created: str) -> None:
+    apiserver.kubectl("scale", f"etj/{created}", "--replicas=3")
+    status = {"replicas": 2, "selector": "elastrain.dev/job=x"}
+    assert patch(apiserver, created, {"status": status}, "--subresource=status").returncode == 0
+    scale = json.loads(apiserver.kubectl("get", "etj", created, "--subresource=scale", "-o", "json").stdout)
+    assert (scale["spec"], scale["status"]) == ({"replicas": 3}, {"replicas": 2, "selector": "elastrain.dev/job=x"})
+
+
+def test_scale_can_not_be_read_if_replicas_is_absent(apiserver: ApiServer, created: str) -> None:
+    # Kubernetes' own behaviour; docs/operations.md tells users of an HPA to set replicas.
+    result = apiserver.kubectl("get", "etj", created, "--subresource=scale", "-o", "json")
+    assert 'the spec replicas field ".spec.replicas" does not exist' in result.stderr
+
+
+def test_status_and_spec_are_written_apart(apiserver: ApiServer, created: str) -> None:
+    patch(apiserver, created, {"status": {"phase": "Running"}, "spec": {"replicas": 2}})
+    assert "status" not in get(apiserver, created)
+    patch(apiserver, created, {"status": {"phase": "Running"}, "spec": {"replicas": 4}}, "--subresource=status")
+    now = get(apiserver, created)
+    assert (now["status"], now["spec"]["replicas"]) == ({"phase": "Running"}, 2)
+
+
+def test_status_of_a_newer_operator_is_kept_whole(apiserver: ApiServer, created: str) -> None:
+    status = {"step": 7, "ofTheFuture": {"a": 1}, "lastRescale": {"to": 3, "new": True}}
+    assert patch(apiserver, created, {"status": status}, "--subresource=status").returncode == 0
+    assert get(apiserver, created)["status"] == status
+
+
+def test_a_status_is_accounted_for_as_a_whole(apiserver: ApiServer, created: str) -> None:
+    condition = {"type": "Running", "status": "True", "reason": "Training", "message": "all is well"}
+    status = {"step": 7, "conditions": [condition], "lastRescale": {"to": 3}}
+    assert patch(apiserver, created, {"status": status}, "--subresource=status").returncode == 0
+    shown = apiserver.kubectl("get", "etj", created, "-o", "json", "--show-managed-fields").stdout
+    accounts = json.loads(shown)["metadata"]["managedFields"]
+    (written,) = [account["fieldsV1"] for account in accounts if account.get("subresource") == "status"]
+    assert written == {"f:status": {}}
+
+
+# ---- what a person sees ----------------------------------------------------------------------------------------------
+def test_columns_show_how_the_job_is(apiserver: ApiServer, created: str) -> None:
+    status = {
+        "phase": "Running", "readyReplicas": 2, "desiredReplicas": 4, "step": 120,
+        "generation": {"number": 3, "size": 2}, "restarts": {"user": 1, "infrastructure": 2, "preemption": 0},
+        "lastRescale": {"pauseSeconds": 0.29},
+        "progress": {"step": 120, "of": 500, "samplesPerSecond": 512.5, "eta": "2030-01-01T00:00:00+00:00"},
+    }  # fmt: skip
+    patch(apiserver, created, {"status": status}, "--subresource=status")
+    head, row = apiserver.kubectl("get", "etj", created).stdout.splitlines()
+    assert head.split() == ["NAME", "PHASE", "WORKERS", "DESIRED", "GENERATION", "STEP", "AGE"]
+    assert row.split()[:-1] == [created, "Running", "2", "4", "3", "120"]
+    head, row = apiserver.kubectl("get", "etj", created, "-o", "wide").stdout.splitlines()
+    assert head.split()[6:15] == ["MIN", "MAX", "OF", "SAMPLES/S", "ETA", "PAUSE", "FAILURES", "LOST", "PREEMPTED"]
+    assert row.split()[6:15] == ["1", "4", "500", "512.5", "2030-01-01T00:00:00+00:00", "0.29", "1", "2", "0"]
+
+
+def test_job_is_listed_by_short_name_and_category(apiserver: ApiServer, created: str) -> None:
+    for resource in ("etj", "elastrain", "elastictrainingjob", "all"):
+        result = apiserver.kubectl("get", resource, "-o", "name")
+        assert f"elastictrainingjob.elastrain.dev/{created}" in result.stdout.split(), resource
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("etj", "A data-parallel training job whose workers may join, leave and be lost"),
+        ("etj.spec", "Fewest workers that may train; below it the job waits with its state."),
+        ("etj.spec.replicas", "Workers wanted now, between `minReplicas` and `maxReplicas`"),
+        ("etj.spec.checkpoint", "Directory on a volume that every worker mounts at this path"),
+        ("etj.spec.template.spec.containers", 'The training command, as in `["python", "train.py"]`.'),
+        ("etj.status.lastRescale", "From the last committed step before it to the first after it"),
+    ],
+)
+def test_explain_teaches(apiserver: ApiServer, field: str, words: str) -> None:
+    explained = apiserver.kubectl("explain", field).stdout
+    assert words in " ".join(explained.split())

@@ -1,0 +1,152 @@
+"""What the operator may do, verb by verb, each with its reason: no more, and no less, wherever it is installed.
+
+Whoever gives the operator a right writes its reason here; whoever takes one away, takes its reason away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from elastrain.dashboard.reading import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
+from elastrain.dashboard.reading import PERMISSIONS as DASHBOARD_PERMISSIONS
+from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
+
+Manifests = list[dict[str, Any]]
+Render = Callable[..., Manifests]
+
+JOBS = {
+    ("elastrain.dev", "elastictrainingjobs", "get"): "a job whose records are to be swept: does it still exist?",
+    ("elastrain.dev", "elastictrainingjobs", "list"): "the jobs that there are, at the start",
+    ("elastrain.dev", "elastictrainingjobs", "watch"): "jobs that come, change and go",
+    ("elastrain.dev", "elastictrainingjobs", "delete"): "ttlSecondsAfterFinished",
+    ("elastrain.dev", "elastictrainingjobs/status", "patch"): "what kubectl get etj shows",
+    ("", "pods", "get"): "a pod that was created, and that the watch does not show",
+    ("", "pods", "list"): "the workers that there are, at the start",
+    ("", "pods", "watch"): "workers that start, end and are lost",
+    ("", "pods", "create"): "workers",
+    ("", "pods", "delete"): "workers that have left, or of a job that has ended",
+    ("", "events", "create"): "what kubectl describe etj shows",
+    ("", "secrets", "create"): "each job's credentials for etcd; never read, never deleted",
+    ("", "secrets", "update"): "the same, when they are replaced",
+}
+"""In every namespace whose jobs are served."""
+CAPACITY = {
+    ("", "nodes", "list"): "what there is to share out",
+    ("", "nodes", "watch"): "the same, when it changes",
+    ("scheduling.k8s.io", "priorityclasses", "list"): "who comes before whom",
+    ("scheduling.k8s.io", "priorityclasses", "watch"): "the same, when it changes",
+}
+"""In the whole cluster, where the operator shares it out."""
+LEASE = {
+    ("coordination.k8s.io", "leases", "create"): "the first leader makes the Lease (a name cannot be demanded here)",
+    ("coordination.k8s.io", "leases", "get"): "who leads? Of the one Lease only",
+    ("coordination.k8s.io", "leases", "update"): "to lead, and to release it. Of the one Lease only",
+}
+"""In the namespace of the release."""
+DASHBOARD = {
+    ("elastrain.dev", "elastictrainingjobs", "list"): "all jobs, at the start and after an outage",
+    ("elastrain.dev", "elastictrainingjobs", "watch"): "what changes without a reload",
+    ("", "pods", "list"): "a job's workers, and who holds which accelerators",
+    ("", "pods", "watch"): "the same, when it changes",
+    ("", "events", "list"): "what has happened to a job in the last hour",
+    ("", "events", "watch"): "the same, when more happens",
+}
+"""Of the dashboard, which has a service account of its own and writes nothing, in every namespace that it shows."""
+DASHBOARD_NODES = {
+    ("", "nodes", "list"): "what accelerators there are",
+    ("", "nodes", "watch"): "the same, when it changes",
+}
+"""In the whole cluster, where it shows all namespaces."""
+
+SCOPES = {
+    "cluster": ((), None),
+    "cluster, not shared out": (("capacity.enabled=false",), None),
+    "namespaced": (("watchNamespaces={team-a,team-b}",), {"team-a", "team-b"}),
+    "own namespace": (("watchNamespaces={training}",), {"training"}),
+}
+
+
+def grants(manifests: Manifests, to: str = "demo-elastrain") -> dict[tuple[str, str | None], list[dict[str, Any]]]:
+    """(kind of the binding, its namespace) -> all rules that it gives to a service account."""
+    roles = {(m["kind"], m["metadata"].get("namespace"), m["metadata"]["name"]): m for m in manifests if "rules" in m}
+    given: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
+    for binding in manifests:
+        if "roleRef" not in binding:
+            continue
+        (subject,) = binding["subjects"]
+        assert (subject["kind"], subject["namespace"]) == ("ServiceAccount", "training")
+        assert subject["name"] in ("demo-elastrain", "demo-elastrain-dashboard"), "an account that nobody knows"
+        if subject["name"] != to:
+            continue
+        namespace, ref = binding["metadata"].get("namespace"), binding["roleRef"]
+        place = namespace if ref["kind"] == "Role" else None
+        given.setdefault((binding["kind"], namespace), []).extend(roles[ref["kind"], place, ref["name"]]["rules"])
+    return given
+
+
+def verbs(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    found = {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
+    assert not {part for right in found for part in right if "*" in part}, "no wildcard"
+    return found
+
+
+@pytest.mark.parametrize(("values", "namespaces"), SCOPES.values(), ids=SCOPES.keys())
+def test_operator_has_the_rights_of_the_table_and_no_other(
+    rendered: Render, values: tuple[str, ...], namespaces: set[str] | None
+) -> None:
+    given = grants(rendered(*values, "dashboard.enabled=true"))
+    expected = {("RoleBinding", "training"): set(LEASE)}
+    for place in [("ClusterRoleBinding", None)] if namespaces is None else [("RoleBinding", n) for n in namespaces]:
+        expected[place] = expected.get(place, set()) | set(JOBS)
+    if not values:
+        expected["ClusterRoleBinding", None] |= set(CAPACITY)
+    assert {place: verbs(rules) for place, rules in given.items()} == expected
+
+
+@pytest.mark.parametrize(("values", "namespaces"), SCOPES.values(), ids=SCOPES.keys())
+def test_dashboard_has_the_rights_of_the_table_and_no_other(
+    rendered: Render, values: tuple[str, ...], namespaces: set[str] | None
+) -> None:
+    given = grants(rendered(*values, "dashboard.enabled=true"), to="demo-elastrain-dashboard")
+    if namespaces is None:
+        expected = {("ClusterRoleBinding", None): {*DASHBOARD, *DASHBOARD_NODES}}
+    else:
+        expected = {("RoleBinding", n): set(DASHBOARD) for n in namespaces}
+    assert {place: verbs(rules) for place, rules in given.items()} == expected
+
+
+def test_nobody_gets_rights_for_a_dashboard_that_is_not_there(rendered: Render) -> None:
+    assert grants(rendered(), to="demo-elastrain-dashboard") == {}
+    assert not [m for m in rendered() if "dashboard" in m["metadata"]["name"]]
+
+
+def test_operator_touches_no_lease_but_its_own(rendered: Render) -> None:
+    rules = grants(rendered())["RoleBinding", "training"]
+    named = {tuple(rule["verbs"]): rule.get("resourceNames") for rule in rules}
+    assert named == {("create",): None, ("get", "update"): ["demo-elastrain"]}
+    (container,) = next(m for m in rendered() if m["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
+    environment = {e["name"]: e.get("value") for e in container["env"]}
+    assert environment["ELASTRAIN_LEASE"] == "training/demo-elastrain"
+
+
+@pytest.mark.parametrize(
+    ("table", "used"),
+    [
+        (JOBS, PERMISSIONS),
+        (CAPACITY, CAPACITY_PERMISSIONS),
+        (LEASE, LEASE_PERMISSIONS),
+        (DASHBOARD, DASHBOARD_PERMISSIONS),
+        (DASHBOARD_NODES, DASHBOARD_NODE_PERMISSIONS),
+    ],
+    ids=["jobs", "capacity", "lease", "dashboard", "dashboard's nodes"],
+)
+def test_table_is_what_the_program_says_that_it_uses(table: Any, used: Any) -> None:
+    assert set(table) == {(group, resource, verb) for (group, resource), verbs in used.items() for verb in verbs}
+
+
+def test_users_roles_give_the_operator_nothing(rendered: Render) -> None:
+    bound = {m["roleRef"]["name"] for m in rendered() if "roleRef" in m}
+    assert bound == {"demo-elastrain", "demo-elastrain-lease"}

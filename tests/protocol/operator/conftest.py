@@ -1,0 +1,118 @@
+"""A real API server of their own with a played kubelet and agents, and operator processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from control_plane import ApiServer, control_plane
+from elastrain.api.keys import JobKeys
+from elastrain.etcd import EtcdClient
+from elastrain.etcd.server import EtcdServer
+from operator_fixtures import make_spec, now, pod_body, quick_loops, quick_reflector, terminated
+from operator_process import OperatorProcess, operator_account
+from played import Played
+from raw_cluster import Cluster
+
+__all__ = ["make_spec", "now", "pod_body", "quick_loops", "quick_reflector", "terminated"]
+
+
+@pytest.fixture(scope="session")
+def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """One of their own: an operator that serves all namespaces would act on jobs that other areas' tests leave."""
+    with control_plane(tmp_path_factory.mktemp("apiserver")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def operator_kubeconfig(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an operator that serves all namespaces."""
+    return operator_account(apiserver, tmp_path_factory.mktemp("operator") / "kubeconfig")
+
+
+@pytest.fixture(scope="session")
+def shared_operators() -> list[OperatorProcess]:
+    """Those that ``operator_process`` has started."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def operator_process(
+    operator_kubeconfig: Path,
+    etcd: EtcdServer,
+    shared_operators: list[OperatorProcess],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[], OperatorProcess]]:
+    """``operator_process()``: the running operator that most tests share; starts it where none runs. Its ``stop()``
+    ends it, if it runs."""
+    log = tmp_path_factory.mktemp("operator") / "operator.log"
+    started = shared_operators
+
+    def start() -> OperatorProcess:
+        if not (started and started[-1].is_running):
+            started.append(OperatorProcess(operator_kubeconfig, log, f"--etcd-endpoints={etcd.endpoint}"))
+        return started[-1]
+
+    def stop() -> None:
+        if started:
+            started[-1].stop()
+
+    start.stop = stop
+    yield start
+    for operator in started:
+        operator.stop()
+
+
+@pytest.fixture
+def operator_factory(
+    apiserver: ApiServer,
+    cluster: Cluster,
+    operator_kubeconfig: Path,
+    shared_operators: list[OperatorProcess],
+    tmp_path: Path,
+) -> Iterator[Callable[..., OperatorProcess]]:
+    """``operator_factory(etcd, namespace, *flags)``: an operator of the test's namespace; without ``--capacity``, with
+    no right in any other. The shared one, which serves all namespaces, is stopped before."""
+    namespaced = operator_account(apiserver, tmp_path / "kubeconfig", cluster.namespace)
+    for shared in shared_operators:
+        shared.stop()
+    started: list[OperatorProcess] = []
+
+    def start(etcd: EtcdServer, namespace: str, *more: str) -> OperatorProcess:
+        flags = (f"--etcd-endpoints={etcd.endpoint}", f"--namespaces={namespace}", *more)
+        kubeconfig = operator_kubeconfig if "--capacity" in more else namespaced
+        log = tmp_path / f"operator-{len(started)}.log"
+        started.append(OperatorProcess(kubeconfig, log, *flags))
+        return started[-1]
+
+    yield start
+    for operator in started:
+        operator.stop()
+
+
+@pytest.fixture
+def cluster(apiserver: ApiServer) -> Cluster:
+    """A namespace of its own on the API server."""
+    found = Cluster(apiserver.kubeconfig, f"test-{time.monotonic_ns()}")
+    found.call("POST", "/api/v1/namespaces", {"metadata": {"name": found.namespace}})
+    # A controller creates this one in a whole cluster.
+    account = f"/api/v1/namespaces/{found.namespace}/serviceaccounts"
+    found.call("POST", account, {"metadata": {"name": "default"}})
+    return found
+
+
+@pytest.fixture
+def play(cluster: Cluster, client: EtcdClient) -> Iterator[Callable[[JobKeys], Played]]:
+    """``play(keys)``: kubelet and agents for one job."""
+    players: list[Played] = []
+
+    def start(keys: JobKeys) -> Played:
+        players.append(Played(cluster, client, keys))
+        return players[-1]
+
+    yield start
+    for player in players:
+        player.close()

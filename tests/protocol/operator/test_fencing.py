@@ -1,0 +1,130 @@
+"""The fence in a real etcd: what an operator writes that does not lead any more is refused by etcd itself."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from elastrain.api.keys import JobKeys
+from elastrain.etcd import EtcdClient
+from elastrain_operator.config import LeaseName
+from elastrain_operator.kube.client import ApiError, NotLeading
+from elastrain_operator.leader.fencing import FencedEtcd, fence_key
+
+LEASE = LeaseName(namespace="here", name="operator")
+
+
+class Replica:
+    """An operator by its own account: ``leads`` is what the API server would say, ``late`` what its clock says."""
+
+    def __init__(self, client: EtcdClient, key: str, name: str) -> None:
+        self.leads, self.late = True, False
+        self.before_proof: Callable[[], object] = lambda: None
+        self.etcd = FencedEtcd(client, key, name, self, self.prove)
+
+    def prove(self) -> None:
+        self.before_proof()
+        if not self.leads:
+            raise NotLeading("prove")
+
+    def seconds_left(self, what: str) -> float:
+        if self.late:
+            raise NotLeading(what)
+        return 5.0
+
+
+@pytest.fixture
+def fence() -> str:
+    return fence_key(uuid.uuid4().hex, LEASE)
+
+
+@pytest.fixture
+def replica(client: EtcdClient, fence: str) -> Callable[[str], Replica]:
+    return lambda name: Replica(client, fence, name)
+
+
+def value(client: EtcdClient, key: str) -> bytes | None:
+    held = client.get(key)
+    return held.value if held else None
+
+
+def test_leader_writes_and_claims_once(client, replica, fence, job_keys):
+    leader = replica("a")
+    leader.etcd.put_all({job_keys.target: b"one"})
+    claimed = client.get(fence)
+    leader.etcd.put_all({job_keys.target: b"two"})
+    assert value(client, job_keys.target) == b"two"
+    assert client.get(fence) == claimed
+    assert b'"holder": "a"' in claimed.value
+
+
+def test_write_of_an_older_leader_is_refused_though_its_clock_says_that_it_leads(client, replica, job_keys):
+    older, newer = replica("a"), replica("b")
+    older.etcd.put_all({job_keys.target: b"old"})
+    older.leads = False
+    newer.etcd.claim()
+    with pytest.raises(NotLeading):
+        older.etcd.put_all({job_keys.target: b"stale"})
+    assert value(client, job_keys.target) == b"old"
+    newer.etcd.put_all({job_keys.target: b"new"})
+    with pytest.raises(NotLeading):
+        older.etcd.put_all({job_keys.target: b"stale"})
+    assert value(client, job_keys.target) == b"new"
+
+
+@pytest.mark.parametrize("asked_in_time", [True, False])
+def test_older_leader_cannot_claim_after_the_newer_one(replica, job_keys, asked_in_time):
+    older, newer = replica("a"), replica("b")
+    # It has read the fence; the proof succeeds if it was asked for just before another took over.
+    older.before_proof = newer.etcd.claim
+    older.leads = asked_in_time
+    with pytest.raises(NotLeading):
+        older.etcd.claim()
+    newer.etcd.put_all({job_keys.target: b"new"})  # its claim stands
+
+
+def test_nothing_is_sent_if_the_lease_has_ended_by_the_own_clock(client, replica, job_keys):
+    leader = replica("a")
+    leader.etcd.put_all({job_keys.target: b"one"})
+    leader.late = True
+    with pytest.raises(NotLeading):
+        leader.etcd.put_all({job_keys.target: b"two"})
+    with pytest.raises(NotLeading):
+        leader.etcd.delete_prefix(job_keys.prefix)
+    assert value(client, job_keys.target) == b"one"
+
+
+def test_leader_goes_on_if_etcd_has_lost_its_data(client, replica, fence, job_keys):
+    leader = replica("a")
+    leader.etcd.put_all({job_keys.target: b"one"})
+    client.delete(fence)
+    leader.etcd.put_all({job_keys.target: b"two"})
+    assert value(client, job_keys.target) == b"two"
+    assert value(client, fence)
+
+
+def test_write_fails_and_is_tried_again_later_if_nobody_can_say_who_leads(client, replica, fence, job_keys):
+    leader = replica("a")
+
+    def unreachable() -> None:
+        raise ApiError("prove", 0, "Unreachable", "connection refused")
+
+    leader.before_proof = unreachable
+    with pytest.raises(ApiError, match="connection refused"):
+        leader.etcd.put_all({job_keys.target: b"one"})
+    assert value(client, job_keys.target) is None
+    assert value(client, fence) is None
+    leader.before_proof = lambda: None
+    leader.etcd.put_all({job_keys.target: b"one"})
+
+
+def test_fence_is_no_job_s_key_and_differs_by_lease_and_cluster():
+    keys = {
+        fence_key(cluster, LeaseName(namespace=namespace, name="operator"))
+        for cluster in ("default", "a/b/c/d")
+        for namespace in ("here", "there")
+    }
+    assert len(keys) == 4
+    assert all(JobKeys.of(key) is None and key.startswith("/elastrain/") for key in keys)

@@ -1,0 +1,227 @@
+"""Users of a real etcd and Secrets for jobs: made, repaired, removed, whenever the operator is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import shutil
+
+import pytest
+import trustme
+from pydantic import SecretBytes
+
+from elastrain.api.issued import Issued
+from elastrain.api.keys import JobKeys
+from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable, EtcdUsers
+from elastrain_operator.apply import credentials as vaults
+from elastrain_operator.apply.credentials import Vault
+from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.kube.client import ApiError
+from elastrain_operator.model import JobRef, Outage
+
+JOB = JobRef("ns", "job", "uid-1234567", 1)
+KEYS = JobKeys("ns", "job", "uid-1234567")
+KEY = b"k" * 32
+
+
+class World:
+    """API server and the mirror of etcd's records; ``failing`` is the number of the write that fails, from 1."""
+
+    def __init__(self) -> None:
+        self.secrets: dict[str, dict] = {}
+        self.records: dict[JobKeys, Issued] = {}
+        self.outage: Outage | None = None
+        self.writes: list[str] = []
+        self.failing = 0
+
+    def _note(self, write: str) -> None:
+        self.writes.append(write)
+        if len(self.writes) == self.failing:
+            raise ApiError(write, 503, "", "killed here")
+
+    def issued(self, keys):
+        return self.records.get(keys)
+
+    async def claim(self, keys):
+        self._note("claim")
+
+    async def put_issued(self, keys, issued):
+        self._note("record")
+        self.records[keys] = issued
+
+    async def write_secret(self, namespace, manifest, *, expected):
+        name = manifest["metadata"]["name"]
+        self._note("secret")
+        self.secrets[name] = manifest
+
+    def values(self) -> dict[str, str]:
+        """What the job's pods find in their Secret."""
+        data = self.secrets["job-etcd-uid-1234"]["data"]
+        return {name: base64.b64decode(value).decode() for name, value in data.items()}
+
+
+@pytest.fixture
+def world(monkeypatch):
+    monkeypatch.setattr(vaults, "ECHO_SECONDS", 0.0)
+    return World()
+
+
+@pytest.fixture
+def config(secure_etcd):
+    etcd = secure_etcd.root
+    return OperatorConfig(
+        etcd=etcd,
+        worker_etcd=WorkerEtcd(endpoints=secure_etcd.endpoint, user=True, ca=True, per_job=True),
+        job_key=KEY,
+    )
+
+
+@pytest.fixture
+def root(secure_etcd):
+    with EtcdClient(secure_etcd.root, timeout=5.0) as client:
+        yield client
+
+
+@pytest.fixture
+def new_vault(config, root, world):
+    """An operator's vault; another one is that of the next operator."""
+    return lambda changed=config: Vault(EtcdUsers(root), world, world, changed)
+
+
+def logged_in(secure_etcd, world) -> EtcdClient:
+    """A client with what the job's Secret says."""
+    values = world.values()
+    secure_etcd.ca_file.write_text(values["ca.crt"])
+    return EtcdClient(secure_etcd.config(values["username"], values["password"]), timeout=2.0)
+
+
+def keep(vault, **case):
+    asyncio.run(vault.keep(JOB, **case))
+
+
+def test_a_job_gets_a_user_and_a_secret_that_goes_with_it(new_vault, world, secure_etcd):
+    keep(new_vault(), creating=True)
+    assert world.writes == ["claim", "secret", "record"]
+    manifest = world.secrets["job-etcd-uid-1234"]
+    (owner,) = manifest["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("ElasticTrainingJob", JOB.uid)
+    with logged_in(secure_etcd, world) as client:
+        client.put(KEYS.target, b"1")
+        with pytest.raises(EtcdDenied):
+            client.put("/elastrain/ns/other/uid/target", b"1")
+
+
+def test_nothing_is_written_if_all_is_as_it_should_be(new_vault, world):
+    vault = new_vault()
+    keep(vault, creating=True)
+    world.writes.clear()
+    keep(vault, live=True)
+    keep(vault)
+    assert world.writes == []
+    keep(vault, creating=True)
+    assert world.writes == ["secret"], "in case somebody deleted it"
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_the_next_operator_completes_what_a_killed_one_began(new_vault, world, secure_etcd, failing):
+    world.failing = failing
+    with pytest.raises(ApiError):
+        keep(new_vault(), creating=True)
+    keep(new_vault(), creating=True)
+    with logged_in(secure_etcd, world) as client:
+        client.put(KEYS.target, b"1")
+
+
+def test_the_same_password_is_made_again_if_etcd_lost_its_users(new_vault, world, secure_etcd, root):
+    keep(new_vault(), creating=True)
+    before = world.values()
+    with logged_in(secure_etcd, world) as client:
+        client.put(KEYS.target, b"1")
+        secure_etcd.kill()
+        shutil.rmtree(secure_etcd.data_dir / "data")
+        secure_etcd.start()
+        world.records.clear()  # as the mirror will say
+
+        async def operator() -> None:
+            vault = new_vault()
+            guarding = asyncio.create_task(vault.run())
+            for _ in range(500):
+                with contextlib.suppress(EtcdError):
+                    await vault.keep(JOB, live=True)
+                    if await asyncio.to_thread(EtcdUsers(root).are_checked, "root-secret"):
+                        break
+                await asyncio.sleep(0.02)
+            guarding.cancel()
+
+        asyncio.run(operator())
+        assert EtcdUsers(root).are_checked("root-secret"), "users are checked again"
+        assert world.values() == before
+        client.put(KEYS.target, b"2")  # the worker's client goes on, with its old token and its old files
+        with pytest.raises(EtcdDenied):
+            client.get("/elastrain/")
+
+
+def test_workers_get_another_ca_without_another_password(new_vault, world, secure_etcd):
+    vault = new_vault()
+    keep(vault, creating=True)
+    before, woken = world.values(), []
+    vault._on_change = lambda: woken.append(True)
+    secure_etcd.trust(secure_etcd.authority, trustme.CA())
+    vault._look_at_ca()
+    vault._look_at_ca()
+    assert woken == [True]
+    world.writes.clear()
+    keep(vault, live=True)
+    assert world.writes == ["secret", "record"]
+    after = world.values()
+    assert after.pop("ca.crt") == secure_etcd.ca_file.read_text() != before.pop("ca.crt")
+    assert after == before
+
+
+def test_another_key_gives_another_password_to_user_and_secret_at_once(new_vault, world, secure_etcd, config):
+    keep(new_vault(), creating=True)
+    before = world.values()
+    with logged_in(secure_etcd, world) as client:
+        client.put(KEYS.target, b"1")
+        other = config.model_copy(update={"job_key": SecretBytes(b"another key of thirty-two bytes.")})
+        keep(new_vault(other), live=True)
+        assert world.values()["password"] != before["password"]
+        with pytest.raises(EtcdDenied, match="log in"):
+            client.put(KEYS.target, b"2")
+        logged_in(secure_etcd, world).close()  # writes the files, as a kubelet does
+        client.put(KEYS.target, b"2")
+
+
+def test_nothing_is_made_if_the_records_are_not_known(new_vault, world):
+    world.outage = Outage()
+    keep(new_vault(), live=True)
+    assert world.writes == []
+
+
+def test_users_of_jobs_that_are_gone_are_found_and_removed(new_vault, world, root):
+    EtcdUsers(root).ensure("somebody", "else", "/elsewhere/")
+    vault = new_vault()
+    keep(vault, creating=True)
+    assert asyncio.run(vault.jobs()) == {KEYS}
+    for _ in range(2):
+        asyncio.run(vault.remove(KEYS))
+    assert asyncio.run(vault.jobs()) == set()
+    assert sorted(EtcdUsers(root).names()) == ["root", "somebody"]
+
+
+def test_a_silent_etcd_holds_nobody_up_for_long(new_vault, secure_etcd, world):
+    vault = new_vault()
+    secure_etcd.stop()
+    with pytest.raises(EtcdUnavailable):
+        keep(vault, creating=True)
+    assert world.writes == ["claim"]
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+def test_a_key_without_tls_or_a_user_is_refused(secure_etcd):
+    worker = WorkerEtcd(endpoints="etcd:2379", user=True, ca=True, per_job=True)
+    with pytest.raises(ValueError, match=r"--job-key-file needs --etcd-username .* and --etcd-ca"):
+        OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=worker, job_key=KEY)
+    with pytest.raises(ValueError, match="'shared' and --job-key-file exclude each other"):
+        WorkerEtcd(endpoints="etcd:2379", secret="shared", per_job=True)

@@ -1,0 +1,46 @@
+"""The architecture as a failing check: who may import whom, and what stays out of processes that do not need it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_import_contracts_are_kept() -> None:
+    lint = Path(sys.executable).with_name("lint-imports")
+    result = subprocess.run([str(lint)], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+# import-linter does not see what a package imports in its own __init__, nor what its dependencies bring: hence these.
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        ("elastrain", {"torch", "numpy", "kopf", "kubernetes", "grpc"}),
+        ("elastrain.api.manifest, elastrain.api.crd", {"torch", "numpy", "kopf", "kubernetes", "grpc"}),
+        ("elastrain.cli.main", {"torch", "kopf", "kubernetes"}),
+        ("elastrain.agent", {"torch", "kopf", "kubernetes"}),
+        # Before the zygote runs, and in it: every module is a delay, or one that the training script did not ask for.
+        ("elastrain.agent.process.start", {"torch", "grpc", "pydantic", "structlog", "typer"}),
+        ("elastrain.agent.process.zygote", {"torch", "grpc", "pydantic", "structlog", "subprocess"}),
+        ("elastrain_operator", {"torch", "numpy"}),
+        ("elastrain_operator.__main__", {"torch", "numpy"}),
+        ("elastrain_operator.plan", {"torch", "numpy", "kopf", "kubernetes"}),
+    ],
+)
+def test_import_leaves_heavy_libraries_out(modules: str, absent: set[str]) -> None:
+    code = f"import sys; before = set(sys.modules); import {modules}; print(*set(sys.modules) - before)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert not absent & set(result.stdout.split())
+
+
+def test_a_test_run_does_not_find_the_sources_as_the_standard_librarys_operator() -> None:
+    code = "import operator; print(operator.__file__)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ROOT not in Path(result.stdout.strip()).parents

@@ -1,0 +1,346 @@
+"""Members against a real etcd; ranks are played by the test."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+import pytest
+
+from elastrain.api import roster
+from elastrain.api.records import Closed, Generation, Phase, Progress, Target
+from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUnavailable, Transaction
+from elastrain.rendezvous.decide import Timing
+from elastrain.rendezvous.membership import Membership
+from elastrain.rendezvous.probe import Evidence, ProbeServer, probe
+from elastrain.rendezvous.view import View
+
+TTL = 2
+
+
+class Player:
+    """A member whose ranks do what they are told at once."""
+
+    def __init__(self, client, keys, worker: str) -> None:
+        self.entered = 0
+        self.member = Membership(
+            client,
+            keys,
+            worker=worker,
+            address="127.0.0.1",
+            lease_ttl=TTL,
+            timing=Timing(settle=0.3),
+        )
+        self.probes = ProbeServer(lambda: self.member.id, "127.0.0.1")
+        self.member.update(agent_port=self.probes.port)
+        self.member.start()
+
+    def ready(self) -> None:
+        self.member.update(phase=Phase.READY, store_port=1)
+
+    def sees(self, condition, within: float = 8.0) -> View:
+        """The first view that meets ``condition``."""
+        assert self.member.wait_for(condition, within), self.member.view
+        return self.member.view
+
+    def enter(self, within: float = 8.0) -> Generation:
+        """Adopt the next generation."""
+        generation = self.sees(lambda v: v.generation and v.generation.number > self.entered, within).generation
+        self.entered = generation.number
+        self.member.update(generation=generation.number)
+        return generation
+
+    def ended(self, number: int) -> str:
+        """Why a generation cannot go on, as soon as the leader has written it."""
+        return self.sees(lambda v: number in v.told).told[number]
+
+    def die(self) -> None:
+        """As by kill -9: nothing is said, the port is closed, the lease runs out."""
+        self.probes.close()
+        self.member.close()
+
+
+def leader(*players: Player) -> View | None:
+    """What the one sees that leads."""
+    return next((v for p in players if (v := p.member.view).leader == v.self_id and v.complete), None)
+
+
+def workers(generation: Generation) -> list[str]:
+    return [m.worker for m in generation.members]
+
+
+@pytest.fixture
+def play(client, job_keys):
+    """``play("a", "b", ...)`` starts members that form the first generation; wanted are as many."""
+    players: list[Player] = []
+
+    def start(*names: str, desired: int | None = None, most: int = 8, with_client: EtcdClient = client) -> list[Player]:
+        if not players:
+            target = Target(min=1, max=most, desired=desired or len(names))
+            with_client.put(job_keys.target, target.encode())
+        new = [Player(with_client, job_keys, name) for name in names]
+        players.extend(new)
+        for player in new:
+            player.ready()
+        return new
+
+    yield start
+    for player in players:
+        player.member.leave()
+        player.probes.close()
+
+
+def test_members_form_a_generation_in_order_of_registration(play):
+    a, b, c = play("a", "b", "c")
+    assert [workers(p.enter()) for p in (a, b, c)] == [["a", "b", "c"]] * 3
+    assert c.member.view.leader == a.member.id
+
+
+def test_survivors_form_the_next_one_if_a_member_leaves(play):
+    a, b, c = play("a", "b", "c")
+    for p in (a, b, c):
+        p.enter()
+    began = time.monotonic()
+    a.member.leave()
+    assert workers(b.enter()) == ["b", "c"]
+    assert time.monotonic() - began < TTL / 2, "a leave is known at once, not at the TTL"
+    assert c.ended(1) == "worker a is gone"
+
+
+def test_survivors_do_not_wait_for_the_lease_if_a_generation_breaks(play):
+    a, b, c = play("a", "b", "c")
+    for p in (a, b, c):
+        p.enter()
+    began = time.monotonic()
+    a.die()  # the leader
+    for p in (b, c):
+        p.member.update(broken=1)
+    assert workers(b.enter()) == ["b", "c"]
+    assert time.monotonic() - began < TTL, "a closed port is evidence enough"
+
+
+def test_a_silent_member_is_lost_if_its_lease_runs_out(play):
+    a, b = play("a", "b")
+    a.enter(), b.enter()
+    b.die()
+    assert workers(a.enter(within=3 * TTL)) == ["a"]
+    assert a.ended(1) == "worker b is gone"
+
+
+def test_a_new_incarnation_joins_under_a_new_id(play):
+    a, b = play("a", "b")
+    a.enter(), b.enter()
+    old = b.member.id
+    b.member.reincarnate()
+    assert b.member.id != old
+    assert workers(a.enter()) == ["a"]
+    b.ready()
+    grown = a.enter()
+    assert workers(grown) == ["a", "b"]
+    assert grown.members[1].id == b.member.id
+    assert b.member.record.restarts == 1
+
+
+def test_nothing_happens_if_etcd_restarts(play, etcd_factory, job_keys, eventually):
+    server = etcd_factory()
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as own:
+        a, b = play("a", "b", with_client=own)
+        a.enter(), b.enter()
+        server.kill()
+        eventually(lambda: not a.member.reachable, what="the outage to be noticed")
+        server.start()
+        eventually(lambda: a.member.reachable and b.member.reachable, within=20.0, what="etcd to answer")
+        b.member.update(step=7)
+        eventually(lambda: (v := leader(a, b)) and v.step == 7, what="records to flow again")
+        assert own.get(job_keys.generation).mod_revision == a.member.view.generation_mod_revision
+        assert a.member.view.generation.number == 1
+        assert leader(a, b).intact
+        a.member.leave(), b.member.leave()
+
+
+def test_nobody_is_lost_if_etcd_was_silent_for_longer_than_the_leases(play, etcd_factory, eventually):
+    """All leases run out together when it wakes: that says nothing about the members."""
+    server = etcd_factory()
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as own:
+        a, b = play("a", "b", with_client=own)
+        a.enter(), b.enter()
+        ids = {a.member.id, b.member.id}
+        server.pause()
+        eventually(lambda: not (a.member.reachable or b.member.reachable), what="the outage to be noticed")
+        eventually(lambda: min(p.member.seconds_since_confirmed() for p in (a, b)) > TTL + 0.5)
+        server.resume()
+        eventually(lambda: a.member.reachable and b.member.reachable, within=20.0, what="etcd to answer")
+        b.member.update(step=9)
+        eventually(lambda: (v := leader(a, b)) and v.step == 9)
+        eventually(lambda: ids == {kv.key.rpartition("/")[2] for kv in listed(own, a)})
+        eventually(lambda: (v := leader(a, b)) and set(v.alive) == ids)
+        assert a.member.view.generation.number == 1
+        assert not a.member.view.told
+        a.member.leave(), b.member.leave()
+
+
+def test_numbers_go_on_if_etcd_lost_its_data(play, etcd_factory, job_keys, eventually):
+    server = etcd_factory()
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as own:
+        a, b = play("a", "b", with_client=own)
+        a.enter(), b.enter()
+        target = own.get(job_keys.target).value
+        server.kill()
+        shutil.rmtree(server.data_dir / "data")
+        server.start()
+        eventually(lambda: a.member.reachable and b.member.reachable, within=20.0, what="etcd to answer")
+
+        def published() -> bool:  # as the operator does
+            try:
+                return own.put(job_keys.target, target) > 0
+            except EtcdUnavailable:
+                return False
+
+        eventually(published, what="the target to be there again")
+        again = a.enter()
+        assert (again.number, sorted(workers(again))) == (2, ["a", "b"])
+        a.member.leave(), b.member.leave()
+
+
+def listed(client: EtcdClient, player: Player):
+    return client.get_prefix(player.member.keys.members)[0]
+
+
+def test_a_member_that_is_alone_is_fenced_at_its_ttl(play, etcd_factory, eventually):
+    server = etcd_factory()
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as own:
+        (a,) = play("a", with_client=own)
+        a.enter()
+        server.pause()
+        eventually(lambda: a.member.fenced is not None, within=3 * TTL, what="the member to be fenced")
+        assert TTL <= a.member.fenced < TTL + 1.5
+        server.resume()
+        eventually(lambda: a.member.reachable and a.member.fenced is None, what="etcd to answer")
+        a.member.leave()
+
+
+def test_a_key_is_restored_if_somebody_deleted_it(play, client, job_keys, eventually):
+    (a,) = play("a")
+    a.enter()
+    client.delete(job_keys.member(a.member.id))
+    eventually(lambda: client.get(job_keys.member(a.member.id)) is not None, what="the key to be written again")
+
+
+def test_a_key_is_restored_if_it_was_deleted_before_its_owner_watched_all_members(play, client, job_keys, eventually):
+    (a,) = play("a")
+    client.delete(job_keys.member(a.member.id))
+    eventually(lambda: client.get(job_keys.member(a.member.id)) is not None, what="the key to be written again")
+    a.enter()
+
+
+def test_the_view_shows_target_and_end(play, client, job_keys):
+    (a,) = play("a")
+    a.enter()
+    target = Target(min=1, max=8, desired=3, reason="Scaled")
+    client.put(job_keys.target, target.encode())
+    a.sees(lambda v: v.target == target)
+    client.put(job_keys.closed, Closed(member="x", reason="Failed", message="boom").encode())
+    assert a.sees(lambda v: v.ended).closed.reason == "Failed"
+
+
+def test_a_record_is_ignored_if_it_cannot_be_read(play, client, job_keys):
+    client.put(job_keys.member("odd"), b"not json")
+    _, b = play("a", "b")
+    assert workers(b.enter()) == ["a", "b"]
+
+
+def test_progress_is_written_at_most_once_a_second_and_the_newest_wins(play, client, job_keys, eventually):
+    (a,) = play("a")
+    for step in range(1, 50):
+        a.member.publish(Progress(generation=1, world_size=1, members=1, step=step))
+    eventually(lambda: (kv := client.get(job_keys.progress)) and Progress.decode(kv.value).step == 49, within=10.0)
+    first = client.get(job_keys.progress)
+    assert first.mod_revision - first.create_revision < 10
+    a.member.publish(Progress(generation=1, world_size=1, members=1, step=50, finished=True))
+    assert a.member.flush(5.0)
+    assert Progress.decode(client.get(job_keys.progress).value).finished
+
+
+def test_start_names_etcd_if_it_is_unreachable(job_keys):
+    with EtcdClient(EtcdConfig.of("127.0.0.1:1"), timeout=1.0) as client:
+        member = Membership(client, job_keys, worker="a", address="127.0.0.1")
+        with pytest.raises(EtcdUnavailable, match=r"127\.0\.0\.1:1 is unavailable"):
+            member.start()
+
+
+def test_a_probe_tells_the_living_from_the_dead():
+    server = ProbeServer(lambda: "a.1", "127.0.0.1")
+    assert probe("127.0.0.1", server.port, "a.1") is Evidence.ALIVE
+    assert probe("127.0.0.1", server.port, "a.0") is Evidence.DEAD, "another incarnation answers"
+    server.close()
+    assert probe("127.0.0.1", server.port, "a.1") is Evidence.DEAD
+    assert probe("nowhere.invalid", 1, "a.1") is Evidence.NONE
+
+
+# ---- the leader ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("most", "seeing"), [(roster.INLINE, 3), (roster.INLINE + 1, 1)])
+def test_only_the_leader_sees_what_others_say_about_themselves_if_the_job_may_be_large(play, most, seeing):
+    a, b, c = play("a", "b", "c", most=most)
+    for p in (a, b, c):
+        p.enter()
+    assert [p.member.view.complete for p in (a, b, c)].count(True) == seeing
+    assert sum(len(p.member.view.members) for p in (a, b, c)) == 3 * seeing
+
+
+def test_survivors_of_a_large_job_hear_of_a_loss_from_the_leader(play):
+    a, b, c = play("a", "b", "c", most=roster.INLINE + 1)
+    for p in (a, b, c):
+        p.enter()
+    c.die()
+    assert [workers(p.enter(within=4 * TTL)) for p in (a, b)] == [["a", "b"]] * 2
+
+
+def test_the_next_one_leads_if_several_die_at_once(play):
+    a, b, c, d = play("a", "b", "c", "d")
+    for p in (a, b, c, d):
+        p.enter()
+    for p in (a, b, c):
+        p.die()
+    assert workers(d.enter(within=4 * TTL)) == ["d"]
+    assert d.member.view.leader == d.member.id
+
+
+def test_survivors_are_told_to_give_up_if_they_are_too_few(play, client, job_keys):
+    a, b = play("a", "b")
+    a.enter(), b.enter()
+    client.put(job_keys.target, Target(min=2, max=8, desired=2).encode())
+    for p in (a, b):
+        p.sees(lambda v: v.target.min == 2)
+    a.member.leave()
+    assert b.ended(1) == "worker a is gone"
+    assert b.member.view.generation.number == 1, "nobody to form another one with"
+
+
+def test_the_job_goes_on_if_the_leader_dies_before_it_has_written_the_generation(play, client, job_keys, monkeypatch):
+    a, b, c = play("a", "b", "c")
+    for p in (a, b, c):
+        p.enter()
+    monkeypatch.setattr(a.member._client, "commit", lambda *_, **__: False)  # all share it: nobody can write
+    c.member.leave()
+    a.die()
+    monkeypatch.undo()
+    assert workers(b.enter(within=4 * TTL)) == ["b"]
+
+
+def test_the_written_generation_stands_if_the_leader_dies_just_after(play):
+    a, b, c = play("a", "b", "c")
+    for p in (a, b, c):
+        p.enter()
+    c.member.leave()
+    assert workers(a.enter()) == ["a", "b"]
+    a.die()
+    assert [workers(b.enter()), workers(b.enter(within=4 * TTL))] == [["a", "b"], ["b"]]
+
+
+def test_a_leader_that_was_replaced_cannot_write(client, job_keys):
+    client.put(job_keys.leader, b"first")
+    held = client.get(job_keys.leader).mod_revision
+    client.put(job_keys.leader, b"second")
+    stale = Transaction(((job_keys.generation, 0), (job_keys.leader, held)), ((job_keys.generation, b"x"),))
+    assert not client.commit(stale, "form a generation")
+    assert client.get(job_keys.generation) is None

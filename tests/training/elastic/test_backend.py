@@ -1,0 +1,94 @@
+"""What sums the gradients of a generation: decided by each rank alike, from what all have said."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrain.api import names
+from elastrain.elastic.comm.backend import Backend, Choice, Here, Offer, advice, agree, device_of_rank, look, propose
+
+FIT = Here("cuda", card="GPU-1", nccl=(2, 27, 3))
+GLOO, NCCL = Backend.GLOO, Backend.NCCL
+
+
+def test_nccl_is_offered_if_the_model_is_on_a_cuda_device_and_torch_brings_it() -> None:
+    assert propose(FIT, {}) == Offer(NCCL, "GPU-1")
+
+
+@pytest.mark.parametrize(
+    ("here", "why"),
+    [
+        (Here("cpu"), "the model is on the CPU"),
+        (Here("xpu"), "the model is on a device of type 'xpu', and NCCL needs CUDA"),
+        (Here("cuda", "GPU-1", None), "this build of torch has no NCCL"),
+        (Here("cuda", "GPU-1", (2, 21, 5)), "NCCL 2.21.5 cannot be aborted safely, 2.25 can: install a newer torch"),
+    ],
+)
+def test_gloo_is_offered_with_the_reason_if_nccl_cannot_be_had_and_demanding_it_is_refused(here, why) -> None:
+    assert propose(here, {}) == Offer(GLOO, here.card, why)
+    with pytest.raises(ValueError, match=r"ELASTRAIN_BACKEND=nccl, but .*; change that, or set ELASTRAIN_BACKEND=gloo"):
+        propose(here, {names.ENV_BACKEND: "nccl"})
+
+
+def test_gloo_is_offered_if_the_user_says_so() -> None:
+    assert propose(FIT, {names.ENV_BACKEND: "GLOO"}) == Offer(GLOO, "GPU-1", "ELASTRAIN_BACKEND=gloo")
+
+
+def test_other_words_are_refused_if_the_user_mistypes() -> None:
+    with pytest.raises(ValueError, match="ELASTRAIN_BACKEND=mpi: must be auto, nccl or gloo"):
+        propose(FIT, {names.ENV_BACKEND: "mpi"})
+
+
+def test_nccl_is_chosen_if_all_offer_it_from_devices_of_their_own() -> None:
+    assert agree([Offer(NCCL, "GPU-1"), Offer(NCCL, "GPU-2")]).backend is NCCL
+
+
+def test_gloo_is_chosen_and_the_rank_named_if_one_cannot() -> None:
+    offers = [Offer(NCCL, "GPU-1"), Offer(GLOO, why="the model is on the CPU")]
+    assert agree(offers) == Choice(GLOO, "rank 1: the model is on the CPU")
+
+
+def test_gloo_is_chosen_if_ranks_share_a_card() -> None:
+    offers = [Offer(NCCL, "GPU-1"), Offer(NCCL, "GPU-2"), Offer(NCCL, "GPU-1")]
+    assert agree(offers) == Choice(GLOO, "ranks 0, 2 share the device GPU-1, which NCCL refuses")
+
+
+@given(st.lists(st.builds(Offer, st.sampled_from(Backend), st.sampled_from("abc"), st.text()), min_size=1, max_size=6))
+def test_all_ranks_take_the_same_decision_whatever_was_offered(offers) -> None:
+    told = [Offer.decode(offer.encode()) for offer in offers]
+    assert told == offers
+    safe = all(o.backend is NCCL for o in offers) and len({o.card for o in offers}) == len(offers)
+    assert (agree(told).backend is NCCL) == safe
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what holds without CUDA")
+def test_rank_is_on_the_cpu_and_cuda_is_left_alone_if_there_is_none() -> None:
+    assert device_of_rank(3) == torch.device("cpu")
+    assert look(torch.device("cpu")) == Here("cpu")
+    assert not torch.cuda.is_initialized()
+
+
+def test_rank_gets_the_device_of_its_local_rank_and_shares_if_there_are_too_few(monkeypatch) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert [device_of_rank(rank).index for rank in range(3)] == [0, 1, 0]
+    assert [device.index for device in chosen] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "files", "build", "says"),
+    [
+        (0, [], None, None),
+        (2, ["/dev/nvidia0"], "12.8", r"torch sees 2 CUDA device.*net\.to\(job\.device\), before job\.wrap"),
+        (0, ["/dev/nvidia0"], None, r"1 NVIDIA device.*built for CPUs only: install a CUDA build of torch"),
+        (0, ["/dev/nvidia0"], "12.8", r"built for CUDA 12\.8\) cannot use them: compare the driver's version"),
+    ],
+)
+def test_user_is_told_how_to_use_the_accelerator_if_the_model_does_not(visible, files, build, says) -> None:
+    message = advice(visible, files, build)
+    assert (message is None) if says is None else re.search(says, message)

@@ -1,0 +1,49 @@
+"""What ranks conclude from what all have said of themselves on entry of a generation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elastrain.elastic.membership.entry import Entry, Row
+
+HOLDER = Row(step=7, size=2, reached=7, layout=1, structure=5, in_passing=1, in_portions=1)
+JOINER = Row(step=-1, size=1, reached=7, layout=1, structure=0, in_passing=1, in_portions=1)
+
+
+def test_joiners_look_on_if_those_who_hold_the_state_can_compute_as_they_did():
+    entry = Entry.of([HOLDER, JOINER, HOLDER, JOINER])
+    assert (entry.sources, entry.behind) == ([0, 2], [1, 3])
+    assert entry.shares == {0: (0, 2), 2: (1, 2), 1: (2, 2), 3: (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("table", "behind"),
+    [
+        ([HOLDER, HOLDER], []),
+        ([replace(HOLDER, size=3), replace(HOLDER, size=3), JOINER], [2]),  # one was lost: their parts would grow
+        ([HOLDER, HOLDER, replace(JOINER, in_passing=0)], [2]),
+        ([HOLDER, HOLDER, replace(JOINER, layout=2)], [2]),
+        ([replace(HOLDER, layout=0), replace(HOLDER, layout=0), replace(JOINER, layout=0)], [2]),
+        ([replace(JOINER, size=1), JOINER], [1]),  # nobody holds any state
+    ],
+)
+def test_every_rank_computes_its_part_of_the_first_step_if_not(table, behind):
+    entry = Entry.of(table)
+    assert entry.behind == behind
+    assert entry.shares == {}
+
+
+@pytest.mark.parametrize(
+    ("table", "in_portions"),
+    [
+        ([HOLDER, HOLDER, JOINER], True),
+        ([HOLDER, replace(HOLDER, in_portions=0), JOINER], False),
+        ([HOLDER, HOLDER, replace(JOINER, in_portions=0)], False),
+        ([HOLDER, HOLDER, replace(JOINER, step=3)], False),  # it keeps its own until it has all of the other
+        ([replace(HOLDER, size=3), replace(HOLDER, size=3), JOINER], False),
+    ],
+)
+def test_state_comes_in_portions_if_all_can_and_nothing_of_the_joiners_is_lost_by_it(table, in_portions):
+    assert Entry.of(table).in_portions == in_portions

@@ -1,0 +1,105 @@
+"""Gradients over real groups, with the ranks as threads of the test."""
+
+import pytest
+import torch
+from torch import nn
+
+from elastrain.data.order import Order
+from elastrain.elastic.membership import control
+from elastrain.elastic.strategies import bitwise
+from elastrain.elastic.strategies.bitwise import Bitwise
+from elastrain.elastic.strategies.gradients import Averaged
+
+INPUTS = torch.randn(23, 6, generator=torch.Generator().manual_seed(0))
+ORDER = Order(23, 23, shuffle=False, micro_batches=8)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 1))
+
+
+def one_step(way: Bitwise, net: nn.Module, model: nn.Module, communicator) -> tuple[torch.Tensor, list[float]]:
+    place = (0, communicator.rank, communicator.world_size)
+    parts = ORDER.micro_slices(*place)
+    way.begin(ORDER.leaves(*place))
+    for part in parts:
+        last = part is parts[-1]
+        with way.body(part, communicator, last=last):
+            loss = model(INPUTS[list(part.fetch)]).pow(2).mean()
+            heard = way.backward(loss, part, list, 0.0, communicator, stop=communicator.rank == 1, last=last)
+    return torch.cat(
+        [torch.zeros(1) if p.grad is None else p.grad.flatten() for p in net.parameters()]
+    ).clone(), heard.sums
+
+
+@pytest.fixture
+def bits(connect, each):
+    """Gradients and loss of a step as each rank sees them, by world size."""
+
+    def of(world_size: int, steps: int = 2) -> list[tuple[bytes, float]]:
+        torch.set_num_threads(1)
+        networks = [network() for _ in range(world_size)]
+
+        def on(communicator) -> list[tuple[bytes, float]]:
+            way, net = Bitwise(), networks[communicator.rank]
+            model = way.wrap(net, {})
+            results = [one_step(way, net, model, communicator) for _ in range(steps)]
+            assert not communicator.broken
+            assert all(sums[: control.SLOTS] == [world_size] * control.SLOTS for _, sums in results)
+            assert all(sums[control.STOP] == (world_size > 1) for _, sums in results), "rank 1 asks to stop"
+            return [(gradients.numpy().tobytes(), sums[control.LOSS]) for gradients, sums in results]
+
+        return [result for rank in each(on, connect(world_size)) for result in rank]
+
+    return of
+
+
+def test_gradients_have_the_same_bits_on_any_number_of_ranks_even_more_than_micro_batches(bits) -> None:
+    assert len({result for world in (1, 2, 3, 5, 10) for result in bits(world)}) == 1
+
+
+@pytest.mark.parametrize("piece", [1000, 97])
+def test_gradients_have_the_same_bits_if_they_are_added_in_pieces(bits, monkeypatch, piece) -> None:
+    whole = set(bits(1))
+    monkeypatch.setattr(bitwise, "PIECE", piece)
+    assert {result for world in (2, 3, 10) for result in bits(world)} == whole
+
+
+def test_gradients_are_those_of_the_mean_over_the_batch(bits) -> None:
+    (found, loss), *_ = bits(3)
+    net = network()
+    expected = net(INPUTS).pow(2).mean()
+    expected.backward()
+    gradients = torch.cat([p.grad.flatten() for p in net.parameters()])
+    assert torch.allclose(torch.frombuffer(bytearray(found), dtype=torch.float32), gradients, atol=1e-6)
+    assert loss == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_the_group_is_broken_and_a_new_one_gives_the_same_bits_if_a_rank_is_lost_in_the_middle(connect, bits) -> None:
+    waiting, gone = connect(2)
+    way, net = Bitwise(), network()
+    model = way.wrap(net, {})
+    gone.abort("gone")
+    one_step(way, net, model, waiting)
+    assert waiting.broken
+    (alone,) = connect(1, number=2)
+    gradients, sums = one_step(way, net, model, alone)
+    assert (gradients.numpy().tobytes(), sums[control.LOSS]) in bits(1)
+
+
+def test_error_names_the_argument_if_it_does_not_go_with_the_numerics() -> None:
+    with pytest.raises(ValueError, match="micro_batches"):
+        Bitwise().check(Order(10, 5))
+    with pytest.raises(ValueError, match="micro_batches"):
+        Averaged().check(ORDER)
+    with pytest.raises(ValueError, match="static_graph"):
+        Bitwise().wrap(network(), {"static_graph": True})
+    with pytest.raises(ValueError, match="1 is a SyncBatchNorm"):
+        Bitwise().wrap(nn.Sequential(nn.Linear(6, 4), nn.SyncBatchNorm(4)), {})
+    averaged = Averaged()
+    averaged.wrap(nn.Sequential(nn.Linear(6, 4), nn.SyncBatchNorm(4)), {})
+    with pytest.raises(ValueError, match=r"micro_batch_size=.*SyncBatchNorm"):
+        averaged.check(Order(10, 5, micro_batch_size=2))
+    with pytest.raises(RuntimeError, match=r"running_mean.*GroupNorm"):
+        Bitwise().check_warm_up(["1.running_mean"])

@@ -1,0 +1,112 @@
+"""What only hardware can show. Where there is a GPU: ``pytest -m gpu``, and ``bench/rescale.py --device cuda``."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from elastrain.elastic.comm import backend, nccl
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.control_vector import Words
+from elastrain.elastic.comm.transport import Reading
+from elastrain.elastic.state import transfer
+from elastrain.elastic.strategies.replicated import ElasticModule
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here"),
+]
+needs_nccl = pytest.mark.skipif(not torch.distributed.is_nccl_available(), reason="this build of torch has no NCCL")
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return backend.device_of_rank(0)
+
+
+def solo(device: torch.device) -> nccl.Nccl:
+    store = nccl.IdStore(1, 0, lambda mine: [mine])
+    opened = nccl.open_backend(store, 0, 1, device)
+    group = torch.distributed.ProcessGroup(store, 0, 1)
+    group._set_default_backend(torch.distributed.ProcessGroup.BackendType.NCCL)
+    group._register_backend(device, torch.distributed.ProcessGroup.BackendType.NCCL, opened)
+    return nccl.Nccl(opened, group, store)
+
+
+@needs_nccl
+def test_nccl_can_be_aborted_and_made_anew_in_one_process(device) -> None:
+    for _ in range(3):
+        communicator = solo(device)
+        buffer = torch.ones(1000, device=device)
+        communicator.sum(buffer).wait()
+        assert Reading(buffer)(buffer) == [1.0] * 1000
+        assert communicator.error() is None
+        communicator.abort("test")
+        communicator._aborting.join(10)
+        with pytest.raises(RuntimeError):
+            communicator.sum(buffer)
+        communicator.close()
+
+
+@needs_nccl
+def test_a_healthy_communicator_ends_in_good_order(device) -> None:
+    communicator = solo(device)
+    communicator.sum(torch.ones(8, device=device)).wait()
+    communicator.finish()
+    assert communicator._finished
+    communicator.close()
+
+
+def test_ranks_on_one_card_sum_over_gloo_and_read_after_all_copies(pair, each, device) -> None:
+    def steps(c: Communicator) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):  # not the default one: order must not come by luck
+            for step in range(50):
+                big, small = torch.full((2_000_000,), float(step), device=device), torch.ones(10, device=device)
+                for future in [c.sum_bucket(big), c.sum_bucket(small)]:
+                    future.wait()
+                assert Reading(small)(small) == [2.0] * 10
+                assert bool((big == 2.0 * step).all())
+
+    each(steps, pair)
+
+
+def test_gradients_of_a_model_on_a_device_are_summed(pair, each, device) -> None:
+    torch.manual_seed(0)
+    weights = torch.nn.Linear(64, 8).state_dict()
+
+    def rank(c: Communicator) -> torch.Tensor:
+        net = torch.nn.Linear(64, 8).to(device)
+        net.load_state_dict(weights)
+        model = ElasticModule(net)
+        model(torch.ones(2, 64, device=device)).sum().backward()
+        model.detach()
+        model.attach(c, keep=True)
+        loss = model(torch.full((2, 64), float(c.rank + 1), device=device)).sum()
+        model.prepare(Words(list, loss))
+        loss.backward()
+        assert model.heard(c).sums[0] == 2.0
+        return net.weight.grad.cpu()
+
+    for gradient in each(rank, pair):
+        assert torch.equal(gradient, torch.full((8, 64), 6.0))
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_state_travels_from_device_to_device(reuse, pair, each, device) -> None:
+    theirs = {
+        "w": torch.randn(700_000, device=device),
+        "small": torch.randn(9, device=device),
+        "step": torch.tensor(3.0),
+    }
+    mine = {"w": torch.zeros(700_000, device=device)}
+
+    def rank(c: Communicator) -> Any:
+        if c.rank == 1:
+            return transfer.receive(mine if reuse else None, c, [0], [1])
+        return transfer.Gift(theirs, c, [0], [1]).pause()
+
+    received = each(rank, pair)[1]
+    for name, value in theirs.items():
+        assert torch.equal(received[name].cpu(), value.cpu())
+        assert received[name].device.type == (value.device.type if reuse else "cpu")
+    assert (received["w"].data_ptr() == mine["w"].data_ptr()) == reuse

@@ -1,0 +1,221 @@
+"""State over several steps, with all ranks as threads of the test: real gloo, real sockets, real optimizers."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.state import capture, portions, staging, transfer
+from elastrain.elastic.state.receiver import NotKept, Taking
+from elastrain.elastic.state.sender import Giving
+
+SIDE = 40
+
+
+@pytest.fixture
+def small_pieces(monkeypatch) -> None:
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 2000)
+    monkeypatch.setattr(transfer, "SMALL_BYTES", 1000)
+
+
+class Trainee:
+    """A model of which some tensors are large, an optimizer with a state for each, and a schedule."""
+
+    def __init__(self, seed: int, optimizer: Callable = torch.optim.AdamW) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(SIDE, SIDE), nn.BatchNorm1d(SIDE), *(nn.Linear(SIDE, SIDE) for _ in "abc"))
+        self.model[0].requires_grad_(False)
+        self.optimizer = optimizer([p for p in self.model.parameters() if p.requires_grad], lr=0.1)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+        self.in_place: list[bool] = []
+        """Of each large tensor of the model, whether it arrives where it is."""
+        self.tracked = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
+
+    def tree(self) -> dict:
+        return capture.capture(self.tracked)
+
+    def step(self, number: int) -> None:
+        """The update that all ranks make, from the same gradients."""
+        generator = torch.Generator().manual_seed(number)
+        for p in self.model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator) if p.requires_grad else None
+        self.optimizer.step()
+        self.schedule.step()
+        assert all(p.grad is not None for p in self.model.parameters() if p.requires_grad), "a gradient stays hidden"
+
+
+def gives(c: Communicator, t: Trainee, sources: list[int], receivers: list[int], steps: int) -> None:
+    parts = portions.cut(t.tracked)
+    assert parts is not None
+    giving = Giving(t.tree(), parts, c, sources, receivers)
+    for number in range(steps):
+        giving.resume(t.tree, until=0.0)
+        c.barrier()  # the collective of a step
+        giving.pause()
+        t.step(number)
+        t.model[1].running_mean.fill_(number)  # as a forward does
+        c.barrier()
+    giving.finish(t.tree)
+
+
+def takes(c: Communicator, t: Trainee, sources: list[int], receivers: list[int], steps: int) -> int | None:
+    """Returns the number of steps after which the state was complete, None if it was not before they ended."""
+    mine = t.tree()
+    taking: Taking | None = Taking(mine, c, sources, receivers)
+    here, there = (transfer.tensors_of(tree["model"]) for tree in (mine, taking.opening))
+    t.in_place = [a.data_ptr() == b.data_ptr() for a, b in zip(here, there, strict=True) if a.nbytes > 1000]
+    capture.restore(t.tracked, taking.opening)
+    taking.begin(t.tracked, t.tree)
+    complete = None
+    for number in range(steps):
+        c.barrier()
+        if taking is not None and (closing := taking.step()) is not None:
+            capture.restore(t.tracked, closing)
+            taking, complete = None, number
+        t.step(number)
+        c.barrier()
+        if taking is None:
+            t.model[1].running_mean.fill_(number)
+    while taking is not None:
+        if (closing := taking.step()) is not None:
+            capture.restore(t.tracked, closing)
+            taking = None
+    return complete
+
+
+@pytest.mark.parametrize(("sources", "receivers"), [([0], [1]), ([0, 1], [2]), ([0, 2], [1, 3])])
+@pytest.mark.parametrize("steps", [0, 1, 3, 40])
+def test_joiners_end_with_the_state_of_the_others_whenever_training_ends(
+    sources, receivers, steps, small_pieces, connect, each
+) -> None:
+    trainees = [Trainee(seed=r if r in receivers else 0) for r in range(4)]
+    for number in (100, 101):
+        for r in sources:
+            trainees[r].step(number)
+
+    def run(c: Communicator) -> int | None:
+        if c.rank in sources:
+            gives(c, trainees[c.rank], sources, receivers, steps)
+        elif c.rank in receivers:
+            return takes(c, trainees[c.rank], sources, receivers, steps)
+        else:
+            for _ in range(2 * steps):
+                c.barrier()
+        return None
+
+    complete = each(run, connect(4))
+    for r in receivers:
+        assert complete[r] is not None or steps < 40
+        assert complete[r] is None or complete[r] > 0, "it did not take several steps"
+        assert_same(trainees[r].tree(), trainees[sources[0]].tree())
+        assert trainees[r].in_place == [True] * 4, "memory for the model a second time, and a copy of all of it"
+
+
+def assert_same(a: object, b: object) -> None:
+    for x, y in zip(torch.utils._pytree.tree_leaves(a), torch.utils._pytree.tree_leaves(b), strict=True):
+        assert torch.equal(x, y) if isinstance(y, torch.Tensor) else x == y
+
+
+def test_portions_of_a_device_go_through_one_buffer_per_connection(small_pieces, monkeypatch, pair, each) -> None:
+    buffers: list[int] = []
+
+    def page_locked(size: int, _device: torch.device) -> torch.Tensor:
+        buffers.append(size)
+        return torch.empty(size, dtype=torch.uint8)
+
+    monkeypatch.setattr(staging, "on_host", lambda _tensor: False)
+    monkeypatch.setattr(staging, "page_locked", page_locked)
+    trainees = [Trainee(0), Trainee(1)]
+    trainees[0].step(100)
+    each(lambda c: (gives, takes)[c.rank](c, trainees[c.rank], [0], [1], 5), pair)
+    assert_same(trainees[1].tree(), trainees[0].tree())
+    assert buffers == [2000, 2000], "one of the giver, one of the joiner"
+
+
+def test_joiner_says_so_if_something_beside_the_optimizers_changes_the_model(small_pieces, pair, each) -> None:
+    giver, taker = Trainee(0), Trainee(1)
+    giver.step(100)
+
+    def run(c: Communicator) -> object:
+        if c.rank == 0:
+            with torch.no_grad():  # what an average of the weights does, which the other side makes of other weights
+                giver.step = lambda number: giver.model[0].weight.add_(giver.model[3].weight)  # type: ignore[method-assign]
+                return gives(c, giver, [0], [1], 20)
+        taker.step = lambda number: None  # type: ignore[method-assign]
+        with pytest.raises(NotKept):
+            takes(c, taker, [0], [1], 20)
+        c.abort("it has to be given whole")
+        return None
+
+    with pytest.raises(GenerationBroken):
+        each(run, pair)
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_nobody_waits_longer_than_the_generation_lives(silent, small_pieces, pair, each) -> None:
+    trainees = [Trainee(0), Trainee(1)]
+    trainees[0].step(100)
+    gone = threading.Event()
+
+    def run(c: Communicator) -> None:
+        if c.rank == silent:
+            gone.wait(10)
+            return
+        threading.Timer(0.1, c.abort, ["the peer is silent"]).start()
+        try:
+            if c.rank == 0:
+                parts = portions.cut(trainees[0].tracked)
+                assert parts is not None
+                giving = Giving(trainees[0].tree(), parts, c, [0], [1])
+                giving.resume(trainees[0].tree, until=0.0)
+                giving.pause()
+                giving.end()
+                raise GenerationBroken(1, c.broken or "")
+            Taking(trainees[1].tree(), c, [0], [1])
+        except GenerationBroken as e:
+            assert e.cause in ("the peer is silent", "")
+        finally:
+            gone.set()
+
+    each(run, pair)
+
+
+def test_a_state_is_cut_by_parameters_if_torchs_optimizers_step_them(small_pieces) -> None:
+    t = Trainee(0)
+    t.step(0)
+    parts = portions.cut(t.tracked)
+    assert parts is not None
+    assert [len(p.tensors) for p in parts] == [1, 4, 4, 4], "the frozen weight alone, others with what AdamW keeps"
+    assert portions.may_travel_in_portions(t.tracked)
+
+
+class Own(torch.optim.SGD):
+    """Nobody knows what its step looks at."""
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, Own])
+def test_a_state_travels_whole_if_an_optimizer_may_look_at_several_parameters(optimizer) -> None:
+    assert not portions.may_travel_in_portions(Trainee(0, optimizer).tracked)
+
+
+def test_a_state_travels_whole_if_something_large_belongs_to_no_parameter(small_pieces) -> None:
+    t = Trainee(0)
+    t.step(0)
+    average = torch.optim.swa_utils.AveragedModel(t.model)
+    assert portions.cut({**t.tracked, "average": average}) is None
+    again = torch.optim.SGD(t.model[4].parameters(), lr=0.1)
+    assert portions.cut({**t.tracked, "again": again}) is None, "two optimizers step the same parameter"
+
+
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1), st.floats(-1e-6, 1e-6))
+def test_samples_are_alike_if_only_rounding_makes_them_differ(values, off) -> None:
+    theirs = torch.tensor(values)
+    assert portions.alike([theirs * (1 + off)], [theirs])
+    assert not portions.alike([theirs + 1 + theirs.abs().max()], [theirs])
+    assert not portions.alike([theirs.double()], [theirs])
+    assert not portions.alike([], [theirs])

@@ -1,0 +1,70 @@
+"""Progress and rescale records as rank 0 keeps them."""
+
+from elastrain.api.records import Generation, GenerationMember
+from elastrain.elastic.membership.report import KEPT_RESCALES, Reporter, Switch, Times
+
+GENERATION = Generation(
+    number=2,
+    reason="Grow",
+    leader="a.0",
+    members=(GenerationMember(id="a.0", worker="a", address="h", store_port=1, slots=3, rank_offset=0),),
+)
+
+
+def switch(since: float, entered: float, **times: float) -> Switch:
+    known = {"broken": None, "heard": since - 2.0, "connected": since - 1.5, "synchronised": entered + 0.125} | times
+    return Switch(GENERATION, 2, 10, 0, Times(last_commit=since, entered=entered, **known))
+
+
+def test_pause_is_the_time_between_two_commits_if_a_switch_lies_between_them() -> None:
+    reporter = Reporter()
+    reporter.committed(10.0, 1.0)
+    reporter.entered(switch(since=10.0, entered=10.25))
+    reporter.committed(10.5, 0.9)
+    (rescale,) = reporter.rescales
+    assert (rescale.pause_seconds, rescale.from_size, rescale.to_size) == (0.5, 2, 3)
+
+
+def test_connecting_is_no_part_of_the_pause_if_the_change_was_planned() -> None:
+    times = switch(since=10.0, entered=10.0).times
+    assert times.phases(first_commit=10.5) == {"connect": 0.5, "transfer": 0.125, "first_step": 0.375}
+
+
+def test_phases_add_up_to_the_pause_if_a_peer_was_lost() -> None:
+    times = switch(since=10.0, broken=10.25, heard=10.5, connected=11.0, entered=11.0, synchronised=11.5).times
+    phases = times.phases(first_commit=12.0)
+    assert phases == {"detect": 0.25, "decide": 0.25, "connect": 0.5, "transfer": 0.5, "first_step": 0.5}
+    assert sum(phases.values()) == 2.0
+
+
+def test_nothing_was_decided_after_the_loss_if_the_next_generation_was_known_already() -> None:
+    times = switch(since=10.0, broken=10.5, heard=10.25, connected=10.75, entered=11.0).times
+    phases = times.phases(first_commit=11.25)
+    assert (phases["detect"], phases["decide"], phases["connect"]) == (0.5, 0.0, 0.25)
+
+
+def test_step_time_leaves_out_the_pause() -> None:
+    reporter = Reporter()
+    for t in (1.0, 2.0, 3.0):
+        reporter.committed(t, 1.0)
+    reporter.entered(switch(since=3.0, entered=50.0))
+    reporter.committed(60.0, 1.0)
+    assert reporter.step_seconds == 1.0
+
+
+def test_a_report_is_due_once_a_second_and_at_once_after_a_rescale() -> None:
+    reporter = Reporter()
+    assert reporter.due(0.0)
+    assert not reporter.due(0.9)
+    reporter.entered(switch(since=0.0, entered=0.9))
+    reporter.committed(0.95, 1.0)
+    assert reporter.due(0.95)
+    assert not reporter.due(1.0)
+
+
+def test_only_the_newest_rescales_are_kept() -> None:
+    reporter = Reporter()
+    for t in range(30):
+        reporter.entered(switch(since=t, entered=t))
+        reporter.committed(t + 0.5, 1.0)
+    assert len(reporter.rescales) == KEPT_RESCALES

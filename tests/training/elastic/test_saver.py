@@ -1,0 +1,109 @@
+"""Durable checkpoints beside training: what is copied, and when it is written."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elastrain.api.job import CheckpointSpec
+from elastrain.elastic.checkpoint import Checkpoint
+from elastrain.elastic.checkpoint.saver import Saver
+from elastrain.elastic.state import capture
+
+
+class SlowVolume:
+    """Takes a save down, and ends it when it may."""
+
+    path = Path("/checkpoints")
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.trees: list[Any] = []
+
+    def save(self, tree: Any, *, step: int, generation: int, lineage: str, pace: Any = None) -> Checkpoint:
+        self.trees.append(tree)
+        assert self.may_end.wait(30) or pace is None
+        return Checkpoint(step, generation, lineage, self.path)
+
+
+@pytest.fixture
+def volume() -> SlowVolume:
+    return SlowVolume()
+
+
+@pytest.fixture
+def saver(volume) -> Saver:
+    return Saver(volume, CheckpointSpec(path="/checkpoints", everySteps=10))
+
+
+def save(saver: Saver, step: int, tree: Any) -> None:
+    saver.after_step(step, 1, "lineage", lambda: tree)
+
+
+def ended(saver: Saver) -> None:
+    saver._thread.join(30)
+    assert not saver._thread.is_alive()
+
+
+def test_what_is_written_is_the_state_of_the_step_though_training_goes_on(saver, volume) -> None:
+    weights = torch.ones(3)
+    save(saver, 10, {"weights": weights, "step": 10})
+    weights += 1
+    volume.may_end.set()
+    ended(saver)
+    assert volume.trees[0]["weights"].tolist() == [1, 1, 1]
+    assert saver.result.step == 10
+
+
+def test_no_save_begins_while_another_one_runs(saver, volume) -> None:
+    save(saver, 10, {"weights": torch.ones(3)})
+    save(saver, 20, {"weights": torch.ones(3)})
+    volume.may_end.set()
+    ended(saver)
+    save(saver, 30, {"weights": torch.ones(3)})
+    ended(saver)
+    assert len(volume.trees) == 2
+
+
+def test_the_copy_s_memory_is_used_again_until_another_rank_is_rank_0(saver, volume) -> None:
+    volume.may_end.set()
+    places = []
+    for step in (10, 20, 30):
+        save(saver, step, {"weights": torch.full((3,), float(step))})
+        ended(saver)
+        places.append(volume.trees[-1]["weights"].data_ptr())
+        assert volume.trees[-1]["weights"].tolist() == [step] * 3
+        if step == 20:
+            saver.forget()
+    assert places[0] == places[1] != places[2]
+
+
+def test_a_running_save_is_hurried_if_the_state_must_be_saved_now(saver, volume) -> None:
+    save(saver, 10, {"weights": torch.ones(3)})
+    pace = saver._pace
+    end = threading.Thread(target=lambda: pace._hurry.wait(30) and volume.may_end.set())
+    end.start()
+    saver.save_now(12, 1, "lineage", {"weights": torch.ones(3)})
+    end.join()
+    assert saver.result.step == 12
+
+
+def test_a_tensor_has_new_memory_if_it_does_not_fit_the_old_one() -> None:
+    shapes = {"a": (2,), "b": (2, 2), "c": (2,), "d": (2,), "f": (2, 3)}
+    first = capture.to_cpu_copy({"e": 1, **{name: torch.zeros(shape) for name, shape in shapes.items()}})
+    after = {
+        "a": torch.ones(3), "b": torch.ones(2, 2), "c": torch.ones(2).double(), "d": [torch.ones(2)], "e": 2,
+        "f": torch.ones(3, 2).t(),
+    }  # fmt: skip
+    second = capture.to_cpu_copy(after, first)
+    assert second["b"] is first["b"]
+    assert second["e"] == 2
+    for name in "acf":
+        assert second[name] is not first[name]
+        assert torch.equal(second[name], after[name])
+    assert second["d"][0].tolist() == [1, 1]
+    assert second["f"].stride() == after["f"].stride()

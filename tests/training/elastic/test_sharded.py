@@ -1,0 +1,52 @@
+"""Models that elastrain cannot train yet are refused, not trained wrongly."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from elastrain.elastic.strategies.sharded import refuse_sharded
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+
+
+def test_a_plain_model_is_accepted() -> None:
+    refuse_sharded(net())
+
+
+def test_a_model_is_refused_if_its_layers_are_sharded_by_fully_shard(world_of_one) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = net()
+    fully_shard(model[1], mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(
+        ValueError, match=r"job\.wrap\(\): 1 is wrapped by FSDP2 \(fully_shard\); give the plain module"
+    ):
+        refuse_sharded(model)
+
+
+def test_a_model_is_refused_if_its_parameters_are_spread_over_ranks(world_of_one) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    model = net()
+    model[0].weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), init_device_mesh("cpu", (1,))))
+    with pytest.raises(ValueError, match=r"parameter 0\.weight is a DTensor"):
+        refuse_sharded(model)
+
+
+def test_a_model_is_refused_if_it_is_replicated_already(world_of_one) -> None:
+    with pytest.raises(ValueError, match="the model is wrapped by DistributedDataParallel; give the plain module"):
+        refuse_sharded(nn.parallel.DistributedDataParallel(net()))

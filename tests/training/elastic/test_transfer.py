@@ -1,0 +1,131 @@
+"""State on its way between ranks, with all ranks as threads of the test: real gloo, real sockets."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastrain.elastic.comm import digest
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.state import transfer
+
+TREE = {
+    "weights": torch.randn(7, 11, dtype=torch.float64),
+    "half": torch.randn(5).bfloat16(),
+    "mask": torch.tensor([True, False]),
+    "scalar": torch.tensor(3.0),
+    "empty": torch.empty(0),
+    "transposed": torch.arange(1200).reshape(30, 40).T,
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "with gaps": torch.arange(100)[::3],
+    "large": torch.randn(999),
+    "nested": {0: [1, "two", None, (3.0, torch.tensor([4]))]},
+}
+
+
+@pytest.fixture
+def small_pieces(monkeypatch) -> None:
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 400)
+    monkeypatch.setattr(transfer, "SMALL_BYTES", 200)
+
+
+def move(c: Communicator, tree: Any, sources: list[int], receivers: list[int], mine: Any = None) -> Any:
+    """What the rank of ``c`` does where ``sources`` give ``tree`` to ``receivers``; returns what it has received."""
+    if c.rank in receivers:
+        return transfer.receive(mine, c, sources, receivers)
+    if c.rank in sources:
+        transfer.Gift(tree, c, sources, receivers).pause()
+        if c.broken is not None:
+            raise GenerationBroken(c.generation, c.broken)
+    return None
+
+
+@pytest.mark.parametrize(("sources", "receivers"), [([0], [1]), ([0], [1, 2]), ([0, 2], [1]), ([1, 2], [0, 3])])
+def test_state_arrives_equal_whoever_gives_and_takes(sources, receivers, small_pieces, connect, each) -> None:
+    ranks = connect(4)
+    received = each(lambda c: move(c, TREE, sources, receivers), ranks)
+    for rank, got in enumerate(received):
+        if rank in receivers:
+            assert_same(got, TREE)
+            assert got["nested"].keys() == {0}
+            assert got["channels last"].stride() == TREE["channels last"].stride()
+        else:
+            assert got is None
+
+
+def assert_same(a: object, b: object) -> None:
+    for x, y in zip(torch.utils._pytree.tree_leaves(a), torch.utils._pytree.tree_leaves(b), strict=True):
+        assert torch.equal(x, y) and x.dtype == y.dtype if isinstance(y, torch.Tensor) else x == y
+
+
+def test_state_arrives_in_the_receivers_own_tensors_if_they_fit_and_may_be_used(pair, each, small_pieces) -> None:
+    fits, other_type = torch.zeros(999), torch.zeros(500)
+    theirs = {"fits": torch.randn(999), "other type": torch.randn(500).double(), "new": torch.ones(3)}
+    mine = {"fits": fits, "other type": other_type}
+    received = each(lambda c: move(c, theirs, [0], [1], mine), pair)[1]
+    assert_same(received, theirs)
+    assert received["fits"].data_ptr() == fits.data_ptr()
+    assert not other_type.any()
+
+
+def test_generation_is_broken_if_a_piece_arrives_damaged(pair, each, monkeypatch, small_pieces) -> None:
+    of_bytes = digest.of_bytes
+    receiving = threading.local()
+    monkeypatch.setattr(digest, "of_bytes", lambda data: of_bytes(data) ^ getattr(receiving, "damaged", 0))
+
+    def exchange(c: Communicator) -> str | None:
+        receiving.damaged = c.rank
+        try:
+            move(c, TREE, [0], [1])
+        except GenerationBroken as e:
+            return e.cause
+        return None
+
+    assert each(exchange, pair)[1] == "state from rank 0 arrived damaged: checksums differ"
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 300), max_size=40),
+    st.lists(st.integers(0, 7), min_size=1, max_size=4, unique=True),
+    st.integers(0, 3),
+)
+def test_every_byte_travels_once_in_pieces_within_the_bound(sizes, sources, receiver) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "PIECE_BYTES", 50)
+        patch.setattr(transfer, "SMALL_BYTES", 10)
+        pieces = transfer.cut(sizes)
+    travels = [(index, byte) for p in pieces for index, start, n in p.parts for byte in range(start, start + n)]
+    assert sorted(travels) == [(index, byte) for index, size in enumerate(sizes) for byte in range(size)]
+    assert all(0 < p.nbytes <= 50 for p in pieces)
+    givers = transfer.share(len(pieces), sources, receiver)
+    assert set(givers) <= set(sources)
+    assert max(givers.count(s) for s in sources) - min(givers.count(s) for s in sources) <= 1
+
+
+@pytest.mark.parametrize(("mine", "sources", "receivers"), [(0, [0], [1]), (1, [0], [1])])
+def test_giver_and_taker_stop_waiting_for_a_silent_peer_if_aborted(pair, mine, sources, receivers) -> None:
+    threading.Timer(0.05, pair[mine].abort, ["the peer is silent"]).start()
+    with pytest.raises(GenerationBroken, match="the peer is silent"):
+        move(pair[mine], TREE, sources, receivers)
+
+
+def test_small_tensors_arrive_as_they_were_when_the_gift_began(pair, each, small_pieces) -> None:
+    tree = {"statistics": torch.zeros(5), "large": torch.ones(999), "steps": 7}
+    given = threading.Event()
+
+    def exchange(c: Communicator) -> Any:
+        if c.rank == 1:
+            assert given.wait(10)
+            return transfer.receive(None, c, [0], [1])
+        gift = transfer.Gift(tree, c, [0], [1])
+        tree["statistics"].fill_(1)  # as a forward does that follows running statistics
+        tree["steps"] = 8
+        given.set()
+        gift.pause()
+        return None
+
+    assert_same(each(exchange, pair)[1], {"statistics": torch.zeros(5), "large": torch.ones(999), "steps": 7})

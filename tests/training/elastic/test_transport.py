@@ -1,0 +1,392 @@
+"""What the runtime may rely on, whatever sums the gradients: the same tests for gloo, for a stand-in of NCCL, and (in
+``test_on_gpu.py``) for the real one."""
+
+import os
+import threading
+from collections import defaultdict
+from enum import Enum
+
+import pytest
+import torch
+
+from elastrain.elastic.comm import communicator as communicator_module
+from elastrain.elastic.comm import nccl
+from elastrain.elastic.comm.backend import Backend, Offer
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.exchange import MeetingStore
+
+PATIENCE = 30.0
+
+
+class State(Enum):
+    SUCCESS = 0
+    REMOTE_ERROR = 1
+
+
+# A stand-in for NCCL on machines without a GPU: ranks are threads, and a device is a queue of things to be done.
+#
+# What it has in common with the real one is what the runtime must cope with: sums are only queued, and their futures
+# are done at once; a queued sum waits for its peers for ever, whatever happens to them; an abort lets the queue go on
+# with garbage in the buffers; and nothing can be called off inside an initialisation.
+
+
+class Machine:
+    """All devices, and what connects them."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.rooms: dict[bytes, dict[int, Device]] = defaultdict(dict)
+        self.opened: list[Device] = []
+        self.asked = 0
+        """Initialisations that were begun."""
+        self.refuses: str | None = None
+        self.silent: set[int] = set()
+        """Ranks whose initialisation never comes back, until they are taken out."""
+
+    def open_device(self, store, rank: int, world_size: int, _device) -> "Device":
+        with self.changed:
+            self.asked += 1
+            self.changed.notify_all()
+        if self.refuses is not None:
+            raise RuntimeError(self.refuses)
+        if rank == 0:
+            name = f"room {len(self.rooms)}".encode()
+            store.set("0", name)
+        else:
+            name = store.get("0")
+        store.set("torch's own diagnostics", b"")
+        backend = Device(self, rank, world_size)
+        with self.changed:
+            self.opened.append(backend)
+            room = self.rooms[name]
+            room[rank] = backend
+            backend.peers = room
+            self.changed.notify_all()
+            ready = self.changed.wait_for(lambda: len(room) == world_size and rank not in self.silent, PATIENCE)
+            assert ready, "never connected"
+        return backend
+
+
+class Device:
+    """What ``ProcessGroupNCCL`` is to the runtime, and the group around it."""
+
+    def __init__(self, machine: Machine, rank: int, world_size: int) -> None:
+        self.machine, self.rank, self.world_size = machine, rank, world_size
+        self.peers: dict[int, Device] = {}
+        self.queue: list[torch.Tensor] = []
+        self.brought: list[torch.Tensor] = []
+        self.aborted = self.shut = False
+        self.state = State.SUCCESS
+        self.stubborn = False
+
+    # -- as torch has it ---------------------------------------------------------------------------------------------
+    def allreduce(self, buffers: list[torch.Tensor]) -> "Device":
+        if self.aborted:
+            raise RuntimeError("NCCL communicator was aborted")
+        with self.machine.changed:
+            self.queue.append(buffers[0])
+            self.brought.append(buffers[0].clone())
+            self.machine.changed.notify_all()
+        return self
+
+    def get_future(self) -> torch.futures.Future:
+        future: torch.futures.Future = torch.futures.Future()
+        future.set_result([self.queue[-1]])
+        return future
+
+    def abort(self) -> None:
+        with self.machine.changed:
+            self.aborted = True
+            self.machine.changed.notify_all()
+
+    def shutdown(self) -> None:
+        with self.machine.changed:
+            self.shut = True
+            self.machine.changed.notify_all()
+            together = lambda: all(p.shut or p.aborted for p in self.peers.values())  # noqa: E731
+            assert self.machine.changed.wait_for(together, PATIENCE)
+
+    def get_error(self) -> State:
+        return self.state
+
+    # -- the device --------------------------------------------------------------------------------------------------
+    def synchronize(self) -> None:
+        """Wait, as for an event at the end of the queue."""
+        with self.machine.changed:
+            for number, buffer in enumerate(self.queue):
+                done = self.machine.changed.wait_for(
+                    lambda n=number: self.aborted or all(len(p.brought) > n for p in self.peers.values()), PATIENCE
+                )
+                assert done, "the device waits for a peer that is gone"
+                if self.aborted:
+                    buffer.fill_(float("nan"))
+                else:
+                    buffer.copy_(sum(p.brought[number] for p in self.peers.values()))
+            self.queue = []
+            self.brought = self.brought if not self.aborted else []
+
+
+@pytest.fixture
+def machine(monkeypatch) -> Machine:
+    machine = Machine()
+    monkeypatch.setattr(nccl, "open_backend", machine.open_device)
+    monkeypatch.setattr(nccl, "group_over", lambda _store, _rank, _size, _host, backend: backend)
+    monkeypatch.setattr(nccl.Nccl, "takes", lambda _self, _tensor: True)
+    return machine
+
+
+@pytest.fixture(params=["gloo", "nccl"])
+def form(request, machine, generation, each):
+    """``form(size, number)``: the communicators of a generation."""
+    made: list[Communicator] = []
+
+    def of(world_size: int, number: int = 1, called_off=lambda: False) -> list[Communicator]:
+        g = generation(world_size, number)
+        errors: list[Exception] = []
+
+        def one(rank: int) -> None:
+            offer = Offer(Backend(request.param), card=f"GPU-{rank}", why="the test says so", group=True)
+            store = MeetingStore(g, rank, lambda: False)
+            at = {"of": g, "rank": rank, "store": store, "address": "127.0.0.1", "called_off": called_off}
+            try:
+                ranks[rank] = Communicator(**at, offer=offer, device="a device")
+            except Exception as e:
+                errors.append(e)
+
+        ranks: dict[int, Communicator] = {}
+        each(one, range(world_size))
+        made.extend(ranks.values())
+        if errors:
+            raise errors[0]  # the cause; another rank may have seen its connections end
+        return [ranks[r] for r in range(world_size)]
+
+    yield of
+    for c in made:
+        c.close()
+
+
+only_nccl = pytest.mark.parametrize("form", ["nccl"], indirect=True)
+
+
+def sums(c: Communicator, *values: float) -> list[float]:
+    """What the host reads of the sums of ``values``, when it has waited for all of them."""
+    buffers = [torch.tensor([v], dtype=torch.float64) for v in values]
+    for future in [c.sum_bucket(b) for b in buffers]:
+        future.wait()
+    if c._nccl is not None and c._nccl._backend is not None:
+        c._nccl._backend.synchronize()
+    c.sums_awaited()
+    return [b.item() for b in buffers]
+
+
+def kill(c: Communicator) -> None:
+    """As the kernel does: all connections end, and nobody says why."""
+    c._gloo.abort("killed")
+    c._channels.shut()
+
+
+def test_sums_are_those_of_all_ranks_in_order(form, each) -> None:
+    for size in (1, 2, 3):
+        ranks = form(size, size)
+        assert each(lambda c: sums(c, 1.0, c.rank, 5.0), ranks) == [[size, sum(range(size)), 5 * size]] * size
+        assert not any(c.broken for c in ranks)
+
+
+def test_wait_for_a_peer_ends_with_the_cause_on_record_if_the_own_generation_is_aborted(form) -> None:
+    waiting, _silent = form(2)
+    threading.Timer(0.05, waiting.abort, ["member w1 is lost"]).start()
+    sums(waiting, 1.0)
+    assert waiting.broken == "member w1 is lost"
+
+
+def test_wait_for_a_peer_ends_if_the_peer_is_killed(form) -> None:
+    waiting, killed = form(2)
+    threading.Timer(0.05, kill, [killed]).start()
+    sums(waiting, 1.0)
+    assert waiting.broken
+
+
+def test_what_an_abort_has_left_is_never_taken_for_a_sum(form, each) -> None:
+    for number in range(5):
+        ranks = form(2, number + 1)
+        threading.Timer(0.002 * number, ranks[1].abort, ["lost"]).start()
+
+        def train(c: Communicator) -> list[bool]:
+            verdicts = []
+            while c.broken is None:
+                read = sums(c, 1.0, 2.0)
+                verdicts.append(read == [2.0, 4.0] or c.broken is not None)
+            return verdicts
+
+        assert all(all(verdicts) for verdicts in each(train, ranks))
+
+
+def test_the_step_under_way_counts_and_no_other_begins_if_a_generation_is_called_off(form, each) -> None:
+    """One that is told has brought its part: the other, which is not told, has all it needs to commit the step."""
+    told, other = form(2)
+    calling = threading.Timer(0.05, told.call_off, ["its successor is there"])
+    calling.start()
+
+    def train(c: Communicator) -> list[float]:
+        if c is other:
+            calling.join()
+        return sums(c, 1.0)
+
+    assert each(train, [told, other]) == [[2.0], [2.0]]
+    assert told.broken is other.broken is None
+    assert told.over == "its successor is there"
+    told.sum_bucket(torch.ones(1)).wait()
+    assert told.broken == "its successor is there"
+
+
+def test_survivors_train_on_in_the_next_generation_if_one_broke(form, each) -> None:
+    first = form(3, 1)
+    kill(first[2])
+    each(lambda c: sums(c, 1.0), first[:2])
+    each(lambda c: c.close(), first)
+    assert each(lambda c: sums(c, 1.0), form(2, 2)) == [[2.0]] * 2
+
+
+def test_the_next_generation_connects_while_the_present_one_trains(form, each) -> None:
+    present = form(2, 1)
+
+    def both(c: Communicator) -> None:
+        for _ in range(20):
+            assert sums(c, 1.0) == [2.0]
+
+    thread = threading.Thread(target=each, args=(both, present))
+    thread.start()
+    following = form(2, 2)
+    thread.join()
+    assert each(lambda c: sums(c, 3.0), following) == [[6.0]] * 2
+
+
+@only_nccl
+def test_ranks_end_it_in_good_order_if_all_leave_a_healthy_generation(form, machine, each) -> None:
+    ranks = form(3)
+    each(lambda c: sums(c, 1.0), ranks)
+    each(lambda c: c.close(together=True), ranks)
+    assert [(b.shut, b.aborted) for b in machine.opened] == [(True, False)] * 3
+
+
+@only_nccl
+def test_it_ends_by_an_abort_if_a_rank_does_not_say_farewell(form, machine, monkeypatch) -> None:
+    monkeypatch.setattr(communicator_module, "FAREWELL_SECONDS", 0.05)
+    leaving, _staying = form(2)
+    leaving.close(together=True)
+    assert [(b.shut, b.aborted) for b in sorted(machine.opened, key=lambda b: b.rank)] == [
+        (False, True),
+        (False, False),
+    ]
+
+
+@only_nccl
+def test_generation_is_aborted_if_nccl_reports_an_error_of_the_network(form, machine) -> None:
+    waiting, _other = form(2)
+    next(b for b in machine.opened if b.rank == 0).state = State.REMOTE_ERROR
+    sums(waiting, 1.0)
+    assert waiting.broken == "NCCL reports remote error"
+
+
+@only_nccl
+def test_initialisation_is_left_behind_and_ended_later_if_nobody_wants_it_any_more(form, machine, eventually) -> None:
+    machine.silent = {0, 1}
+    with pytest.raises(nccl.CalledOff):
+        form(2, called_off=lambda: len(machine.opened) == 2)
+    assert not any(b.aborted for b in machine.opened)
+    with machine.changed:
+        machine.silent = set()
+        machine.changed.notify_all()
+    eventually(lambda: all(b.aborted for b in machine.opened), what="the threads to end what they have made")
+
+
+@only_nccl
+def test_nccl_is_begun_when_every_rank_has_its_other_connections(form, machine, monkeypatch) -> None:
+    """A rank at which it fails at once would end those while another one still makes them, which told of gloo."""
+    opened_early = []
+
+    class Late(communicator_module.Gloo):
+        def __init__(self, store, rank: int, *others) -> None:
+            super().__init__(store, rank, *others)
+            if rank == 1:
+                with machine.changed:
+                    opened_early.append(machine.changed.wait_for(lambda: machine.asked, 0.1))
+
+    monkeypatch.setattr(communicator_module, "Gloo", Late)
+    form(2)
+    assert opened_early == [False]
+
+
+@only_nccl
+def test_user_is_told_the_way_out_if_nccl_cannot_connect(form, machine) -> None:
+    machine.refuses = "unhandled system error\nsecond line"
+    with pytest.raises(nccl.InitialisationFailed, match=r"NCCL: unhandled system error; set NCCL_DEBUG=INFO .*=gloo"):
+        form(2)
+
+
+@only_nccl
+def test_user_is_told_the_way_out_if_nccl_does_not_come_back(form, machine, monkeypatch) -> None:
+    monkeypatch.setattr(nccl, "CONNECT_TIMEOUT", nccl.CONNECT_TIMEOUT / 300)
+    machine.silent = {0, 1}
+    with pytest.raises(nccl.InitialisationFailed, match=r"not connected 2 ranks .*NCCL_SOCKET_IFNAME .*=gloo"):
+        form(2)
+
+
+def test_gloo_is_used_by_all_if_one_rank_has_no_device(machine, generation, each) -> None:
+    g = generation(2)
+    offers = [Offer(Backend.NCCL, "GPU-1", group=True), Offer(Backend.GLOO, why="the model is on the CPU")]
+
+    def one(rank: int) -> Communicator:
+        store = MeetingStore(g, rank, lambda: False)
+        return Communicator(of=g, rank=rank, store=store, address="127.0.0.1", offer=offers[rank])
+
+    ranks = each(one, range(2))
+    assert each(lambda c: sums(c, 1.0), ranks) == [[2.0]] * 2
+    assert {c.choice.why for c in ranks} == {"rank 1: the model is on the CPU"}
+    assert not machine.opened
+    for c in ranks:
+        c.close()
+
+
+def test_torchs_own_handling_of_errors_is_off_and_the_user_told_if_it_was_demanded() -> None:
+    environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_ENABLE_MONITORING": "1"}
+    assert nccl.settings(environ) == ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+    assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0", "its aborts would make garbage look like sums"
+    assert environ["TORCH_NCCL_ENABLE_MONITORING"] == "1", "what does no harm is the user's choice"
+    assert nccl.settings({}) == []
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
+
+
+def test_id_is_shared_once_and_what_torch_adds_stays_local() -> None:
+    sent: list[bytes] = []
+
+    def give(mine: bytes) -> list[bytes]:
+        sent.append(mine)
+        return sent
+
+    root, other = nccl.IdStore(3, 0, give), nccl.IdStore(3, 1, lambda mine: [*sent, mine])
+    root.set("0", b"\0id\xff")
+    root.set("later", "x")
+    assert len(sent) == 1
+    assert other.get("0") == b"\0id\xff"
+    assert not other.check(["later"])
+    assert (other.add("n", 2), other.add("n", 3)) == (2, 5)
+    assert (other.delete_key("n"), other.delete_key("n")) == (True, False)
+
+
+def test_what_another_rank_has_set_for_itself_is_not_taken_for_rank_0_s() -> None:
+    sent: list[bytes] = []
+    for rank in (1, 0):  # rank 0's set is its exchange: the others' come before
+        store = nccl.IdStore(3, rank, lambda mine: sent.append(mine) or [mine])
+        store.set("key", f"of {rank}")
+        store.meet()
+    reader = nccl.IdStore(3, 2, lambda _: [sent[1], sent[0]])
+    reader.set("own", "of 2")
+    assert (reader.get("key"), reader.get("own")) == (b"of 0", b"of 2")
+
+
+def test_a_broken_generation_raises_where_the_host_waits(form) -> None:
+    waiting, _ = form(2)
+    waiting.abort("lost")
+    with pytest.raises(GenerationBroken, match="lost"):
+        waiting.barrier()

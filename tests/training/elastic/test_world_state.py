@@ -1,0 +1,49 @@
+"""What a rank takes over with the state of a peer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from elastrain.data.order import Order
+from elastrain.elastic.membership.world import World
+
+
+def alone() -> World:
+    return World(cast("Any", None), {}, spec=None, volume=None)
+
+
+def test_the_loss_is_that_of_the_last_committed_step_if_a_peer_committed_it():
+    ahead, behind = alone(), alone()
+    for world in (ahead, behind):
+        world.commit(Order(10, 5), None, 2.5, None)
+    ahead.commit(Order(10, 5), None, 1.25, None)
+    behind._load(ahead._tree())
+    assert behind.step == 2
+    assert behind.loss == 1.25
+
+
+def test_training_has_ended_for_a_rank_that_takes_over_the_last_step_from_a_peer():
+    ahead, behind = alone(), alone()
+    ahead.stopped = True
+    behind._load(ahead._tree())
+    assert behind.stopped
+
+
+@pytest.mark.parametrize(("takes", "fit"), [(True, False), (False, True)])
+def test_a_step_is_lost_to_who_was_getting_its_state_and_not_to_who_gave_it_if_that_breaks_off(takes, fit):
+    """All sums of the step were there, so others have committed it."""
+
+    class BreaksOff:
+        def __init__(self) -> None:
+            self.takes = takes
+
+        def before_update(self, communicator: SimpleNamespace) -> None:
+            communicator.broken = "the joiner is gone"
+
+    world = alone()
+    world.communicator = cast("Any", SimpleNamespace(broken=None))
+    world._handover = cast("Any", BreaksOff())
+    assert world.before_update() is fit

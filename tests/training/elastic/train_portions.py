@@ -1,0 +1,75 @@
+"""A training script for the tests, in which a state of 63 MB counts as large."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import elastrain
+from elastrain.elastic.state import handover, portions
+
+portions.MIN_BYTES = 2**20
+if os.environ.get("ONE_BY_ONE"):
+    handover.STEP_SHARE = 0.0  # one portion from each giver in each step
+
+out, epochs, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+torch.set_num_threads(1)
+torch.manual_seed(int(os.environ.get("SEED", "0")))
+generator = torch.Generator().manual_seed(1)
+inputs = torch.randn(203, 64, generator=generator)
+labels = torch.randint(0, 3, (203,), generator=generator)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(64, 1024).requires_grad_(False)
+        self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(5)))
+        self.head = nn.Linear(1024, 3)
+        if os.environ.get("FOLLOWER"):  # a large tensor that something beside the optimizer changes
+            self.follower = nn.Parameter(torch.zeros(1024, 1024), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.frozen(x))
+        for layer in self.layers:
+            x = x + 0.1 * torch.tanh(layer(x))
+        return self.head(x)
+
+    def follow(self) -> None:
+        if os.environ.get("FOLLOWER"):
+            with torch.no_grad():
+                self.follower.lerp_(self.layers[4].weight, 0.1)
+
+
+with elastrain.join() as job:
+    net = Model()
+    model = job.wrap(net)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.001)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.9)
+    job.track(optimizer=optimizer, scheduler=scheduler)
+    commits = []
+    job.on_commit(lambda: commits.append(job.step))
+    loader = job.dataloader(TensorDataset(inputs, labels), global_batch_size=12, seed=3)
+    for x, y in job.steps(loader, epochs=epochs):
+        if not (out / "run-free").exists():
+            time.sleep(delay)
+        optimizer.zero_grad()
+        job.backward(nn.functional.cross_entropy(model(x), y))
+        job.clip_grad_norm_(0.5)
+        optimizer.step()
+        scheduler.step()
+        if job.committed:
+            net.follow()
+
+state = {
+    "model": net.state_dict(),
+    "optimizer": optimizer.state_dict()["state"],
+    "step": job.step,
+    "commits": commits,
+    "lr": scheduler.get_last_lr(),
+}
+torch.save(state, out / f"final-{os.getpid()}.pt")

@@ -1,0 +1,93 @@
+"""The examples as local jobs: grown, hit by a kill, and judged at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from elastrain.cli.local.runner import LocalJob
+from elastrain.cli.local.status import LocalStatus
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+PATIENCE = 60.0
+"""Seconds for one change of size on a machine that is busy with other tests."""
+
+
+class Trial:
+    """One example under ``elastrain run``, and what it printed."""
+
+    def __init__(self, example: str, state: Path, environment: dict[str, str]) -> None:
+        self.lines: list[tuple[str, str]] = []
+        self.job = LocalJob(
+            EXAMPLES / example / "job.yaml",
+            state_dir=state,
+            replicas=1,
+            environment=environment,
+            lease_ttl=2,
+            on_line=lambda worker, line: self.lines.append((worker, line)),
+        )
+
+    def await_workers(self, count: int) -> LocalStatus:
+        """Until ``count`` workers train together."""
+        return self.job.wait(
+            lambda s: s.in_force == count and s.generation and s.generation.size == count,
+            timeout=PATIENCE,
+            what=f"{count} workers to train together{self.tail()}",
+        )
+
+    def await_line(self, text: str, after: int = 0) -> int:
+        """Until ``text`` was printed later than line ``after``; returns the number of lines by then."""
+        deadline = time.monotonic() + PATIENCE
+        while not any(text in line for _, line in self.lines[after:]):
+            assert time.monotonic() < deadline and self.job.result is None, f"not printed: {text!r}{self.tail()}"
+            self.job.await_change(0.1)
+        return len(self.lines)
+
+    def printed(self, text: str) -> list[str]:
+        return [line for _, line in self.lines if text in line]
+
+    def tail(self) -> str:
+        return "\n" + "\n".join(f"{worker} | {line}" for worker, line in self.lines[-40:])
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Callable[..., Trial]]:
+    """``trial("03-torchrun", EPOCHS="5")`` starts an example with one worker; it is killed at the end of the test."""
+    trials: list[Trial] = []
+
+    def start(example: str, **environment: str) -> Trial:
+        # The variable is how processes that have left their process group are found.
+        one = Trial(example, tmp_path / "state", {"ELASTRAIN_TEST_TRIAL": str(tmp_path), **environment})
+        trials.append(one)
+        one.job.__enter__()
+        return one
+
+    yield start
+    for one in trials:
+        one.job.__exit__(None, None, None)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("ELASTRAIN_TEST_TRIAL") == str(tmp_path):
+                process.kill()
+
+
+@pytest.fixture
+def require() -> Callable[[str, str], None]:
+    """``require("lightning", "ELASTRAIN_REQUIRE_LIGHTNING")`` skips where the package is not installed; where the
+    variable is 1 it fails."""
+
+    def check(package: str, variable: str) -> None:
+        if importlib.util.find_spec(package) is not None:
+            return
+        if os.environ.get(variable) == "1":
+            pytest.fail(f"{variable}=1, but {package} is not installed", pytrace=False)
+        pytest.skip(f"{package} is not installed")
+
+    return check

@@ -1,0 +1,180 @@
+"""How a worker ends, and how it leaves: the agent's decisions, as stories about worker ``a``."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from effects import none, only
+from elastrain.agent.core.bounds import STRAGGLER_SECONDS
+from elastrain.agent.core.events import (
+    End,
+    KillRanks,
+    Leave,
+    Publish,
+    PublishProgress,
+    RankExited,
+    Signalled,
+    StartRanks,
+)
+from elastrain.api.messages import Exit, Hello, Report
+from elastrain.api.records import Outcome, Phase, Progress, Target
+
+
+# ---- the end -------------------------------------------------------------------------------------------------------
+def report(step: int, generation: int = 1) -> Report:
+    return Report(progress=Progress(generation=generation, world_size=1, members=1, step=step))
+
+
+def test_progress_is_published_only_if_the_rank_is_global_rank_0(story, make_generation):
+    story.training_in(make_generation(1, "a", "b"))
+    assert only(story.says(report(12)), PublishProgress).progress.step == 12
+    story.sees(generation=make_generation(2, "b", "a"))
+    none(story.says(report(13, generation=2)), PublishProgress)
+
+
+def test_phase_is_finished_if_all_ranks_finished(new_story, make_generation):
+    story = new_story(nproc=2).training_in(make_generation(1, "a", slots=2))
+    none(story.finishes(rank=0), Publish)
+    assert only(story.finishes(rank=1), Publish).phase is Phase.FINISHED
+
+
+def test_the_job_is_finished_if_the_worker_of_rank_0_ends_with_0(story, make_generation):
+    story.training_in(make_generation(1, "a"))
+    story.says(report(40))
+    story.finishes(step=50)
+    effects = story.exits()
+    progress = only(effects, PublishProgress).progress
+    assert (progress.finished, progress.step) == (True, 50)
+    assert effects[-1].termination.outcome is Outcome.FINISHED
+    assert effects.index(Leave()) > effects.index(PublishProgress(progress)), "the key goes after the news"
+
+
+def test_the_job_is_not_finished_if_another_worker_ends(story, make_generation):
+    story.training_in(make_generation(1, "b", "a"))
+    story.finishes()
+    effects = story.exits()
+    none(effects, PublishProgress)
+    assert only(effects, End).termination.outcome is Outcome.FINISHED
+
+
+def test_outcome_is_finished_if_the_script_never_joined(story):
+    story.started()
+    effects = story.event(RankExited(1, 0))
+    none(effects, PublishProgress)
+    assert only(effects, End).termination.outcome is Outcome.FINISHED
+
+
+def test_outcome_is_finished_and_says_so_if_the_script_leaves_its_loop_early(story, make_generation):
+    story.training_in(make_generation(1, "a"))
+    ending = only(story.exits(), End).termination
+    assert ending.outcome is Outcome.FINISHED
+    assert "early" in ending.message
+
+
+def test_a_crash_on_the_way_out_is_forgiven_if_another_worker_holds_rank_0(story, make_generation):
+    story.training_in(make_generation(1, "b", "a"))
+    story.finishes()
+    assert only(story.exits(signal=11), End).termination.outcome is Outcome.FINISHED
+
+
+def test_the_worker_fails_if_one_rank_leaves_the_loop_and_its_sibling_waits_too_long(new_story, make_generation):
+    story = new_story(nproc=2).training_in(make_generation(1, "a", slots=2))
+    story.exits(rank=1)
+    none(story.later(STRAGGLER_SECONDS - 1), KillRanks)
+    story.later(2)
+    ending = only(story.exits(signal=15, rank=0), End).termination
+    assert (ending.reason, ending.outcome) == ("ScriptFailed", Outcome.FAILED)
+    assert "[0]" in ending.message
+
+
+def test_parked_ranks_are_told_to_exit_if_the_job_finished_without_them(story, sent, make_generation):
+    story.training_in(make_generation(2, "b", "a"))
+    story.breaks(2)
+    assert sent(story.sees(finished=True), Exit) == [Exit(reason="the job has finished")]
+    assert only(story.leaves(), End).termination.outcome is Outcome.FINISHED
+
+
+def test_ranks_of_a_healthy_generation_finish_by_themselves_if_the_job_has_finished(story, sent, make_generation):
+    story.training_in(make_generation(2, "b", "a"))
+    assert not sent(story.sees(finished=True), Exit)
+
+
+# ---- leaving -------------------------------------------------------------------------------------------------------
+def test_a_drain_keeps_training_until_a_generation_without_us_is_adopted(story, sent, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
+    effects = story.event(Signalled(signal.SIGTERM))
+    assert only(effects, Publish).phase is Phase.LEAVING
+    assert not sent(effects, Exit)
+    assert not sent(story.sees(generation=make_generation(3, "b")), Exit)
+    assert sent(story.adopts(3), Exit) == [Exit(reason="told to stop")]
+    ending = only(story.leaves(step=11), End).termination
+    assert (ending.outcome, ending.step, ending.exit_code) == (Outcome.DRAINED, 11, 0)
+
+
+def test_ranks_exit_at_once_if_they_are_in_no_generation(story, sent):
+    story.ready()
+    assert sent(story.event(Signalled(signal.SIGTERM)), Exit)
+
+
+def test_ranks_are_terminated_if_they_are_not_ready_when_told_to_leave(story):
+    story.started()
+    story.says(Hello(local_rank=0, pid=3))
+    assert only(story.event(Signalled(signal.SIGTERM)), KillRanks).signum == signal.SIGTERM
+    assert only(story.exits(signal=15), End).termination.outcome is Outcome.DRAINED
+
+
+def test_the_empty_generation_parks_ranks_if_nobody_told_them_to_leave(story, sent, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
+    story.sees(generation=make_generation(3))
+    effects = story.adopts(3)
+    assert not sent(effects, Exit)
+    assert only(effects, Publish).phase is Phase.READY
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        Target(min=1, max=4, desired=0, reason="Suspend"),
+        Target(min=1, max=4, desired=1, leaving=("a",), reason="Suspend"),
+    ],
+    ids=["nobody is wanted", "this worker must leave"],
+)
+def test_the_target_drains_like_a_signal(story, sent, make_generation, target):
+    story.training_in(make_generation(2, "a"))
+    assert only(story.sees(target=target), Publish).phase is Phase.LEAVING
+    story.sees(generation=make_generation(3))
+    assert sent(story.adopts(3), Exit) == [Exit(reason="target: Suspend")]
+    assert only(story.leaves(), End).termination.outcome is Outcome.DRAINED
+
+
+def test_the_member_is_ready_again_if_the_target_takes_its_leave_back(story, make_generation):
+    story.training_in(make_generation(2, "a"))
+    story.sees(target=Target(min=1, max=4, desired=1, leaving=("a",)))
+    assert only(story.sees(target=Target(min=1, max=4, desired=1)), Publish).phase is Phase.READY
+
+
+def test_ranks_are_terminated_then_killed_if_the_drain_takes_too_long(story, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
+    story.event(Signalled(signal.SIGTERM))
+    assert story.core.deadline() == story.now + 25.0
+    assert only(story.later(25.1), KillRanks).signum == signal.SIGTERM
+    assert only(story.later(2.1), KillRanks).signum == signal.SIGKILL
+    ending = only(story.exits(signal=9), End).termination
+    assert ending.outcome is Outcome.DRAINED
+    assert "in time" in ending.message
+
+
+def test_ranks_are_terminated_at_once_if_a_second_signal_comes(story, make_generation):
+    story.training_in(make_generation(2, "a"))
+    story.event(Signalled(signal.SIGINT))
+    assert only(story.event(Signalled(signal.SIGINT)), KillRanks).signum == signal.SIGTERM
+
+
+def test_a_leaving_worker_does_not_restart_a_killed_rank(story, make_generation):
+    story.training_in(make_generation(2, "a"))
+    story.event(Signalled(signal.SIGTERM))
+    effects = story.exits(signal=9)
+    none(effects, StartRanks)
+    assert only(effects, End).termination.outcome is Outcome.DRAINED

@@ -1,0 +1,57 @@
+"""Termination records: what they say, and that Kubernetes can read them whole."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrain.agent.core import endings
+from elastrain.agent.core.events import RankExited
+from elastrain.api.records import Outcome, Termination
+
+TRACEBACK = """starting
+Traceback (most recent call last):
+  File "/app/train.py", line 9, in <module>
+    main()
+  File "/app/train.py", line 5, in main
+    load("x")
+FileNotFoundError: no such file: 'x'
+cleaning up"""
+
+
+def test_the_message_is_the_error_and_where_it_was_raised_if_the_log_ends_with_a_traceback():
+    assert endings.error_line(TRACEBACK) == "FileNotFoundError: no such file: 'x' (/app/train.py:5 in main)"
+
+
+def test_the_message_is_the_last_error_if_one_exception_caused_another():
+    log = (
+        TRACEBACK
+        + "\n\nDuring handling ...\n\n"
+        + TRACEBACK.replace("FileNotFoundError: no such file: 'x'", "KeyError: 2")
+    )
+    assert endings.error_line(log).startswith("KeyError: 2")
+
+
+def test_the_message_is_the_last_line_if_there_is_no_traceback():
+    assert endings.error_line("a\nout of disk\n\n") == "out of disk"
+
+
+def test_the_message_names_the_exit_code_if_nothing_was_printed():
+    assert "exited with 4" in endings.script_failed(1, RankExited(1, 0, code=4), None).message
+
+
+@given(st.text(), st.text())
+def test_a_record_fits_into_a_termination_log_whatever_the_script_printed(message, log):
+    long = Termination(outcome=Outcome.FAILED, message=message * 50, log_tail=log * 200, exit_code=1)
+    raw = endings.encode(long)
+    assert len(raw) < endings.RECORD_BYTES
+    read = Termination.model_validate(json.loads(raw))
+    assert long.log_tail.endswith(read.log_tail), "the newest lines are kept"
+    assert long.message.startswith(read.message)
+
+
+def test_a_record_keeps_a_short_log_whole():
+    record = endings.script_failed(7, RankExited(1, 0, code=1, log_tail=TRACEBACK), 3)
+    assert Termination.decode(endings.encode(record)) == record

@@ -1,0 +1,237 @@
+"""What the commands print about jobs."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from elastrain.api import names
+from elastrain.api.job import ElasticTrainingJob
+from elastrain.client import Event, Worker, view
+from elastrain.client.explain import explain
+from elastrain.client.records import worker_of
+
+NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+
+
+def job(status: dict[str, Any] | None = None, **spec: Any) -> ElasticTrainingJob:
+    container = {"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}
+    body: dict[str, Any] = {
+        "apiVersion": names.API_VERSION, "kind": names.KIND,
+        "metadata": {"name": "digits", "creationTimestamp": "2026-01-01T10:00:00Z"},
+        "spec": {"maxReplicas": 4, "template": {"spec": {"containers": [container]}}, **spec},
+    }  # fmt: skip
+    return ElasticTrainingJob.model_validate(body | ({"status": status} if status else {}))
+
+
+def condition(kind: str, status: str, message: str) -> dict[str, str]:
+    return {"type": kind, "status": status, "reason": "R", "message": message, "lastTransitionTime": "t"}
+
+
+def worker(ordinal: int, **fields: Any) -> Worker:
+    facts: dict[str, Any] = {"phase": "Running", "node": "n", "reason": "", "message": "", "started": NOW}
+    return Worker(name=f"digits-{ordinal}", ordinal=ordinal, **(facts | fields))
+
+
+def shown(what: Any) -> str:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(what)
+    return console.export_text()
+
+
+RUNNING = {
+    "phase": "Running", "desiredReplicas": 4, "readyReplicas": 3, "step": 128, "observedGeneration": 1,
+    "generation": {"number": 5, "size": 3, "reason": "Lost"},
+    "lastRescale": {"from": 4, "to": 3, "reason": "Lost", "pauseSeconds": 0.314, "lostSteps": 0,
+                    "phases": {"detect": 0.07, "first_step": 0.2}},
+    "conditions": [condition("PodsReady", "False", "3 of 4 workers train")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0s"), (119, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (200_000, "2d")]
+)
+def test_ages_read_as_kubectl_says_them(seconds: int, words: str) -> None:
+    assert view.age(NOW - timedelta(seconds=seconds), NOW) == words
+
+
+def test_a_clock_that_is_behind_the_clusters_shows_no_negative_age() -> None:
+    assert view.age(NOW + timedelta(seconds=5), NOW) == "0s"
+
+
+def test_a_line_tells_size_step_and_pause_and_a_wide_one_why() -> None:
+    line = " ".join(shown(view.table([job(RUNNING)], NOW, namespaces=True, wide=True)).splitlines()[1].split())
+    assert line == "default digits Running 3/4 128 0.31 s 2h 1 4 5 (Lost) 3 of 4 workers train"
+
+
+def test_a_job_that_no_operator_has_seen_is_pending() -> None:
+    assert (view.phase_of(job()), view.size_of(job(replicas=2))) == ("Pending", "0/2")
+
+
+def test_details_show_why_the_phases_of_the_pause_workers_and_events() -> None:
+    event = Event(time=NOW - timedelta(seconds=9), type="Warning", reason="WorkerLost", message="digits-1", count=1)
+    text = shown(view.details(job(RUNNING), [worker(0)], [event], NOW))
+    assert "digits  Running  3/4 workers (min 1, max 4)  step 128  generation 5 (Lost)" in text
+    assert "3 of 4 workers train" in text
+    assert "last rescale: Lost 4→3 ranks: 0.31 s pause (detect 0.07, first_step 0.20)" in text
+    assert "9s   WorkerLost  digits-1" in text
+
+
+# ---- explain -------------------------------------------------------------------------------------------------------
+def test_a_missing_operator_is_the_explanation_if_nobody_has_looked_at_the_job() -> None:
+    assert [(r.says, r.change) for r in explain(job(), ())] == [
+        ("no operator has looked at it yet", "elastrain doctor")
+    ]
+
+
+def test_an_end_explains_itself() -> None:
+    failed = {"observedGeneration": 1, "conditions": [condition("Failed", "True", "exit code 3 in rank 1")]}
+    (reason,) = explain(job(failed), [worker(0, phase="Failed", reason="Error")])
+    assert reason.says == "it has failed: exit code 3 in rank 1"
+    assert "elastrain logs digits" in reason.change
+
+
+def test_a_suspended_job_is_resumed_by_a_command() -> None:
+    (reason,) = explain(job({"observedGeneration": 1}, suspend=True), ())
+    assert reason.change == "elastrain resume digits"
+
+
+def test_workers_that_cannot_start_are_told_together_with_the_remedy() -> None:
+    stuck = {"phase": "Pending", "reason": "Unschedulable", "message": "0/3 nodes: insufficient nvidia.com/gpu"}
+    reasons = explain(job(RUNNING), [worker(0), worker(2, **stuck), worker(3, **stuck)])
+    assert reasons[0].says == "digits-2, digits-3: Unschedulable: 0/3 nodes: insufficient nvidia.com/gpu"
+    assert reasons[0].change == "free or add nodes with what it asks for, or lower replicas"
+
+
+def test_workers_that_start_are_named_and_nobody_is_told_to_want_more_meanwhile() -> None:
+    reasons = explain(job(RUNNING), [worker(0), worker(3, phase="Pending")])
+    assert [r.says for r in reasons[:-1]] == ["digits-3: starting"], "how many train is said once"
+    assert reasons[-1].says.startswith("3 of 4 wanted workers train")
+    assert "elastrain scale" not in reasons[-1].change
+
+
+@pytest.mark.parametrize(
+    ("spec", "wanted", "change"),
+    [
+        ({"replicas": 2}, 2, "elastrain scale digits 3"),
+        ({"replicas": 4}, 4, "raise spec.maxReplicas"),
+        ({}, 2, ""),
+    ],
+)
+def test_the_last_reason_is_what_bounds_the_size(spec: dict[str, int], wanted: int, change: str) -> None:
+    status = {"observedGeneration": 1, "desiredReplicas": wanted, "readyReplicas": wanted}
+    assert explain(job(status, **spec), ())[-1].change == change
+
+
+# ---- warm spares ---------------------------------------------------------------------------------------------------
+def test_details_tell_how_many_warm_spares_are_ready() -> None:
+    text = shown(view.details(job(RUNNING | {"spares": {"ready": 1, "desired": 2}}, warmSpares=2), [], [], NOW))
+    assert "3/4 workers (min 1, max 4)  spares 1/2  step 128" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"spares": {"ready": 2, "desired": 2}}, None),
+        ({"spares": {"ready": 1, "desired": 2}}, "1 of 2 warm spares are ready: the others are starting"),
+        ({"spares": {"ready": 1, "desired": 1}},
+         "1 of 2 warm spares are ready: there is room for 1 that no worker of any job needs"),
+        ({"spares": {"ready": 0, "desired": 0}, "generation": None},
+         "0 of 2 warm spares are ready: they are started when the job trains"),
+    ],
+)  # fmt: skip
+def test_missing_spares_are_explained(more: dict[str, Any], says: str | None) -> None:
+    found = [r.says for r in explain(job(RUNNING | more, warmSpares=2), ()) if "spares" in r.says]
+    assert found == ([says] if says else [])
+
+
+# ---- pods ----------------------------------------------------------------------------------------------------------
+def test_a_worker_that_is_not_scheduled_tells_the_schedulers_words() -> None:
+    pod = {
+        "metadata": {"name": "digits-3", "labels": {names.LABEL_ORDINAL: "3"}},
+        "status": {"phase": "Pending", "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}]},
+    }  # fmt: skip
+    found = worker_of(pod)
+    assert (found.ordinal, found.phase, found.reason, found.message) == (3, "Pending", "Unschedulable", "no node")
+
+
+def test_a_worker_that_is_being_deleted_is_terminating_and_one_that_starts_has_nothing_to_say() -> None:
+    meta = {"name": "digits-3", "deletionTimestamp": "2026-01-01T12:00:00Z"}
+    starting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    found = worker_of({"metadata": meta, "status": {"phase": "Pending", "containerStatuses": [starting]}})
+    assert (found.phase, found.reason) == ("Terminating", "")
+
+
+# ---- more of the screen ----------------------------------------------------------------------------------------------
+def narrow(what: Any) -> str:
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(what)
+    return console.export_text()
+
+
+BUSY = RUNNING | {
+    "progress": {"step": 128, "of": 1840, "epoch": 5, "samplesPerSecond": 10342.7, "loss": 0.0821764,
+                 "eta": "2026-01-01T13:12:00Z"},
+    "lastFailure": {"time": "2026-01-01T11:58:00Z", "worker": "digits-1", "rank": 3, "cause": "user",
+                    "reason": "ScriptFailed", "message": "ValueError: x", "logTail": "Traceback\nValueError: x"},
+    "conditions": [condition("PodsReady", "False", "3 of 4 workers train"),
+                   condition("Grown", "False", "0 of 8 nvidia.com/gpu are free")],
+}  # fmt: skip
+
+
+def test_details_show_how_far_it_is_how_fast_and_why_it_is_not_larger() -> None:
+    text = shown(view.details(job(BUSY), [], [], NOW))
+    assert "step 128/1840, epoch 5, loss 0.08218, 10,343 samples/s, 1h12m left" in text
+    assert "why not larger: 0 of 8 nvidia.com/gpu are free" in text
+    assert "last failure: 2m ago, rank 3 in digits-1: ScriptFailed: ValueError: x" in text
+    assert "Traceback" not in text, "it lives"
+
+
+def test_details_say_nothing_of_a_loss_that_the_script_does_not_report() -> None:
+    progress = {key: value for key, value in BUSY["progress"].items() if key != "loss"}
+    unknown = job(BUSY | {"progress": progress})
+    assert "epoch 5, 10,343 samples/s" in shown(view.details(unknown, [], [], NOW))
+    assert view.position_of(unknown) == ", step 128"
+
+
+def test_a_line_tells_step_and_loss_where_they_are_known() -> None:
+    assert view.position_of(job(BUSY)) == ", step 128, loss 0.08218"
+    assert view.position_of(job({"phase": "Pending"})) == ""
+
+
+def test_a_failed_job_shows_the_last_words_of_its_rank() -> None:
+    failed = BUSY | {"phase": "Failed", "conditions": [condition("Failed", "True", "backoffLimit (2) reached")]}
+    text = shown(view.details(job(failed), [], [], NOW))
+    assert "backoffLimit (2) reached" in text
+    assert "    Traceback\n    ValueError: x" in text
+
+
+def test_nothing_is_cut_on_a_narrow_terminal() -> None:
+    long = "gpt2-pretrain-on-the-nightly-cluster"
+    waits = Worker(long + "-12", 12, "Pending", "", "Unschedulable", "8 Insufficient nvidia.com/gpu", None)
+    texts = [
+        narrow(view.details(job(BUSY), [waits], [], NOW)),
+        narrow(view.table([job(BUSY)], NOW, namespaces=True, wide=False)),
+    ]
+    for text in texts:
+        assert "…" not in text
+        assert all(len(line) <= 60 for line in text.splitlines())
+    assert long + "-12" in "".join(line[:20].strip() for line in texts[0].splitlines() if "last" not in line)
+
+
+def test_a_change_that_the_operator_has_not_noted_is_said() -> None:
+    old = job(RUNNING)
+    old.metadata["generation"] = 2
+    assert "has not taken note of its last change" in view.standing(old, NOW)
+    assert "no operator has taken note of it in 2h" in view.standing(job(), NOW)
+    fresh = job()
+    assert view.unseen(fresh, NOW - timedelta(hours=2) + timedelta(seconds=3)) == ""
+
+
+def test_explain_says_why_it_is_not_larger() -> None:
+    assert "0 of 8 nvidia.com/gpu are free" in [reason.says for reason in explain(job(BUSY), [])]

@@ -1,0 +1,26 @@
+"""How many ranks ``nprocPerNode: auto`` means on this machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrain.api.manifest import load
+from elastrain.cli.local import spec as local
+from elastrain.cli.local.devices import cuda_devices
+
+TWO = ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")
+
+
+@pytest.mark.parametrize(
+    ("visible", "there", "devices"),
+    [(None, TWO, 2), (None, (), 0), ("", TWO, 0), ("1", TWO, 1), ("0,1", TWO, 2), ("0,-1,1", TWO, 1), ("0,7", TWO, 1),
+     ("GPU-8f2a,GPU-11", TWO, 2), ("0,1", (), 0)],
+)  # fmt: skip
+def test_devices_are_those_that_cuda_would_show(visible, there, devices):
+    assert cuda_devices({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, there) == devices
+
+
+@pytest.mark.parametrize(("devices", "ranks"), [(0, 1), (4, 4)])
+def test_auto_is_one_rank_for_each_device_and_one_without(manifest, tmp_path, monkeypatch, devices, ranks):
+    monkeypatch.setattr(local, "cuda_devices", lambda _: devices)
+    assert local.local_spec(load(manifest(nprocPerNode="auto")), tmp_path).nproc == ranks

@@ -1,0 +1,86 @@
+"""What a person reads while a local job runs."""
+
+from __future__ import annotations
+
+from elastrain.api.records import CheckpointState, Generation, GenerationMember, Progress, Rescale
+from elastrain.cli.local.changes import duration, news, progress_line, rescale_line
+from elastrain.cli.local.status import LocalStatus, WorkerStatus
+
+
+def status(*workers: WorkerStatus, **fields) -> LocalStatus:
+    return LocalStatus(
+        **{"job": "j", "phase": "Running", "min": 1, "max": 4, "desired": 1, "workers": workers, **fields}
+    )
+
+
+def progress(**fields) -> Progress:
+    return Progress(**{"generation": 1, "world_size": 2, "members": 2, "step": 100, **fields})
+
+
+def test_nothing_is_said_twice():
+    now = status(WorkerStatus(name="j-0", pid=1, phase="ready"), progress=progress())
+    assert news(None, now)
+    assert news(now, now) == []
+
+
+def test_a_worker_is_followed_from_start_to_end():
+    started = status(WorkerStatus(name="j-0", pid=7, phase="starting"))
+    ready = status(WorkerStatus(name="j-0", pid=7, phase="ready"))
+    ended = status(
+        WorkerStatus(name="j-0", pid=7, phase="failed", ended=True, step=3, message="ScriptFailed: KeyError: 1")
+    )
+    assert news(None, started) == ["j-0 started (pid 7)"]
+    assert news(started, ready) == ["j-0 is ready"]
+    assert news(ready, ended) == ["j-0 failed at step 3: ScriptFailed: KeyError: 1"]
+
+
+def test_a_restart_in_place_is_told():
+    before = status(WorkerStatus(name="j-0", pid=7, phase="ready"))
+    after = status(WorkerStatus(name="j-0", pid=7, phase="warming", restarts=1))
+    assert news(before, after) == ["j-0: a rank was killed; its ranks are started again"]
+
+
+def test_what_is_wrong_with_a_worker_is_told_and_when_it_is_well_again():
+    well = status(WorkerStatus(name="j-0", pid=7, phase="ready"))
+    slow = status(WorkerStatus(name="j-0", pid=7, phase="ready", health="slow", message="10 times as long"))
+    assert news(well, slow) == ["j-0 is a straggler: 10 times as long"]
+    assert news(slow, slow) == []
+    assert news(slow, well) == ["j-0 is well again"]
+
+
+def test_a_generation_and_its_rescale_are_told_once():
+    place = GenerationMember(id="j-0.x", worker="j-0", address="a", store_port=1, rank_offset=0)
+    formed = Generation(number=2, members=(place,), reason="Grow", leader="j-0.x")
+    rescale = Rescale(generation=2, from_size=1, to_size=2, reason="Grow", step=90, pause_seconds=0.0521)
+    before, after = status(), status(generation=formed, progress=progress(rescales=(rescale,)))
+    assert news(before, after) == [
+        "generation 2 (Grow): j-0",
+        "1 → 2 ranks (Grow) at step 90: pause 52 ms, no step lost",
+    ]
+
+
+def test_a_lost_step_is_not_hidden():
+    rescale = Rescale(generation=2, from_size=2, to_size=1, reason="Lost", step=9, pause_seconds=1, lost_steps=3)
+    assert rescale_line(rescale).endswith("3 steps lost")
+
+
+def test_a_pause_explains_itself_if_its_phases_are_known():
+    phases = {"detect": 0.02, "first_step": 0.15}
+    rescale = Rescale(generation=2, from_size=2, to_size=1, reason="Lost", step=9, pause_seconds=0.2, phases=phases)
+    assert "pause 200 ms (detect 20 ms, first step 150 ms), no step lost" in rescale_line(rescale)
+
+
+def test_a_failed_checkpoint_is_told_with_its_reason():
+    failed = progress(checkpoint=CheckpointState(error="write /c: No space left on device"))
+    assert news(status(progress=progress()), status(progress=failed)) == [
+        "checkpoint failed: write /c: No space left on device"
+    ]
+
+
+def test_progress_is_one_line():
+    line = progress_line(progress(total_steps=300, loss=0.25, step_seconds=0.5), 128.0)
+    assert line == "step 100/300, epoch 0, 2 ranks, loss 0.2500, 128 samples/s, 1:40 left"
+
+
+def test_durations_read_as_clocks():
+    assert [duration(s) for s in (0.4, 61, 3723)] == ["0:00", "1:01", "1:02:03"]

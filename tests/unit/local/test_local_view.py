@@ -1,0 +1,66 @@
+"""The live picture and the plain lines."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from elastrain.api.records import Generation, GenerationMember, Progress, Rescale
+from elastrain.cli.local.status import LocalStatus, WorkerStatus
+from elastrain.cli.local.view import View, render
+
+PLACE = GenerationMember(id="digits-0.x", worker="digits-0", address="a", store_port=1, rank_offset=0)
+RESCALE = Rescale(generation=2, from_size=2, to_size=1, reason="Drain", step=9, pause_seconds=0.05)
+STATUS = LocalStatus(
+    job="digits",
+    phase="Running",
+    min=1,
+    max=4,
+    desired=1,
+    workers=(
+        WorkerStatus(name="digits-0", pid=77, phase="ready", node="here", member="digits-0.x", generation=2),
+        WorkerStatus(name="digits-1", pid=78, phase="drained", ended=True),
+        WorkerStatus(name="digits-2", pid=79, phase="failed", ended=True, message="ScriptFailed: KeyError: [1]"),
+    ),
+    generation=Generation(number=2, members=(PLACE,), reason="Drain", leader="digits-0.x"),
+    progress=Progress(
+        generation=2, world_size=1, members=1, step=50, total_steps=100, step_seconds=0.5, loss=0.5, rescales=(RESCALE,)
+    ),
+)
+
+
+def shown(width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(render(STATUS, 128.0))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_picture_says_how_the_job_stands():
+    text = shown()
+    assert "digits  Running  1 of 1 workers (min 1, max 4)  generation 2 (Drain)" in text
+    assert "step 50/100" in text
+    assert "loss 0.5000" in text
+    assert "128 samples/s" in text
+    assert "0:25 left" in text
+    assert "2 → 1 ranks (Drain) at step 9: pause 50 ms, no step lost" in text
+
+
+def test_the_picture_shows_who_runs_and_who_failed_but_not_who_left():
+    text = shown()
+    assert "digits-0" in text
+    assert "digits-1" not in text
+    assert "KeyError: [1]" in text, "what a script said is not markup"
+
+
+def test_the_plain_view_prints_what_workers_print_as_it_is():
+    console = Console(file=io.StringIO(), width=40)
+    with View(console, live=False) as view:
+        view.line("digits-0", "a [red]long[/red] line " * 5)
+        view.show(STATUS)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert lines[0] == "digits-0 │ " + "a [red]long[/red] line " * 5
+    assert "digits-2 failed at step 0: ScriptFailed: KeyError: [1]" in lines
+    assert lines[-1].startswith("step 50/100")

@@ -1,0 +1,373 @@
+"""Sharing out the cluster: one example for each rule. What holds for all cases is in test_allocate_properties.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from elastrain_operator.allocation import worth
+from elastrain_operator.allocation.allocate import allocate
+from elastrain_operator.allocation.match import lets_go, selects, takes
+from elastrain_operator.allocation.model import (
+    Held,
+    Job,
+    Kind,
+    Node,
+    Place,
+    Policy,
+    Requirement,
+    Share,
+    Snapshot,
+    Taint,
+    Toleration,
+    Worker,
+)
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+GPU = "nvidia.com/gpu"
+
+
+def gpus(n: int) -> tuple[tuple[str, int], ...]:
+    return ((GPU, n), ("pods", 1)) if n else (("pods", 1),)
+
+
+def node(name: str, free: int = 8, **fields) -> Node:
+    return Node(name, {GPU: free, "pods": 100}, **fields)
+
+
+def job(name: str, least: int = 1, most: int = 4, on: tuple[str, ...] = (), per: int = 1, **fields) -> Job:
+    """A job that trains with one worker on each node named in ``on``."""
+    kind = Kind(gpus(per), fields.pop("place", Place()))
+    workers = tuple(Worker(f"{name}-{i}", n, gpus(per), trains=True) for i, n in enumerate(on))
+    fields = {"namespace": "ns", "size": len(on), "trains": bool(on), **fields}
+    return Job(uid=name, name=name, min=least, cap=most, kind=kind, workers=workers, **fields)
+
+
+def shares(nodes, *jobs: Job, policy: Policy | None = None, leaving=()) -> dict[str, Share]:
+    return dict(allocate(Snapshot(tuple(nodes), jobs, tuple(leaving)), policy or Policy(), NOW).shares)
+
+
+def sizes(nodes, *jobs: Job, **more) -> dict[str, int | None]:
+    return {name: share.size for name, share in shares(nodes, *jobs, **more).items()}
+
+
+# ---- one job --------------------------------------------------------------------------------------------------------
+def test_elastic_job_starts_with_all_that_it_may_have_if_there_is_room():
+    assert sizes([node("n")], job("a", 1, 4)) == {"a": 4}
+
+
+def test_elastic_job_starts_with_what_fits_and_says_what_the_next_worker_needs():
+    got = shares([node("n", 10)], replace(job("a", 1, 4, per=4), nproc=4))["a"]
+    assert (got.size, got.reason) == (2, "NoRoom")
+    assert got.message == f"not grown: 2 {GPU} idle, 4 needed for the next worker (nprocPerNode 4)"
+
+
+def test_room_that_is_in_pieces_is_said_to_be():
+    got = shares([node("n", 3), node("m", 3)], job("a", 1, 4, on=("x",), per=4))["a"]
+    assert got.message == f"not grown: 6 {GPU} idle, at most 3 on one node, 4 needed for the next worker"
+
+
+def test_job_does_not_start_below_its_minimum():
+    got = shares([node("n", 3)], job("a", 4, 4))["a"]
+    assert (got.size, got.reason) == (0, "MinimumUnavailable")
+    assert got.message == (
+        "waits: 4 workers must start together (minReplicas), there is room for 3; "
+        f"3 {GPU} idle, 1 needed for the next worker"
+    )
+
+
+def test_training_job_keeps_its_minimum_if_its_node_is_lost_and_nothing_is_free():
+    assert sizes([node("n", 1)], job("a", 3, 4, on=("n",))) == {"a": 3}
+
+
+def test_growth_stops_at_replicas_if_they_are_given():
+    got = shares([node("n")], job("a", 1, 2, on=("n",), elastic=False))["a"]
+    assert (got.size, got.reason, got.message) == (2, "AtMax", "2 workers: all that replicas asks for")
+
+
+def test_cpu_only_job_is_placed_by_its_requests():
+    cpu = Kind((("cpu", 3000), ("memory", 2**30), ("pods", 1)))
+    four_cores = Node("n", {"cpu": 4000, "memory": 2**34, "pods": 10})
+    got = shares([four_cores, replace(four_cores, name="m")], replace(job("a", 1, 8), kind=cpu))["a"]
+    assert got.size == 2
+    assert got.message == "not grown: 2 cpu idle, 3 needed for the next worker"
+
+
+def test_what_else_is_short_is_said_if_accelerators_are_not():
+    kind = Kind((("cpu", 4000), (GPU, 1), ("pods", 1)))
+    n = Node("n", {"cpu": 1000, GPU: 8, "pods": 10})
+    got = shares([n], replace(job("a", 1, 8, on=("n",)), kind=kind))["a"]
+    assert "cpu is short" in got.message
+
+
+# ---- which nodes ----------------------------------------------------------------------------------------------------
+def test_only_nodes_that_take_the_worker_count():
+    pool = Place(selector=(("pool", "a100"),))
+    nodes = [node("n"), node("m", 2, labels={"pool": "a100"}), node("c", labels={"pool": "a100"}, cordoned=True)]
+    assert sizes(nodes, job("a", 1, 8, place=pool)) == {"a": 2}
+
+
+def test_nodes_that_the_operator_keeps_off_take_no_new_workers():
+    assert sizes([node("sick"), node("n", 2)], job("a", 1, 8, place=Place(avoid=("sick",)))) == {"a": 2}
+
+
+def test_it_is_said_if_no_node_takes_the_worker():
+    got = shares([node("n")], job("a", place=Place(selector=(("pool", "h200"),))))["a"]
+    assert got.size == 0
+    assert "no node with pool=h200 takes its workers" in got.message
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "welcome"),
+    [
+        ((), False),
+        ((Toleration(GPU, "Exists"),), True),
+        ((Toleration(GPU, "Equal", "yes", "NoSchedule"),), True),
+        ((Toleration(GPU, "Equal", "no"),), False),
+        ((Toleration(GPU, "Exists", effect="NoExecute"),), False),
+        ((Toleration(operator="Exists"),), True),
+    ],
+)
+def test_tainted_node_takes_only_workers_that_tolerate_it(tolerations, welcome):
+    tainted = node("n", taints=(Taint(GPU, "yes", "NoSchedule"), Taint("soft", effect="PreferNoSchedule")))
+    assert takes(tainted, Place(tolerations=tolerations)) is welcome
+    assert lets_go(tainted, Place(tolerations=tolerations)) is not welcome
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "holds"),
+    [
+        ("In", ("8",), True),
+        ("NotIn", ("8",), False),
+        ("Exists", (), True),
+        ("DoesNotExist", (), False),
+        ("Gt", ("7",), True),
+        ("Lt", ("8",), False),
+        ("Gt", ("many",), False),
+        ("Unheard", (), False),
+    ],
+)
+def test_required_affinity_is_that_of_kubernetes(operator, values, holds):
+    assert selects(Place(terms=((Requirement("gpus", operator, values),),)), {"gpus": "8"}) is holds
+    assert selects(
+        Place(terms=((Requirement("gpus", operator, values),), (Requirement("gpus", "Exists"),))), {"gpus": "8"}
+    )
+
+
+def test_node_that_is_not_ready_takes_nobody_but_is_not_left_either():
+    silent = node("n", ready=False, taints=(Taint("node.kubernetes.io/not-ready", effect="NoExecute"),))
+    assert not takes(silent, Place())
+    assert not lets_go(silent, Place())
+    got = shares([silent, node("m")], job("a", 1, 2, on=("n", "m")))["a"]
+    assert (got.size, got.replace, got.shaky) == (2, frozenset(), {"a-0"})
+
+
+def test_worker_on_a_node_that_goes_is_replaced_if_there_is_room_elsewhere():
+    a = job("a", 1, 2, on=("n", "m"))
+    assert shares([node("n", cordoned=True), node("m", 2)], a)["a"].replace == {"a-0"}
+    full = shares([node("n", cordoned=True), node("m", 1)], a)["a"]
+    assert (full.size, full.replace, full.shaky) == (2, frozenset(), {"a-0"})
+
+
+def test_at_least_the_minimum_goes_on_training_if_all_nodes_go():
+    a = job("a", 2, 3, on=("n", "n", "n"))
+    assert len(shares([node("n", going=True), node("m")], a)["a"].replace) == 1
+
+
+# ---- several jobs ---------------------------------------------------------------------------------------------------
+def test_surplus_is_given_back_if_a_job_is_below_its_minimum():
+    old, new = job("old", 1, 4, on=("n",) * 4), job("new", 2, 4, created=1.0)
+    got = shares([node("n", 4)], old, new)
+    assert (got["old"].size, got["new"].size) == (2, 0)
+    assert len(got["old"].release) == 2
+    assert "others are leaving for them" in got["new"].message
+    # Those have been asked to leave, and hold their places until they have left.
+    old = replace(old, workers=old.workers[:2], size=2)
+    assert sizes([node("n", 4)], old, new, leaving=[Held("n", gpus(1))] * 2) == {"old": 2, "new": 0}
+    assert sizes([node("n", 4)], old, new) == {"old": 2, "new": 2}
+
+
+def test_nobody_is_shrunk_below_its_minimum_whatever_the_priority():
+    low, high = job("low", 4, 4, on=("n",) * 4), job("high", 1, 4, priority=100)
+    got = shares([node("n", 4)], low, high)
+    assert (got["low"].size, got["high"].size) == (4, 0)
+    assert not got["low"].release
+
+
+def test_higher_priority_takes_what_lower_ones_hold_above_their_minima():
+    low, high = job("low", 1, 4, on=("n",) * 4), job("high", 1, 8, on=("m",), priority=1)
+    got = shares([node("n", 4), node("m", 1)], low, high)
+    assert (got["low"].size, got["high"].size) == (1, 1)
+    assert got["high"].reason == "OthersLeave"
+    assert got["high"].message == "not grown: 3 workers more when others have left"
+
+
+def test_fixed_job_gets_its_replicas_before_elastic_ones_of_the_same_priority_grow():
+    fixed, elastic = job("fixed", 1, 3, elastic=False, created=1.0), job("elastic", 1, 8)
+    assert sizes([node("n", 4)], fixed, elastic) == {"fixed": 3, "elastic": 1}
+
+
+def test_elastic_jobs_of_one_priority_get_equal_shares():
+    assert sizes([node("n", 6)], job("a", 1, 8), job("b", 1, 8, created=1.0)) == {"a": 3, "b": 3}
+
+
+def test_shares_are_of_what_is_above_the_minima():
+    assert sizes([node("n", 8)], job("a", 4, 8), job("b", 1, 8, created=1.0)) == {"a": 6, "b": 2}
+
+
+def test_namespaces_share_by_weight_however_many_jobs_they_have():
+    one, *many = job("one", 1, 20), *(job(f"m{i}", 1, 20, namespace="other", created=float(i)) for i in range(3))
+    got = sizes([node("n", 22)], one, *many, policy=Policy(weights={"ns": 2}))
+    assert got["one"] - 1 == 12
+    assert sum(n - 1 for name, n in got.items() if name != "one") == 6
+
+
+def test_accelerators_count_by_what_a_worker_holds():
+    small, large = job("small", 1, 16, per=1), job("large", 1, 4, per=4, created=1.0)
+    assert sizes([node("n", 13)], small, large) == {"small": 5, "large": 2}
+
+
+def test_what_is_equal_stays_as_it_is():
+    got = shares([node("n", 5)], job("a", 1, 8, on=("n",) * 2), job("b", 1, 8, on=("n",) * 3, created=1.0))
+    assert (got["a"].size, got["b"].size) == (2, 3)
+
+
+def test_equal_gives_only_if_it_keeps_more_than_the_other_had():
+    rich, poor = job("rich", 1, 8, on=("n",) * 6), job("poor", 1, 8, on=("n",), created=1.0)
+    assert sizes([node("n", 7)], rich, poor) == {"rich": 4, "poor": 1}, "grows when the others have left"
+
+
+def test_job_is_let_in_by_priority_then_age_and_small_ones_pass_a_large_one():
+    waiting = [job("large", 8, 8), job("old", 2, 2, created=1.0), job("new", 2, 2, created=2.0)]
+    assert sizes([node("n", 2)], *waiting) == {"large": 0, "old": 2, "new": 0}
+    waiting[2] = replace(waiting[2], priority=1)
+    assert sizes([node("n", 2)], *waiting) == {"large": 0, "old": 0, "new": 2}
+
+
+def test_few_are_displaced_if_a_whole_node_is_needed():
+    spread = job("spread", 1, 6, on=("m", "n", "n", "n", "m", "m"))
+    nodes = [node("n", 4), node("m", 3), node("o", 1)]
+    got = shares(nodes, spread, job("whole", 1, 1, per=4, created=1.0))
+    assert got["spread"].release == {"spread-1", "spread-2", "spread-3"}
+    assert got["spread"].size == 4, "one finds room elsewhere"
+
+
+# ---- quotas ---------------------------------------------------------------------------------------------------------
+def test_namespace_holds_no_more_than_its_quota():
+    policy = Policy(quotas={"ns": {GPU: 3}})
+    got = shares(
+        [node("n")], job("a", 1, 8), job("b", 2, 2, created=1.0), job("c", 1, 8, namespace="free"), policy=policy
+    )
+    assert {n: s.size for n, s in got.items()} == {"a": 1, "b": 2, "c": 5}
+    assert got["a"].message == f"not grown: 3 of 3 {GPU} of namespace ns's quota used, 1 needed for the next worker"
+
+
+def test_job_waits_if_its_minimum_is_beyond_the_quota():
+    got = shares([node("n")], job("a", 4, 8), policy=Policy(quotas={"ns": {GPU: 3}}))["a"]
+    assert (got.size, got.reason) == (0, "MinimumUnavailable")
+    assert "namespace ns's quota" in got.message
+
+
+def test_quota_that_became_smaller_takes_what_is_above_the_minimum_only():
+    assert sizes([node("n")], job("a", 2, 8, on=("n",) * 5), policy=Policy(quotas={"ns": {GPU: 1}})) == {"a": 2}
+
+
+# ---- is it worth it? ------------------------------------------------------------------------------------------------
+def test_job_that_was_resized_a_moment_ago_is_left_alone():
+    a = replace(job("a", 1, 4, on=("n",) * 2), resized=NOW - timedelta(seconds=20))
+    made = allocate(Snapshot((node("n"),), (a,)), Policy(), NOW)
+    assert (made.shares["a"].size, made.shares["a"].reason, made.again) == (2, "ResizedRecently", 40)
+    later = allocate(Snapshot((node("n"),), (a,)), Policy(), NOW + timedelta(seconds=40))
+    assert (later.shares["a"].size, later.again) == (4, None)
+
+
+def test_hysteresis_holds_up_no_minimum_and_no_higher_priority():
+    low = replace(job("low", 1, 4, on=("n",) * 4), resized=NOW)
+    assert sizes([node("n", 4)], low, job("new", 2, 2, created=1.0))["low"] == 2
+    assert sizes([node("n", 4)], low, job("high", 1, 8, on=("m",), priority=1))["low"] == 1
+
+
+def test_job_does_not_grow_if_its_pause_costs_more_than_the_growth_gains():
+    a = replace(job("a", 1, 9, on=("n",) * 8), pause=100.0)
+    got = shares([node("n", 9)], a)["a"]
+    assert (got.size, got.reason) == (8, "NotWorthIt")
+    assert got.message == ("not grown: 1 worker more would gain 580 worker-seconds in 600 s, the pause would cost 800")
+    assert sizes([node("n", 9)], replace(a, pause=1.0)) == {"a": 9}
+
+
+def test_what_does_not_pay_for_one_is_left_to_others():
+    slow, quick = (
+        replace(job("slow", 1, 9, on=("n",) * 8, priority=1), pause=100.0),
+        job("quick", 1, 9, on=("n",), created=1.0),
+    )
+    assert sizes([node("n", 10)], slow, quick) == {"slow": 8, "quick": 2}
+
+
+def test_job_that_is_about_to_end_does_not_grow():
+    a = replace(job("a", 1, 4, on=("n",)), remaining=15.0)
+    assert shares([node("n")], a)["a"].reason == "NotWorthIt"
+
+
+def test_job_that_does_not_get_faster_does_not_grow():
+    a = replace(job("a", 1, 8, on=("n",) * 4), speeds=((2, 1.0), (4, 1.0001)), pause=1.0)
+    assert sizes([node("n")], a) == {"a": 4}
+    assert sizes([node("n")], replace(a, speeds=((2, 1.0), (4, 1.9)))) == {"a": 8}
+
+
+@pytest.mark.parametrize(("workers", "speed"), [(1, 0.5), (2, 1.0), (3, 1.4), (4, 1.8), (8, 3.4)])
+def test_speed_is_what_was_measured_and_reckoned_in_between_and_beyond(workers, speed):
+    assert worth._speed(((2, 1.0), (4, 1.8)), workers) == pytest.approx(speed)
+
+
+def test_equal_does_not_give_if_its_pause_costs_more_than_the_worker_brings():
+    rich = replace(job("rich", 1, 8, on=("n",) * 6), pause=200.0)
+    assert sizes([node("n", 7)], rich, job("poor", 1, 8, on=("n",), created=1.0)) == {"rich": 6, "poor": 1}
+
+
+# ---- warm spares ----------------------------------------------------------------------------------------------------
+def with_spares(found: Job, spares: int, *standing: str) -> Job:
+    """``found`` with as many spares wanted, and those that stand by already on these nodes."""
+    more = tuple(Worker(f"{found.name}-spare-{i}", n, found.kind.demand, spare=True) for i, n in enumerate(standing))
+    return replace(found, spares=spares, workers=(*found.workers, *more))
+
+
+def test_spares_get_what_is_left_when_all_have_what_they_may_have():
+    got = shares(
+        [node("n", 5)], with_spares(job("a", 1, 2, on=("n", "n")), 2), with_spares(job("b", 1, 1, on=("n",)), 2)
+    )
+    assert {name: (s.size, s.spares) for name, s in got.items()} == {"a": (2, 2), "b": (1, 0)}
+
+
+def test_job_that_does_not_train_gets_no_spares():
+    assert shares([node("n")], replace(job("a", 1, 2), spares=1))["a"].spares == 0
+
+
+def test_spare_leaves_for_a_job_below_its_minimum_though_its_own_job_has_the_higher_priority():
+    high = with_spares(job("a", 1, 1, on=("n",), priority=9), 1, "n")
+    got = shares([node("n", 2)], high, job("b", 1, 1))
+    assert (got["a"].spares, got["a"].release) == (0, {"a-spare-0"})
+    assert (got["b"].size, got["b"].reason) == (0, "MinimumUnavailable"), "until the spare has left"
+    assert sizes([node("n", 2)], job("a", 1, 1, on=("n",), priority=9), job("b", 1, 1)) == {"a": 1, "b": 1}
+
+
+def test_spare_leaves_for_a_job_that_grows_before_any_worker_has_to():
+    equal = with_spares(job("a", 1, 4, on=("n", "n", "n", "n")), 1, "m")
+    got = shares([node("n", 4), node("m", 3)], equal, job("b", 1, 4, on=("m", "m"), size=2))
+    assert (got["a"].size, got["a"].spares, got["a"].release) == (4, 0, {"a-spare-0"})
+    assert (got["b"].size, got["b"].reason) == (2, "OthersLeave")
+
+
+def test_job_grows_into_its_own_spare():
+    got = shares([node("n", 3)], with_spares(job("a", 1, 3, on=("n", "n")), 1, "n"))["a"]
+    assert (got.size, got.spares, got.release) == (3, 0, frozenset())
+
+
+def test_spares_are_within_the_quota_and_the_first_to_go_when_it_is_used():
+    policy = Policy(quotas={"ns": {GPU: 3}})
+    roomy = with_spares(job("a", 1, 2, on=("n", "n"), elastic=False), 2)
+    assert shares([node("n")], roomy, policy=policy)["a"].spares == 1
+    full = with_spares(job("a", 1, 2, on=("n", "n"), elastic=False), 1, "n")
+    got = shares([node("n")], full, job("b", 1, 1), policy=policy)
+    assert (got["a"].spares, got["a"].release, got["b"].size) == (0, {"a-spare-0"}, 1)

@@ -1,0 +1,363 @@
+"""What holds for every sharing, whatever comes and goes: random clusters, and a played one that obeys the allocator.
+
+The messages of the assertions are the promises.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elastrain_operator.allocation.allocate import allocate
+from elastrain_operator.allocation.model import Held, Job, Kind, Node, Place, Policy, Share, Snapshot, Worker
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+GPU = "nvidia.com/gpu"
+QUOTAS = {"b": {GPU: 6}}
+
+
+def gpus(n: int) -> tuple[tuple[str, int], ...]:
+    return ((GPU, n), ("pods", 1)) if n else (("pods", 1),)
+
+
+@dataclass
+class Played:
+    """A job of the played cluster."""
+
+    spec: Job
+    workers: dict[str, str] = field(default_factory=dict)
+    """Name → node; empty: not bound."""
+    size: int = 0
+    trains: bool = False
+    resized: datetime | None = None
+    births: int = 0
+    spares: int = 0
+    """Warm spares that it was given."""
+
+
+class World:
+    """Plays scheduler, kubelet and jobs: does at once what the allocator says, and checks every promise on the way."""
+
+    def __init__(self, nodes: list[Node], policy: Policy) -> None:
+        self.now = START
+        self.nodes = {n.name: n for n in nodes}
+        self.policy = policy
+        self.jobs: dict[str, Played] = {}
+        self.leaving: list[Held] = []
+        self.numbers = itertools.count()
+
+    # ---- what happens ------------------------------------------------------------------------------------------------
+    def arrive(self, spec: Job) -> None:
+        n = next(self.numbers)
+        self.jobs[f"j{n}"] = Played(dataclasses.replace(spec, uid=f"j{n}", name=f"j{n}", created=float(n)))
+
+    def end(self, which: int) -> None:
+        if self.jobs:
+            del self.jobs[sorted(self.jobs)[which % len(self.jobs)]]
+
+    def lose_node(self, which: int) -> None:
+        if not self.nodes:
+            return
+        gone = sorted(self.nodes)[which % len(self.nodes)]
+        del self.nodes[gone]
+        self.leaving = [held for held in self.leaving if held.node != gone]
+        for job in self.jobs.values():
+            job.workers = {name: node for name, node in job.workers.items() if node != gone}
+            job.trains = job.trains and bool(job.workers)
+
+    def cordon(self, which: int) -> None:
+        if self.nodes:
+            name = sorted(self.nodes)[which % len(self.nodes)]
+            self.nodes[name] = dataclasses.replace(self.nodes[name], cordoned=not self.nodes[name].cordoned)
+
+    def join_node(self, free: int) -> None:
+        name = f"x{next(self.numbers)}"
+        self.nodes[name] = Node(name, {GPU: free, "pods": 20}, labels={"pool": "p"})
+
+    # ---- one round ---------------------------------------------------------------------------------------------------
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            tuple(self.nodes.values()), tuple(self._view(j) for j in self.jobs.values()), tuple(self.leaving)
+        )
+
+    def _view(self, job: Played) -> Job:
+        demand, size = job.spec.kind.demand, job.size
+        workers = tuple(
+            Worker(n, node, demand, job.trains and bool(node) and i < size, spare=i >= size)
+            for i, (n, node) in enumerate(job.workers.items())
+        )
+        return dataclasses.replace(job.spec, workers=workers, size=job.size, trains=job.trains, resized=job.resized)
+
+    def round(self) -> bool:
+        """Share out and obey; whether anything has changed."""
+        before = self._picture()
+        seen = self.snapshot()
+        made = allocate(seen, self.policy, self.now)
+        self._check(seen, made.shares)
+        self.leaving = []  # whoever was asked to leave has left
+        for uid, share in made.shares.items():
+            self._obey(self.jobs[uid], share)
+        self._schedule()
+        return self._picture() != before
+
+    def _obey(self, job: Played, share: Share) -> None:
+        assert share.size is not None
+        if share.size != job.size:
+            job.size, job.resized = share.size, self.now
+        job.spares = share.spares
+        order = sorted(job.workers, key=lambda n: (n not in share.release, bool(job.workers[n]), -int(n.split("-")[1])))
+        victims = order[: max(len(job.workers) - job.size - job.spares, 0)]
+        victims += [n for n in share.replace if n not in victims]
+        for name in victims:
+            node = job.workers.pop(name)
+            if node:
+                self.leaving.append(Held(node, job.spec.kind.demand))
+        while len(job.workers) < job.size + job.spares:
+            job.births += 1
+            job.workers[f"{job.spec.name}-{job.births}"] = ""
+
+    def _schedule(self) -> None:
+        """Binds what fits, on the node with most room: not where the allocator thought."""
+        free = {name: Counter(node.room) for name, node in self.nodes.items()}
+        for held in self.leaving:
+            if held.node in free:
+                free[held.node].subtract(dict(held.demand))
+        for job in self.jobs.values():
+            for node in job.workers.values():
+                if node in free:
+                    free[node].subtract(dict(job.spec.kind.demand))
+        for job in self.jobs.values():
+            pool = dict(job.spec.kind.place.selector)
+            for name in [n for n, node in job.workers.items() if not node]:
+                demand = dict(job.spec.kind.demand)
+                fits = [
+                    n for n, left in free.items()
+                    if all(left[r] >= a for r, a in demand.items())
+                    and not self.nodes[n].cordoned and pool.items() <= dict(self.nodes[n].labels).items()
+                ]  # fmt: skip
+                if fits:
+                    chosen = max(fits, key=lambda n: (free[n][GPU], n))
+                    job.workers[name] = chosen
+                    free[chosen].subtract(demand)
+            bound = sum(bool(node) for node in job.workers.values())
+            job.trains = (job.trains and bound > 0) or bound >= job.spec.min
+
+    def _picture(self) -> object:
+        return [(uid, j.size, dict(j.workers), j.trains) for uid, j in sorted(self.jobs.items())], list(self.leaving)
+
+    # ---- the promises ------------------------------------------------------------------------------------------------
+    def _check(self, seen: Snapshot, shares: dict[str, Share]) -> None:
+        total: Counter[str] = Counter()
+        for node in seen.nodes:
+            total.update(node.room)
+        asked: Counter[str] = Counter()
+        held: dict[str, int] = {}
+        floors: dict[str, int] = {}
+        for job in seen.jobs:
+            share, bound = shares[job.uid], sum(1 for w in job.workers if w.node)
+            assert share.size is not None
+            assert share.size <= job.cap, "never more than maxReplicas, or replicas"
+            assert share.size == 0 or share.size >= job.min, "nobody holds accelerators below its minimum"
+            if job.trains:
+                assert share.size >= job.min, "nobody that trains is shrunk below its minimum"
+                staying = {w.name for w in job.workers if w.node} - share.release
+                assert len(staying) >= min(bound, job.min), "nobody that trains loses a worker of its minimum"
+                kept = [w for w in job.workers if w.trains and w.name not in share.release | share.replace]
+                was = sum(w.trains for w in job.workers)
+                assert len(kept) >= min(was, job.min), "at least the minimum goes on training if workers are replaced"
+            assert share.spares <= (job.spares if job.trains else 0), "no spares but those that a training job asks for"
+            if share.reason == "NoRoom" and share.size:
+                others = [o for o in seen.jobs if o.kind == job.kind and shares[o.uid].spares]
+                assert not others, "no spare takes an accelerator that a growing job needs"
+            if not job.elastic and not (job.trains and share.size == job.min):
+                assert share.reason not in ("ResizedRecently", "NotWorthIt"), "what the user asks for need not pay"
+            real = share.size if not job.trains or share.size > job.min else min(share.size, bound)
+            for resource, amount in job.kind.demand:
+                asked[resource] += amount * (real + share.spares)
+            per = dict(job.kind.demand).get(GPU, 0)
+            held[job.namespace] = held.get(job.namespace, 0) + (real + share.spares) * per
+            floors[job.namespace] = floors.get(job.namespace, 0) + (min(bound, job.min) * per if job.trains else 0)
+        for resource, amount in asked.items():
+            assert amount <= total[resource], "never more than the cluster has"
+        for namespace, bounds in self.policy.quotas.items():
+            most = max(bounds[GPU], floors.get(namespace, 0))
+            assert held.get(namespace, 0) <= most, "a quota is exceeded only by minima that were there before it"
+
+    def settle(self) -> None:
+        """Until nothing changes, and then for two more rounds of time."""
+        for _ in range(30):
+            self.now += timedelta(seconds=self.policy.hysteresis + 1)
+            if not self.round() and not self.round():
+                break
+        else:
+            raise AssertionError("the sharing comes to rest")
+        for _ in range(2):
+            self.now += timedelta(seconds=self.policy.hysteresis + 1)
+            assert not self.round(), "what was shared out stays as it is: no flapping"
+
+
+NODES = st.lists(
+    st.builds(lambda free, pool: (free, pool), st.integers(0, 8), st.sampled_from(["p", "q"])),
+    max_size=5,
+).map(lambda raw: [Node(f"n{i}", {GPU: free, "pods": 20}, labels={"pool": pool}) for i, (free, pool) in enumerate(raw)])
+
+
+def spec(least: int, more: int, per: int, pool: str, **fields) -> Job:
+    place = Place(selector=(("pool", pool),)) if pool else Place()
+    return Job(uid="", name="", min=least, cap=least + more, kind=Kind(gpus(per), place), **fields)
+
+
+SPECS = st.builds(
+    spec,
+    st.integers(1, 3),
+    st.integers(0, 6),
+    st.sampled_from([0, 1, 1, 2, 4]),
+    st.sampled_from(["", "", "p", "q"]),
+    namespace=st.sampled_from(["a", "b", "c"]),
+    elastic=st.sampled_from([True, True, False]),
+    priority=st.sampled_from([0, 0, 5]),
+    pause=st.sampled_from([None, 0.3, 60.0]),
+    spares=st.sampled_from([0, 0, 1, 2]),
+)
+POLICIES = st.builds(
+    lambda weights, hysteresis: Policy(quotas=QUOTAS, weights=weights, hysteresis=hysteresis),
+    st.sampled_from([{}, {"a": 3}]),
+    st.sampled_from([0.0, 60.0]),
+)
+HAPPENINGS = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrive"), SPECS),
+        st.tuples(st.sampled_from(["end", "lose_node", "cordon"]), st.integers(0, 9)),
+        st.tuples(st.just("join_node"), st.integers(0, 8)),
+        st.tuples(st.just("wait"), st.sampled_from([1, 30, 100])),
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(NODES, POLICIES, HAPPENINGS)
+def test_promises_are_kept_and_the_cluster_comes_to_rest_whatever_comes_and_goes(nodes, policy, happenings):
+    world = World(nodes, policy)
+    for what, how in happenings:
+        if what == "wait":
+            world.now += timedelta(seconds=how)
+        else:
+            getattr(world, what)(how)
+        world.round()
+    world.settle()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(NODES, POLICIES, st.lists(SPECS, max_size=6), st.randoms(use_true_random=False))
+def test_answer_does_not_depend_on_the_order_of_what_is_given(nodes, policy, specs, random):
+    world = World(nodes, policy)
+    for wanted in specs:
+        world.arrive(wanted)
+    world.round()
+    seen = world.snapshot()
+    jobs, shuffled = list(seen.jobs), list(seen.nodes)
+    random.shuffle(jobs)
+    random.shuffle(shuffled)
+    again = Snapshot(tuple(shuffled), tuple(jobs), seen.leaving)
+    first, second = allocate(seen, policy, world.now), allocate(again, policy, world.now)
+    assert first.shares == second.shares, "the same cluster gets the same answer"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.integers(1, 30),
+    st.lists(st.tuples(st.integers(1, 2), st.integers(0, 12), st.sampled_from(["a", "c"])), min_size=1, max_size=6),
+    st.sampled_from([{}, {"a": 2}]),
+    st.lists(st.integers(0, 9), max_size=3),
+)
+def test_nobody_has_more_than_another_could_use_by_more_than_one_worker(slots, wanted, weights, ended):
+    """One kind of worker, one priority: the share of each is max-min fair up to one worker."""
+    world = World([Node("n", {GPU: slots, "pods": 100})], Policy(weights=weights))
+    for least, more, namespace in wanted:
+        world.arrive(spec(least, more, 1, "", namespace=namespace))
+    world.settle()
+    for which in ended:  # so that shares are reached from others, too
+        world.end(which)
+        world.settle()
+    jobs = [j for j in world.jobs.values() if j.size]
+    above = {j.spec.uid: j.size - j.spec.min for j in jobs}
+    for one, other in itertools.permutations(jobs, 2):
+        if one.size < one.spec.cap and one.spec.namespace == other.spec.namespace:
+            assert above[other.spec.uid] <= above[one.spec.uid] + 1, "jobs of one namespace share evenly"
+    by_namespace = Counter()
+    for j in jobs:
+        by_namespace[j.spec.namespace] += above[j.spec.uid]
+    hungry = {j.spec.namespace for j in jobs if j.size < j.spec.cap}
+    for namespace in hungry:
+        for other, has in by_namespace.items():
+            if other != namespace:
+                fair = (has - 1) / weights.get(other, 1) <= by_namespace[namespace] / weights.get(namespace, 1)
+                assert fair, "namespaces share by their weights"
+    assert not hungry or sum(j.size for j in jobs) == slots, "nothing is left idle that somebody could use"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(1, 12), st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6), st.integers(0, 2)), max_size=5))
+def test_nobody_holds_more_than_its_minimum_while_a_higher_priority_wants_more(slots, wanted):
+    world = World([Node("n", {GPU: slots, "pods": 100})], Policy())
+    for least, more, priority in wanted:
+        world.arrive(spec(least, more, 1, "", namespace="a", priority=priority))
+    world.settle()
+    let_in = [j for j in world.jobs.values() if j.size]
+    for low, high in itertools.product(let_in, let_in):
+        if low.spec.priority < high.spec.priority and high.size < high.spec.cap:
+            assert low.size == low.spec.min, "what is above the minima is the higher priority's"
+
+
+def crowd(jobs: int, settled: bool) -> Snapshot:
+    """Jobs of four workers that would like twice as many, on nodes of eight GPUs; settled: they fill the cluster."""
+    kind = Kind((("cpu", 1000), (GPU, 1), ("pods", 1)))
+    nodes = tuple(Node(f"n{i:05}", {"cpu": 64000, GPU: 8, "pods": 110}) for i in range(jobs // 2))
+    made = []
+    for i in range(jobs):
+        workers = tuple(Worker(f"j{i}-{k}", f"n{i // 2:05}", kind.demand, trains=True) for k in range(4))
+        made.append(
+            Job(
+                uid=f"j{i}", namespace=f"ns{i % 20}", name=f"j{i}", min=1, cap=8, kind=kind, created=float(i),
+                workers=workers if settled else (), size=4 if settled else 0, trains=settled,
+            )
+        )  # fmt: skip
+    return Snapshot(nodes, tuple(made))
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_cost_grows_no_faster_than_the_cluster(settled):
+    few, many = (allocate(crowd(n, settled), Policy(), START).looks for n in (300, 3000))
+    assert many <= 10.5 * few, "ten times the jobs and nodes are at most about ten times the steps"
+    assert many <= 20 * 3000
+
+
+def test_the_example_of_the_documentation_is_what_happens():
+    """docs/capacity.md"""
+    world = World([Node(f"n{i}", {GPU: 4, "pods": 20}) for i in range(2)], Policy())
+
+    def settled() -> list[int]:
+        world.settle()
+        return [job.size for job in world.jobs.values()]
+
+    world.arrive(spec(2, 6, 1, "", namespace="team"))
+    assert settled() == [8]
+    world.arrive(spec(1, 7, 1, "", namespace="team"))
+    assert settled() == [5, 3]
+    world.arrive(spec(2, 1, 1, "", namespace="team", elastic=False, priority=10))
+    assert settled() == [3, 2, 3]
+    a, b, c = world.jobs.values()
+    for job, lost in ((a, 2), (b, 1), (c, 1)):  # one of each stays on n1, two of c
+        names = sorted(job.workers)
+        job.workers = {n: "n0" if i < lost else "n1" for i, n in enumerate(names)}
+    world.lose_node(0)
+    assert settled() == [2, 1, 2]
+    assert sum(bool(node) for node in a.workers.values()) == 1, "it waits for one more"

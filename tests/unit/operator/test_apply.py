@@ -1,0 +1,222 @@
+"""Executing plans: the order of writes, and what a refusal leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from elastrain.api.job import Condition, JobStatus, LastRescale, ProgressStatus
+from elastrain.api.records import Target
+from elastrain.etcd import EtcdConfig, EtcdDenied, EtcdUnavailable
+from elastrain_operator.apply.executor import Executor, Memory, status_patch
+from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.kube.client import ApiError
+from elastrain_operator.model import Deletion, JobRef, Notice, Plan
+
+JOB = JobRef("ns", "job", "uid", 1)
+CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
+TARGET = Target(min=1, max=4, desired=2)
+EVERYTHING = Plan(
+    status=JobStatus(phase="Running"),
+    target=TARGET,
+    create=(0, 1),
+    delete=(Deletion("job-9", "uid-9", "drained"),),
+    delete_job=True,
+    notices=(Notice("Scaling", "from 1 to 2"),),
+)
+
+
+class World:
+    """API server and etcd that note what is written; ``errors`` are raised once by the call of that name."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.errors: dict[str, Exception] = {}
+        self.pods: dict[str, dict] = {}
+        self.versions: list[str | None] = []
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        if call in self.errors:
+            raise self.errors.pop(call)
+
+    async def patch_status(self, namespace, name, status, version=None):
+        self._note("status")
+        self.versions.append(version)
+        return "8"
+
+    async def put_target(self, keys, target):
+        self._note("target")
+
+    async def create_event(self, namespace, event):
+        self._note(f"event {event['reason']}")
+
+    async def create_pod(self, namespace, manifest):
+        name = manifest["metadata"]["name"]
+        self._note(f"create {name}")
+        if name in self.pods:
+            raise ApiError("create", 409, "AlreadyExists", f'pods "{name}" already exists')
+        stamp = datetime.now(UTC).isoformat()
+        meta = {**manifest["metadata"], "uid": f"uid-{name}", "creationTimestamp": stamp}
+        self.pods[name] = {**manifest, "metadata": meta}
+        return self.pods[name]
+
+    async def get_pod(self, namespace, name):
+        return self.pods.get(name)
+
+    async def delete_pod(self, namespace, name, uid):
+        self._note(f"delete {name}")
+
+    async def delete_job(self, namespace, name, uid):
+        self._note("delete job")
+
+    async def keep(self, job, *, creating=False, live=False):
+        self._note("keep creating" if creating else "keep live")
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def execute(world, make_spec):
+    def run(plan: Plan, memory: Memory | None = None, vault: World | None = None) -> Memory:
+        memory = memory or Memory()
+        asyncio.run(Executor(world, world, CONFIG, vault).execute(JOB, make_spec(), plan, memory))
+        return memory
+
+    return run
+
+
+def test_record_comes_first_deeds_after_it(world, execute):
+    memory = execute(EVERYTHING)
+    assert world.calls == [
+        "status", "target", "event Scaling", "create job-0", "create job-1", "event WorkersCreated", "delete job-9",
+        "delete job",
+    ]  # fmt: skip
+    assert memory.status == EVERYTHING.status
+    assert {pod.name for pod, _ in memory.created.values()} == {"job-0", "job-1"}
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [("status", ApiError("write", 0, "", "down")), ("target", EtcdUnavailable("etcd:2379", "write", "down"))],
+)
+def test_nothing_is_done_if_the_record_could_not_be_written(world, execute, call, error):
+    world.errors[call] = error
+    with pytest.raises(type(error)):
+        execute(EVERYTHING)
+    assert world.calls[-1] == call
+
+
+def test_ordinals_wait_for_their_pods_if_etcd_could_not_be_told_of_them(world, execute):
+    world.errors["target"] = EtcdUnavailable("etcd:2379", "write", "down")
+    memory = Memory()
+    with pytest.raises(EtcdUnavailable):
+        execute(EVERYTHING, memory)
+    assert memory.unborn == EVERYTHING.create, "else each attempt during an outage uses up further numbers"
+    execute(EVERYTHING, memory)
+    assert memory.unborn == ()
+
+
+def test_start_is_one_event(world, execute):
+    plan = Plan(target=TARGET, create=(0,), notices=(Notice("TargetSet", "2 workers wanted"),))
+    execute(plan)
+    assert world.calls == ["target", "event TargetSet", "create job-0"]
+
+
+def test_status_is_written_on_the_condition_that_the_job_is_as_it_was_seen(world, execute):
+    memory = execute(Plan(status=JobStatus(phase="Running")), Memory(version="7"))
+    execute(Plan(status=JobStatus(phase="Suspended")), memory)
+    assert world.versions == ["7", "8"]
+
+
+def test_event_that_cannot_be_recorded_holds_nothing_up(world, execute):
+    world.errors["event Scaling"] = ApiError("record", 403, "Forbidden", "no")
+    execute(EVERYTHING)
+    assert world.calls[-1] == "delete job"
+
+
+def test_api_server_is_asked_once_if_it_refuses_the_template(world, execute):
+    world.errors["create job-0"] = ApiError("create", 422, "Invalid", "spec.containers[0].image: Required value")
+    memory = execute(Plan(create=(0, 1, 2)))
+    assert world.calls == ["create job-0"]
+    assert (memory.refusal.reason, memory.refusal.attempts, memory.unborn) == ("TemplateInvalid", 1, (0, 1, 2))
+    assert "image: Required value" in memory.refusal.message
+
+    world.errors["create job-0"] = ApiError("create", 403, "Forbidden", "exceeded quota: gpus")
+    execute(Plan(create=(0,)), memory)
+    assert (memory.refusal.reason, memory.refusal.attempts, memory.unborn) == ("QuotaExceeded", 2, (0, 1, 2))
+
+    execute(Plan(create=(0,)), memory)
+    assert (memory.refusal, memory.unborn) == (None, (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ApiError("create secret ns/job-etcd-uid", 403, "Forbidden", "not allowed"), "CredentialsRefused"),
+        (EtcdDenied("etcd:2379", "root", "add a user", "permission denied"), "EtcdDenied"),
+    ],
+)
+def test_no_pod_is_created_if_it_could_not_log_in_to_etcd(world, execute, error, reason):
+    world.errors["keep creating"] = error
+    memory = execute(Plan(create=(0, 1)), vault=world)
+    assert world.calls == ["keep creating"]
+    assert (memory.refusal.reason, memory.refusal.message, memory.unborn) == (reason, str(error), (0, 1))
+    execute(Plan(create=(0, 1)), memory, vault=world)
+    assert memory.refusal is None
+
+
+@pytest.mark.parametrize("error", [ApiError("x", 503, "", "busy"), EtcdUnavailable("etcd:2379", "add a user", "down")])
+def test_creation_is_tried_again_with_the_same_ordinals_if_credentials_could_not_be_made_yet(world, execute, error):
+    world.errors["keep creating"] = error
+    memory = Memory()
+    with pytest.raises(type(error)):
+        execute(Plan(create=(0, 1)), memory, vault=world)
+    assert (world.calls, memory.refusal, memory.unborn) == (["keep creating"], None, (0, 1))
+
+
+def test_pod_of_an_earlier_creation_that_was_not_heard_of_is_taken_as_created(world, execute):
+    execute(Plan(create=(0,)))
+    memory = execute(Plan(create=(0,)))
+    assert (memory.refusal, memory.unborn) == (None, ())
+    assert len(memory.created) == 1
+
+
+def test_ordinal_is_spent_if_its_name_belongs_to_something_else(world, execute):
+    world.pods["job-0"] = {"metadata": {"name": "job-0", "uid": "x"}}
+    memory = execute(Plan(create=(0,)))
+    assert (memory.refusal.reason, memory.unborn) == ("NameTaken", ())
+
+
+def test_transient_error_is_raised_after_the_rest_was_done(world, execute):
+    world.errors["create job-1"] = ApiError("create", 503, "", "busy")
+    memory = Memory()
+    with pytest.raises(ApiError, match="busy"):
+        execute(Plan(create=(0, 1, 2)), memory)
+    assert {pod.name for pod, _ in memory.created.values()} == {"job-0", "job-2"}
+    assert memory.unborn == (1,)
+
+
+def test_status_patch_removes_what_is_absent_now():
+    patch = status_patch(JobStatus(phase="Pending"))
+    assert patch["phase"] == "Pending"
+    assert patch["startTime"] is None
+    assert patch["conditions"] == []
+
+
+def test_status_patch_removes_what_is_absent_inside_objects_and_leaves_lists_alone():
+    condition = Condition(type="Running", status="True", reason="Training", last_transition_time="t")
+    patch = status_patch(JobStatus(progress=ProgressStatus(step=7, of=9), conditions=[condition]))
+    assert (patch["progress"]["of"], patch["progress"]["eta"]) == (9, None), "an older estimate does not stay"
+    assert None not in patch["conditions"][0].values()
+
+
+def test_status_patch_keeps_no_phase_of_an_earlier_rescale():
+    planned = LastRescale(from_=2, to=4, reason="Grow", pause_seconds=0.1, lost_steps=0, phases={"transfer": 0.05})
+    phases = status_patch(JobStatus(last_rescale=planned))["lastRescale"]["phases"]
+    assert phases == {"detect": None, "decide": None, "connect": None, "transfer": 0.05, "first_step": None}

@@ -1,0 +1,92 @@
+"""Why a worker whose container runs does not train yet."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from elastrain.api.job import ExcludedNode, JobStatus
+from elastrain.api.records import Generation, GenerationMember, Member, Phase
+from elastrain_operator.model import Coordination, JobRef, Observed, Pod, Trouble
+from elastrain_operator.plan import Plan, plan
+from elastrain_operator.policy.losses.arrival import ARRIVAL_PATIENCE
+from workers import worker
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+PLACE = {"address": "127.0.0.1", "store_port": 1}
+
+
+def pod(ordinal: int, **fields) -> Pod:
+    return worker(ordinal, NOW, **fields)
+
+
+def member(ordinal: int, phase: Phase, generation: int = 0) -> Member:
+    return Member(id=f"job-{ordinal}.x", worker=f"job-{ordinal}", phase=phase, generation=generation, **PLACE)
+
+
+FIRST = member(0, Phase.READY, 1)
+PLACED = GenerationMember(id="job-0.x", worker="job-0", rank_offset=0, **PLACE)
+ALONE = Generation(number=1, leader="job-0.x", reason="Start", members=(PLACED,))
+
+
+def decide(make_spec, pods, *members, status=None, known=True, **spec) -> Plan:
+    records = Coordination(members=(FIRST, *members), generation=ALONE) if known else None
+    seen = Observed(JobRef("default", "job", "uid", 1), tuple(pods), records)
+    return plan(make_spec(**{"replicas": 2} | spec), status or JobStatus(), seen, NOW)
+
+
+def told(made: Plan) -> tuple[str, str]:
+    found = next(c for c in made.status.conditions if c.type == "PodsReady")
+    return found.reason, found.message
+
+
+@pytest.mark.parametrize(
+    ("members", "reason", "words"),
+    [
+        ((), "AgentNotHeard", "its container runs, but etcd has no word of its agent; `kubectl logs job-1` shows"),
+        ((member(1, Phase.WARMING),), "Starting", "its ranks start, and the script has not come to its first step"),
+        ((member(1, Phase.READY),), "Starting", "its ranks are ready for the next generation"),
+    ],
+)
+def test_status_says_how_far_a_worker_has_come_if_it_runs_and_does_not_train(make_spec, members, reason, words):
+    assert told(decide(make_spec, [pod(0), pod(1)], *members)) == (
+        reason,
+        f"1 of 2 workers train; pod job-1: {words}" + (" what it does" if not members else ""),
+    )
+
+
+def test_a_usual_start_is_not_explained_and_looked_at_again_when_it_is_none_any_more(make_spec):
+    made = decide(make_spec, [pod(0), pod(1, age=ARRIVAL_PATIENCE - 10)])
+    assert told(made) == ("Starting", "1 of 2 workers train")
+    assert made.requeue_after == 10
+
+
+def test_nobody_is_accused_if_etcd_is_not_known(make_spec):
+    assert told(decide(make_spec, [pod(0), pod(1)], known=False))[0] == "EtcdUnavailable"
+
+
+def test_only_a_silent_agent_is_worth_an_event(make_spec):
+    silent = decide(make_spec, [pod(0), pod(1)])
+    slow = decide(make_spec, [pod(0), pod(1)], member(1, Phase.WARMING))
+    assert "AgentNotHeard" in [n.reason for n in silent.notices]
+    assert "Starting" not in [n.reason for n in slow.notices]
+
+
+def test_what_cannot_go_on_by_itself_is_told_before_what_merely_takes_long(make_spec):
+    pull = Trouble("ImagePullFailed", "pod job-2: ErrImagePull")
+    pods = [pod(0), pod(1), pod(2, started=False, trouble=pull)]
+    made = decide(make_spec, pods, member(1, Phase.WARMING), replicas=3)
+    assert told(made) == ("ImagePullFailed", "1 of 3 workers train; pod job-2: ErrImagePull (and 1 more)")
+
+
+def test_a_node_that_the_job_itself_keeps_off_is_named_if_there_is_no_room(make_spec):
+    no_room = Trouble("Unschedulable", "pod job-1: 0/3 nodes are available: 3 node(s) didn't match affinity")
+    until = (NOW + timedelta(hours=1)).isoformat()
+    excluded = ExcludedNode(node="gpu-7", until=until, reason="PreflightFailed", message="bandwidth")
+    made = decide(
+        make_spec, [pod(0), pod(1, started=False, trouble=no_room)], status=JobStatus(excluded_nodes=[excluded])
+    )
+    assert told(made)[1].endswith(
+        "didn't match affinity; the job itself keeps off gpu-7, as condition NodesExcluded says"
+    )

@@ -1,0 +1,338 @@
+"""The shell around the allocator: claims in, shares out; what it does where the cluster is not known."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from conditions import until
+from elastrain_operator import capacity as capacity_module
+from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Policy
+from elastrain_operator.capacity import Capacity
+from elastrain_operator.kube.client import ApiError
+from elastrain_operator.model import Pod
+from elastrain_operator.observe import reflector as reflector_module
+from elastrain_operator.observe.inventory import Inventory
+from elastrain_operator.observe.reflector import Reflector
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+GPU = "nvidia.com/gpu"
+ONE = ((GPU, 1), ("pods", 1))
+
+
+class Cluster:
+    def __init__(self, *free: int) -> None:
+        self.problem: str | None = None
+        self.denied = False
+        self.free = free
+
+    def nodes(self):
+        return tuple(Node(f"n{i}", {GPU: n, "pods": 99}) for i, n in enumerate(self.free))
+
+    def priority(self, name):
+        return {"high": 9}.get(name, 0)
+
+
+def wants(uid: str, least: int = 1, most: int = 4, **fields) -> Claims:
+    return Claims(Job(uid, "ns", uid, least, most, Kind(ONE), **fields))
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(capacity_module, "COALESCE", 0.001)
+    monkeypatch.setattr(capacity_module, "REST", 0.001)
+    monkeypatch.setattr(reflector_module, "RETRY_DELAYS", (0.01,))
+    monkeypatch.setattr(reflector_module, "RESUME_DELAY", 0.001)
+
+
+def run(cluster: Cluster, scenario) -> None:
+    """Runs ``scenario(capacity, told)`` beside the sharing; ``told``: UIDs of jobs that got another share."""
+
+    async def main():
+        told: list[str] = []
+        shared = Capacity(Policy(hysteresis=0), told.append)
+        task = asyncio.create_task(shared.run(cluster))
+        try:
+            await asyncio.wait_for(scenario(shared, told), 20)
+        finally:
+            task.cancel()
+
+    asyncio.run(main())
+
+
+# ---- sharing ---------------------------------------------------------------------------------------------------------
+def test_jobs_get_their_shares_once_for_each_change():
+    async def scenario(shared, told):
+        assert shared.share_of("a").size is None
+        shared.claim("a", wants("a"))
+        await until(lambda: shared.share_of("a").size == 4, "all that it may have")
+        shared.claim("a", wants("a", size=4))
+        shared.claim("b", wants("b", 2, created=1.0))
+        await until(lambda: shared.share_of("b").size == 4, "its share")
+        assert told.count("a") == 1
+
+    run(Cluster(8), scenario)
+
+
+def test_mere_progress_is_no_reason_to_share_out_anew():
+    early = replace(wants("a", remaining=100.0), speed=(2, 1.5))
+    late = replace(wants("a", remaining=90.0), speed=(2, 1.6))
+    assert early.differs(None)
+    assert not late.differs(early)
+    assert wants("a", 2).differs(early)
+
+
+def test_speeds_at_different_sizes_are_remembered(monkeypatch):
+    seen: list[Job] = []
+    real = capacity_module.allocate
+    monkeypatch.setattr(capacity_module, "allocate", lambda s, p, n: seen.extend(s.jobs) or real(s, p, n))
+
+    async def scenario(shared, told):
+        shared.claim("a", replace(wants("a"), speed=(4, 1.9)))
+        shared.claim("a", replace(wants("a", size=2), speed=(2, 1.0), priority_class="high"))
+        await until(lambda: seen, "a sharing")
+        assert (seen[-1].speeds, seen[-1].priority) == (((2, 1.0), (4, 1.9)), 9)
+
+    run(Cluster(8), scenario)
+
+
+def test_workers_that_nobody_claims_hold_their_room():
+    async def scenario(shared, told):
+        shared.pod_seen("gone", Pod("gone-0", "u0", 0, NOW, node="n0", demand=ONE), "u0")
+        shared.claim("a", wants("a"))
+        await until(lambda: shared.share_of("a").size == 3, "what is left")
+        shared.pod_seen("gone", None, "u0")
+        await until(lambda: shared.share_of("a").size == 4, "all of it")
+
+    run(Cluster(4), scenario)
+
+
+def test_workers_on_their_way_out_hold_their_room():
+    async def scenario(shared, told):
+        shared.claim("old", Claims(None, leaving=(Held("n0", ONE),)))
+        shared.claim("a", wants("a"))
+        await until(lambda: shared.share_of("a").size == 3, "what is left")
+        shared.forget("old")
+        await until(lambda: shared.share_of("a").size == 4, "all of it")
+
+    run(Cluster(4), scenario)
+
+
+def test_suspended_job_is_let_in_anew():
+    async def scenario(shared, told):
+        shared.claim("a", wants("a"))
+        await until(lambda: shared.share_of("a").size == 4, "its share")
+        shared.claim("a", Claims(None))
+        assert shared.share_of("a").size is None
+
+    run(Cluster(4), scenario)
+
+
+def test_few_jobs_get_new_words_at_a_time(monkeypatch):
+    monkeypatch.setattr(capacity_module, "NEW_WORDS", 1)
+    cluster = Cluster(8)
+    bulky = Kind(((GPU, 16), ("pods", 1)))
+
+    async def scenario(shared, told):
+        for uid in ("a", "b", "c"):
+            shared.claim(uid, Claims(Job(uid, "ns", uid, 1, 1, bulky)))
+        await until(lambda: len(told) == 3, "three are told that they wait")
+        cluster.free = (9,)
+        shared.nudge()
+        await until(lambda: len(told) == 4, "one gets the new numbers")
+        assert [uid for uid in ("a", "b", "c") if "9 " in shared.share_of(uid).message] == ["a"]
+
+    run(cluster, scenario)
+
+
+def test_sharing_goes_on_if_it_fails_once(monkeypatch):
+    faults, logged = [RuntimeError("a fault of ours")], []
+    real = capacity_module.allocate
+    monkeypatch.setattr(capacity_module, "allocate", lambda *a: _raise(faults.pop()) if faults else real(*a))
+    monkeypatch.setattr(capacity_module.log, "exception", logged.append, raising=False)
+
+    async def scenario(shared, told):
+        shared.claim("a", wants("a"))
+        await until(lambda: logged, "the fault is told")
+        shared.nudge()
+        await until(lambda: shared.share_of("a").size == 4, "its share all the same")
+
+    run(Cluster(4), scenario)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+# ---- what is not known -----------------------------------------------------------------------------------------------
+def test_jobs_keep_their_size_until_the_cluster_is_known():
+    cluster = Cluster(4)
+    cluster.problem = "the nodes of the cluster are not listed yet"
+
+    async def scenario(shared, told):
+        shared.claim("a", wants("a"))
+        await until(lambda: told, "it is told why")
+        share = shared.share_of("a")
+        assert (share.size, share.reason, share.blind) == (None, "CapacityUnknown", False)
+        assert share.message.startswith("the cluster is not known: the nodes of the cluster are not listed yet")
+        cluster.problem = None
+        shared.nudge()
+        await until(lambda: shared.share_of("a").size == 4, "its share")
+
+    run(cluster, scenario)
+
+
+def test_new_jobs_begin_with_their_minimum_if_a_permission_is_missing():
+    cluster = Cluster(4)
+    cluster.problem, cluster.denied = "nodes is forbidden", True
+
+    async def scenario(shared, told):
+        shared.claim("a", wants("a"))
+        await until(lambda: told, "it is told why")
+        share = shared.share_of("a")
+        assert (share.size, share.reason, share.blind) == (None, "CapacityDenied", True)
+        assert "nodes is forbidden; until it is, running jobs keep their size, new ones begin with minReplicas" in (
+            share.message
+        )
+
+    run(cluster, scenario)
+
+
+# ---- lists and watches -----------------------------------------------------------------------------------------------
+class Source:
+    """An API server of one resource: ``objects`` by name; ``events`` are handed out one watch at a time."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, int] = {}
+        self.events: list[list[dict] | Exception] = []
+        self.refusals: list[Exception] = []
+        self.lists = 0
+
+    @staticmethod
+    def body(name: str, value: int) -> dict:
+        return {"metadata": {"name": name, "uid": name, "resourceVersion": str(value)}, "value": value}
+
+    async def list_pages(self, path, what, query):
+        self.lists += 1
+        if self.refusals:
+            raise self.refusals.pop(0)
+        for name, value in self.objects.items():
+            yield [self.body(name, value)], "1"
+        yield [], "1"
+
+    async def changes(self, path, what, query, version):
+        batch = self.events.pop(0) if self.events else []
+        if isinstance(batch, Exception):
+            raise batch
+        for event in batch:
+            yield event
+        if not self.events and not batch:
+            await asyncio.sleep(3600)
+
+
+def reflect(source: Source, scenario) -> None:
+    async def main():
+        changes: list[int] = []
+        seen = Reflector(
+            source, "/things", "things", parse=lambda b: b["value"] or None, on_change=lambda: changes.append(1)
+        )
+        task = asyncio.create_task(seen.run())
+        try:
+            await asyncio.wait_for(scenario(seen, changes), 10)
+        finally:
+            task.cancel()
+
+    asyncio.run(main())
+
+
+def event(kind: str, name: str, value: int) -> dict:
+    return {"type": kind, "object": Source.body(name, value)}
+
+
+def test_list_and_watch_keep_what_matters():
+    source = Source()
+    source.objects = {"a": 1, "b": 2, "unimportant": 0}
+    source.events = [
+        [event("MODIFIED", "a", 1), event("ADDED", "c", 3), event("DELETED", "b", 2), event("MODIFIED", "c", 0)]
+    ]
+
+    async def scenario(seen, changes):
+        await until(lambda: seen.values == {"a": 1} and len(changes) == 4, "what is left")
+        assert seen.problem is None
+        await asyncio.sleep(0.01)
+        assert len(changes) == 4, "what looks the same is no change"
+
+    reflect(source, scenario)
+
+
+def test_watch_is_resumed_without_a_list_and_listed_anew_if_its_place_is_gone():
+    source = Source()
+    source.objects = {"a": 1}
+    source.events = [ApiError("watch", 0, "", "reset"), [event("ADDED", "b", 5)], ApiError("watch", 410, "", "too old")]
+
+    async def scenario(seen, changes):
+        await until(lambda: seen.values == {"a": 1, "b": 5}, "the watch goes on")
+        await until(lambda: source.lists == 2 and seen.values == {"a": 1}, "a second list")
+        assert seen.problem is None, "what was known stays so"
+
+    reflect(source, scenario)
+
+
+def test_refusal_is_told_until_it_is_lifted():
+    source = Source()
+    source.objects = {"a": 1}
+    source.refusals = [ApiError("list things", 403, "Forbidden", "things is forbidden")]
+
+    async def scenario(seen, changes):
+        await until(lambda: seen.denied, "the refusal")
+        assert "things is forbidden" in seen.problem
+        await until(lambda: seen.values == {"a": 1}, "the next attempt")
+        assert (seen.problem, seen.denied) == (None, False)
+
+    reflect(source, scenario)
+
+
+class Everything:
+    """An API server with one node, one pod on it and two priority classes."""
+
+    BODIES = {  # noqa: RUF012
+        "/api/v1/nodes": [
+            {
+                "metadata": {"name": "n", "uid": "n"},
+                "status": {"allocatable": {GPU: "8", "cpu": "4"}, "conditions": [{"type": "Ready", "status": "True"}]},
+            }
+        ],
+        "/api/v1/pods": [
+            {
+                "metadata": {"name": "p", "uid": "p"},
+                "spec": {"nodeName": "n", "containers": [{"resources": {"requests": {GPU: "3", "cpu": "1"}}}]},
+            }
+        ],
+        "/apis/scheduling.k8s.io/v1/priorityclasses": [
+            {"metadata": {"name": "high", "uid": "1"}, "value": 1000},
+            {"metadata": {"name": "usual", "uid": "2"}, "value": 5, "globalDefault": True},
+        ],
+    }
+
+    async def list_pages(self, path, what, query):
+        yield self.BODIES[path], "1"
+
+    async def changes(self, path, what, query, version):
+        await asyncio.sleep(3600)
+        yield {}
+
+
+def test_inventory_is_what_nodes_have_and_other_pods_leave():
+    async def main():
+        inventory = Inventory(Everything(), lambda: None)
+        task = asyncio.create_task(inventory.run())
+        await until(lambda: inventory.problem is None, "the cluster is known")
+        (node,) = inventory.nodes()
+        assert (node.room[GPU], node.room["cpu"]) == (5, 3000)
+        assert [inventory.priority(name) for name in ("high", "", "unheard")] == [1000, 5, 0]
+        task.cancel()
+
+    asyncio.run(main())

@@ -1,0 +1,184 @@
+"""The mirror of etcd: what it believes, and when it says that it does not know."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import Member, Progress, Target
+from elastrain.etcd import Batch, Delete, EtcdDenied, EtcdUnavailable, KeyValue, Put, WatchState
+from elastrain_operator.observe import records as coordination
+from elastrain_operator.observe.records import Mirror
+
+KEYS = JobKeys("ns", "job", "uid")
+TARGET = Target(min=1, max=2, desired=2, reason="Start")
+MEMBER = Member(id="job-0.a", worker="job-0", address="10.0.0.1")
+LOST = WatchState(connected=False, error=EtcdUnavailable("etcd:2379", "watch", "refused"))
+
+
+class FakeEtcd:
+    """Keeps what is put; the test plays the watch."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, bytes] = {}
+
+    def put_all(self, records):
+        self.stored |= records
+
+    def delete_prefix(self, prefix):
+        gone = [k for k in self.stored if k.startswith(prefix)]
+        for key in gone:
+            del self.stored[key]
+        return len(gone)
+
+    def watch_prefix(self, prefix, on_events, on_state=None):
+        raise AssertionError("not in these tests")
+
+
+def batch(*changes, snapshot: bool = False) -> Batch:
+    events = [Put(KeyValue(c[0], c[1], 1, 1)) if isinstance(c, tuple) else Delete(c, 1) for c in changes]
+    return Batch(tuple(events), 1, snapshot)
+
+
+def run(scenario):
+    """Runs ``scenario(mirror, etcd, woken)`` in an event loop; ``woken`` collects who was woken."""
+
+    async def main():
+        etcd, woken = FakeEtcd(), []
+        await scenario(Mirror(etcd, "here", woken.append), etcd, woken)
+
+    asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(coordination, "LINGER", 0.02)
+
+
+def test_nothing_is_known_before_the_first_full_list():
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        assert mirror.of(KEYS) is None
+        mirror.take(batch(snapshot=True))
+        assert mirror.of(KEYS) is not None
+        assert mirror.of(KEYS).members == ()
+
+    run(scenario)
+
+
+def test_records_are_read_as_the_watch_tells_them_and_only_that_job_is_woken():
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch((KEYS.target, TARGET.encode()), (KEYS.member(MEMBER.id), MEMBER.encode()), snapshot=True))
+        assert mirror.of(KEYS).target == TARGET
+        assert mirror.of(KEYS).members == (MEMBER,)
+        woken.clear()
+        mirror.take(batch(KEYS.member(MEMBER.id)))
+        assert mirror.of(KEYS).members == ()
+        assert woken == [KEYS]
+
+    run(scenario)
+
+
+def test_nobody_is_woken_by_what_this_operator_has_written_itself():
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch(snapshot=True))
+        steps = []
+        mirror._on_steps = steps.append
+        await mirror.put_target(KEYS, TARGET)
+        woken.clear()
+        mirror.take(batch(*etcd.stored.items()))
+        assert (mirror.of(KEYS).target, woken, steps) == (TARGET, [], [KEYS])
+        mirror.take(batch((KEYS.target, TARGET.encode())))
+        assert woken == [KEYS], "this one is somebody else's"
+
+    run(scenario)
+
+
+def test_job_is_woken_by_its_own_target_if_somebody_is_asked_to_leave():
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch(snapshot=True))
+        await mirror.put_target(KEYS, TARGET.model_copy(update={"leaving": ("job-1",)}))
+        woken.clear()
+        mirror.take(batch(*etcd.stored.items()))
+        assert woken == [KEYS]
+
+    run(scenario)
+
+
+def test_short_reconnect_is_no_outage():
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch(snapshot=True))
+        mirror.heard(LOST)
+        assert mirror.of(KEYS) is not None
+        mirror.heard(WatchState(connected=True))
+        await asyncio.sleep(0.05)
+        assert mirror.outage is None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(LOST.error, "EtcdUnavailable"), (EtcdDenied("etcd:2379", "me", "watch", "permission denied"), "EtcdDenied")],
+)
+def test_nothing_is_known_if_etcd_stays_away_and_everybody_is_told(error, reason):
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch((KEYS.target, TARGET.encode()), snapshot=True))
+        woken.clear()
+        mirror.heard(dataclasses.replace(LOST, error=error))
+        await asyncio.sleep(0.05)
+        assert mirror.of(KEYS) is None
+        assert (mirror.outage.reason, mirror.outage.message) == (reason, str(error))
+        assert woken == [None]
+
+    run(scenario)
+
+
+def test_job_is_not_known_if_one_of_its_records_cannot_be_read():
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch((KEYS.target, TARGET.encode()), (KEYS.generation, b"{}"), snapshot=True))
+        assert mirror.of(KEYS) is None
+        assert mirror.of(JobKeys("ns", "other", "uid2")) is not None
+
+    run(scenario)
+
+
+def test_only_records_that_this_cluster_wrote_are_offered_to_the_sweeper():
+    async def scenario(mirror, etcd, woken):
+        await mirror.put_target(KEYS, TARGET)
+        foreign = JobKeys("ns", "job", "of-another-cluster")
+        written = [*etcd.stored.items(), (foreign.target, TARGET.encode()), (foreign.prefix + "owner", b"there")]
+        mirror.take(batch(*written, snapshot=True))
+        assert mirror.jobs() == [KEYS]
+        await mirror.delete_records(KEYS)
+        assert etcd.stored == {}
+
+    run(scenario)
+
+
+def test_steps_alone_are_told_apart_from_what_is_urgent():
+    progress = Progress(generation=1, world_size=2, members=2, step=10, loss=0.5)
+
+    async def main():
+        woken, stepped = [], []
+        mirror = Mirror(FakeEtcd(), "here", woken.append, stepped.append)
+        mirror.take(batch((KEYS.progress, progress.encode()), snapshot=True))
+        woken.clear()
+        mirror.take(batch((KEYS.progress, progress.model_copy(update={"step": 11, "loss": 0.4}).encode())))
+        assert (woken, stepped) == ([], [KEYS])
+        mirror.take(batch((KEYS.progress, progress.model_copy(update={"step": 12, "finished": True}).encode())))
+        assert (woken, stepped) == ([KEYS], [KEYS])
+        mirror.take(batch((KEYS.progress, b"{}")))
+        mirror.take(batch(KEYS.progress))
+        assert woken == [KEYS] * 3
+
+    asyncio.run(main())

@@ -1,0 +1,263 @@
+"""Who leads: each rule by example, and two promises over random clocks, delays, losses and stalls."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastrain_operator.leader.decide import (
+    Acquire,
+    Record,
+    Renew,
+    Sight,
+    StepDown,
+    Terms,
+    Wait,
+    decide,
+    leads_until,
+    saw,
+    wrote,
+)
+
+TERMS = Terms(duration=10.0)
+FREE = Sight("me")
+OTHER = Record("5", "other", 10.0)
+MINE = Record("6", "me", 10.0)
+
+
+def led(sent: float = 100.0) -> Sight:
+    """``me`` has led since ``sent``."""
+    return wrote(FREE, MINE, sent, sent + 0.1)
+
+
+# ---- standing by -----------------------------------------------------------------------------------------------------
+def test_nobody_decides_before_a_first_look():
+    assert decide(FREE, 100.0, TERMS) == Wait(0.0)
+
+
+def test_lease_is_acquired_if_there_is_none_or_it_was_released():
+    assert decide(saw(FREE, None, 100.0), 100.0, TERMS) == Acquire()
+    assert decide(saw(FREE, Record("7", "", 10.0), 100.0), 100.0, TERMS) == Acquire()
+
+
+def test_lease_is_acquired_if_its_holder_was_silent_for_its_duration_as_seen_here():
+    sight = saw(FREE, OTHER, 100.0)
+    assert decide(sight, 100.0, TERMS) == Wait(1.0)
+    sight = saw(sight, OTHER, 109.5)
+    assert decide(sight, 109.5, TERMS) == Wait(0.5)
+    assert decide(sight, 110.0, TERMS) == Acquire()
+
+
+def test_a_renewal_begins_the_wait_anew():
+    sight = saw(saw(FREE, OTHER, 100.0), Record("6", "other", 10.0), 109.9)
+    assert decide(sight, 110.0, TERMS) == Wait(1.0)
+
+
+def test_the_holder_s_own_duration_counts_not_ours():
+    sight = saw(FREE, Record("5", "other", 60.0), 100.0)
+    assert decide(sight, 159.0, TERMS) == Wait(1.0)
+    assert decide(sight, 160.0, TERMS) == Acquire()
+
+
+def test_the_holder_s_time_is_waited_out_if_somebody_deletes_its_lease():
+    sight = saw(saw(FREE, OTHER, 100.0), None, 105.0)
+    assert decide(sight, 114.0, TERMS) == Wait(1.0)
+    assert decide(sight, 115.0, TERMS) == Acquire()
+
+
+def test_lease_is_taken_up_if_the_answer_to_its_acquisition_was_lost():
+    assert decide(saw(FREE, MINE, 100.0), 100.0, TERMS) == Acquire()
+
+
+# ---- leading ---------------------------------------------------------------------------------------------------------
+def test_tenure_counts_from_before_the_renewal_was_sent():
+    assert leads_until(wrote(FREE, MINE, 100.0, 103.0), TERMS) == 107.0
+
+
+def test_leader_renews_when_it_is_due():
+    assert decide(led(), 101.5, TERMS) == Wait(0.5)
+    assert decide(led(), 102.0, TERMS) == Renew()
+
+
+@pytest.mark.parametrize(
+    ("shown", "now", "why"),
+    [
+        (MINE, 107.0, "could not be renewed for 7.0 s"),
+        (OTHER, 101.0, "taken over by other"),
+        (Record("9", "", 1.0), 101.0, "taken over by nobody"),
+        (None, 101.0, "was deleted"),
+    ],
+)
+def test_leader_steps_down_if_it_is_late_or_the_lease_is_not_its_own(shown, now, why):
+    decided = decide(saw(led(), shown, now), now, TERMS)
+    assert isinstance(decided, StepDown)
+    assert why in decided.why
+
+
+def test_two_renewals_fit_into_a_tenure():
+    assert TERMS.renew + TERMS.attempt + TERMS.poll + TERMS.attempt / 2 <= TERMS.hold < TERMS.duration
+
+
+# ---- together --------------------------------------------------------------------------------------------------------
+class Server:
+    """The API server's one Lease."""
+
+    def __init__(self) -> None:
+        self.record: Record | None = None
+        self._versions = itertools.count(1)
+
+    def write(self, known: Record | None, holder: str, duration: float) -> Record | None:
+        """The new record; None: it is not as known."""
+        if (known and known.version) != (self.record and self.record.version):
+            return None
+        self.record = Record(str(next(self._versions)), holder, duration)
+        return self.record
+
+
+class Replica:
+    def __init__(self, world: World, number: int, rate: float) -> None:
+        self.world, self.number, self.rate = world, number, rate
+        self.offset = world.chance.uniform(-1e6, 1e6)
+        self.lives = itertools.count(1)
+        self.alive = True
+        self.sight = self._born()
+
+    def _born(self) -> Sight:
+        return Sight(f"{self.number}.{next(self.lives)}")
+
+    def clock(self) -> float:
+        return self.offset + self.rate * self.world.now
+
+    def wake(self) -> None:
+        """One decision, carried out as ``election.py`` does."""
+        if not self.alive:
+            return
+        match decide(self.sight, self.clock(), TERMS):
+            case StepDown():
+                self.world.ends.append((self.sight.me, self.world.now))
+                self.sight = self._born()
+                self.world.after(self.world.chance.uniform(0, 3), self.wake)
+            case Wait(seconds):
+                pause = seconds / self.rate + self.world.stall()
+                self.world.after(pause, self.wake if self.sight.renewed is not None else self.look)
+            case _:
+                self.write()
+
+    def look(self) -> None:
+        if self.alive:
+            self._call(lambda: self.world.server.record, lambda record: saw(self.sight, record, self.clock()))
+
+    def write(self) -> None:
+        known, me, sent = self.sight.record, self.sight.me, self.clock()
+
+        def answered(record: Record | None) -> Sight | None:
+            if record is None:
+                self.look()
+                return None
+            sight = wrote(self.sight, record, sent, self.clock())
+            until = ((leads_until(sight, TERMS) or 0.0) - self.offset) / self.rate
+            self.world.leads(me, until)
+            return sight
+
+        self._call(lambda: self.world.server.write(known, me, TERMS.duration), answered)
+
+    def _call(self, on_server: Callable[[], object], on_answer: Callable[[object], Sight | None]) -> None:
+        """A request and its answer, each of which may be late or lost; after ``attempt`` seconds it is given up."""
+        there, back = self.world.delay(), self.world.delay()
+        life, given_up = self.sight.me, TERMS.attempt / self.rate
+        if not self.world.loses():
+
+            def arrives() -> None:
+                answer = on_server()
+                if there + back < given_up and not lost:
+                    self.world.after(back, lambda: self._answered(life, on_answer, answer))
+
+            lost = self.world.loses()
+            self.world.after(there, arrives)
+            if there + back < given_up and not lost:
+                return
+        self.world.after(given_up + TERMS.poll / self.rate, self.wake)
+
+    def _answered(self, life: str, on_answer: Callable[[object], Sight | None], answer: object) -> None:
+        if not self.alive or life != self.sight.me:
+            return
+        sight = on_answer(answer)
+        if sight is not None:
+            self.sight = sight
+            self.wake()
+
+
+class World:
+    """Real time, a network, and replicas whose clocks run at different rates."""
+
+    def __init__(self, seed: int, *, faults: bool, skew: float) -> None:
+        self.chance = random.Random(seed)
+        self.faults = faults
+        self.now = 0.0
+        self.server = Server()
+        self.tenures: list[tuple[str, float, float]] = []
+        self.ends: list[tuple[str, float]] = []
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        rates = [self.chance.uniform(1 - skew, 1 + skew) for _ in range(3)]
+        self.replicas = [Replica(self, i, rate) for i, rate in enumerate(rates)]
+        for replica in self.replicas:
+            self.after(self.chance.uniform(0, 2), replica.wake)
+
+    def delay(self) -> float:
+        return self.chance.choice([0.0, 0.01, 0.3, 2.0]) if self.faults else self.chance.uniform(0, 0.1)
+
+    def loses(self) -> bool:
+        return self.faults and self.chance.random() < 0.1
+
+    def stall(self) -> float:
+        """The process is stopped for so long, while its clock goes on."""
+        return self.chance.choice([3.0, 8.0, 30.0]) if self.faults and self.chance.random() < 0.05 else 0.0
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now + seconds, next(self._order), call))
+
+    def leads(self, who: str, until: float) -> None:
+        for other, since, end in self.tenures:
+            assert other == who or end <= self.now or until <= self.now, (
+                f"two never lead at once: {other} from {since:.2f} to {end:.2f}, {who} {self.now:.2f} to {until:.2f}"
+            )
+        self.tenures.append((who, self.now, until))
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self._queue and self._queue[0][0] <= end:
+            self.now, _, call = heapq.heappop(self._queue)
+            call()
+        self.now = end
+
+    @property
+    def leader(self) -> str | None:
+        return next((who for who, since, until in reversed(self.tenures) if since <= self.now < until), None)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_two_never_lead_at_once_though_clocks_drift_requests_are_lost_and_processes_stall(seed):
+    world = World(seed, faults=True, skew=0.15)
+    world.run(300)
+    assert world.tenures, "somebody leads at some time"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32))
+def test_another_leads_within_fifteen_seconds_if_the_leader_dies(seed):
+    world = World(seed, faults=False, skew=0.05)
+    world.run(20 + seed % 7)
+    first = world.leader
+    assert first is not None
+    next(r for r in world.replicas if r.sight.me == first).alive = False
+    world.run(15)
+    assert world.leader not in (None, first)
+    assert len({who for who, _, _ in world.tenures}) == 2, "a healthy leader is never replaced"

@@ -1,0 +1,285 @@
+"""The ledger of accelerator seconds: its parts add up to what was held, whatever happens."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastrain.api.job import AcceleratorSeconds, GenerationStatus
+from elastrain.api.records import Generation, GenerationMember, Member, Progress, Rescale, Target
+from elastrain_operator.model import Coordination, Ending, Pod
+from elastrain_operator.policy.report import accelerator_seconds
+from elastrain_operator.policy.report.accelerator_seconds import Place, account, continued, place, rounded
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+PARTS = ("training", "rescaling", "waiting", "redone", "spare")
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def pod(ordinal: int, bound: float = 0.0, accelerators: int = 1, **fields) -> Pod:
+    return Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, START, bound=at(bound), accelerators=accelerators, **fields)
+
+
+def over(one: Pod, seconds: float) -> Pod:
+    return dataclasses.replace(one, ending=Ending(at(seconds)), over=True)
+
+
+def report(generation: int = 1, step: int = 100, step_seconds: float | None = 0.5, *rescales: Rescale) -> Progress:
+    return Progress(
+        generation=generation, world_size=4, members=4, step=step, step_seconds=step_seconds, rescales=rescales
+    )
+
+
+def rescale(generation: int, pause: float, from_size: int = 4, to_size: int = 4, lost: int = 0) -> Rescale:
+    return Rescale(
+        generation=generation, from_size=from_size, to_size=to_size, reason="Lost", step=1, pause_seconds=pause,
+        lost_steps=lost,
+    )  # fmt: skip
+
+
+def total(books: AcceleratorSeconds) -> float:
+    return sum(getattr(books, part) for part in PARTS)
+
+
+PODS = (pod(0, accelerators=2), pod(1, accelerators=2))
+TRAIN = Place(frozenset({"job-0", "job-1"}), "training")
+TRAINING = account(None, PODS, TRAIN, report(), at(0))
+
+
+# ---- what goes where -------------------------------------------------------------------------------------------------
+def test_books_begin_when_the_job_is_first_seen():
+    assert total(TRAINING) == 0
+    assert (TRAINING.held, TRAINING.in_generation, TRAINING.use) == (4, 4, "training")
+
+
+def test_time_in_a_generation_is_training_and_outside_of_it_waiting():
+    only_one = account(TRAINING, PODS, Place(frozenset({"job-0"}), "training"), report(), at(10))
+    later = account(only_one, PODS, None, None, at(20))
+    assert (later.training, later.waiting) == (40 + 20, 20)
+
+
+def test_a_reported_pause_is_taken_from_the_next_seconds_and_nothing_from_earlier_ones():
+    told = account(TRAINING, PODS, TRAIN, report(2, 100, 0.5, rescale(2, pause=3.0)), at(10))
+    assert (told.training, told.rescaling, told.owed_rescaling) == (40, 0, 12)
+    later = account(told, PODS, TRAIN, None, at(20))
+    assert (later.training, later.rescaling, later.owed_rescaling) == (68, 12, 0)
+    again = account(later, PODS, TRAIN, report(2, 120, 0.5, rescale(2, pause=3.0)), at(30))
+    assert again.rescaling == 12, "a rescale is counted once"
+
+
+def test_a_pause_that_was_seen_is_not_counted_again_when_it_is_measured():
+    broken = account(TRAINING, PODS, Place(TRAIN.workers, "rescaling"), report(), at(10))
+    healed = account(broken, PODS, TRAIN, report(), at(15))
+    told = account(healed, PODS, TRAIN, report(2, 100, 0.5, rescale(2, pause=6.0)), at(15))
+    assert (told.rescaling, told.owed_rescaling) == (20, 4), "five of the six seconds were seen"
+
+
+def test_below_the_minimum_survivors_wait_and_the_measured_pause_contains_it():
+    lacking = account(TRAINING, PODS, Place(TRAIN.workers, "waiting"), report(), at(10))
+    healed = account(lacking, PODS, TRAIN, report(2, 100, 0.5, rescale(2, pause=100.0)), at(110))
+    assert (healed.waiting, healed.rescaling, healed.owed_rescaling) == (400, 0, 0)
+
+
+def test_a_joiner_owes_no_pause_since_it_waited():
+    told = account(TRAINING, PODS, TRAIN, report(2, 100, 0.5, rescale(2, 1.0, from_size=1, to_size=4)), at(10))
+    assert told.owed_rescaling == 1.0
+
+
+def test_lost_steps_are_redone_at_the_pace_of_a_step():
+    told = account(TRAINING, PODS, TRAIN, report(2, 90, 0.5, rescale(2, 0.0, lost=10)), at(10))
+    later = account(told, PODS, TRAIN, None, at(20))
+    assert (later.redone, later.training, later.redone_steps) == (20, 60, 10)
+
+
+def test_lost_steps_are_priced_when_the_pace_is_known():
+    told = account(TRAINING, PODS, TRAIN, report(2, 90, None, rescale(2, 0.0, lost=10)), at(10))
+    assert (told.owed_redone, told.unpriced_steps) == (0, 10)
+    priced = account(told, PODS, TRAIN, report(2, 92, 0.5, rescale(2, 0.0, lost=10)), at(11))
+    assert (priced.owed_redone, priced.unpriced_steps, priced.redone_steps) == (20, 0, 10)
+
+
+def test_what_was_measured_before_the_books_began_is_not_in_them():
+    began = account(None, PODS, TRAIN, report(7, 100, 0.5, rescale(7, 99.0, lost=5)), at(0))
+    assert (began.owed_rescaling, began.redone_steps) == (0, 0)
+
+
+@pytest.mark.parametrize("word", [float("inf"), float("nan"), -5.0])
+def test_what_cannot_be_a_time_is_not_booked(word):
+    told = account(TRAINING, PODS, TRAIN, report(2, 90, word, rescale(2, word, lost=10)), at(10))
+    assert (told.owed_rescaling, told.owed_redone, told.unpriced_steps) == (0, 0, 10)
+    assert account(TRAINING, PODS, TRAIN, report(2, 90, 0.5, rescale(2, 0.0, lost=-10)), at(10)).redone_steps == 0
+
+
+# ---- what was held ---------------------------------------------------------------------------------------------------
+def test_a_pod_that_ended_while_no_operator_looked_is_counted_to_its_end():
+    ended = (over(PODS[0], 5), PODS[1])
+    assert total(account(TRAINING, ended, None, None, at(100))) == pytest.approx(2 * 5 + 2 * 100)
+
+
+def test_a_pod_that_vanished_is_counted_until_somebody_looked():
+    assert total(account(TRAINING, PODS[:1], None, None, at(100))) == pytest.approx(400)
+
+
+def test_a_pod_holds_from_its_binding_to_a_node_on():
+    pending = dataclasses.replace(pod(2), bound=None)
+    late = pod(3, bound=7)
+    assert total(account(TRAINING, (pending, late), None, None, at(0))) == 0
+    began = account(None, (pending,), Place(), None, at(0))
+    assert total(account(began, (pending, late), Place(), None, at(10))) == pytest.approx(3)
+
+
+def test_a_worker_that_has_ended_holds_while_its_sidecars_run():
+    sidecar = dataclasses.replace(PODS[0], ending=Ending(at(5)))
+    assert account(TRAINING, (sidecar, PODS[1]), TRAIN, None, at(10)).held == 4
+
+
+def test_a_clock_that_goes_back_takes_nothing_back():
+    later = account(TRAINING, PODS, TRAIN, None, at(10))
+    assert total(account(later, PODS, TRAIN, None, at(3))) == total(later)
+    assert account(later, PODS, TRAIN, None, at(3)).until == later.until
+
+
+def test_between_passes_the_books_go_on_as_they_were():
+    told = account(TRAINING, PODS, TRAIN, report(2, 100, 0.5, rescale(2, pause=3.0)), at(10))
+    assert continued(told, at(20)) == account(told, PODS, TRAIN, None, at(20)).model_copy(update={"until": told.until})
+    assert continued(AcceleratorSeconds(), at(20)) == AcceleratorSeconds()
+
+
+def test_time_alone_is_no_news_and_a_change_of_use_is():
+    later = account(TRAINING, PODS, TRAIN, report(), at(10))
+    assert not accelerator_seconds.is_news(TRAINING, later)
+    assert accelerator_seconds.is_news(later, later.model_copy(update={"use": "rescaling"}))
+    assert accelerator_seconds.is_news(later, later.model_copy(update={"held": 2}))
+    assert not accelerator_seconds.is_news(later, later.model_copy(update={"held": 6})), "new pods speak for themselves"
+    assert accelerator_seconds.is_news(None, later)
+
+
+# ---- who trains ------------------------------------------------------------------------------------------------------
+FORCE = GenerationStatus(number=3, size=2, reason="Grow")
+
+
+def seen(
+    *names: str, number: int = 3, placed: tuple[str, ...] = ("a", "b"), ended: tuple[int, ...] = (), broken: int = 0,
+    least: int = 1,
+) -> Coordination:  # fmt: skip
+    """Live members, all of generation 3; the newest one is ``number``."""
+    members = tuple(
+        GenerationMember(id=n, worker=f"job-{n}", address="x", store_port=1, rank_offset=i)
+        for i, n in enumerate(placed)
+    )
+    live = tuple(Member(id=n, worker=f"job-{n}", address="x", generation=3, broken=broken) for n in names)
+    newest = Generation(number=number, members=members, reason="Grow", leader="a", ended=ended)
+    return Coordination(target=Target(min=least, max=4, desired=2), members=live, generation=newest)
+
+
+@pytest.mark.parametrize(
+    ("coordination", "finishing", "expected"),
+    [
+        (seen("a", "b"), False, Place(frozenset({"job-a", "job-b"}), "training")),
+        (seen("a", "b", "c"), False, Place(frozenset({"job-a", "job-b"}), "training")),
+        (seen("a"), False, Place(frozenset({"job-a"}), "rescaling")),
+        (seen("a", least=2), False, Place(frozenset({"job-a"}), "waiting")),
+        (seen("a"), True, Place(frozenset({"job-a"}), "training")),
+        (seen("a", "b", broken=3), False, Place(frozenset({"job-a", "job-b"}), "rescaling")),
+        (seen("a", "b", number=4, placed=("a",)), False, Place(frozenset({"job-a", "job-b"}), "training")),
+        (seen("a", "b", number=4, placed=("a",), ended=(3,)), False, Place(frozenset({"job-a", "job-b"}), "rescaling")),
+    ],
+    ids=["whole", "a joiner", "lost one", "too few", "finishing", "broken", "planned change", "ended"],
+)
+def test_a_generation_trains_until_it_is_known_to_be_broken(coordination, finishing, expected):
+    assert place(FORCE, coordination, finishing) == expected
+
+
+def test_nobody_trains_in_no_generation_or_an_empty_one():
+    assert place(None, seen("a"), False) == Place()
+    assert place(GenerationStatus(number=4, size=0, reason="Suspend"), seen("a"), False) == Place()
+
+
+# ---- whatever happens ------------------------------------------------------------------------------------------------
+HAPPENINGS = st.one_of(
+    st.tuples(st.just("wait"), st.integers(0, 1000)),
+    st.tuples(st.just("bind"), st.integers(1, 8)),
+    st.tuples(st.sampled_from(["end", "vanish"]), st.integers(0, 9)),
+    st.tuples(st.just("train"), st.integers(0, 4), st.sampled_from(["training", "rescaling", "waiting"])),
+    st.tuples(st.just("rescale"), st.floats(0, 100), st.integers(0, 20), st.sampled_from([None, 0.1, 2.0])),
+    st.sampled_from(["outage", "restart"]),
+)
+
+
+class History:
+    """A job whose every change is looked at when it happens, and what its pods have really held."""
+
+    def __init__(self) -> None:
+        self.now, self.held, self.ordinal, self.slack = 0.0, 0.0, 0, 1e-6
+        self.pods: dict[str, Pod] = {}
+        self.place: Place | None = Place()
+        self.progress: Progress | None = None
+        self.books = self.written = rounded(account(None, (), Place(), None, at(0)))
+
+    def running(self) -> list[Pod]:
+        return [p for p in self.pods.values() if not p.over]
+
+    def look(self, wrote: bool = False) -> None:
+        before = self.books
+        self.books = account(before, self.pods.values(), self.place, self.progress, at(self.now))
+        for part in PARTS:
+            assert getattr(self.books, part) >= getattr(before, part), "no part ever decreases"
+        assert total(self.books) == pytest.approx(self.held, abs=self.slack), "the parts add up to what was held"
+        assert self.books.owed_redone >= 0
+        assert self.books.in_generation <= self.books.held
+        if wrote or accelerator_seconds.is_news(self.written, self.books):
+            self.written = rounded(self.books)
+
+    def happen(self, what: object) -> None:
+        wrote = False
+        match what:
+            case ("wait", int(seconds)):
+                self.now += seconds
+                self.held += seconds * sum(p.accelerators for p in self.running())
+            case ("bind", int(accelerators)):
+                self.ordinal += 1
+                self.pods[f"job-{self.ordinal}"] = pod(self.ordinal, self.now, accelerators)
+            case (("end" | "vanish") as how, int(which)) if self.running():
+                gone = self.running()[which % len(self.running())]
+                self.pods[gone.name] = over(gone, self.now)
+                if how == "vanish":
+                    del self.pods[gone.name]
+                wrote = True  # status.replicas has changed
+            case ("train", int(count), str(use)):
+                self.place = Place(frozenset(p.name for p in self.running()[:count]), use)  # type: ignore[arg-type]
+            case ("rescale", float(pause), int(lost), pace):
+                number = self.progress.generation + 1 if self.progress else 1
+                self.progress = report(number, 1, pace, rescale(number, pause, lost=lost))
+            case "outage":
+                self.place = None
+            case "restart":
+                self.books, self.slack = self.written, self.slack + 0.01
+        self.look(wrote)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(HAPPENINGS, max_size=40))
+def test_the_parts_add_up_to_what_was_held_whatever_happens_and_no_operator_loses_any(history):
+    story = History()
+    for what in history:
+        story.happen(what)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.1, 20), min_size=1, max_size=5), st.integers(1, 6))
+def test_every_measured_pause_is_booked_in_the_end(pauses, accelerators):
+    pods = (pod(0, accelerators=accelerators),)
+    inside = Place(frozenset({"job-0"}), "training")
+    books = account(None, pods, inside, report(0), at(0))
+    for n, pause in enumerate(pauses, 1):
+        books = account(books, pods, inside, report(n, 1, 0.1, rescale(n, pause)), at(n))
+    books = account(books, pods, inside, None, at(1000))
+    assert books.rescaling == pytest.approx(sum(pauses) * accelerators)
+    assert books.training == pytest.approx(1000 * accelerators - books.rescaling)

@@ -1,0 +1,149 @@
+"""When a job's loop looks at its job, and when it lets news wait."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from conditions import until
+from elastrain_operator import loops
+from elastrain_operator.model import Trouble
+from elastrain_operator.observe import parse
+from loop_world import World, body, run
+
+pytestmark = pytest.mark.usefixtures("quick_loops")
+
+
+class Counting(World):
+    """Counts passes: each looks at the records once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+
+    def of(self, keys):
+        self.passes += 1
+        return super().of(keys)
+
+
+def run_counting(scenario) -> None:
+    """Runs ``scenario(world, jobs)`` after both workers of a job were created and the loop has come to rest."""
+
+    async def at_rest(world, jobs):
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+        await until(lambda: world.passes == 2, "a look at what was created")
+        assert jobs.unplanned == 0
+        await scenario(world, jobs)
+
+    run(at_rest, Counting())
+
+
+def test_echo_of_our_own_status_makes_no_pass():
+    async def scenario(world, jobs):
+        before = world.passes
+        echo = body()
+        echo["metadata"] |= {"resourceVersion": "7", "managedFields": [{"manager": "elastrain"}]}
+        echo["status"] = {"phase": "Pending"}
+        jobs.see(echo, lambda _: world.watched)
+        await asyncio.sleep(0.05)
+        assert world.passes == before
+        echo["metadata"]["annotations"] = {"who": "a user"}
+        jobs.see(dict(echo, metadata=dict(echo["metadata"])), lambda _: world.watched)
+        await until(lambda: world.passes > before, "a pass for what a user wrote")
+
+    run_counting(scenario)
+
+
+def test_pod_that_looks_as_it_was_created_makes_no_pass():
+    async def scenario(world, jobs):
+        before = world.passes
+        for pod in world.pods.values():
+            jobs.pod_seen("uid", parse.pod(pod))
+        await asyncio.sleep(0.05)
+        assert world.passes == before
+        running = parse.pod({**world.pods["job-0"], "status": {"phase": "Succeeded"}})
+        jobs.pod_seen("uid", running)
+        await until(lambda: world.passes > before, "a pass for a pod that has changed")
+
+    run_counting(scenario)
+
+
+def test_what_happens_in_a_few_moments_is_one_pass(monkeypatch):
+    monkeypatch.setattr(loops, "PACE", 0.1)
+
+    async def scenario(world, jobs):
+        await asyncio.sleep(0.15)
+        before = world.passes
+        for _ in range(20):
+            jobs.wake("uid")
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.25)
+        assert before < world.passes <= before + 2
+
+    run_counting(scenario)
+
+
+@pytest.mark.parametrize(("took", "apart"), [(0.0, 0.2), (0.1, 0.2), (0.3, 0.6), (25.0, 1.0)])
+def test_job_rests_for_as_long_as_a_pass_took_within_bounds(monkeypatch, took, apart):
+    monkeypatch.setattr(loops, "PACE", 0.2)
+    assert loops.pace(took) == pytest.approx(apart)
+
+
+def test_start_that_goes_on_as_expected_is_looked_at_later_and_trouble_at_once(monkeypatch):
+    async def scenario(world, jobs):
+        before, pods = world.passes, [parse.pod(p) for p in world.pods.values()]
+        monkeypatch.setattr(loops, "ROUTINE", 60.0)
+        for pod in pods:
+            jobs.pod_seen("uid", replace(pod, node="node-1", bound=pod.created))
+            jobs.pod_seen("uid", replace(pod, node="node-1", bound=pod.created, started=True))
+        await asyncio.sleep(0.05)
+        assert world.passes == before, "its members' records say when it trains"
+        jobs.pod_seen("uid", replace(pods[0], trouble=Trouble("Unschedulable", "no node")))
+        await until(lambda: world.passes > before, "a pass for the trouble")
+        assert jobs._loops["uid"]._later is None, "what waited was looked at with it"
+
+    run_counting(scenario)
+
+
+def test_what_waits_is_looked_at_by_the_earliest_of_its_times(monkeypatch):
+    monkeypatch.setattr(loops, "STATUS_INTERVAL", 60.0)
+
+    async def scenario(world, jobs):
+        before = world.passes
+        jobs.wake_later("uid")
+        [pod, _] = (parse.pod(p) for p in world.pods.values())
+        jobs.pod_seen("uid", replace(pod, node="node-1"))
+        await until(lambda: world.passes > before, "a pass long before the next status")
+
+    run_counting(scenario)
+
+
+def test_steps_are_looked_at_when_the_next_status_is_due(monkeypatch):
+    monkeypatch.setattr(loops, "STATUS_INTERVAL", 0.1)
+
+    async def scenario(world, jobs):
+        jobs.see(body(), lambda _: world.watched)  # takes the interval over
+        before = world.passes
+        for _ in range(10):
+            jobs.wake_later("uid")
+        assert world.passes == before
+        await until(lambda: world.passes > before, "a pass")
+        await asyncio.sleep(0.05)
+        assert world.passes <= before + 2, "one for the ten, and perhaps one for the status that was due"
+
+    run_counting(scenario)
+
+
+def test_all_jobs_together_write_steps_at_a_bounded_rate():
+    async def scenario(world, jobs):
+        for n in range(199):
+            another = body()
+            another["metadata"] |= {"uid": f"uid-{n}", "deletionTimestamp": "2030-01-01T00:00:00Z"}
+            jobs.see(another, lambda _: ())
+        jobs.see(body(suspend=False), lambda _: world.watched)
+        assert jobs._loops["uid"].status_interval == 200 * loops.STATUS_SHARE
+
+    run_counting(scenario)

@@ -1,0 +1,193 @@
+"""One loop per job: what it does when watch, API server or etcd are late or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from conditions import until
+from elastrain_operator import loops, plan
+from elastrain_operator.kube.client import ApiError
+from elastrain_operator.observe import parse
+from loop_world import body, named, run
+
+pytestmark = pytest.mark.usefixtures("quick_loops")
+
+
+def test_pods_are_created_once_though_the_watch_is_late():
+    async def scenario(world, jobs):
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+        for _ in range(5):
+            jobs.wake("uid")
+            await asyncio.sleep(0.02)
+        assert set(world.pods) == {"job-0", "job-1"}
+        world.watched = [parse.pod(p) for p in world.pods.values()]
+        jobs.wake("uid")
+        await asyncio.sleep(0.02)
+        assert set(world.pods) == {"job-0", "job-1"}
+
+    run(scenario)
+
+
+def test_pod_that_the_watch_never_showed_is_replaced_if_the_api_server_says_that_it_is_gone(monkeypatch):
+    monkeypatch.setattr(loops, "UNSEEN", timedelta(seconds=0.05))
+
+    async def scenario(world, jobs):
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+        await asyncio.sleep(0.1)
+        jobs.wake("uid")
+        await asyncio.sleep(0.05)
+        assert set(world.pods) == {"job-0", "job-1"}, "both exist, so nothing is done"
+        del world.pods["job-0"]
+        await asyncio.sleep(0.1)
+        jobs.wake("uid")
+        await until(lambda: set(world.pods) == {"job-1", "job-2"}, "a replacement")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fault", [ApiError("write", 503, "", "busy"), RuntimeError("a fault of ours")])
+def test_pass_is_repeated_if_it_fails(fault):
+    async def scenario(world, jobs):
+        world.failures = [fault]
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods after the retry")
+
+    run(scenario)
+
+
+def test_pass_is_repeated_as_soon_as_the_newer_version_is_seen_if_the_job_has_changed_meanwhile(monkeypatch):
+    monkeypatch.setattr(loops, "RETRY_DELAYS", (60.0,))
+
+    async def scenario(world, jobs):
+        world.failures = [ApiError("write", 409, "Conflict", "the object has been modified")]
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: not world.failures, "a refused status")
+        assert not world.pods, "what follows the status is not done without it"
+        jobs.see(body(replicas=2), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+
+    run(scenario)
+
+
+def test_job_stands_still_if_nothing_answers_and_converges_afterwards_with_the_same_pods():
+    async def scenario(world, jobs):
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+        world.watched = [parse.pod(p) for p in world.pods.values()]
+        before = dict(world.pods)
+        world.down = True
+        jobs.see(body(replicas=1), lambda _: world.watched)
+        for _ in range(10):
+            jobs.wake("uid")
+            await asyncio.sleep(0.03)
+        assert world.pods == before
+        world.down = False
+        await until(lambda: len(world.pods) == 1, "the surplus one is gone")
+        assert world.pods == {"job-0": before["job-0"]}
+
+    run(scenario)
+
+
+def test_newer_of_two_versions_counts():
+    assert loops.newest("9", "10") == loops.newest("10", "9") == loops.newest(None, "10") == "10"
+    assert loops.newest(None, None) is None
+
+
+def test_poisoned_job_says_so_and_slows_no_other(monkeypatch):
+    passes = []
+    healthy = plan.plan
+
+    def poisoned(spec, status, observed, *rest):
+        if observed.job.name != "poison":
+            return healthy(spec, status, observed, *rest)
+        passes.append(observed)
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(plan, "plan", poisoned)
+    monkeypatch.setattr(loops, "RETRY_DELAYS", (0.2, 60.0))
+
+    async def scenario(world, jobs):
+        jobs.see(named("poison"), lambda _: [])
+        await until(lambda: world.statuses, "a status")
+        for number in range(20):
+            jobs.see(named(f"neighbour-{number}"), lambda _: [])
+            jobs.wake("poison")
+        await until(lambda: len(world.pods) == 40, "all pods of all others")
+        await until(lambda: len(passes) == 2, "the second attempt")
+        for _ in range(20):
+            jobs.wake("poison")
+            await asyncio.sleep(0.01)
+        assert len(passes) == 2, "the third one is not due yet, whatever happens"
+        told = [s["conditions"][0] for s in world.statuses if s["conditions"][0]["reason"] == "OperatorFault"]
+        assert len(told) == 1, "it is said once"
+        assert "ZeroDivisionError: a fault of ours" in told[0]["message"]
+
+    run(scenario)
+
+
+def test_loop_goes_on_if_even_the_fault_cannot_be_told(monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("a fault of ours")
+
+    async def scenario(world, jobs):
+        with monkeypatch.context() as patch:
+            patch.setattr(plan, "plan", broken)
+            patch.setattr(plan, "fault", broken)
+            jobs.see(body(), lambda _: world.watched)
+            await asyncio.sleep(0.1)
+        await until(lambda: len(world.pods) == 2, "two pods when the fault is gone")
+
+    run(scenario)
+
+
+def test_nothing_is_done_if_the_job_is_being_deleted():
+    async def scenario(world, jobs):
+        deleted = body()
+        deleted["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z"
+        jobs.see(deleted, lambda _: world.watched)
+        await asyncio.sleep(0.05)
+        assert not world.pods
+        assert not world.statuses
+
+    run(scenario)
+
+
+def test_invalid_spec_is_said_and_healed():
+    async def scenario(world, jobs):
+        jobs.see(body(maxReplicas=0), lambda _: world.watched)
+        await until(lambda: world.statuses, "a status")
+        condition = world.statuses[0]["conditions"][0]
+        assert (condition["type"], condition["reason"]) == ("PodsReady", "SpecInvalid")
+        assert "spec.maxReplicas" in condition["message"]
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+
+    run(scenario)
+
+
+def test_loop_ends_with_its_job():
+    async def scenario(world, jobs):
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+        await jobs.forget("uid")
+        assert len(jobs) == 0
+        assert not [t for t in asyncio.all_tasks() if t.get_name() == "job ns/job"]
+
+    run(scenario)
+
+
+def test_job_of_the_same_name_is_another_job():
+    async def scenario(world, jobs):
+        first, second = body(), body()
+        second["metadata"] = {**second["metadata"], "uid": "uid2"}
+        jobs.see(first, lambda _: world.watched)
+        jobs.see(second, lambda _: world.watched)
+        assert len(jobs) == 2
+        assert "uid2" in jobs
+
+    run(scenario)

@@ -1,0 +1,77 @@
+"""Progress and remaining time, from what rank 0 reports."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from elastrain.api.records import Progress
+from elastrain_operator.policy.report.pace import eta_seconds, progress_status, samples_per_second
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def report(**fields) -> Progress:
+    known = {"step": 100, "total_steps": 1000, "samples": 25_600, "step_seconds": 0.5, "epoch": 2}
+    return Progress(generation=1, world_size=2, members=2, **{**known, **fields})
+
+
+def test_status_says_how_far_how_fast_and_when_it_is_done():
+    status = progress_status(None, report(), NOW)
+    assert (status.step, status.of, status.epoch, status.samples_per_second) == (100, 1000, 2, 512.0)
+    assert datetime.fromisoformat(status.eta) == NOW + timedelta(seconds=450)
+
+
+def test_time_alone_changes_nothing():
+    first = progress_status(None, report(), NOW)
+    assert progress_status(first, report(), NOW + timedelta(hours=1)) is first
+    assert progress_status(first, None, NOW) is first, "etcd is silent"
+    assert progress_status(first, report(step=101), NOW).step == 101
+
+
+def test_pace_shows_up_as_soon_as_it_is_known():
+    unknown = progress_status(None, report(step_seconds=None), NOW)
+    assert (unknown.samples_per_second, unknown.eta) == (None, None)
+    assert progress_status(unknown, report(), NOW).samples_per_second == 512.0
+
+
+@pytest.mark.parametrize("fields", [{"total_steps": None}, {"step_seconds": None}, {"finished": True}])
+def test_no_end_is_foretold_if(fields):
+    assert progress_status(None, report(**fields), NOW).eta is None
+
+
+def test_an_end_that_no_calendar_has_is_bounded():
+    assert progress_status(None, report(total_steps=10**15), NOW).eta.startswith("2129")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"step_seconds": float("inf")},
+        {"step_seconds": float("nan")},
+        {"step_seconds": -1.0},
+        {"step_seconds": 1e-300, "total_steps": 10**400, "samples": 10**400},
+        {"step": -5, "samples": -(10**9)},
+    ],
+    ids=["infinite", "no number", "negative", "too large", "before the beginning"],
+)
+def test_whatever_a_job_reports_the_status_can_be_written(fields):
+    status = progress_status(None, report(**fields), NOW)
+    json.dumps(status.model_dump(mode="json"), allow_nan=False)
+
+
+def test_nothing_is_divided_by_nothing():
+    assert samples_per_second(report(step=0)) is samples_per_second(report(step_seconds=0.0)) is None
+    assert eta_seconds(report(step=2000)) == 0
+
+
+@pytest.mark.parametrize(
+    ("reported", "told"),
+    [(None, None), (2.3456789, 2.34568), (float("nan"), None), (float("inf"), None), (-1e-9, -1e-9), (0.0, 0.0)],
+)
+def test_the_loss_is_told_to_six_digits_if_it_is_a_number(reported, told):
+    status = progress_status(None, report(loss=reported), NOW)
+    assert status.loss == told
+    json.dumps(status.model_dump(mode="json"), allow_nan=False)

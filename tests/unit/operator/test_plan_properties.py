@@ -1,0 +1,396 @@
+"""What holds for every plan, whatever happens: random histories of faults and wishes in a played world.
+
+The world plays API server, kubelet, etcd and agents as plain values, and executes plans as ``apply.py`` does. The
+messages of the assertions are the promises.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus, Leaving
+from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Progress, Target, Termination
+from elastrain_operator.allocation.model import Share
+from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod
+from elastrain_operator.plan import plan
+from elastrain_operator.policy.ending import verdict
+from elastrain_operator.policy.losses import lost
+from elastrain_operator.policy.size import leaving
+from elastrain_operator.policy.size import wanted as size
+
+JOB = JobRef("default", "job", "uid", 1)
+LIMIT = 3
+MAX = 4
+TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}]}}
+ENDINGS = {
+    "script": Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="boom"),
+    "killed": Termination(outcome=Outcome.FAILED, exit_code=137, signal=9, reason="RankKilled"),
+}
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = datetime(2030, 1, 1, tzinfo=UTC)
+        self.spec = JobSpec.model_validate({"maxReplicas": MAX, "backoffLimit": LIMIT, "template": TEMPLATE})
+        self.status = JobStatus()
+        self.pods: dict[str, Pod] = {}
+        self.records = Coordination()
+        self.reachable = True
+        self.written: datetime | None = None
+        self.books: AcceleratorSeconds | None = None
+        self.ordinals: set[int] = set()
+        self.script_failures = 0
+        self.other_losses = 0
+        self.share: Share | None = None
+        self.stubborn: set[str] = set()
+        """Workers that do not leave when they are asked to."""
+
+    # ---- the operator ----------------------------------------------------------------------------------------------
+    @property
+    def draining(self) -> dict[str, datetime]:
+        """Since when workers are asked to leave, as the status has it."""
+        return leaving.since(self.status)
+
+    def observed(self) -> Observed:
+        pods = tuple(sorted(self.pods.values(), key=lambda p: p.ordinal))
+        records = self.records if self.reachable else None
+        return Observed(JOB, pods, records, status_written=self.written, books=self.books, share=self.share)
+
+    def wanted(self) -> int:
+        return size.wanted(self.spec, self.status, self.share)
+
+    def operate(self) -> Plan:
+        """One pass, with every promise checked on the way."""
+        seen = self.observed()
+        made = plan(self.spec, self.status, seen, self.now)
+        self._check(seen, made)
+        self.books = made.books or self.books
+        if made.status is not None:
+            self.status, self.written = made.status, self.now
+        if made.target is not None:
+            self.records = dataclasses.replace(self.records, target=made.target)
+        for ordinal in made.create:
+            self.ordinals.add(ordinal)
+            self.pods[f"job-{ordinal}"] = Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, self.now)
+        for deletion in made.delete:
+            pod = self.pods[deletion.pod]
+            if pod.ending or not pod.started:
+                self._vanish(pod.name)
+            else:
+                self.pods[pod.name] = dataclasses.replace(pod, terminating=True)
+        return made
+
+    def _check(self, seen: Observed, made: Plan) -> None:
+        status = made.status or self.status
+        asked = set(leaving.since(status))
+        ended = verdict.standing(status) is not None
+        silent = {p.name for p in seen.pods if lost.is_silent(p, seen.coordination)}
+        staying = [
+            p for p in seen.pods
+            if not p.ending and not p.terminating and p.name not in asked and p.name not in silent
+        ]  # fmt: skip
+        desired = self.wanted()
+
+        if made.create:
+            assert len(staying) + len(made.create) <= desired, "never more workers than are wanted"
+        assert not set(made.create) & self.ordinals, "an ordinal never names two pods"
+        if not ended and not self.spec.suspend and seen.coordination:
+            chosen = asked - set(self.draining)
+            if chosen and not set(chosen) <= set(seen.coordination.target.leaving if seen.coordination.target else ()):
+                assert len(staying) >= self.spec.min_replicas, "never below minReplicas by the operator's own choice"
+        if seen.coordination is None and not ended:
+            assert not made.create, "no worker is created while etcd is not known"
+            assert made.target is None, "no target is decided while etcd is not known"
+        for deletion in made.delete:
+            self._check_deletion(seen, self.pods[deletion.pod], ended, silent, asked)
+        true = [c.type for c in status.conditions if c.status == "True"]
+        finals = set(true) & {"Suspended", "Succeeded", "Failed"}
+        assert len(finals) <= 1, "at most one of Suspended, Succeeded, Failed is True"
+        assert JobStatus.model_validate(status.model_dump(mode="json", by_alias=True)) == status, "status round-trips"
+        assert status.restarts.user <= self.script_failures, "a failure is counted once"
+        assert status.restarts.infrastructure <= self.other_losses, "a worker that was asked to leave is not lost"
+        assert len(set(status.counted_failures)) == len(status.counted_failures), "a failure is counted once"
+        self._check_books(made)
+
+    def _check_books(self, made: Plan) -> None:
+        if self.books and made.books:
+            for part in ("training", "rescaling", "waiting", "redone", "spare"):
+                assert getattr(made.books, part) >= getattr(self.books, part), "no part of the ledger decreases"
+            assert made.books.in_generation <= made.books.held, "nobody trains with what is not held"
+
+    def _check_deletion(self, seen: Observed, pod: Pod, ended: bool, silent: set[str], asked: set[str]) -> None:
+        if pod.ending or ended or not pod.started or pod.name in silent:
+            return
+        assert seen.coordination is not None, "no running worker is deleted while etcd is not known"
+        assert pod.name in asked, "a running worker is deleted only after it was asked to leave"
+        drain_over = self.now - self.draining.get(pod.name, self.now) >= timedelta(seconds=pod.grace)
+        assert drain_over or not pod.ready, "a running worker is deleted only when it has left or its deadline passed"
+
+    # ---- everything else -------------------------------------------------------------------------------------------
+    def live(self) -> list[Pod]:
+        return [p for p in self.pods.values() if not p.ending and not p.terminating]
+
+    def running(self) -> list[Pod]:
+        return [p for p in self.live() if p.started and p.ready]
+
+    def kubelet(self) -> None:
+        """Pods start; those that are being deleted go."""
+        for pod in list(self.pods.values()):
+            if pod.terminating:
+                self._vanish(pod.name)
+            elif not pod.started and not pod.ending:
+                self.pods[pod.name] = dataclasses.replace(pod, started=True, ready=True, bound=self.now)
+
+    def agents(self) -> None:
+        """Members register, form the generation that the target asks for, and leave."""
+        target, finished = self.records.target, self.records.progress and self.records.progress.finished
+        if not self.reachable or target is None or finished:
+            return
+        staying = [p for p in self.running() if p.name not in target.leaving and target.desired]
+        staying = sorted(staying, key=lambda p: p.ordinal)[: target.max]
+        number = self.records.generation.number if self.records.generation else 0
+        current = {m.worker for m in self.records.generation.members} if self.records.generation else set()
+        if {p.name for p in staying} != current and (len(staying) >= target.min or not target.desired):
+            number += 1
+            self.records = dataclasses.replace(self.records, generation=_generation(number, staying))
+        members = tuple(_member(p.name, number) for p in staying)
+        self.records = dataclasses.replace(self.records, members=members)
+        for pod in self.running():
+            if (pod.name in target.leaving or not target.desired) and pod.name not in self.stubborn:
+                self._end(pod.name, Termination(outcome=Outcome.DRAINED))
+
+    def lose(self, pod: Pod, how: str) -> None:
+        self.script_failures += how == "script"
+        self.other_losses += how == "killed"
+        self._end(pod.name, ENDINGS[how])
+
+    def delete(self, pod: Pod) -> None:
+        self.other_losses += 1
+        self.pods[pod.name] = dataclasses.replace(pod, terminating=True)
+
+    def lose_node(self, pod: Pod) -> None:
+        self.other_losses += 1
+        self.pods[pod.name] = dataclasses.replace(pod, ready=False, went_unready=True)
+        self._unregister(pod.name)
+
+    def turn_stubborn(self, pod: Pod) -> None:
+        self.stubborn.add(pod.name)
+
+    def wipe_etcd(self) -> None:
+        self.records = Coordination()
+
+    def finish(self) -> None:
+        done = Progress(generation=1, world_size=1, members=1, step=9, finished=True)
+        self.records = dataclasses.replace(self.records, progress=done)
+
+    def _end(self, name: str, record: Termination) -> None:
+        ending = Ending(self.now, record, record.exit_code)
+        self.pods[name] = dataclasses.replace(self.pods[name], ending=ending, over=True, ready=False)
+        self._unregister(name)
+
+    def _vanish(self, name: str) -> None:
+        self.pods.pop(name, None)
+        self._unregister(name)
+
+    def _unregister(self, name: str) -> None:
+        members = tuple(m for m in self.records.members if m.worker != name)
+        self.records = dataclasses.replace(self.records, members=members)
+
+    def settle(self) -> None:
+        """Let everything that is due happen, until nothing changes."""
+        self.reachable = True
+        for _ in range(40):
+            before = (self.status, dict(self.pods), self.records)
+            self.kubelet()
+            self.agents()
+            made = self.operate()
+            if before == (self.status, dict(self.pods), self.records) and made.requeue_after is None:
+                return
+            self.now += timedelta(seconds=min(made.requeue_after or 1, 400))
+        raise AssertionError("the world comes to rest")
+
+
+def _member(name: str, generation: int) -> Member:
+    return Member(id=name, worker=name, address="a", phase=Phase.READY, generation=generation)
+
+
+def _generation(number: int, pods: list[Pod]) -> Generation:
+    members = tuple(
+        GenerationMember(id=p.name, worker=p.name, address="a", store_port=1, rank_offset=i) for i, p in enumerate(pods)
+    )
+    return Generation(number=number, members=members, reason="Test", leader="l")
+
+
+HAPPENINGS = st.one_of(
+    st.sampled_from(
+        ["operate", "operate", "kubelet", "agents", "agents", "restart_operator", "outage", "return", "wait"]
+    ),
+    st.tuples(st.just("scale"), st.integers(1, MAX)),
+    st.tuples(st.just("share"), st.integers(1, MAX), st.integers(0, 8)),
+    st.tuples(st.just("suspend"), st.booleans()),
+    st.tuples(st.sampled_from(["script", "killed", "delete", "lose_node", "turn_stubborn"]), st.integers(0, MAX)),
+)
+HISTORIES = st.lists(HAPPENINGS, max_size=40)
+
+
+def happen(world: World, what: object) -> None:
+    match what:
+        case "operate":
+            world.operate()
+        case "kubelet":
+            world.kubelet()
+        case "agents":
+            world.agents()
+        case "restart_operator":
+            world.written, world.books = None, None
+        case "outage":
+            world.reachable = False
+        case "return":
+            world.reachable = True
+        case "wait":
+            world.now += timedelta(seconds=20)
+        case ("scale", int(size)):
+            world.spec = world.spec.model_copy(update={"replicas": size})
+        case ("share", int(most), int(which)):
+            named = {"release": frozenset({f"job-{which}"}), "replace": frozenset({f"job-{which + 1}"})}
+            world.share = Share(most, "NoRoom", "not grown", **named)
+        case ("suspend", bool(on)):
+            world.spec = world.spec.model_copy(update={"suspend": on})
+        case (("script" | "killed" | "delete" | "lose_node" | "turn_stubborn") as fault, int(which)):
+            running = sorted(world.running(), key=lambda p: p.ordinal)
+            if not running:
+                return
+            victim = running[which % len(running)]
+            if fault in ENDINGS:
+                world.lose(victim, fault)
+            else:
+                getattr(world, fault)(victim)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(HISTORIES)
+def test_the_wanted_workers_train_in_the_end_whatever_happened(history):
+    world = World()
+    for what in history:
+        happen(world, what)
+    world.settle()
+    if verdict.standing(world.status):
+        assert world.status.restarts.user > LIMIT, "a job fails only when its script failed too often"
+        assert not world.live(), "nothing of a failed job goes on"
+        return
+    training = {m.worker for m in world.records.generation.members} if world.records.generation else set()
+    assert len(world.live()) == world.wanted(), "as many workers as are wanted exist"
+    assert training == {p.name for p in world.live()}, "all of them are in the generation"
+    assert world.records.target and not world.records.target.leaving, "nobody is asked to leave for ever"
+    assert world.status.phase == ("Suspended" if world.spec.suspend else "Running")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(HISTORIES)
+def test_a_plan_that_was_executed_has_nothing_left_to_do(history):
+    world = World()
+    for what in history:
+        happen(world, what)
+    for _ in range(5):  # one that is replaced is asked, deleted, made anew
+        made = world.operate()
+    assert (made.create, made.delete, made.target, made.notices) == ((), (), None, ()), "plans are idempotent"
+    assert made.status is None, "a status is written only when it changes"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(HISTORIES)
+def test_a_finished_job_stays_finished(history):
+    world = World()
+    for what in history:
+        happen(world, what)
+    already = verdict.standing(world.status)
+    world.finish()
+    world.settle()
+    assert verdict.standing(world.status) == (already or "Succeeded"), "a verdict is never taken back"
+    for what in history:
+        happen(world, what)
+        made = world.operate()
+        assert not made.create, "a finished job creates nothing"
+        assert verdict.standing(world.status) == (already or "Succeeded"), "a verdict is never taken back"
+
+
+def test_a_worker_that_does_not_leave_is_deleted_at_its_deadline():
+    world = World()
+    world.settle()
+    world.turn_stubborn(world.pods["job-3"])
+    world.spec = world.spec.model_copy(update={"replicas": 3})
+    world.operate()
+    world.spec = world.spec.model_copy(update={"replicas": 4})
+    made = world.operate()
+    assert set(world.draining) == {"job-3"}, "who was asked to leave stays asked, though it is wanted again"
+    assert not made.create or made.create == (4,)
+    made = world.operate()
+    assert not made.delete
+    world.now += timedelta(seconds=60)
+    assert [d.why for d in world.operate().delete] == ["drain deadline passed"]
+    world.operate()
+    assert not world.status.restarts.infrastructure, "a worker that we deleted is not lost"
+
+
+def test_no_status_is_written_because_time_passes():
+    world = World()
+    world.settle()
+    for _ in range(5):
+        world.now += timedelta(hours=1)
+        assert world.operate().status is None
+
+
+def test_the_clock_of_a_drain_goes_on_if_the_operator_is_replaced():
+    world = World()
+    world.settle()
+    world.turn_stubborn(world.pods["job-3"])
+    world.spec = world.spec.model_copy(update={"replicas": 3})
+    world.operate()
+    asked = world.now
+    world.now += timedelta(seconds=50)
+    happen(world, "restart_operator")
+    assert not world.operate().delete
+    assert world.status.leaving == [Leaving(since=asked.isoformat(), workers=["job-3"])]
+    world.now += timedelta(seconds=10)
+    assert [d.why for d in world.operate().delete] == ["drain deadline passed"]
+    world.kubelet()
+    world.operate()
+    assert not world.status.leaving, "who is gone is forgotten"
+
+
+def test_nobody_is_created_or_sent_away_while_scripts_end():
+    world = World()
+    world.settle()
+    world._end("job-3", Termination(outcome=Outcome.FINISHED, step=9))
+    world.spec = world.spec.model_copy(update={"replicas": 1})
+    made = world.operate()
+    assert (made.create, made.delete, world.draining) == ((), (), {}), "rank 0 may still save"
+    for name in ("job-1", "job-2"):
+        world._end(name, Termination(outcome=Outcome.FINISHED, step=9))
+    world.lose(world.pods["job-0"], "killed")
+    assert world.operate().create == (4,), "rank 0's worker was lost: another does what is missing"
+
+
+def test_an_ordinal_is_not_used_again_if_the_job_was_suspended_meanwhile():
+    world = World()
+    world.settle()
+    for suspend in (True, False):
+        world.spec = world.spec.model_copy(update={"suspend": suspend})
+        world.settle()
+    assert {p.ordinal for p in world.live()} == {4, 5, 6, 7}
+
+
+def test_no_worker_is_touched_if_etcd_has_lost_its_data():
+    world = World()
+    world.settle()
+    before = dict(world.pods)
+    world.pods = {n: dataclasses.replace(p, ready=False, went_unready=True) for n, p in before.items()}
+    world.wipe_etcd()
+    made = world.operate()
+    assert not made.delete, "an empty etcd is not taken for lost workers"
+    assert made.target == Target(min=1, max=MAX, desired=MAX, reason="Start"), "the target is published again"
+    assert not world.status.restarts.infrastructure

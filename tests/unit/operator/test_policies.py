@@ -1,0 +1,274 @@
+"""The smaller decisions, each on its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from elastrain.api.job import CleanPodPolicy, Condition, ConditionType, GenerationStatus, JobStatus, RestartCounts
+from elastrain.api.records import (
+    Generation,
+    GenerationMember,
+    Member,
+    Outcome,
+    Phase,
+    Progress,
+    Rescale,
+    Target,
+    Termination,
+)
+from elastrain_operator.model import Cause, Coordination, Ending, Loss, Pod
+from elastrain_operator.policy.ending import clean, ttl, verdict
+from elastrain_operator.policy.losses import restarts
+from elastrain_operator.policy.report import conditions, events, progress
+from elastrain_operator.policy.report.conditions import Claim
+from elastrain_operator.policy.size import drain, target, workers
+from workers import worker
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+FAILED = Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="boom")
+DRAINED = Termination(outcome=Outcome.DRAINED)
+
+
+def seconds(n: float) -> timedelta:
+    return timedelta(seconds=n)
+
+
+def pod(ordinal: int, **fields) -> Pod:
+    return worker(ordinal, NOW, age=3600, **fields)
+
+
+def ended(ordinal: int, record: Termination = FAILED, ago: float = 0.0, **fields) -> Pod:
+    return pod(ordinal, ready=False, over=True, ending=Ending(NOW - seconds(ago), record, record.exit_code), **fields)
+
+
+def records(*names: str, number: int = 1, adopted: int | None = None, **fields) -> Coordination:
+    """A generation of these workers, adopted by all of them unless said otherwise."""
+    placed = tuple(
+        GenerationMember(id=n, worker=n, address="a", store_port=1, rank_offset=i) for i, n in enumerate(names)
+    )
+    adopted = number if adopted is None else adopted
+    members = tuple(Member(id=n, worker=n, address="a", generation=adopted) for n in names)
+    generation = Generation(number=number, members=placed, reason="Grow", leader="l")
+    return Coordination(generation=generation, members=members, **fields)
+
+
+# ---- who comes -------------------------------------------------------------------------------------------------------
+def test_leaving_terminating_silent_and_ended_pods_are_no_workers():
+    pods = (pod(0), pod(1), pod(2, terminating=True), pod(3), ended(4))
+    assert workers.active(pods, {"job-1"}, {"job-3"}) == (pods[0],)
+
+
+def test_refused_ordinals_are_used_before_new_ones_and_never_twice():
+    assert workers.ordinals(3, (2, 3), (pod(3), pod(5)), 4) == (2, 6, 7)
+
+
+def test_leaving_worker_is_released_only_by_its_end_its_silence_or_its_deadline():
+    due = NOW + seconds(60)
+    here = records("job-0")
+    assert drain.released(pod(0), here, due, NOW) is None
+    assert drain.released(pod(0), None, due, NOW) is None
+    assert drain.released(pod(1), here, due, NOW) is None, "Ready: it is about to end by itself"
+    assert drain.released(pod(1, ready=False), here, due, NOW) == "no member any more"
+    assert drain.released(pod(1, ready=False), None, due, NOW) is None, "nobody knows"
+    assert drain.released(ended(0, DRAINED), here, due, NOW) == "ended"
+    assert drain.released(pod(0, started=False), here, due, NOW) == "never started"
+    assert drain.released(pod(0), here, due, due) == "drain deadline passed"
+
+
+# ---- losses, budget, pace ------------------------------------------------------------------------------------------
+def test_loss_is_counted_once_and_forgotten_when_its_pod_is_gone():
+    loss = Loss(ended(0), Cause.USER, "ScriptFailed", "boom")
+    first = restarts.count(RestartCounts(), (), [loss], [loss.pod])
+    assert (first.restarts.user, first.counted, first.fresh) == (1, ("uid-0",), (loss,))
+    again = restarts.count(first.restarts, first.counted, [loss], [loss.pod])
+    assert (again.restarts.user, again.fresh) == (1, ())
+    assert restarts.count(again.restarts, again.counted, [], []).counted == ()
+
+
+@pytest.mark.parametrize(("failures", "wait"), [(0, 0), (1, 0), (2, 10), (3, 20), (4, 40), (7, 300), (1000, 300)])
+def test_delay_doubles_after_an_immediate_first_retry_and_is_bounded(failures, wait):
+    assert restarts.delay(failures) == wait
+
+
+def test_next_worker_waits_if_young_workers_failed():
+    young = dataclasses.replace(ended(1, ago=4), created=NOW - seconds(30))
+    assert restarts.not_before(RestartCounts(user=2), [young], NOW) == NOW + seconds(6)
+    assert restarts.not_before(RestartCounts(user=1), [young], NOW) is None
+
+
+def test_next_worker_does_not_wait_if_the_last_one_had_trained_for_long():
+    assert restarts.not_before(RestartCounts(user=5), [ended(1)], NOW) is None
+
+
+def test_next_worker_waits_if_workers_are_killed_again_and_again():
+    killed = Termination(outcome=Outcome.FAILED, signal=9, reason="RankKilled")
+    young = [dataclasses.replace(ended(n, killed), created=NOW - seconds(20)) for n in range(3)]
+    assert restarts.not_before(RestartCounts(infrastructure=3), young, NOW) == NOW + seconds(20)
+
+
+def test_failed_pods_stay_for_their_logs_but_for_old_ones_and_drained_ones_go():
+    pods = [*(ended(n, ago=100 - n) for n in range(5)), ended(5, DRAINED)]
+    gone = clean.ended(pods, frozenset(p.uid for p in pods[:5]), NOW)
+    assert {d.pod for d in gone} == {"job-5", "job-0", "job-1"}
+
+
+def test_uncounted_failure_is_never_deleted():
+    pods = [ended(n, ago=100 - n) for n in range(9)]
+    assert clean.ended(pods, frozenset(), NOW) == ()
+
+
+def test_ended_worker_is_deleted_if_its_sidecars_hold_resources():
+    held = dataclasses.replace(ended(0, ago=10), over=False)
+    assert clean.ended([held], frozenset({"uid-0"}), NOW) == ()
+    assert [d.pod for d in clean.ended([held], frozenset({"uid-0"}), NOW + seconds(20))] == ["job-0"]
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("policy", "at_once", "later"),
+    [
+        (CleanPodPolicy.RUNNING, {"job-2"}, {"job-1", "job-2"}),
+        (CleanPodPolicy.ALL, {"job-0", "job-2"}, {"job-0", "job-1", "job-2"}),
+        (CleanPodPolicy.NONE, {"job-2"}, {"job-2"}),
+    ],
+)
+def test_finished_job_keeps_the_pods_that_its_policy_says(policy, at_once, later):
+    pods = [ended(0), pod(1), pod(2, started=False, ready=False), pod(3, terminating=True)]
+    for wait, expected in ((0, at_once), (clean.FINISH_GRACE, later)):
+        gone = clean.finished(pods, policy, ConditionType.SUCCEEDED, NOW, NOW + seconds(wait))
+        assert {d.pod for d in gone} == expected
+
+
+FINISHED = Termination(outcome=Outcome.FINISHED, step=9)
+
+
+def test_job_succeeds_if_progress_says_finished():
+    finished = Progress(generation=1, world_size=1, members=1, step=9, finished=True)
+    assert verdict.success([pod(0)], Coordination(progress=finished)).message == "training finished at step 9"
+
+
+def test_job_succeeds_if_rank_0_s_worker_has_finished_and_not_before():
+    where = records("job-1", "job-0")
+    assert verdict.success([ended(0, FINISHED), pod(1)], where) is None, "rank 0 may still save"
+    assert verdict.success([pod(0), ended(1, FINISHED)], where).message == "training finished at step 9"
+
+
+def test_job_succeeds_without_etcd_only_if_all_have_finished():
+    assert verdict.success([ended(0, FINISHED), pod(1)], None) is None
+    assert verdict.success([ended(0, FINISHED), ended(1)], None) is None
+    assert verdict.success([ended(0, FINISHED), ended(1, FINISHED)], None).reason == "Finished"
+    assert verdict.success([], None) is None
+
+
+def test_job_is_finishing_while_workers_of_that_time_run():
+    done = ended(0, FINISHED)
+    assert verdict.finishing([done, pod(1)], None)
+    assert not verdict.finishing([ended(0), pod(1)], None)
+    assert not verdict.finishing([done], None), "rank 0's worker was lost: others have to do what is missing"
+    assert not verdict.finishing([done, dataclasses.replace(pod(2), created=NOW + seconds(1))], None)
+    said = Member(id="job-0", worker="job-0", address="a", phase=Phase.FINISHED)
+    assert verdict.finishing([pod(0)], Coordination(members=(said,)))
+
+
+def test_failure_quotes_the_newest_script_error():
+    old = Loss(ended(0, ago=50), Cause.USER, "ScriptFailed", "old")
+    new = Loss(ended(1, ago=5), Cause.USER, "ScriptFailed", "new", log_tail="last line")
+    failed = verdict.failure(1, RestartCounts(user=2), [new, old])
+    assert "last: ScriptFailed: new\nlast line" in failed.message
+    assert verdict.failure(2, RestartCounts(user=2, infrastructure=99), [new, old]) is None
+
+
+def test_deadline_counts_active_time_only(make_spec):
+    spec = make_spec(activeDeadlineSeconds=60)
+    assert verdict.overdue(spec, NOW, NOW + seconds(59)) is None
+    assert verdict.overdue(spec, NOW, NOW + seconds(60)).reason == "DeadlineExceeded"
+    assert verdict.overdue(make_spec(activeDeadlineSeconds=60, suspend=True), NOW, NOW + seconds(99)) is None
+
+
+def test_ttl_runs_from_completion():
+    assert ttl.expiry(5, NOW) == NOW + seconds(5)
+    assert ttl.expiry(None, NOW) is ttl.expiry(5, None) is None
+
+
+# ---- target ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("before", "replicas", "suspend", "reason"),
+    [
+        (None, 2, False, "Start"),
+        (1, 2, False, "Grow"),
+        (3, 2, False, "Drain"),
+        (2, 2, False, "Before"),
+        (2, 2, True, "Suspend"),
+        (0, 2, False, "Start"),
+    ],
+)
+def test_target_says_why_its_size_changed(make_spec, before, replicas, suspend, reason):
+    previous = None if before is None else Target(min=1, max=4, desired=before, reason="Before")
+    desired = 0 if suspend else replicas
+    made = target.target(make_spec(replicas=replicas, suspend=suspend), desired, previous, (), stop=False)
+    assert (made.desired, made.reason) == (desired, reason)
+
+
+# ---- what is seen of training --------------------------------------------------------------------------------------
+def test_generation_is_in_force_when_all_that_live_have_adopted_it():
+    before = GenerationStatus(number=1, size=1, reason="Start")
+    assert progress.in_force(before, records("a", "b", number=2)) == (
+        GenerationStatus(number=2, size=2, reason="Grow"), 2,
+    )  # fmt: skip
+    assert progress.in_force(before, records("a", "b", number=2, adopted=1)) == (before, 2)
+    assert progress.in_force(None, records("a", number=1, adopted=0)) == (None, 0)
+
+
+def test_last_rescale_keeps_the_time_at_which_it_was_first_seen():
+    start = Rescale(generation=1, from_size=0, to_size=2, reason="Start", step=0, pause_seconds=1)
+    grown = Rescale(
+        generation=2, from_size=2, to_size=4, reason="Grow", step=9, pause_seconds=0.25, phases={"transfer": 0.1}
+    )
+    report = Progress(generation=2, world_size=4, members=4, step=9, rescales=(start, grown))
+    first = progress.last_rescale(None, Coordination(progress=report), NOW)
+    assert (first.from_, first.to, first.pause_seconds, first.time) == (2, 4, 0.25, NOW.isoformat())
+    assert first.phases == {"transfer": 0.1}
+    assert progress.last_rescale(first, Coordination(progress=report), NOW + seconds(9)) is first
+    only_start = report.model_copy(update={"rescales": (start,)})
+    assert progress.last_rescale(None, Coordination(progress=only_start), NOW) is None
+
+
+# ---- conditions and events -------------------------------------------------------------------------------------------
+def test_transition_time_moves_only_if_the_status_changes():
+    first = conditions.merge([], [Claim(ConditionType.RUNNING, "True", "Training", "1")], 1, NOW)
+    same = conditions.merge(first, [Claim(ConditionType.RUNNING, "True", "Training", "2")], 2, NOW + seconds(5))
+    assert (same[0].last_transition_time, same[0].message, same[0].observed_generation) == (NOW.isoformat(), "2", 2)
+    other = conditions.merge(same, [Claim(ConditionType.RUNNING, "False", "NoGeneration")], 2, NOW + seconds(9))
+    assert other[0].last_transition_time == (NOW + seconds(9)).isoformat()
+
+
+def told(old: JobStatus, new: JobStatus) -> list[str]:
+    return [n.reason for n in events.notices(old, new, None, None, ())]
+
+
+def status(kind: ConditionType, truth: str, reason: str, message: str = "") -> JobStatus:
+    condition = Condition(type=kind, status=truth, reason=reason, message=message, last_transition_time="t")
+    return JobStatus(conditions=[condition])
+
+
+def test_trouble_is_told_once_though_its_words_change():
+    pulling = status(ConditionType.PODS_READY, "False", "ImagePullFailed", "ErrImagePull")
+    backing_off = status(ConditionType.PODS_READY, "False", "ImagePullFailed", "ImagePullBackOff")
+    assert told(JobStatus(), pulling) == ["ImagePullFailed"]
+    assert told(pulling, backing_off) == []
+
+
+def test_life_as_usual_is_not_told():
+    starting = status(ConditionType.PODS_READY, "False", "Starting")
+    assert told(JobStatus(), starting) == told(starting, status(ConditionType.PODS_READY, "True", "AllTrain")) == []
+
+
+def test_resumption_and_recovery_are_told():
+    suspended = status(ConditionType.SUSPENDED, "True", "Drained")
+    assert told(suspended, status(ConditionType.SUSPENDED, "False", "Active")) == ["Resumed"]
+    failed = status(ConditionType.CHECKPOINT_HEALTHY, "False", "SaveFailed")
+    assert told(JobStatus(), failed) == ["CheckpointFailed"]
+    assert told(failed, status(ConditionType.CHECKPOINT_HEALTHY, "True", "Saved")) == ["CheckpointRecovered"]

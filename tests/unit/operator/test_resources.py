@@ -1,0 +1,102 @@
+"""Quantities, what pods request, and what nodes say."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrain_operator.allocation.model import Kind, Place, Requirement, Taint, Toleration
+from elastrain_operator.observe import nodes, resources
+
+GPU = "nvidia.com/gpu"
+
+
+@pytest.mark.parametrize(
+    ("resource", "text", "value"),
+    [
+        ("cpu", "2", 2000),
+        ("cpu", "500m", 500),
+        ("cpu", "0.1", 100),
+        ("cpu", "1e3", 1_000_000),
+        ("cpu", "100u", 1),
+        ("memory", "16Gi", 16 * 2**30),
+        ("memory", "1.5G", 1_500_000_000),
+        ("memory", "128974848", 128974848),
+        ("memory", "1000m", 1),
+        (GPU, "8", 8),
+    ],
+)
+def test_quantity_is_read_as_kubernetes_reads_it(resource, text, value):
+    assert resources.quantity(resource, text) == value
+
+
+@pytest.mark.parametrize("text", ["", "many", "1 Gi", "0x10", "1e99999", "--1", "1KB"])
+def test_what_is_no_quantity_is_refused_by_name(text):
+    with pytest.raises(ValueError, match="is not a quantity"):
+        resources.quantity("cpu", text)
+
+
+def container(**requests) -> dict:
+    return {"resources": {"requests": {k.replace("_", "/"): v for k, v in requests.items()}}}
+
+
+def test_pod_requests_what_the_scheduler_counts():
+    pod = {
+        "containers": [container(cpu="1", memory="1Gi"), container(cpu="500m")],
+        "initContainers": [container(cpu="4"), {**container(cpu="250m"), "restartPolicy": "Always"}],
+        "overhead": {"cpu": "250m"},
+    }
+    assert dict(resources.demand(pod)) == {"cpu": 4250, "memory": 2**30, "pods": 1}
+
+
+def test_limit_counts_where_nothing_is_requested():
+    pod = {"containers": [{"resources": {"limits": {GPU: 2, "cpu": "4"}, "requests": {"cpu": "1"}}}]}
+    assert dict(resources.demand(pod)) == {GPU: 2, "cpu": 1000, "pods": 1}
+
+
+def test_equal_demands_are_one_object():
+    assert resources.demand({"containers": [container(cpu="1")]}) is resources.demand(
+        {"containers": [container(cpu="1")]}
+    )
+
+
+def body(**status) -> dict:
+    ready = [{"type": "Ready", "status": "True"}]
+    return {"metadata": {"name": "n"}, "status": {"allocatable": {GPU: "8"}, "conditions": ready, **status}}
+
+
+def test_node_is_as_it_says():
+    raw = body()
+    raw["spec"] = {"taints": [{"key": GPU, "effect": "NoSchedule"}], "unschedulable": True}
+    facts = nodes.node(raw)
+    assert (facts.allocatable, facts.taints) == ({GPU: 8}, (Taint(GPU),))
+    assert (facts.ready, facts.cordoned, facts.going) == (True, True, False)
+    assert not nodes.node(body(conditions=[])).ready, "what says nothing is not ready"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]}},
+        {"status": {"conditions": [{"type": "PreemptScheduled", "status": "True"}]}},
+        {"metadata": {"name": "n", "deletionTimestamp": "2030-01-01T00:00:00Z"}},
+    ],
+)
+def test_node_goes_if_that_was_announced(change):
+    assert nodes.node({**body(), **change}).going
+
+
+def test_kind_is_what_the_template_asks_for():
+    required = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}
+    spec = {
+        "containers": [{"name": "trainer", "resources": {"limits": {GPU: "4"}}}],
+        "nodeSelector": {"pool": "a100"},
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
+    }
+    place = Place(
+        (("pool", "a100"),),
+        ((Requirement("zone", "In", ("a",)),),),
+        (Toleration("spot", "Exists"), Toleration(GPU, "Exists", effect="NoSchedule")),
+        ("sick",),
+    )
+    assert nodes.kind({"spec": spec}, ["sick"]) == Kind(((GPU, 4), ("pods", 1)), place)

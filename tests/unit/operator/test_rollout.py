@@ -1,0 +1,375 @@
+"""A changed template reaches running workers one after the other, and a bad one stops at the first."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elastrain.api.job import JobSpec, JobStatus
+from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Termination
+from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod, Refusal, Trouble
+from elastrain_operator.plan import plan
+from elastrain_operator.policy.size import leaving, rollout
+
+JOB = JobRef("default", "job", "uid", 1)
+DRAINED = Termination(outcome=Outcome.DRAINED)
+FAILED = Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="boom")
+UNSCHEDULABLE = Trouble("Unschedulable", "0/3 nodes are available")
+
+
+def template(image: str) -> dict:
+    return {"spec": {"containers": [{"name": "trainer", "image": image, "command": ["python", "train.py"]}]}}
+
+
+def spec(image: str = "a", **fields) -> JobSpec:
+    return JobSpec.model_validate({"maxReplicas": 3, "template": template(image), **fields})
+
+
+VERSIONS = {image: rollout.version(spec(image).template) for image in "abc"}
+
+
+class World:
+    """API server, cluster and agents as plain values; ``operate`` checks what must hold at every moment."""
+
+    def __init__(self, **fields) -> None:
+        self.fields = {"minReplicas": 2, "maxReplicas": 3, **fields}
+        self.image = "a"
+        self.now = datetime(2030, 1, 1, tzinfo=UTC)
+        self.status, self.pods, self.records = JobStatus(), {}, Coordination()
+        self.room, self.broken, self.failing = 99, set(), set()
+        self.refusal: Refusal | None = None
+
+    @property
+    def draining(self) -> dict[str, datetime]:
+        """Since when workers are asked to leave, as the status has it."""
+        return leaving.since(self.status)
+
+    @property
+    def spec(self) -> JobSpec:
+        return spec(self.image, **self.fields)
+
+    def live(self) -> list[Pod]:
+        return [p for p in self.pods.values() if not p.ending]
+
+    def training(self) -> set[str]:
+        return {m.worker for m in self.records.generation.members} if self.records.generation else set()
+
+    def versions(self) -> list[str]:
+        return sorted(next(i for i, v in VERSIONS.items() if v == p.template) for p in self.live())
+
+    def operate(self) -> Plan:
+        pods = tuple(sorted(self.pods.values(), key=lambda p: p.ordinal))
+        seen = Observed(JOB, pods, self.records, refusal=self.refusal)
+        made, spec = plan(self.spec, self.status, seen, self.now), self.spec
+        trained = self.training() & {p.name for p in self.live()}
+        leavers = set(leaving.since(made.status or self.status))
+        gone = trained & leavers
+        asked = gone - set(self.draining) - set(self.records.target.leaving if self.records.target else ())
+        if asked:
+            too_many = max(len(trained) - spec.desired_replicas, 0)
+            assert len(trained - gone) >= spec.min_replicas, "never below minReplicas"
+            assert len(asked) <= spec.max_unavailable + too_many, "never more at a time than maxUnavailable"
+        staying = [p for p in self.live() if p.name not in leavers]
+        assert len(staying) + len(made.create) <= spec.desired_replicas + spec.max_unavailable, "few pods more"
+        self.status = made.status or self.status
+        if made.target:
+            self.records = dataclasses.replace(self.records, target=made.target)
+        for ordinal in made.create if self.refusal is None else ():
+            name = f"job-{ordinal}"
+            self.pods[name] = Pod(name, f"uid-{ordinal}", ordinal, self.now, template=VERSIONS[self.image])
+        for deletion in made.delete:
+            assert deletion.pod not in trained - gone, "nobody who trains is deleted without being asked"
+            del self.pods[deletion.pod]
+        return made
+
+    def kubelet(self) -> None:
+        for pod in list(self.live()):
+            image = next(i for i, v in VERSIONS.items() if v == pod.template)
+            running = sum(p.started for p in self.live())
+            if pod.started:
+                continue
+            if running >= self.room:
+                change = {"trouble": UNSCHEDULABLE}
+            elif image in self.broken:
+                change = {"trouble": Trouble("ImagePullFailed", f"pod {pod.name}: image {image}: not found")}
+            else:
+                change = {"started": True, "ready": True, "trouble": None}
+            self.pods[pod.name] = dataclasses.replace(pod, **change)
+            if image in self.failing and change.get("started"):
+                self.end(pod.name, FAILED)
+
+    def agents(self) -> None:
+        target = self.records.target
+        if target is None:
+            return
+        ready = [p.name for p in sorted(self.live(), key=lambda p: p.ordinal) if p.started]
+        able = [n for n in ready if n not in target.leaving]
+        stayers = [n for n in able if n in self.training()]
+        wanted = (stayers + [n for n in able if n not in stayers])[: max(target.desired, len(stayers))]
+        number = self.records.generation.number if self.records.generation else 0
+        if set(wanted) != self.training() and len(wanted) >= target.min:
+            number += 1
+            places = tuple(
+                GenerationMember(id=n, worker=n, address="a", store_port=1, rank_offset=i) for i, n in enumerate(wanted)
+            )
+            made = Generation(number=number, members=places, reason="Test", leader="l")
+            self.records = dataclasses.replace(self.records, generation=made)
+        members = tuple(Member(id=n, worker=n, address="a", phase=Phase.READY, generation=number) for n in able)
+        self.records = dataclasses.replace(self.records, members=members)
+        for name in set(ready) & set(target.leaving) - self.training():
+            self.end(name, DRAINED)
+
+    def end(self, name: str, record: Termination) -> None:
+        ending = Ending(self.now, record, record.exit_code)
+        self.pods[name] = dataclasses.replace(self.pods[name], ending=ending, over=True, ready=False)
+        members = tuple(m for m in self.records.members if m.worker != name)
+        self.records = dataclasses.replace(self.records, members=members)
+
+    def settle(self, rounds: int = 120) -> None:
+        """Until nothing changes and nothing is due by the clock."""
+        for _ in range(rounds):
+            before = (self.status, dict(self.pods), self.records)
+            self.kubelet()
+            self.agents()
+            made = self.operate()
+            if made.requeue_after is None and before == (self.status, self.pods, self.records):
+                return
+            self.now += timedelta(seconds=min(made.requeue_after or 1, 60))
+
+    def up_to_date(self) -> tuple[str, str, str]:
+        found = next(c for c in self.status.conditions if c.type == "UpToDate")
+        return found.status, found.reason, found.message
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.settle()
+    return made
+
+
+# ---- a good template -------------------------------------------------------------------------------------------------
+def test_every_worker_is_replaced_and_said_to_be(world):
+    assert not [c for c in world.status.conditions if c.type == "UpToDate"], "nothing to tell before a change"
+    world.image = "b"
+    reasons = []
+    for _ in range(30):
+        world.kubelet()
+        world.agents()
+        reasons += [n.reason for n in world.operate().notices]
+    assert world.versions() == ["b", "b", "b"]
+    assert world.up_to_date()[:2] == ("True", "AllUpToDate")
+    assert (reasons.count("RollingOut"), reasons.count("RolledOut")) == (1, 1)
+
+
+def test_replacement_is_created_and_ready_before_an_old_worker_is_asked_to_leave(world):
+    world.image = "b"
+    made = world.operate()
+    assert (len(made.create), world.draining) == (1, {})
+    world.operate()
+    assert not world.draining, "it does not run yet"
+    assert world.up_to_date()[2].endswith("1 replaced at a time; waiting for job-3 to train")
+    world.kubelet()
+    world.agents()
+    world.operate()
+    assert set(world.draining) == {"job-2"}
+
+
+def test_as_many_are_replaced_at_a_time_as_the_spec_says():
+    world = World(minReplicas=1, maxReplicas=4, maxUnavailable=2)
+    world.settle()
+    world.image = "b"
+    assert len(world.operate().create) == 2
+    world.settle()
+    assert world.versions() == ["b"] * 4
+
+
+def test_running_workers_keep_their_template_if_max_unavailable_is_zero(world):
+    world.fields["maxUnavailable"], world.image = 0, "b"
+    world.settle()
+    assert world.versions() == ["a", "a", "a"]
+    assert world.up_to_date()[:2] == ("False", "NotReplaced")
+    world.end("job-0", FAILED)
+    world.settle()
+    assert world.versions() == ["a", "a", "b"], "a lost worker's replacement is of the present template"
+
+
+def test_workers_of_an_operator_that_did_not_say_the_version_are_left_alone(world):
+    world.pods = {n: dataclasses.replace(p, template="") for n, p in world.pods.items()}
+    made = world.operate()
+    assert (made.create, world.draining) == ((), {})
+
+
+def test_nobody_is_replaced_while_etcd_is_away(world):
+    world.image, world.records = "b", None
+    made = plan(world.spec, world.status, Observed(JOB, tuple(world.pods.values()), None), world.now)
+    assert made.create == ()
+    assert not (made.status or world.status).leaving
+
+
+# ---- a full cluster --------------------------------------------------------------------------------------------------
+def test_old_worker_makes_room_if_the_cluster_has_none(world):
+    world.room, world.image = 3, "b"
+    world.operate()
+    world.kubelet()
+    world.operate()
+    assert not world.draining, "room may come by itself in a moment"
+    world.now += timedelta(seconds=rollout.ROOM_PATIENCE)
+    world.operate()
+    assert len(world.draining) == 1
+    world.settle()
+    assert world.versions() == ["b", "b", "b"]
+
+
+def test_old_worker_makes_room_if_the_quota_is_used_up(world):
+    world.image = "b"
+    world.refusal = Refusal("QuotaExceeded", "exceeded quota", world.now, 1, JOB.generation)
+    world.operate()
+    assert len(world.draining) == 1
+
+
+def test_nobody_makes_room_if_all_are_needed():
+    world = World(minReplicas=3)
+    world.settle()
+    world.room, world.image = 3, "b"
+    world.settle()
+    assert world.versions().count("a") == 3
+    assert world.training() == {"job-0", "job-1", "job-2"}
+    status, reason, words = world.up_to_date()
+    assert (status, reason) == ("False", "RolloutStopped")
+    assert "minReplicas (3) leaves nobody to spare" in words
+
+
+def scene(world: World, *more: Pod, **fields) -> rollout.Scene:
+    """The moment at which ``world`` wants image b, with ``more`` workers."""
+    workers = (*world.live(), *more)
+    made = rollout.Scene(
+        workers=workers, pods=workers, version=VERSIONS["b"], desired=3, minimum=1, at_a_time=1, leaving=0,
+        refusal=None, members=world.records, now=world.now + timedelta(seconds=rollout.ROOM_PATIENCE),
+    )  # fmt: skip
+    return dataclasses.replace(made, **fields)
+
+
+def newcomer(world: World, ordinal: int, **fields) -> Pod:
+    return Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, world.now, template=VERSIONS["b"], **fields)
+
+
+def test_no_other_worker_makes_room_while_one_is_missing(world):
+    waiting = [newcomer(world, n, trouble=UNSCHEDULABLE) for n in (3, 4)]
+    assert len(rollout.rollout(scene(world, waiting[0])).leave) == 1
+    del world.pods["job-0"]
+    assert rollout.rollout(scene(world, *waiting)).leave == ()
+
+
+def test_no_other_worker_leaves_or_comes_while_one_is_on_its_way_out(world):
+    ready = newcomer(world, 3, started=True, ready=True)
+    joins = Member(id=ready.name, worker=ready.name, address="a", phase=Phase.READY)
+    members = dataclasses.replace(world.records, members=(*world.records.members, joins))
+    assert len(rollout.rollout(scene(world, ready, members=members)).leave) == 1
+    assert rollout.rollout(scene(world, ready, members=members, leaving=1)).leave == ()
+    assert rollout.rollout(scene(world, leaving=1)).create == 0
+
+
+def test_a_worker_is_ready_to_join_if_the_torchrun_in_it_is(world):
+    new = newcomer(world, 3, started=True, ready=True)
+    agent = Member(id=f"{new.name}.0", worker=new.name, address="a", phase=Phase.WARMING)
+    members = dataclasses.replace(world.records, members=(*world.records.members, agent))
+    assert rollout.rollout(scene(world, new, members=members)).leave == ()
+    torchrun = Member(id=f"{new.name}.1", worker=new.name, address="a", phase=Phase.READY)
+    members = dataclasses.replace(members, members=(*members.members, torchrun))
+    assert len(rollout.rollout(scene(world, new, members=members)).leave) == 1
+
+
+def test_no_further_pod_is_created_while_one_waits_for_room(world):
+    del world.pods["job-0"]
+    assert rollout.rollout(scene(world, newcomer(world, 3, trouble=UNSCHEDULABLE))).create == 0
+
+
+# ---- a bad template --------------------------------------------------------------------------------------------------
+def test_roll_out_stops_with_the_pod_s_words_if_the_new_image_cannot_be_pulled(world):
+    world.image, world.broken = "b", {"b"}
+    world.settle()
+    assert world.versions() == ["a", "a", "a", "b"]
+    assert len(world.training()) == 3
+    status, reason, words = world.up_to_date()
+    assert (status, reason) == ("False", "RolloutStopped")
+    assert "ImagePullFailed: pod job-3: image b: not found. Change spec.template, or set it back" in words
+
+
+def test_roll_out_stops_after_one_failure_if_the_new_script_fails(world):
+    world.image, world.failing = "b", {"b"}
+    world.settle()
+    assert world.versions() == ["a", "a", "a"]
+    assert world.status.restarts.user == 1, "backoffLimit is not used up by one bad template"
+    assert "ScriptFailed: worker job-3: boom" in world.up_to_date()[2]
+
+
+def test_roll_out_says_so_if_the_api_server_refuses_the_new_template(world):
+    world.image = "b"
+    world.refusal = Refusal("TemplateInvalid", "spec.template: no such field", world.now, 1, JOB.generation)
+    world.operate()
+    assert not world.draining
+    assert "TemplateInvalid: spec.template: no such field" in world.up_to_date()[2]
+
+
+@pytest.mark.parametrize("after", ["a", "c"])
+def test_bad_template_that_is_set_back_or_changed_again_is_forgotten(world, after):
+    world.image, world.broken = "b", {"b"}
+    world.settle()
+    world.image = after
+    world.settle()
+    assert world.versions() == [after] * 3
+    assert world.up_to_date()[:2] == ("True", "AllUpToDate")
+
+
+def test_newcomer_that_waits_to_join_leaves_if_the_template_is_set_back(world):
+    world.image = "b"
+    world.operate()
+    world.kubelet()
+    world.agents()
+    world.image = "a"
+    world.settle()
+    assert world.versions() == ["a", "a", "a"]
+    assert {"job-0", "job-1", "job-2"} == world.training(), "nobody who trained was replaced"
+
+
+# ---- whatever happens ------------------------------------------------------------------------------------------------
+HAPPENINGS = st.one_of(
+    st.sampled_from(["operate", "operate", "kubelet", "agents", "agents", "wait"]),
+    st.tuples(st.just("image"), st.sampled_from("abc")),
+    st.tuples(st.just("room"), st.integers(2, 6)),
+    st.tuples(st.just("replicas"), st.integers(2, 4)),
+    st.tuples(st.just("broken"), st.sampled_from([set(), {"b"}])),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(HAPPENINGS, max_size=40))
+def test_all_workers_are_of_the_last_template_in_the_end_and_enough_train_all_the_time(history):
+    world = World(maxReplicas=4, minReplicas=2, replicas=3)
+    world.settle()
+    for what in history:
+        match what:
+            case "operate" | "kubelet" | "agents":
+                getattr(world, what)()
+            case "wait":
+                world.now += timedelta(seconds=20)
+            case ("replicas", int(n)):
+                world.fields["replicas"] = n
+            case (str(name), value):
+                setattr(world, name, value)
+    world.broken, world.room = set(), max(world.room, world.spec.desired_replicas)
+    world.fields["replicas"] = max(world.spec.desired_replicas, 3)
+    world.room = max(world.room, world.spec.desired_replicas)
+    world.settle()
+    assert world.versions() == [world.image] * world.spec.desired_replicas
+    assert world.training() == {p.name for p in world.live()}
+
+
+def test_version_is_of_the_content_and_not_of_its_order():
+    assert rollout.version({"a": 1, "b": [1, 2]}) == rollout.version({"b": [1, 2], "a": 1})
+    assert rollout.version({"a": 1}) != rollout.version({"a": 2})

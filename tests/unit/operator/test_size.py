@@ -1,0 +1,159 @@
+"""How a job's plan follows its share of the cluster, and what it says about it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from elastrain.api.job import GenerationStatus, JobStatus
+from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target
+from elastrain_operator.allocation.model import Held, Share, Worker
+from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Pod
+from elastrain_operator.plan import plan
+from elastrain_operator.policy.size import wanted as size
+from workers import worker
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+JOB = JobRef("ns", "job", "uid", 1)
+ONE = (("nvidia.com/gpu", 1), ("pods", 1))
+
+
+def share(workers: int | None, reason: str = "NoRoom", message: str = "not grown: no room", **fields) -> Share:
+    return Share(workers, reason, message, **fields)
+
+
+def pod(ordinal: int, **fields) -> Pod:
+    return worker(ordinal, NOW, age=0.0, **{"node": f"n{ordinal}", "demand": ONE, **fields})
+
+
+def trained(*workers: str, desired: int, **fields) -> Coordination:
+    placed = tuple(
+        GenerationMember(id=n, worker=n, address="a", store_port=1, rank_offset=i) for i, n in enumerate(workers)
+    )
+    return Coordination(
+        target=Target(min=1, max=4, desired=desired, reason="Start"),
+        members=tuple(Member(id=n, worker=n, address="a", generation=1) for n in workers),
+        generation=Generation(number=1, members=placed, reason="Start", leader="l"),
+        **fields,
+    )
+
+
+def condition(status: JobStatus, kind: str) -> tuple[str, str, str] | None:
+    return next(((c.status, c.reason, c.message) for c in status.conditions if c.type == kind), None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "before", "given", "wanted"),
+    [
+        ({}, None, None, 4),
+        ({"replicas": 2}, None, None, 2),
+        ({}, None, share(3), 3),
+        ({"replicas": 2}, 3, share(3), 2),
+        ({"suspend": True}, 3, share(3), 0),
+        ({}, 3, share(None), 3),
+        ({"maxReplicas": 2}, 3, share(None), 2),
+        ({}, None, share(None), 0),
+        ({"minReplicas": 2}, None, share(None, blind=True), 2),
+        ({"minReplicas": 2}, 3, share(None, blind=True), 3),
+    ],
+)
+def test_wanted_size_is_the_share_within_what_the_user_says(make_spec, fields, before, given, wanted):
+    assert size.wanted(make_spec(**fields), JobStatus(desired_replicas=before), given) == wanted
+
+
+def test_nothing_is_said_or_done_about_a_new_job_before_the_allocator_has_seen_it(make_spec):
+    made = plan(make_spec(), JobStatus(), Observed(JOB, coordination=Coordination(), share=share(None)), NOW)
+    assert (made.status, made.target, made.create, made.notices) == (None, None, (), ())
+    assert made.claims.job.cap == 4
+    blind = plan(
+        make_spec(), JobStatus(), Observed(JOB, coordination=Coordination(), share=share(None, blind=True)), NOW
+    )
+    assert blind.create == (0,)
+
+
+def test_job_that_waits_for_its_minimum_creates_nothing_and_says_why_once(make_spec):
+    waits = share(0, "MinimumUnavailable", "waits: 2 workers must start together")
+    made = plan(make_spec(minReplicas=2), JobStatus(), Observed(JOB, coordination=Coordination(), share=waits), NOW)
+    assert made.create == ()
+    assert condition(made.status, "PodsReady") == ("False", "WaitingForCapacity", waits.message)
+    assert condition(made.status, "Grown") == ("False", "MinimumUnavailable", waits.message)
+    assert [n.reason for n in made.notices].count("WaitingForCapacity") == 1
+    other = share(0, "MinimumUnavailable", "waits: 2 workers must start together; 1 idle")
+    again = plan(
+        make_spec(minReplicas=2), made.status, Observed(JOB, coordination=Coordination(made.target), share=other), NOW
+    )
+    assert again.notices == (), "other numbers are no event"
+
+
+def test_shrink_asks_those_to_leave_whom_the_allocator_named(make_spec):
+    given = share(1, release=frozenset({"job-0"}))
+    status = JobStatus(desired_replicas=2, next_ordinal=2)
+    made = plan(
+        make_spec(), status, Observed(JOB, (pod(0), pod(1)), trained("job-0", "job-1", desired=2), share=given), NOW
+    )
+    assert made.target == Target(min=1, max=4, desired=1, leaving=("job-0",), reason="Drain")
+    assert made.delete == ()
+
+
+def test_worker_on_a_node_that_goes_leaves_and_another_is_made(make_spec):
+    given = share(2, replace=frozenset({"job-0"}), shaky=frozenset({"job-0"}))
+    etcd = trained("job-0", "job-1", desired=2)
+    status = JobStatus(desired_replicas=2, next_ordinal=2)
+    first = plan(make_spec(), status, Observed(JOB, (pod(0), pod(1)), etcd, share=given), NOW)
+    assert (first.target.leaving, first.target.desired) == (("job-0",), 2)
+    etcd = trained("job-0", "job-1", desired=2)
+    etcd = Coordination(first.target, etcd.members, etcd.generation)
+    second = plan(make_spec(), first.status, Observed(JOB, (pod(0), pod(1)), etcd, share=given), NOW)
+    assert second.create == (2,)
+    assert second.claims.job.workers == (Worker("job-1", "n1", ONE, trains=True),)
+    assert second.claims.leaving == (Held("n0", ONE),)
+
+
+def test_claims_tell_pause_speed_and_what_remains(make_spec):
+    report = Progress(generation=1, world_size=2, members=2, step=40, total_steps=100, step_seconds=0.5)
+    etcd = trained("job-0", "job-1", desired=2, progress=report)
+    pods = (pod(0), pod(1), pod(2, ending=Ending(NOW), node="n9"))
+    claims = plan(
+        make_spec(nprocPerNode=2), JobStatus(), Observed(JOB, pods, etcd, share=share(2), created=NOW), NOW
+    ).claims
+    job = claims.job
+    assert (job.remaining, claims.speed, job.nproc, job.elastic, job.trains) == (30.0, (2, 2.0), 2, True, True)
+    assert job.created == NOW.timestamp()
+    assert [w.name for w in job.workers] == ["job-0", "job-1"], "who stays longest comes first"
+    assert claims.leaving == (Held("n9", ONE),)
+
+
+def test_job_without_members_that_trained_is_not_said_to_train(make_spec):
+    old = trained("job-8", desired=2)  # nobody of it is left
+    etcd = Coordination(old.target, (), old.generation)
+    status = JobStatus(desired_replicas=2, generation=GenerationStatus(number=1, size=1, reason="Start"))
+    seen = Observed(JOB, (pod(9, started=False, ready=False),), etcd, share=share(2))
+    assert not plan(make_spec(), status, seen, NOW).claims.job.trains
+
+
+def test_members_that_stopped_with_their_state_are_said_to_train(make_spec):
+    etcd = trained("job-0", desired=2)
+    stopped = Coordination(etcd.target, etcd.members, Generation(number=2, reason="Drain", leader="l"))
+    status = JobStatus(desired_replicas=2, generation=GenerationStatus(number=2, size=0, reason="Drain"))
+    assert plan(make_spec(), status, Observed(JOB, (pod(0),), stopped, share=share(2)), NOW).claims.job.trains
+
+
+def test_ended_and_suspended_jobs_claim_nothing_and_do_not_say_that_they_could_grow(make_spec):
+    done = trained("job-0", desired=1, progress=Progress(generation=1, world_size=1, members=1, step=9, finished=True))
+    first = plan(make_spec(), JobStatus(), Observed(JOB, (pod(0),), trained("job-0", desired=1), share=share(1)), NOW)
+    assert condition(first.status, "Grown")
+    ended = plan(make_spec(), first.status, Observed(JOB, (pod(0),), done, share=share(1)), NOW)
+    assert condition(ended.status, "Grown") is None
+    assert (ended.claims.job, ended.claims.leaving) == (None, (Held("n0", ONE),))
+    suspended = plan(make_spec(suspend=True), first.status, Observed(JOB, (pod(0),), done, share=share(1)), NOW)
+    assert suspended.claims.job is None
+
+
+def test_condition_is_taken_back_if_the_cluster_is_not_shared_out_any_more(make_spec):
+    first = plan(make_spec(), JobStatus(), Observed(JOB, (pod(0),), trained("job-0", desired=1), share=share(1)), NOW)
+    later = plan(make_spec(), first.status, Observed(JOB, (pod(0),), trained("job-0", desired=1)), NOW)
+    assert condition(later.status, "Grown")[:2] == ("Unknown", "NotShared")
+    assert later.claims is None
+    never = plan(make_spec(), JobStatus(), Observed(JOB, (pod(0),), trained("job-0", desired=1)), NOW)
+    assert condition(never.status, "Grown") is None

@@ -1,0 +1,346 @@
+"""Warm spares: how many there are, who of them stands by, and that they are nobody's reason to wait."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elastrain.api.job import GenerationStatus, JobSpec, JobStatus, SparesStatus
+from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Target, Termination
+from elastrain.etcd import EtcdConfig
+from elastrain_operator.allocation.model import Share
+from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod
+from elastrain_operator.plan import plan
+from elastrain_operator.pod import manifest
+from elastrain_operator.policy.report import accelerator_seconds
+from elastrain_operator.policy.size import rollout, spares, victims
+from workers import worker
+
+JOB = JobRef("default", "job", "uid", 1)
+START = datetime(2030, 1, 1, tzinfo=UTC)
+FORCE = GenerationStatus(number=1, size=3, reason="Start")
+LOST = Termination(outcome=Outcome.FAILED, exit_code=137, signal=9, reason="RankKilled")
+DRAINED = Termination(outcome=Outcome.DRAINED)
+
+
+def template(image: str = "a") -> dict:
+    return {"spec": {"containers": [{"name": "trainer", "image": image, "command": ["python", "train.py"]}]}}
+
+
+def spec(image: str = "a", **fields) -> JobSpec:
+    return JobSpec.model_validate({"maxReplicas": 3, "warmSpares": 1, "template": template(image), **fields})
+
+
+def share(**fields) -> Share:
+    return Share(**{"size": 3, "reason": "AtMax", "message": "", **fields})
+
+
+# ---- how many -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("fields", "desired", "generation", "given_share", "expected"),
+    [
+        ({"warmSpares": 2}, 3, FORCE, None, 2),
+        ({"warmSpares": 0}, 3, FORCE, None, 0),
+        ({"warmSpares": 2}, 3, None, None, 0),
+        ({"warmSpares": 2}, 3, GenerationStatus(number=2, size=0, reason="Suspend"), None, 0),
+        ({"warmSpares": 2}, 0, FORCE, None, 0),
+        ({"warmSpares": 2}, 3, FORCE, share(spares=1), 1),
+        ({"warmSpares": 1}, 3, FORCE, share(spares=2), 1),
+        ({"warmSpares": 2}, 3, FORCE, share(size=None), 1),
+    ],
+    ids=[
+        "as many as are asked for", "none are asked for", "not before the job trains", "not while nothing trains",
+        "not of a suspended job", "as many as there is room for", "never more than are asked for",
+        "those that are there, while the cluster is not known",
+    ],
+)  # fmt: skip
+def test_spares_wanted(fields, desired, generation, given_share, expected):
+    assert spares.wanted(spec(**fields), desired, 4, generation, given_share) == expected
+
+
+def records(trains: int, ready: int = 0, warming: int = 0, desired: int = 3) -> Coordination:
+    """A generation of the first ``trains`` workers, then some that are ready beyond it, then some that are not yet."""
+    phases = [Phase.READY] * (trains + ready) + [Phase.WARMING] * warming
+    members = tuple(Member(id=f"m{i}", worker=f"job-{i}", address="a", phase=p) for i, p in enumerate(phases))
+    placed = tuple(
+        GenerationMember(id=m.id, worker=m.worker, address="a", store_port=1, rank_offset=i)
+        for i, m in enumerate(members[:trains])
+    )
+    newest = Generation(number=1, members=placed, reason="Start", leader="m0")
+    return Coordination(Target(min=1, max=3, desired=desired, reason="Start"), members, newest)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (records(3, ready=1), {"job-3"}),
+        (records(3, warming=1), set()),
+        (records(2, ready=1), set()),
+        (records(3, ready=1, desired=0), set()),
+        (Coordination(), set()),
+    ],
+    ids=["ready and not needed", "not ready yet", "about to join", "everybody stops", "nothing is known"],
+)
+def test_a_spare_stands_by_if_it_is_ready_and_the_generation_is_as_large_as_is_wanted(seen, expected):
+    assert spares.standing_by(seen) == expected
+
+
+def test_status_says_how_many_are_ready_and_keeps_it_while_etcd_is_not_known():
+    told = spares.status(spec(warmSpares=2), None, 2, frozenset({"job-3"}))
+    assert told == SparesStatus(ready=1, desired=2)
+    assert spares.status(spec(warmSpares=2), told, 2, None) == told
+    assert spares.status(spec(warmSpares=0), told, 0, frozenset()) is None
+
+
+# ---- who leaves -----------------------------------------------------------------------------------------------------
+def pod(ordinal: int, **fields) -> Pod:
+    return worker(ordinal, START, age=0.0, node="n", **fields)
+
+
+def test_whoever_trains_leaves_at_a_shrink_though_a_spare_would_cost_less():
+    workers = [pod(i) for i in range(4)]
+    chosen = victims.choose(workers, 2, 1, records(3, ready=1), None, spares=1)
+    assert [p.name for p in chosen] == ["job-2"], (
+        "the members keep whom they have: a spare's leave would shrink nothing"
+    )
+
+
+def test_the_spare_leaves_if_its_room_is_needed_elsewhere():
+    workers = [pod(i) for i in range(4)]
+    chosen = victims.choose(workers, 3, 1, records(3, ready=1), share(release=frozenset({"job-3"})), spares=0)
+    assert [p.name for p in chosen] == ["job-3"]
+
+
+# ---- where it runs --------------------------------------------------------------------------------------------------
+CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
+
+
+def test_a_spare_prefers_a_node_without_workers_of_its_job():
+    body = manifest.pod(JOB, spec(), 3, CONFIG, ("bad",), stands_by=True)["spec"]["affinity"]
+    (preferred,) = body["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert preferred["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    assert preferred["podAffinityTerm"]["labelSelector"]["matchLabels"] == {"elastrain.dev/job-uid": "uid"}
+    assert "nodeAffinity" in body, "bad nodes are kept off all the same"
+    ordinary = manifest.pod(JOB, spec(), 2, CONFIG)
+    assert "affinity" not in ordinary["spec"], "other workers go where the scheduler likes"
+    assert manifest.sibling(ordinary, JOB, 3, stands_by=True) == manifest.pod(JOB, spec(), 3, CONFIG, stands_by=True)
+    assert "affinity" not in ordinary["spec"], "what siblings share is left alone"
+
+
+def test_a_spare_s_template_has_the_last_word_about_anti_affinity():
+    own = template()
+    own["spec"]["affinity"] = {"podAntiAffinity": {}}
+    body = manifest.pod(JOB, spec(template=own), 3, CONFIG, stands_by=True)["spec"]
+    assert body["affinity"] == {"podAntiAffinity": {}}
+
+
+# ---- what it costs --------------------------------------------------------------------------------------------------
+def test_accelerator_seconds_of_a_spare_are_booked_as_such():
+    pods = tuple(pod(i, bound=START) for i in range(3))
+    place = accelerator_seconds.Place(frozenset({"job-0", "job-1"}), "training", frozenset({"job-2"}))
+    books = accelerator_seconds.account(None, pods, place, None, START)
+    later = accelerator_seconds.account(books, pods, None, None, START + timedelta(seconds=10))
+    assert (later.training, later.spare, later.waiting) == (20, 10, 0)
+    assert accelerator_seconds.continued(later, START + timedelta(seconds=20)).spare == 20, (
+        "etcd's silence changes nothing"
+    )
+
+
+# ---- a whole life ---------------------------------------------------------------------------------------------------
+class World:
+    """API server, kubelet and agents as plain values. The members let a ready worker in wherever one is missing, as the
+    leader does; ``operate`` checks what must hold at every moment."""
+
+    def __init__(self, **fields) -> None:
+        self.fields, self.image = {"minReplicas": 1, "replicas": 3, "warmSpares": 1, **fields}, "a"
+        self.now = START
+        self.status, self.pods, self.records = JobStatus(), {}, Coordination()
+
+    @property
+    def spec(self) -> JobSpec:
+        return spec(self.image, **self.fields)
+
+    def live(self) -> list[Pod]:
+        return [p for p in self.pods.values() if not p.ending]
+
+    def training(self) -> set[str]:
+        placed = {m.worker for m in self.records.generation.members} if self.records.generation else set()
+        return placed & {p.name for p in self.live()}
+
+    def operate(self) -> Plan:
+        seen = Observed(JOB, tuple(sorted(self.pods.values(), key=lambda p: p.ordinal)), self.records)
+        made = plan(self.spec, self.status, seen, self.now)
+        self.status = made.status or self.status
+        leaving = {w for entry in self.status.leaving for w in entry.workers}
+        staying = [p for p in self.live() if p.name not in leaving]
+        most = self.spec.desired_replicas + (self.spec.warm_spares if self.training() else 0)
+        assert len(staying) + len(made.create) <= max(most, len(staying)) + self.spec.max_unavailable, "few pods more"
+        if made.target:
+            self.records = dataclasses.replace(self.records, target=made.target)
+        version = rollout.version(self.spec.template)
+        for ordinal in made.create:
+            self.pods[f"job-{ordinal}"] = Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, self.now, template=version)
+        for deletion in made.delete:
+            assert deletion.pod not in self.training() - leaving, "nobody who trains is deleted without being asked"
+            del self.pods[deletion.pod]
+        return made
+
+    def kubelet(self) -> None:
+        for p in list(self.live()):
+            self.pods[p.name] = dataclasses.replace(p, started=True, ready=True, bound=p.bound or self.now)
+
+    def agents(self) -> None:
+        target = self.records.target
+        if target is None:
+            return
+        started = [p.name for p in sorted(self.live(), key=lambda p: p.ordinal) if p.started]
+        able = [n for n in started if n not in target.leaving] if target.desired else []
+        stayers = [n for n in able if n in self.training()]
+        wanted = stayers + [n for n in able if n not in stayers][: max(target.desired - len(stayers), 0)]
+        newest = self.records.generation
+        number = newest.number if newest else 0
+        placed = [m.worker for m in newest.members] if newest else []
+        if sorted(wanted) != sorted(placed) and (len(wanted) >= target.min or not target.desired):
+            number += 1
+            places = tuple(
+                GenerationMember(id=n, worker=n, address="a", store_port=1, rank_offset=i) for i, n in enumerate(wanted)
+            )
+            newest = Generation(number=number, members=places, reason="Test", leader="l")
+        inside = {m.worker for m in newest.members} if newest else set()
+        members = tuple(
+            Member(id=n, worker=n, address="a", phase=Phase.READY, generation=number if n in inside else 0)
+            for n in able
+        )
+        self.records = dataclasses.replace(self.records, generation=newest, members=members)
+        for name in set(started) - set(able):
+            self.end(name, DRAINED)
+
+    def end(self, name: str, record: Termination) -> None:
+        ending = Ending(self.now, record, record.exit_code)
+        self.pods[name] = dataclasses.replace(self.pods[name], ending=ending, over=True, ready=False)
+        members = tuple(m for m in self.records.members if m.worker != name)
+        self.records = dataclasses.replace(self.records, members=members)
+
+    def settle(self) -> None:
+        for _ in range(120):
+            before = (self.status, dict(self.pods), self.records)
+            self.kubelet()
+            self.agents()
+            made = self.operate()
+            if before == (self.status, self.pods, self.records) and made.requeue_after is None:
+                return
+            self.now += timedelta(seconds=min(made.requeue_after or 1, 400))
+        raise AssertionError("the world comes to rest")
+
+    def settled(self) -> tuple[int, int, SparesStatus | None]:
+        self.settle()
+        return len(self.training()), len(self.live()), self.status.spares
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.settle()
+    return made
+
+
+def test_a_spare_is_made_when_the_job_trains_and_counts_as_no_replica():
+    world = World()
+    assert len(world.operate().create) == 3, "those who start together do not wait for a spare"
+    world.kubelet()
+    world.agents()
+    made = world.operate()
+    assert (made.create, made.stand_by) == ((3,), (3,))
+    assert world.settled() == (3, 4, SparesStatus(ready=1, desired=1))
+    assert (world.status.replicas, world.status.desired_replicas, world.status.ready_replicas) == (3, 3, 3)
+    assert [c.status for c in world.status.conditions if c.type == "PodsReady"] == ["True"]
+
+
+def test_a_spare_has_taken_the_place_of_a_lost_worker_before_the_operator_looks(world):
+    world.end("job-1", LOST)
+    world.agents()
+    assert world.training() == {"job-0", "job-2", "job-3"}
+    made = world.operate()
+    assert (made.create, made.stand_by) == ((4,), (4,)), "what is made anew is the spare"
+    assert world.settled() == (3, 4, SparesStatus(ready=1, desired=1))
+
+
+def test_a_spare_joins_if_one_worker_more_is_wanted_and_another_is_made(world):
+    world.fields |= {"maxReplicas": 4, "replicas": 4}
+    made = world.operate()
+    assert made.target is not None
+    assert made.target.desired == 4
+    world.agents()
+    assert len(world.training()) == 4
+    assert world.settled() == (4, 5, SparesStatus(ready=1, desired=1))
+
+
+def test_spares_go_with_a_suspension_and_come_back_after_it(world):
+    world.fields["suspend"] = True
+    assert world.settled() == (0, 0, SparesStatus(ready=0, desired=0))
+    world.fields["suspend"] = False
+    assert world.settled() == (3, 4, SparesStatus(ready=1, desired=1))
+
+
+def test_spares_go_if_none_are_asked_for_any_more(world):
+    before = world.training()
+    world.fields["warmSpares"] = 0
+    assert world.settled() == (3, 3, None)
+    assert world.training() == before, "no worker was touched"
+
+
+def test_a_changed_template_replaces_spares_before_any_worker_that_trains(world):
+    before, world.image = world.training(), "b"
+    made = world.operate()
+    assert not made.create
+    assert [e.workers for e in world.status.leaving] == [["job-3"]], "the spare goes first"
+    while not world.training() - before:
+        world.kubelet()
+        world.agents()
+        world.operate()
+        world.now += timedelta(seconds=1)
+    assert len(world.training()) == 3, "a new spare takes an old worker's place: nobody is missing meanwhile"
+    assert world.settled() == (3, 4, SparesStatus(ready=1, desired=1))
+    assert {p.template for p in world.live()} == {rollout.version(template("b"))}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(["operate", "kubelet", "agents", "b", "a"]),
+            st.tuples(st.just("warmSpares"), st.integers(0, 3)),
+            st.tuples(st.just("replicas"), st.integers(1, 3)),
+            st.tuples(st.just("suspend"), st.booleans()),
+            st.tuples(st.just("maxUnavailable"), st.integers(1, 3)),
+            st.tuples(st.just("lose"), st.integers(0, 5)),
+        ),
+        max_size=30,
+    )
+)
+def test_workers_and_spares_are_as_many_as_wanted_in_the_end_whatever_happened(history):
+    world = World()
+    for what in history:
+        match what:
+            case "a" | "b":
+                world.image = what
+            case "operate" | "kubelet" | "agents":
+                getattr(world, what)()
+            case ("lose", int(which)):
+                running = sorted((p for p in world.live() if p.started), key=lambda p: p.ordinal)
+                if running:
+                    world.end(running[which % len(running)].name, LOST)
+            case (str(field), value):
+                world.fields[field] = value
+    world.settle()
+    wanted = 0 if world.spec.suspend else world.spec.desired_replicas
+    more = world.spec.warm_spares if wanted else 0
+    assert (len(world.training()), len(world.live())) == (wanted, wanted + more)
+    assert world.status.spares == (SparesStatus(ready=more, desired=more) if world.spec.warm_spares else None)
+    assert {p.template for p in world.live()} <= {rollout.version(world.spec.template)}, "the roll-out has ended"
+    assert world.status.replicas == wanted

@@ -1,0 +1,78 @@
+"""Losses that are not the script's fault: bounded only where the job does not move on."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from elastrain.api.job import JobStatus
+from elastrain.api.records import Progress
+from elastrain_operator.model import Cause, Coordination, JobRef, Loss, Observed, Pod
+from elastrain_operator.plan import plan
+from elastrain_operator.policy.losses import streak
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+JOB = JobRef("default", "job", "uid", 1)
+
+
+def loss(cause: Cause = Cause.INFRASTRUCTURE) -> Loss:
+    return Loss(Pod("job-1", "uid-1", 1, NOW), cause, "NodeLost", "worker job-1 is lost")
+
+
+def lose(before, *fresh, step=None, after=0.0):
+    return streak.update(before, fresh, step, NOW + timedelta(seconds=after))
+
+
+def test_losses_without_a_step_in_between_add_up_by_cause():
+    first = lose(None, loss(), loss(Cause.PREEMPTION), step=5)
+    both = lose(first, loss(), step=5)
+    assert (both.infrastructure, both.preemption, both.message) == (2, 1, "NodeLost: worker job-1 is lost")
+
+
+@pytest.mark.parametrize(("step", "after"), [(6, 1), (5, 3600)])
+def test_streak_ends_with_a_step_or_by_the_clock(step, after):
+    before = lose(None, loss(), step=5)
+    assert lose(before, step=step, after=after) is None
+    assert lose(before, loss(), step=step, after=after).infrastructure == 1
+
+
+def test_first_step_of_all_ends_a_streak_and_a_silent_etcd_does_not():
+    assert lose(lose(None, loss()), step=0) is None
+    assert lose(lose(None, loss(), step=5)).infrastructure == 1
+
+
+def test_failures_of_the_script_are_no_part_of_it():
+    assert lose(None, loss(Cause.USER)) is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [(Cause.INFRASTRUCTURE, "InfrastructureLimitExceeded"), (Cause.PREEMPTION, "PreemptionLimitExceeded")],
+)
+def test_job_fails_when_the_limit_of_a_cause_is_exceeded(make_spec, cause, reason):
+    spec = make_spec(maxReplicas=2, infrastructureLimit=3, preemptionLimit=3)
+    at_limit = lose(None, *[loss(cause)] * 6)
+    assert streak.verdict(spec, at_limit) is None
+    failed = streak.verdict(spec, lose(at_limit, loss(cause)))
+    assert failed.reason == reason
+    assert "7 workers in a row were lost without one more step" in failed.message
+    assert "times maxReplicas (2) is 6; last: NodeLost: worker job-1 is lost" in failed.message
+
+
+def test_replacements_wait_longer_with_each_round_of_losses(make_spec):
+    spec = make_spec(replicas=2)
+    waits = [streak.not_before(spec, lose(None, *[loss()] * n)) for n in (1, 2, 3, 5, 99)]
+    assert waits == [None, None, *(NOW + timedelta(seconds=s) for s in (10, 20, 300))]
+    assert streak.not_before(spec, None) is None
+
+
+def test_streak_is_kept_in_the_status_and_ends_when_the_job_moves_on(make_spec):
+    going = Pod("job-0", "uid-0", 0, NOW, started=True, ready=True, terminating=True)
+    silent = Coordination()
+    made = plan(make_spec(maxReplicas=1), JobStatus(step=5), Observed(JOB, (going,), silent), NOW)
+    assert (made.status.loss_streak.infrastructure, made.status.loss_streak.step) == (1, 5)
+    again = plan(make_spec(maxReplicas=1), made.status, Observed(JOB, (), silent), NOW)
+    assert (again.status or made.status).loss_streak == made.status.loss_streak
+    moved = Coordination(progress=Progress(generation=2, world_size=1, members=1, step=6))
+    assert plan(make_spec(maxReplicas=1), made.status, Observed(JOB, (), moved), NOW).status.loss_streak is None

@@ -1,0 +1,70 @@
+"""When a job has succeeded."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from elastrain.api.job import SuccessPolicy
+from elastrain.api.records import Generation, GenerationMember, Outcome, Progress, Termination
+from elastrain_operator.model import Coordination, Ending, Pod
+from elastrain_operator.policy.ending import success
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+FINISHED = Termination(outcome=Outcome.FINISHED, step=9)
+FAILED = Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="no space left")
+KILLED = Termination(outcome=Outcome.FAILED, exit_code=137, signal=9, reason="RankKilled", message="killed")
+
+
+def pod(ordinal: int, record: Termination | None = None) -> Pod:
+    ending = Ending(NOW, record, record.exit_code) if record else None
+    return Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, NOW, started=True, ending=ending, over=ending is not None)
+
+
+def records(*, finished: bool = True) -> Coordination:
+    """Two workers trained together; rank 0's agent has said how it ended."""
+    placed = tuple(
+        GenerationMember(id=f"job-{i}", worker=f"job-{i}", address="a", store_port=1, rank_offset=i) for i in range(2)
+    )
+    report = Progress(generation=1, world_size=2, members=2, step=9, finished=finished)
+    return Coordination(generation=Generation(number=1, members=placed, reason="Start", leader="l"), progress=report)
+
+
+def judged(policy: SuccessPolicy, *pods: Pod, finished: bool = True) -> str | None:
+    found = success.verdict(policy, pods, records(finished=finished))
+    return found and f"{found.condition}: {found.message}"
+
+
+def test_rank_zero_s_word_is_enough_unless_the_policy_asks_for_all():
+    assert judged(SuccessPolicy.RANK_ZERO, pod(0, FINISHED), pod(1)) == "Succeeded: training finished at step 9"
+    assert judged(SuccessPolicy.ALL_WORKERS, pod(0, FINISHED), pod(1)) is None
+    assert judged(SuccessPolicy.ALL_WORKERS, pod(0, FINISHED), pod(1, FINISHED)).startswith("Succeeded")
+
+
+def test_nothing_is_judged_before_rank_zero_has_ended():
+    for policy in SuccessPolicy:
+        assert judged(policy, pod(0), pod(1, FINISHED), finished=False) is None
+
+
+@pytest.mark.parametrize(
+    ("pods", "words"),
+    [((pod(0, FINISHED), pod(1, FAILED)), "ScriptFailed: worker job-1: no space left"),
+     ((pod(0, FINISHED), pod(1, KILLED)), "RankKilled: worker job-1: killed"),
+     ((pod(0, FINISHED),), "the pod of worker job-1 is gone")],
+)  # fmt: skip
+def test_job_fails_if_one_of_all_workers_fails_after_the_loop(pods, words):
+    said = judged(SuccessPolicy.ALL_WORKERS, *pods)
+    assert said == f"Failed: training finished, but successPolicy is AllWorkers and {words}"
+    assert judged(SuccessPolicy.RANK_ZERO, *pods).startswith("Succeeded")
+
+
+def test_worker_of_an_earlier_generation_does_not_count():
+    earlier = pod(7, FAILED)
+    assert judged(SuccessPolicy.ALL_WORKERS, earlier, pod(0, FINISHED), pod(1, FINISHED)).startswith("Succeeded")
+
+
+def test_all_must_have_ended_well_if_etcd_is_away():
+    both = [pod(0, FINISHED), pod(1, FINISHED)]
+    assert success.verdict(SuccessPolicy.ALL_WORKERS, both, None).reason == "Finished"
+    assert success.verdict(SuccessPolicy.ALL_WORKERS, [both[0], pod(1)], None) is None

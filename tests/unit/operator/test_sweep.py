@@ -1,0 +1,134 @@
+"""Records of jobs that are gone: which are looked at when, and what proves that they may go."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from elastrain.api.keys import JobKeys
+from elastrain_operator.apply import sweep
+from elastrain_operator.apply.sweep import Sweeper
+from elastrain_operator.kube.client import ApiError
+
+ONE, TWO, THREE = (JobKeys("ns", name, f"uid-{name}") for name in ("one", "two", "three"))
+
+
+class World:
+    """The mirror and the API server in one."""
+
+    outage = None
+
+    def __init__(self, *records: JobKeys) -> None:
+        self.records = list(records)
+        self.bodies: dict[str, dict] = {}
+        self.served: set[JobKeys] = set()
+        self.asked: list[str] = []
+        self.error: ApiError | None = None
+
+    def jobs(self):
+        return list(self.records)
+
+    def is_ours(self, keys):
+        return keys in self.records
+
+    async def delete_records(self, keys):
+        self.records.remove(keys)
+
+    async def get_job(self, namespace, name):
+        self.asked.append(name)
+        if self.error:
+            error, self.error = self.error, None
+            raise error
+        return self.bodies.get(name)
+
+
+def run(world: World, scenario) -> None:
+    """Runs ``scenario(sweeper)`` beside the sweeper, after its first look."""
+
+    async def main():
+        sweeper = Sweeper(world, world, lambda keys: keys in world.served)
+        running = asyncio.create_task(sweeper.run())
+        await asyncio.sleep(0.01)
+        await asyncio.wait_for(scenario(sweeper), 10)
+        running.cancel()
+
+    asyncio.run(main())
+
+
+async def until(condition) -> None:
+    while not condition():  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.002)
+
+
+def test_start_sweeps_what_nobody_serves_and_the_api_server_does_not_have():
+    world = World(ONE, TWO, THREE)
+    world.served = {ONE}
+    world.bodies["two"] = {"metadata": {"uid": TWO.uid}}
+
+    async def scenario(_):
+        await until(lambda: world.records == [ONE, TWO])
+
+    run(world, scenario)
+    assert "one" not in world.asked
+
+
+def test_deletion_makes_only_that_job_looked_at():
+    world = World(ONE, TWO)
+    world.served = {ONE, TWO}
+
+    async def scenario(sweeper):
+        world.served = set()
+        sweeper.nudge(ONE)
+        await until(lambda: world.records == [TWO])
+
+    run(world, scenario)
+    assert world.asked == ["one"]
+
+
+def test_records_of_an_earlier_job_go_if_the_name_has_been_used_again():
+    world = World(ONE)
+    world.bodies["one"] = {"metadata": {"uid": "of-the-next-job"}}
+
+    async def scenario(_):
+        await until(lambda: not world.records)
+
+    run(world, scenario)
+
+
+def test_failed_look_is_repeated_later(monkeypatch):
+    monkeypatch.setattr(sweep, "INTERVAL", 0.02)
+    world = World(ONE)
+    world.error = ApiError("read job", 503, "", "busy")
+
+    async def scenario(_):
+        await until(lambda: not world.records)
+
+    run(world, scenario)
+    assert world.asked == ["one", "one"]
+
+
+def test_nothing_is_swept_while_etcd_is_not_known():
+    world = World(ONE)
+    world.outage = "etcd is out"
+
+    async def scenario(sweeper):
+        sweeper.nudge(ONE)
+        await asyncio.sleep(0.02)
+
+    run(world, scenario)
+    assert world.records == [ONE]
+    assert not world.asked
+
+
+@pytest.mark.parametrize("foreign", [TWO])
+def test_job_without_records_of_ours_is_not_asked_for(foreign):
+    world = World(ONE)
+    world.served = {ONE}
+
+    async def scenario(sweeper):
+        sweeper.nudge(foreign)
+        await asyncio.sleep(0.02)
+
+    run(world, scenario)
+    assert not world.asked

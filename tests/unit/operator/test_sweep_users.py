@@ -1,0 +1,96 @@
+"""Users of etcd whose jobs are gone: what is removed of a job, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from elastrain.api.keys import JobKeys
+from elastrain.etcd import EtcdUnavailable
+from elastrain_operator.apply import sweep
+from elastrain_operator.apply.sweep import Sweeper
+
+GONE, HERE, SERVED = JobKeys("ns", "gone", "1"), JobKeys("ns", "here", "2"), JobKeys("ns", "served", "3")
+
+
+class World:
+    """API server, mirror and vault that note what is removed; ``users`` are jobs with a user of etcd."""
+
+    def __init__(self, *users: JobKeys, error: Exception | None = None) -> None:
+        self.records, self.users, self.error = {GONE, HERE, SERVED}, {GONE, HERE, SERVED, *users}, error
+        self.calls: list[str] = []
+
+    async def get_job(self, namespace, name):
+        return {"metadata": {"uid": "2"}} if name == "here" else None
+
+    def jobs_with_records(self):
+        return self.records
+
+    async def delete_records(self, keys):
+        self.calls.append(f"records of {keys.job}")
+        self.records.discard(keys)
+
+    async def remove(self, keys):
+        if self.error:
+            raise self.error
+        self.calls.append(f"user of {keys.job}")
+        self.users.discard(keys)
+
+    async def jobs_with_users(self):
+        self.calls.append("list users")
+        return self.users
+
+
+class Mirror:
+    def __init__(self, world: World) -> None:
+        self.outage, self.jobs, self.delete_records = None, world.jobs_with_records, world.delete_records
+
+
+class Vault:
+    def __init__(self, world: World) -> None:
+        self.jobs, self.remove = world.jobs_with_users, world.remove
+
+
+def sweeper(world: World, *, with_users: bool = True) -> Sweeper:
+    return Sweeper(world, Mirror(world), lambda keys: keys == SERVED, Vault(world) if with_users else None)
+
+
+def test_the_user_goes_before_the_records_that_lead_to_it():
+    world = World()
+    asyncio.run(sweeper(world).sweep())
+    assert world.calls == ["list users", "user of gone", "records of gone"]
+    assert world.records == world.users == {HERE, SERVED}
+
+
+def test_records_stay_if_the_user_could_not_be_removed():
+    world = World(error=EtcdUnavailable("etcd:2379", "remove a user", "down"))
+    asyncio.run(sweeper(world).sweep())
+    assert GONE in world.records
+
+
+def test_a_user_is_found_though_somebody_deleted_the_records():
+    world = World(JobKeys("ns", "lost", "4"))
+    asyncio.run(sweeper(world).sweep())
+    assert "user of lost" in world.calls
+
+
+def test_all_users_are_listed_once_in_a_while_only(monkeypatch: pytest.MonkeyPatch):
+    world = World()
+    sweeping = sweeper(world)
+
+    async def sweeps(number: int) -> None:
+        for _ in range(number):
+            await sweeping.sweep()
+
+    asyncio.run(sweeps(3))
+    assert world.calls.count("list users") == 1
+    monkeypatch.setattr(sweep, "USERS_INTERVAL", 0.0)
+    asyncio.run(sweeps(1))
+    assert world.calls.count("list users") == 2
+
+
+def test_records_alone_go_if_jobs_have_no_users():
+    world = World()
+    asyncio.run(sweeper(world, with_users=False).sweep())
+    assert world.calls == ["records of gone"]

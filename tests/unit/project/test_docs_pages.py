@@ -1,0 +1,211 @@
+"""The documentation: no page is lost, links lead somewhere, what it says of alerts and reasons is complete."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from elastrain.api import manifest, names
+from elastrain.api.job import ConditionType
+from elastrain.elastic.comm.exchange import PROTOCOL
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+PROSE = [
+    *sorted(DOCS.rglob("*.md")),
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("examples/*/README.md")),
+    ROOT / "e2e/README.md",
+]
+
+
+# ---- pages and links -------------------------------------------------------------------------------------------------
+def pages_of(nav: list[Any]) -> Iterator[str]:
+    for entry in nav:
+        for value in entry.values() if isinstance(entry, dict) else [entry]:
+            yield from [value] if isinstance(value, str) else pages_of(value)
+
+
+def test_every_page_is_in_the_navigation_once_and_every_entry_is_a_page() -> None:
+    named = list(pages_of(SITE["nav"]))
+    there = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    decisions = {page for page in there if re.match(r"decisions/\d", page)}  # they are in the list of decisions
+    assert sorted(named) == sorted(there - decisions), "mkdocs.yml: nav and the files in docs/ differ"
+
+
+def links(text: str) -> Iterator[str]:
+    """Targets of links and pictures outside of code."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    yield from re.findall(r"\]\(([^)\s]+)\)", prose)
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_file_finds_it(page: Path) -> None:
+    local = [link.partition("#")[0] for link in links(page.read_text()) if not re.match(r"[a-z]+:", link)]
+    missing = [link for link in local if link and not (page.parent / link).exists()]
+    assert not missing, f"{page.relative_to(ROOT)}: links to files that do not exist: {missing}"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("see [04](../examples/01-digits).", "see 04 (`examples/01-digits`)."),
+        ("see [values.yaml](../charts/elastrain/values.yaml)", "see `charts/elastrain/values.yaml`"),
+        ("see [here](../examples/99-none)", "see [here](../examples/99-none)"),
+        ("see [capacity](capacity.md#the-rules)", "see [capacity](capacity.md#the-rules)"),
+        ("![a picture](../examples/01-digits)", "![a picture](../examples/01-digits)"),
+    ],
+)
+def test_link_out_of_the_pages_becomes_a_name_on_the_site_if_the_file_exists(written: str, shown: str) -> None:
+    assert script("site_hooks").names_for_links_out(written, DOCS / "operations.md", DOCS) == shown
+
+
+@pytest.mark.parametrize("picture", sorted((DOCS / "images").glob("*.svg")), ids=lambda picture: picture.name)
+def test_every_drawing_is_described_and_has_colours_for_the_dark(picture: Path) -> None:
+    svg, name = ET.parse(picture).getroot(), "{http://www.w3.org/2000/svg}"
+    assert svg.get("role") == "img"
+    for part in ("title", "desc"):
+        element = svg.find(name + part)
+        assert element is not None and element.text and element.get("id") in svg.get("aria-labelledby", "").split()
+    assert "prefers-color-scheme: dark" in picture.read_text()
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_every_manifest_in_the_pages_is_valid(page: Path) -> None:
+    for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+        if f"kind: {names.KIND}\n" in block:
+            manifest.loads(block, source=str(page))  # raises, naming field, value and rule
+
+
+# ---- what follows from the code --------------------------------------------------------------------------------------
+def test_pages_made_from_the_code_are_up_to_date() -> None:
+    assert not script("reference").stale(ROOT), "run `make reference`"
+
+
+def test_changelog_names_the_protocol_that_the_next_release_speaks() -> None:
+    (said,) = re.findall(
+        r"^## Unreleased.*?Protocol between ranks: (\d+)\.", (ROOT / "CHANGELOG.md").read_text(), re.S | re.M
+    )
+    assert int(said) == PROTOCOL, "images with different ones cannot train together"
+
+
+def script(name: str) -> ModuleType:
+    """A program of ``scripts/`` as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_alert_is_explained_and_no_other() -> None:
+    rules = yaml.safe_load((ROOT / "charts/elastrain/files/rules.yaml").read_text())
+    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    assert set(re.findall(r"^## (Elastrain\w+)$", (DOCS / "alerts.md").read_text(), re.MULTILINE)) == alerts
+
+
+# ---- reasons ---------------------------------------------------------------------------------------------------------
+WORD = re.compile(r"[A-Z][a-zA-Z]*[a-z]")
+PLACES = {
+    "Claim": (2,), "Notice": (0,), "Trouble": (0,), "Loss": (2,), "Verdict": (1,), "Share": (1,), "_Refused": (0,),
+    "Outage": (0,), "infrastructure": (0,),
+}  # fmt: skip
+"""Where calls that make a condition, an event, a loss or a refusal have its reason."""
+FILES = [
+    *sorted((ROOT / "operator/elastrain_operator").rglob("*.py")),
+    *sorted((ROOT / "trainer/elastrain/agent").rglob("*.py")),
+    *sorted((ROOT / "trainer/elastrain/api").rglob("*.py")),
+]
+NOT_ON_A_CLUSTER = {"Normal", "Warning"}
+
+
+def words_in(node: ast.expr) -> Iterator[str]:
+    """Whole words that an expression may be: a constant, either side of a condition, any value of a table."""
+    match node:
+        case ast.Constant(value=str(word)) if WORD.fullmatch(word):
+            yield word
+        case ast.IfExp():
+            yield from (*words_in(node.body), *words_in(node.orelse))
+        case ast.BoolOp():
+            yield from (word for value in node.values for word in words_in(value))
+        case ast.Dict():
+            yield from (word for value in node.values for word in words_in(value))
+
+
+def given_reasons(tree: ast.AST) -> Iterator[str]:
+    """Reasons in one source file: arguments in the places above, keywords and variables called reason, what functions
+    called so return, first items of what a generator of obstacles yields, and constants that say they are one."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args, keywords=keywords):
+                chosen = [args[i] for i in PLACES.get(name, ()) if i < len(args)]
+                chosen += [k.value for k in keywords if k.arg == "reason"]
+                yield from (word for expression in chosen for word in words_in(expression))
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in {
+                "reason", "REASON", "PREFLIGHT", "QUEUED", "_REASONS",
+            }:  # fmt: skip
+                yield from words_in(value)
+            case ast.AnnAssign(target=ast.Name(id="reason"), value=ast.expr() as value):
+                yield from words_in(value)
+            case ast.Yield(value=ast.Tuple(elts=[first, _])):
+                yield from words_in(first)
+            case ast.FunctionDef(name="_reason"):
+                returned = (s.value for s in ast.walk(node) if isinstance(s, ast.Return) and s.value)
+                yield from (word for value in returned for word in words_in(value))
+            case ast.ClassDef(name="Stop", body=body):
+                yield from (word for s in body if isinstance(s, ast.Assign) for word in words_in(s.value))
+
+
+def documented() -> set[str]:
+    """Words in the first column of the tables of reasons and events."""
+    rows = re.findall(r"^\| (`[^|]+) \|", (DOCS / "reference/conditions.md").read_text(), re.MULTILINE)
+    return {word for row in rows for word in re.findall(r"`(\w+)`", row)}
+
+
+GENERATIONS = {"Start", "Grow", "Drain", "Lost", "Broken", "Replace", "Suspend", "Stop"}
+COMPOSED = {"InfrastructureLimitExceeded", "PreemptionLimitExceeded"}
+"""Made of a field's name in policy/losses/streak.py."""
+OF_THE_POD = {"Unschedulable"}
+"""Kubernetes' own word, passed on."""
+
+
+def test_every_reason_that_the_operator_gives_is_documented() -> None:
+    given = {word for file in FILES for word in given_reasons(ast.parse(file.read_text()))}
+    missing = given - documented() - NOT_ON_A_CLUSTER
+    assert len(given) > 60, "the reasons were not found: has the way changed in which they are given?"
+    assert not missing, f"docs/reference/conditions.md: no row for {sorted(missing)}"
+
+
+def test_no_reason_is_documented_that_the_operator_does_not_give() -> None:
+    given = {word for file in FILES for word in given_reasons(ast.parse(file.read_text()))}
+    invented = documented() - given - GENERATIONS - COMPOSED - OF_THE_POD
+    assert not invented, f"docs/reference/conditions.md: nobody gives {sorted(invented)}"
+
+
+def test_every_condition_has_a_table_of_its_reasons() -> None:
+    heads = re.findall(r"^## (.+)$", (DOCS / "reference/conditions.md").read_text(), re.MULTILINE)
+    named = {name for head in heads for name in re.findall(r"\w+", head.partition(":")[0])}
+    assert {kind.value for kind in ConditionType} <= named
+
+
+def test_troubleshooting_names_reasons_that_exist() -> None:
+    page = (DOCS / "troubleshooting.md").read_text()
+    conditions = {kind.value for kind in ConditionType}
+    named = {
+        reason
+        for head, rest in re.findall(r"(\w+) ((?:`[A-Z]\w+`(?:, | or )?)+)", page)
+        if head in conditions | {"WorkerLost", "with"}
+        for reason in re.findall(r"`(\w+)`", rest)
+    }
+    assert len(named) > 25
+    assert named <= documented() | {"Succeeded"}, sorted(named - documented())

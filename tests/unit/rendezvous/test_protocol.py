@@ -1,0 +1,270 @@
+"""A job of many seats over an etcd in memory: what is watched, read and written, and how often. No I/O, no waiting."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrain.api import roster
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import Generation, Member, Phase, Target
+from elastrain.etcd import Batch, Delete, KeyValue, Put, Range
+from elastrain.rendezvous.decide import Timing
+from elastrain.rendezvous.election import Candidate, Claim, elect
+from elastrain.rendezvous.protocol import LONGEST_REST, MemberProtocol, rest_after
+
+KEYS = JobKeys("test", "job", "1")
+
+
+def covers(watched: Range, key: str) -> bool:
+    return watched.key <= key < watched.end if watched.end else key == watched.key
+
+
+class Etcd:
+    """Keys, revisions and who is told: as much of etcd as the protocol uses."""
+
+    def __init__(self) -> None:
+        self.revision = 1
+        self.keys: dict[str, KeyValue] = {}
+        self.writes = 0
+        self.watches: dict[str, tuple[MemberProtocol, tuple[Range, ...]]] = {}
+        self.events = 0
+
+    def write(self, puts: dict[str, tuple[bytes, int]], deleted: tuple[str, ...] = ()) -> None:
+        self.revision += 1
+        self.writes += 1
+        changes: list[Put | Delete] = []
+        for key, (value, lease) in puts.items():
+            born = self.keys[key].create_revision if key in self.keys else self.revision
+            self.keys[key] = KeyValue(key, value, born, self.revision, lease)
+            changes.append(Put(self.keys[key]))
+        for key in deleted:
+            if self.keys.pop(key, None) is not None:
+                changes.append(Delete(key, self.revision))
+        for seat, ranges in list(self.watches.values()):
+            news = tuple(c for c in changes if self._wanted(c, ranges))
+            self.events += len(news)
+            if news:
+                seat.take(Batch(news, self.revision))
+
+    def _wanted(self, change: Put | Delete, ranges: tuple[Range, ...]) -> bool:
+        key = change.kv.key if isinstance(change, Put) else change.key
+        return any(
+            covers(r, key) and not r.listed_only and not (r.deletes_only and isinstance(change, Put)) for r in ranges
+        )
+
+    def watch(self, name: str, seat: MemberProtocol, ranges: tuple[Range, ...]) -> None:
+        self.watches[name] = (seat, ranges)
+        held = tuple(Put(kv) for key, kv in sorted(self.keys.items()) if any(covers(r, key) for r in ranges))
+        seat.take(Batch(held, self.revision, snapshot=True, ranges=ranges))
+
+
+class Job:
+    def __init__(self, size: int) -> None:
+        self.etcd = Etcd()
+        self.now = 0.0
+        self.seats: dict[str, MemberProtocol] = {}
+        self.records: dict[str, Member] = {}
+        most = size + roster.INLINE  # so that members do not see each other
+        self.etcd.write({KEYS.target: (Target(min=1, max=most, desired=size).encode(), 0)})
+        for i in range(size):
+            self.join(f"w{i:04d}")
+
+    def join(self, worker: str) -> None:
+        record = Member(id=f"{worker}.x", worker=worker, address="h", phase=Phase.READY, store_port=1)
+        seat = MemberProtocol(KEYS, Timing())
+        self.seats[record.id], self.records[record.id] = seat, record
+        self.etcd.write({KEYS.member(record.id): (record.encode(), self.lease(record.id))})
+        self.etcd.watch(record.id, seat, seat.scope(record))
+
+    @staticmethod
+    def lease(member: str) -> int:
+        return 1 + int(member[1:5])
+
+    def die(self, *members: str) -> None:
+        for member in members:
+            del self.seats[member], self.etcd.watches[member]
+            held = [k for k, kv in self.etcd.keys.items() if kv.lease == self.lease(member)]
+            self.etcd.write({}, tuple(held))
+
+    def settle(self, seconds: float = 1.5) -> None:
+        """Everybody acts until nobody has anything to do, and time passes."""
+        end = self.now + seconds
+        while self.now < end:
+            if not sum(self.act(m) for m in list(self.seats)):
+                self.now += 0.1
+
+    def act(self, member: str) -> bool:
+        seat, record = self.seats[member], self.records[member]
+        view = seat.look(record, frozenset(), frozenset())
+        todo = seat.next(view, record, self.lease(member), self.now)
+        if todo.part is not None:
+            seat.found(record, todo.part, self.etcd.keys.get(todo.part))
+        if todo.transaction is not None:
+            seat.tried(todo.transaction, self.now)
+            if all(self.revision_of(key) == expected for key, expected in todo.transaction.unchanged):
+                gone = todo.transaction.deleted
+                doomed = tuple(k for k in self.etcd.keys if gone is not None and covers(gone, k))
+                self.etcd.write({k: (v, todo.transaction.lease) for k, v in todo.transaction.puts}, doomed)
+        if seat.scope(record) != self.etcd.watches[member][1]:
+            self.etcd.watch(member, seat, seat.scope(record))
+            return True
+        return todo.part is not None or todo.transaction is not None
+
+    def revision_of(self, key: str) -> int:
+        return self.etcd.keys[key].mod_revision if key in self.etcd.keys else 0
+
+    def known(self) -> set[tuple[int, int]]:
+        """Number and size of the newest generation, as everybody knows it."""
+        views = [s.look(self.records[m], frozenset(), frozenset()) for m, s in self.seats.items()]
+        return {(v.generation.number, v.generation.size) for v in views if v.generation}
+
+    def offsets(self) -> list[int]:
+        """Everybody's own place."""
+        found = []
+        for member, seat in self.seats.items():
+            generation = seat.views.generation
+            assert generation is not None
+            place = generation.member(member)
+            assert place is not None, f"{member} does not know its place"
+            found.append(place.rank_offset)
+        return sorted(found)
+
+
+@pytest.mark.parametrize("size", [3, 64, 65, 200])
+def test_everybody_knows_its_place_whatever_the_size(size):
+    job = Job(size)
+    job.settle()
+    assert job.known() == {(1, size)}
+    assert job.offsets() == list(range(size))
+    assert [s.views.complete for s in job.seats.values()].count(True) == 1
+
+
+@pytest.mark.parametrize("size", [65, 200])
+def test_one_lost_member_costs_as_many_writes_and_one_event_each_whatever_the_size(size):
+    job = Job(size)
+    job.settle()
+    writes, events = job.etcd.writes, job.etcd.events
+    job.die("w0010.x")
+    job.settle()
+    assert job.known() == {(2, size - 1)}
+    assert job.etcd.writes - writes == 2, "the key that vanishes, and the next generation"
+    parts = roster.parts_of(size)
+    assert job.etcd.events - events <= (size - 1) + 1 + parts, "one each; the leader sees the key and the parts, too"
+    assert job.offsets() == list(range(size - 1))
+
+
+def test_the_next_ones_take_over_if_the_leader_and_others_die_at_once():
+    job = Job(80)
+    job.settle()
+    job.die("w0000.x", "w0001.x", "w0002.x", "w0003.x")
+    job.settle()
+    ((_, size),) = job.known()
+    assert size == 76
+    assert job.offsets() == list(range(76))
+
+
+def test_what_the_leader_knew_of_earlier_generations_its_successor_knows(size=70):
+    job = Job(size)
+    job.settle()
+    job.die("w0030.x")
+    job.settle()
+    job.die("w0000.x")
+    job.settle()
+    leader = next(s for s in job.seats.values() if s.views.complete)
+    view = leader.look(job.records["w0001.x"], frozenset(), frozenset())
+    assert [g.number for g in view.generations] == [1, 2, 3]
+    assert view.generation is not None and view.generation.ended == (1, 2)
+
+
+def test_members_of_old_generations_are_forgotten():
+    job = Job(3)
+    job.settle()
+    for i in range(20):
+        job.join(f"w{i + 10:04d}")
+        job.etcd.write({KEYS.target: (Target(min=1, max=500, desired=4 + i).encode(), 0)})
+        leader = next(m for m, s in job.seats.items() if s.views.complete)
+        job.settle(0.2)
+        number = next(iter(job.known()))[0]
+        first = job.records[leader].model_copy(update={"generation": number})
+        job.records[leader] = first
+        job.etcd.write({KEYS.member(leader): (first.encode(), job.lease(leader))})
+        job.settle(0.2)
+    kept = {k for k in job.etcd.keys if k.startswith(KEYS.rosters)}
+    assert next(iter(job.known()))[0] > 2 * roster.KEPT
+    assert len(kept) == roster.KEPT
+
+
+def test_news_of_members_may_wait_until_they_are_as_many_as_are_missing():
+    job = Job(3)
+    job.etcd.write({KEYS.target: (Target(min=10, max=100, desired=10).encode(), 0)})
+    job.settle(0.2)
+    leader = next(s for s in job.seats.values() if s.views.complete)
+    for i in range(3, 9):
+        job.join(f"w{i:04d}")
+        assert leader.may_wait
+    job.join("w0009")
+    assert not leader.may_wait
+
+
+def test_news_of_anything_but_members_never_wait():
+    job = Job(3)
+    job.etcd.write({KEYS.target: (Target(min=10, max=100, desired=10).encode(), 0)})
+    job.settle(0.2)
+    leader = next(s for s in job.seats.values() if s.views.complete)
+    job.etcd.write({KEYS.target: (Target(min=1, max=100, desired=10).encode(), 0)})
+    assert not leader.may_wait
+
+
+def test_a_look_at_the_job_takes_a_fifth_of_the_time_at_most_and_is_put_off_for_a_moment_only():
+    assert rest_after(0.01) == pytest.approx(0.05)
+    assert rest_after(10.0) == LONGEST_REST
+
+
+# ---- the leader's place --------------------------------------------------------------------------------------------
+def candidate(**fields: object) -> Candidate:
+    base = {"member": "a", "lease": 1, "leader": None, "leader_lease": 0, "mod_revision": 0, "suspect": False}
+    return Candidate(**{**base, "since": None, "place": None, **fields})
+
+
+def test_a_place_that_nobody_ever_held_is_taken_at_once():
+    assert elect(candidate(), 5.0) == Claim(0)
+
+
+def test_a_vacant_place_is_left_to_those_before_us_for_a_moment():
+    assert elect(candidate(since=5.0, place=1), 5.0) == Claim(0)
+    due = elect(candidate(since=5.0, place=4), 5.0)
+    assert isinstance(due, float) and 5.0 < due < 6.0
+    assert elect(candidate(since=5.0, place=4), due) == Claim(0)
+
+
+def test_nobody_reaches_for_a_place_that_is_held():
+    assert elect(candidate(leader="b", leader_lease=2, mod_revision=7), 5.0) is None
+    assert elect(candidate(leader="a", leader_lease=1, mod_revision=7), 5.0) is None
+
+
+def test_the_place_of_a_dead_leader_is_taken_over_only_if_nobody_else_has_taken_it():
+    dead = candidate(leader="b", leader_lease=2, mod_revision=7, suspect=True, since=5.0, place=1)
+    assert elect(dead, 5.0) == Claim(7)
+
+
+def test_a_leader_says_who_it_is_now_if_its_ranks_were_started_anew():
+    assert elect(candidate(leader="a.old", leader_lease=1, mod_revision=7), 5.0) == Claim(7)
+
+
+def test_nobody_leads_without_a_lease():
+    assert elect(candidate(lease=0), 5.0) is None
+
+
+# ---- large generations ---------------------------------------------------------------------------------------------
+def test_a_large_generation_is_whole_again_when_its_parts_are_joined(make_generation):
+    generation: Generation = make_generation(500)
+    short = roster.header(generation)
+    assert (len(short.members), short.size, short.world_size, short.store) == (0, 500, 500, generation.store)
+    assert len(short.encode()) < 1000
+    assert roster.whole(short, roster.join(roster.split(generation))) == generation
+
+
+def test_a_small_generation_is_its_own_header(make_generation):
+    generation = make_generation(roster.INLINE)
+    assert roster.header(generation) is generation
+    assert len(roster.split(generation)) == 1

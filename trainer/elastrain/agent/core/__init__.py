@@ -1,0 +1,1 @@
+"""What an agent decides: events in, effects out. Pure."""

@@ -1,0 +1,40 @@
+"""Deadlines of an agent's waits for its ranks. None: no deadline applies now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STRAGGLER_SECONDS = 60.0
+"""How long the other ranks of a worker may continue after one rank's script ended before its loop did."""
+KILL_SECONDS = 2.0
+"""From SIGTERM to SIGKILL when no state is left to save."""
+
+
+@dataclass(slots=True)
+class Bounds:
+    """Of one agent, in its monotonic seconds."""
+
+    drain: float | None = None
+    """Set by a signal. A leave that the target requests has no deadline here: the operator enforces one by a signal."""
+    exit: float | None = None
+    """Set when the first rank was told to exit."""
+    stragglers: float | None = None
+    """Set while ranks wait for one whose script has ended."""
+    kill: float | None = None
+    """Set when the ranks received the signal that ends them."""
+
+    def first(self) -> float | None:
+        """The earliest deadline that applies while ranks train."""
+        return min((b for b in (self.drain, self.exit, self.stragglers) if b is not None), default=None)
+
+    def watch_stragglers(self, deserted: bool, now: float) -> None:
+        """``deserted``: ranks wait for one that ended without ``Left`` or ``Finished``."""
+        if not deserted:
+            self.stragglers = None
+        elif self.stragglers is None:
+            self.stragglers = now + STRAGGLER_SECONDS
+
+
+def passed(bound: float | None, now: float) -> bool:
+    """Whether there is a ``bound`` and it is over."""
+    return bound is not None and now >= bound

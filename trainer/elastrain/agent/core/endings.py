@@ -1,0 +1,133 @@
+"""How a worker ends: the termination record for each way. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+
+from elastrain.agent.core.events import RankExited
+from elastrain.api.names import EXIT_FINISHED, EXIT_INFRASTRUCTURE
+from elastrain.api.records import Outcome, Termination
+
+RECORD_BYTES = 4096
+"""Kubernetes reads no more of a termination log."""
+MESSAGE_CHARS = 600
+TAIL_BYTES = 3000
+
+
+def finished(step: int, message: str = "") -> Termination:
+    return Termination(outcome=Outcome.FINISHED, step=step, exit_code=EXIT_FINISHED, message=message)
+
+
+def drained(step: int, message: str = "") -> Termination:
+    return Termination(outcome=Outcome.DRAINED, step=step, exit_code=EXIT_FINISHED, message=message)
+
+
+def script_failed(step: int, exited: RankExited, rank: int | None) -> Termination:
+    """The training script of a rank ended with an error."""
+    return Termination(
+        outcome=Outcome.FAILED,
+        step=step,
+        exit_code=exited.code,
+        rank=rank,
+        reason="ScriptFailed",
+        message=error_line(exited.log_tail) or f"the training script exited with {exited.code}",
+        log_tail=exited.log_tail,
+    )
+
+
+def rank_killed(step: int, exited: RankExited, rank: int | None, leaving: bool) -> Termination:
+    """A rank was killed by a signal and is not started again."""
+    name = signal_name(exited.signal)
+    if leaving:
+        return drained(step, f"local rank {exited.local_rank} was killed by {name} while leaving")
+    hint = " (the kernel does this when memory runs out)" if exited.signal == signal.SIGKILL else ""
+    return Termination(
+        outcome=Outcome.FAILED,
+        step=step,
+        exit_code=128 + exited.signal,
+        signal=exited.signal,
+        rank=rank,
+        reason="RankKilled",
+        message=f"local rank {exited.local_rank} was killed by {name} again and again{hint}; no restarts are left",
+        log_tail=exited.log_tail,
+    )
+
+
+def rank_stuck(step: int, exited: RankExited, rank: int | None, hung: str) -> Termination:
+    """A rank hung again and again, was killed for it, and is not started again."""
+    return Termination(
+        outcome=Outcome.FAILED,
+        step=step,
+        exit_code=128 + exited.signal,
+        signal=exited.signal,
+        rank=rank,
+        reason="RankStuck",
+        message=f"{hung} while others waited for it, again and again; no restarts are left (its stacks are in the log)",
+        log_tail=exited.log_tail,
+    )
+
+
+def straggler(step: int, local_ranks: Sequence[int]) -> Termination:
+    """Some ranks of the worker left the loop while others wait in it without end."""
+    return Termination(
+        outcome=Outcome.FAILED,
+        step=step,
+        exit_code=1,
+        reason="ScriptFailed",
+        message=f"another rank of this worker left the training loop and exited, but local ranks {list(local_ranks)} "
+        "still wait in it; all ranks must leave the loop at the same step",
+    )
+
+
+def infrastructure(reason: str, message: str, step: int = 0) -> Termination:
+    """The agent could not continue, for a reason outside the script."""
+    return Termination(outcome=Outcome.FAILED, step=step, exit_code=EXIT_INFRASTRUCTURE, reason=reason, message=message)
+
+
+def usage(message: str, exit_code: int) -> Termination:
+    """The worker was started with wrong settings, or a command that cannot be run."""
+    return Termination(outcome=Outcome.FAILED, exit_code=exit_code, reason="Usage", message=message)
+
+
+def encode(termination: Termination) -> bytes:
+    """As JSON of less than ``RECORD_BYTES`` bytes: the log loses its oldest part, then the message its end."""
+    message = termination.message[:MESSAGE_CHARS]
+    tail = termination.log_tail.encode()[-TAIL_BYTES:].decode(errors="ignore")
+    while True:
+        raw = termination.model_copy(update={"message": message, "log_tail": tail}).encode()
+        if len(raw) < RECORD_BYTES:
+            return raw
+        # JSON escapes make some characters up to six bytes long: cut by the excess, at least one character.
+        excess = len(raw) - RECORD_BYTES + 1
+        if tail:
+            tail = tail[max(1, excess // 6) :]
+        else:
+            message = message[: -max(1, excess // 6)]
+
+
+def error_line(log: str) -> str:
+    """The exception and its place from a Python traceback at the end of ``log``; the last line if there is none.
+
+    >>> error_line('Traceback (most recent call last):\\n  File "/a/t.py", line 3, in f\\n    x\\nKeyError: 1\\nbye')
+    'KeyError: 1 (/a/t.py:3 in f)'
+    """
+    lines = log.splitlines()
+    start = max((i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")), default=-1)
+    if start < 0:
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    where = ""
+    for line in lines[start + 1 :]:
+        if found := re.match(r'\s+File "(.+)", line (\d+), in (.+)', line):
+            where = f" ({found[1]}:{found[2]} in {found[3]})"
+        elif line and not line[0].isspace():
+            return line.strip() + where
+    return "an exception whose message was not logged" + where
+
+
+def signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"

@@ -1,0 +1,173 @@
+"""Inputs of the agent's state machine (events) and its outputs (effects), as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elastrain.api.heartbeat import Beat
+from elastrain.api.messages import AgentMessage, RankMessage
+from elastrain.api.records import Generation, Health, Member, Phase, Progress, Target, Termination
+
+
+# ---- events --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """This is the member's id from now on."""
+
+    member_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """The job's records as etcd shows them now."""
+
+    target: Target | None = None
+    generation: Generation | None = None
+    """The newest; of a large one, only this member's place in it."""
+    ended: Mapping[int, str] = field(default_factory=dict)
+    """Numbers of generations that the leader has ended, and why."""
+    finished: bool = False
+    """``progress.finished``."""
+    step: int = 0
+    """Greatest number of committed steps in any record."""
+    members: Mapping[str, Member] | None = None
+    """All live members by id; None where this member does not watch them (in a large job only the leader does)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """etcd has not confirmed the lease for its TTL, and this member is alone in its generation."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankSaid:
+    incarnation: int
+    local_rank: int
+    message: RankMessage
+
+
+@dataclass(frozen=True, slots=True)
+class RankHungUp:
+    """The rank's connection ended; its process may live on."""
+
+    incarnation: int
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankExited:
+    """The rank's process was reaped. Exactly one of ``code`` and ``signal`` is not 0, or none (success)."""
+
+    incarnation: int
+    local_rank: int
+    code: int = 0
+    signal: int = 0
+    log_tail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """SIGTERM or SIGINT reached the agent."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The ranks' heartbeat pages by local rank; pages that cannot be read are left out."""
+
+    incarnation: int
+    beats: Mapping[int, Beat]
+    current: bool = True
+    """etcd answers, so that the last :class:`JobSnapshot` is current."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Registered | JobSnapshot | Fenced | RankSaid | RankHungUp | RankExited | Signalled | Pulse | Tick
+
+
+# ---- effects -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Reincarnate:
+    """Delete the member key now, so that all members see it, and register under a new id; answered by
+    :class:`Registered`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Delete the member key now and for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Write these fields into the member record."""
+
+    phase: Phase = Phase.WARMING
+    generation: int = 0
+    step: int = 0
+    broken: int = 0
+    store_port: int = 0
+    health: str = Health.OK
+    health_message: str = ""
+    health_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishProgress:
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class StartRanks:
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillRanks:
+    """Send ``signum`` to the process group of every rank that has not been reaped."""
+
+    signum: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrintStacks:
+    """Have this process, a rank, print the stacks of its threads."""
+
+    local_rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillRank:
+    """SIGKILL to the process group of one rank; its end follows as :class:`RankExited`."""
+
+    local_rank: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    local_rank: int
+    message: AgentMessage
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Write the termination record and exit."""
+
+    termination: Termination
+
+    @property
+    def exit_code(self) -> int:
+        return self.termination.exit_code
+
+
+Effect = Reincarnate | Leave | Publish | PublishProgress | StartRanks | KillRanks | PrintStacks | KillRank | Send | End

@@ -1,0 +1,407 @@
+"""The agent's state machine: events in, effects out. Pure; ``agent/runtime.py`` feeds it and executes the effects.
+
+The state is small (a mode, each rank's messages, the job's records) and every reaction is computed from all of it: the
+order of events does not matter, and a lost or repeated event does no harm.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from elastrain.agent.core import endings
+from elastrain.agent.core.abort import report_broken_at
+from elastrain.agent.core.bounds import KILL_SECONDS, Bounds, passed
+from elastrain.agent.core.checkup import Checkup, Situation, stragglers
+from elastrain.agent.core.events import (
+    Effect,
+    End,
+    Event,
+    Fenced,
+    JobSnapshot,
+    KillRank,
+    KillRanks,
+    Leave,
+    PrintStacks,
+    Publish,
+    PublishProgress,
+    Pulse,
+    RankExited,
+    RankHungUp,
+    RankSaid,
+    Registered,
+    Reincarnate,
+    Send,
+    Signalled,
+    StartRanks,
+    Tick,
+)
+from elastrain.agent.core.health import Policy
+from elastrain.agent.core.outbox import RankContext, messages_for
+from elastrain.agent.core.places import Places
+from elastrain.agent.core.published import PublishedRecord
+from elastrain.agent.core.rank import Rank
+from elastrain.agent.core.restart import may_restart
+from elastrain.api.messages import Exit, Hello, RankMessage, Report
+from elastrain.api.records import Phase, Progress, Termination
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    worker: str
+    address: str
+    nproc: int = 1
+    lease_ttl: float = 5.0
+    drain_timeout: float = 25.0
+    """Seconds that a drain may take, from the signal to the end of the last rank."""
+    health: Policy = field(default_factory=Policy)
+
+
+class Mode(Enum):
+    STARTING = auto()
+    """Not registered, or etcd has not been read yet: no rank runs."""
+    RUNNING = auto()
+    RESTARTING = auto()
+    """A rank was killed; its siblings are being reaped, then all start again as a new member."""
+    ENDING = auto()
+    """The outcome is known; the ranks are being reaped."""
+    ENDED = auto()
+
+
+class Core:
+    """The agent's state machine. Call :meth:`handle` with each event, execute the effects in order."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.mode = Mode.STARTING
+        self.incarnation = 1
+        self.ranks: list[Rank] = []
+        self.seen: JobSnapshot | None = None
+        self.places = Places()
+        self.progress: Progress | None = None
+        self.published = PublishedRecord()
+        self.restarts: list[float] = []
+        self.checkup = Checkup(config.health)
+        self.resigned = ""
+        """Why this worker leaves of its own accord; empty: it does not."""
+        self.bounds = Bounds()
+        self.termination: Termination | None = None
+
+    @property
+    def member_id(self) -> str | None:
+        """None while the agent is no member."""
+        return self.places.me
+
+    # ---- events ----------------------------------------------------------------------------------------------------
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Update the state by ``event``; returns the effects to execute. ``now``: monotonic seconds."""
+        effects = list(self._note(event, now))
+        effects += self._react(now)
+        return effects
+
+    def deadline(self) -> float | None:
+        """When :class:`Tick` is due at the latest, if nothing else happens; None: never."""
+        if self.mode is Mode.ENDING:
+            return self.bounds.kill
+        if self.mode is not Mode.RUNNING:
+            return None
+        deadlines = [self.bounds.first(), self._report_broken_at()]
+        return min((d for d in deadlines if d is not None), default=None)
+
+    def _note(self, event: Event, now: float) -> Iterator[Effect]:
+        match event:
+            case Registered(member_id=member_id):
+                self.places.me, self.published = member_id, PublishedRecord()
+            case Fenced(seconds=seconds):
+                self.places.fence(seconds)
+            case JobSnapshot():
+                self._note_seen(event)
+            case RankSaid(incarnation=self.incarnation, local_rank=local_rank, message=message):
+                if local_rank < len(self.ranks):
+                    yield from self._note_message(self.ranks[local_rank], message)
+            case RankHungUp(incarnation=self.incarnation, local_rank=local_rank):
+                if local_rank < len(self.ranks):
+                    self.ranks[local_rank].hung_up()
+            case RankExited(incarnation=self.incarnation, local_rank=local_rank):
+                self.ranks[local_rank].hung_up()
+                self.ranks[local_rank].exited = event
+            case Signalled():
+                first = self.bounds.drain is None
+                self.bounds.drain = now + self.config.drain_timeout if first else now
+            case Pulse(incarnation=self.incarnation):
+                yield from self._note_pulse(event, now)
+            case RankSaid() | RankHungUp() | RankExited() | Pulse() | Tick():
+                pass  # of an earlier incarnation, or only time
+
+    def _note_seen(self, seen: JobSnapshot) -> None:
+        self.seen = seen
+        if seen.generation is not None:
+            self.places.learn(seen.generation, oldest=min((r.adopted for r in self.ranks), default=0))
+
+    def _note_message(self, rank: Rank, message: RankMessage) -> Iterator[Effect]:
+        rank.received(message)
+        if isinstance(message, Hello):
+            rank.welcomed = False
+            rank.proposed.clear()
+        elif isinstance(message, Report) and self.places.rank(message.progress.generation, rank.local_rank) == 0:
+            self.progress = message.progress.model_copy(
+                update={"stragglers": stragglers(self.seen.members)} if self.seen and self.seen.members else {}
+            )
+            yield PublishProgress(self.progress)
+
+    def _note_pulse(self, pulse: Pulse, now: float) -> Iterator[Effect]:
+        """Judge the heartbeat pages. A rank that hangs is killed; its exit follows as an event of its own."""
+        if self.mode is not Mode.RUNNING or self.seen is None or self.member_id is None:
+            return
+        running = {r.local_rank for r in self.ranks if r.exited is None}
+        beats = {rank: beat for rank, beat in pulse.beats.items() if rank in running}
+        situation = self._situation(self.member_id, self.seen, pulse.current)
+        verdict = self.checkup.look(beats, situation, now)
+        for rank in verdict.dump:
+            yield PrintStacks(rank, self.ranks[rank].pid)
+        for rank, why in verdict.restart:
+            if not self.ranks[rank].hung:
+                self.ranks[rank].hung = why
+                yield KillRank(rank, why)
+        why_resign = self.checkup.why_resign(situation, now)
+        if why_resign is not None and not self.leaving:
+            self.resigned, self.bounds.drain = why_resign, now + self.config.drain_timeout
+
+    def _situation(self, me: str, seen: JobSnapshot, current: bool) -> Situation:
+        adopted = min((r.adopted for r in self.ranks), default=0)
+        unbroken = all(r.broken < r.adopted and r.adopted not in r.aborted for r in self.ranks)
+        return Situation(
+            me=me,
+            members=seen.members or {},
+            current=current and seen.members is not None,
+            target=seen.target,
+            generation=self.places.generation(adopted),
+            trains=unbroken and self.places.mine(adopted) is not None,
+            idle=self.phase is Phase.READY and not seen.finished,
+        )
+
+    # ---- reactions -------------------------------------------------------------------------------------------------
+    def _react(self, now: float) -> Iterator[Effect]:
+        match self.mode:
+            case Mode.STARTING:
+                yield from self._start()
+            case Mode.RUNNING:
+                yield from self._run(now)
+            case Mode.RESTARTING:
+                if self._reaped():
+                    yield from self._restart(now)
+            case Mode.ENDING:
+                yield from self._end(now)
+            case Mode.ENDED:
+                pass
+
+    def _start(self) -> Iterator[Effect]:
+        if self.bounds.drain is not None:
+            yield from self._ended(endings.drained(0, "told to leave before its ranks started"))
+        elif self.member_id is None or self.seen is None:
+            return
+        elif self.seen.finished:
+            yield from self._ended(endings.finished(0, "the job had finished before this worker started"))
+        elif self.leaving:
+            yield from self._ended(endings.drained(0, "told to leave before its ranks started"))
+        else:
+            yield from self._start_ranks()
+
+    def _start_ranks(self) -> Iterator[Effect]:
+        self.mode = Mode.RUNNING
+        self.checkup = Checkup(self.config.health)
+        self.ranks = [Rank(i) for i in range(self.config.nproc)]
+        yield StartRanks(self.incarnation)
+
+    def _restart(self, now: float) -> Iterator[Effect]:
+        if self.leaving:
+            yield from self._ended(endings.drained(self.step, "a rank was killed; not restarted while leaving"))
+            return
+        self.restarts.append(now)
+        self.incarnation += 1
+        yield from self._start_ranks()
+
+    def _run(self, now: float) -> Iterator[Effect]:
+        failed = next((r.exited for r in self.ranks if r.exited and (r.exited.code or r.exited.signal)), None)
+        if failed is not None:
+            yield from self._rank_failed(failed, now)
+        elif self._reaped():
+            yield from self._all_ended()
+        elif (late := self._overdue(now)) is not None:
+            yield from self._stop(late, signal.SIGTERM, now + KILL_SECONDS, now)
+        elif self.leaving and any(not r.ready and not r.exited for r in self.ranks):
+            # It was in no generation: it holds no state to hand over.
+            grace = self.bounds.drain or now + self.config.drain_timeout
+            ending = endings.drained(self.step, "told to leave before its ranks were ready")
+            yield from self._stop(ending, signal.SIGTERM, grace, now)
+        else:
+            self._watch_stragglers(now)
+            yield from self._talk(now)
+            yield from self._publish(now)
+
+    def _rank_failed(self, exited: RankExited, now: float) -> Iterator[Effect]:
+        rank = self.ranks[exited.local_rank]
+        if exited.signal == 0:
+            ending = endings.script_failed(self.step, exited, self.places.rank(rank.adopted, rank.local_rank))
+            yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
+        elif rank.ended == "finished" and self.places.rank(rank.adopted, rank.local_rank) != 0:
+            # Its loop had finished and only rank 0 writes results: a crash while it exits counts as a normal end.
+            rank.exited = RankExited(exited.incarnation, exited.local_rank)
+            yield from self._run(now)
+        elif self.leaving or not may_restart(self.restarts, now):
+            place = self.places.rank(rank.adopted, rank.local_rank)
+            if rank.hung and not self.leaving:
+                ending = endings.rank_stuck(self.step, exited, place, rank.hung)
+            else:
+                ending = endings.rank_killed(self.step, exited, place, self.leaving)
+            yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
+        else:
+            self.mode, self.places.me = Mode.RESTARTING, None
+            yield Reincarnate()
+            why = rank.hung or f"rank {exited.local_rank} was killed by signal {exited.signal}"
+            yield KillRanks(signal.SIGKILL, why)
+            if self._reaped():
+                yield from self._restart(now)
+
+    def _all_ended(self) -> Iterator[Effect]:
+        finished = self.seen is not None and self.seen.finished
+        if any(r.told_exit and r.ended != "finished" for r in self.ranks) and not finished:
+            yield from self._ended(endings.drained(self.step, self.resigned))
+            return
+        early = any(r.joined and r.ended is None and not r.told_exit for r in self.ranks)
+        if self._holds_rank_zero() and not finished:
+            yield PublishProgress(self._final_progress())
+        yield from self._ended(endings.finished(self.step, "the script left its training loop early" if early else ""))
+
+    def _overdue(self, now: float) -> Termination | None:
+        """The ending if a bound on leaving has passed."""
+        if passed(self.bounds.drain, now):
+            return endings.drained(
+                self.step, "its ranks did not stop in time (or a second signal came) and were killed"
+            )
+        if passed(self.bounds.exit, now):
+            ending = endings.finished if self.seen and self.seen.finished else endings.drained
+            return ending(self.step, "its ranks were told to exit, did not end in time and were killed")
+        if passed(self.bounds.stragglers, now):
+            return endings.straggler(self.step, [r.local_rank for r in self.ranks if not r.exited])
+        return None
+
+    def _watch_stragglers(self, now: float) -> None:
+        deserted = any(r.exited and r.joined and r.ended is None for r in self.ranks)
+        waiting = any(r.listens and not r.told_exit for r in self.ranks)
+        self.bounds.watch_stragglers(deserted and waiting, now)
+
+    # ---- to the ranks ----------------------------------------------------------------------------------------------
+    def _talk(self, now: float) -> Iterator[Effect]:
+        if self.member_id is None or self.seen is None:
+            return
+        context = RankContext(
+            me=self.member_id,
+            address=self.config.address,
+            lease_ttl=self.config.lease_ttl,
+            places=self.places,
+            seen=self.seen,
+            why_leave=self.why_leave,
+        )
+        for rank in self.ranks:
+            for message in messages_for(rank, context):
+                if isinstance(message, Exit):
+                    self.bounds.exit = self.bounds.exit or now + self.config.drain_timeout
+                yield Send(rank.local_rank, message)
+
+    # ---- to etcd ---------------------------------------------------------------------------------------------------
+    @property
+    def step(self) -> int:
+        """Committed steps of the rank that is furthest."""
+        return max((r.step for r in self.ranks), default=0)
+
+    @property
+    def leaving(self) -> bool:
+        """PublishedRecord to leave: by a signal, or by the target."""
+        return self.why_leave is not None
+
+    @property
+    def why_leave(self) -> str | None:
+        """None: this worker stays."""
+        if self.bounds.drain is not None:
+            return self.resigned or "told to stop"
+        target = self.seen.target if self.seen else None
+        if target is not None and (target.desired == 0 or self.config.worker in target.leaving):
+            return f"target: {target.reason or 'leave'}"
+        return None
+
+    @property
+    def phase(self) -> Phase:
+        if self.ranks and all(r.ended == "finished" for r in self.ranks):
+            return Phase.FINISHED
+        if self.leaving:
+            return Phase.LEAVING
+        if self.ranks and all(r.can_connect for r in self.ranks):
+            return Phase.READY
+        return Phase.WARMING
+
+    def _publish(self, now: float) -> Iterator[Effect]:
+        if self.member_id is None:
+            return
+        self.published.note(max(r.broken for r in self.ranks), now)
+        record = Publish(
+            phase=self.phase,
+            generation=min(r.adopted for r in self.ranks),
+            step=self.step,
+            broken=max(r.broken for r in self.ranks),
+            store_port=self.ranks[0].store_port,
+            health=self.checkup.health,
+            health_message=self.checkup.message,
+            health_rank=self.checkup.verdict.rank,
+        )
+        if self.published.must_be_written(record, self.places.mine(record.generation), self._report_broken_at(), now):
+            self.published.record = record
+            yield record
+
+    def _report_broken_at(self) -> float | None:
+        """When the record must report a broken generation; None: none is broken, or the leader has ended it."""
+        number, me = self.published.broke, self.places.me
+        if self.seen is None or me is None or number <= self.published.record.broken:
+            return None
+        if number in self.seen.ended or number < min(r.adopted for r in self.ranks):
+            return None
+        return report_broken_at(self.places.generation(number), me, self.published.broke_at)
+
+    def _holds_rank_zero(self) -> bool:
+        return self.places.rank(min(r.adopted for r in self.ranks), 0) == 0
+
+    def _final_progress(self) -> Progress:
+        number = self.ranks[0].adopted
+        generation = self.places[number]
+        base = self.progress or Progress(
+            generation=number, world_size=generation.world_size, members=generation.size, step=self.step
+        )
+        return base.model_copy(update={"finished": True, "step": self.step})
+
+    # ---- endings ---------------------------------------------------------------------------------------------------
+    def _reaped(self) -> bool:
+        return all(r.exited for r in self.ranks)
+
+    def _stop(self, ending: Termination, signum: int, kill_at: float, now: float) -> Iterator[Effect]:
+        """Stop the ranks that still run, then end with ``ending``."""
+        self.mode, self.termination, self.bounds.kill = Mode.ENDING, ending, kill_at
+        if not self._reaped():
+            yield KillRanks(signum, ending.message or ending.outcome)
+        yield Leave()
+        yield from self._end(now)
+
+    def _end(self, now: float) -> Iterator[Effect]:
+        assert self.termination is not None
+        if self._reaped():
+            yield from self._ended(self.termination)
+        elif passed(self.bounds.kill, now):
+            self.bounds.kill = None
+            yield KillRanks(signal.SIGKILL, "they did not end when asked to")
+
+    def _ended(self, ending: Termination) -> Iterator[Effect]:
+        self.mode, self.termination = Mode.ENDED, ending
+        self.bounds = Bounds()
+        yield Leave()
+        yield End(ending)

@@ -1,0 +1,73 @@
+"""The state of one rank, as its messages and its process show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from elastrain.agent.core.events import RankExited
+from elastrain.api.messages import Adopted, Broken, Finished, Hello, Left, RankMessage, Ready, Report
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank in one incarnation of its worker. Changed by the agent's core only."""
+
+    local_rank: int
+    joined: bool = False
+    """It has said Hello."""
+    pid: int = 0
+    """Of its Python process, from ``Hello``; a shell around the script has another pid."""
+    hung: str = ""
+    """Why the agent killed it; empty: it did not."""
+    connected: bool = False
+    ready: bool = False
+    """It has said Ready (and may have hung up since)."""
+    welcomed: bool = False
+    store_port: int = 0
+    step: int = 0
+    proposed: set[int] = field(default_factory=set)
+    """Generations that were sent to it."""
+    adopted: int = 0
+    broken: int = 0
+    aborted: set[int] = field(default_factory=set)
+    """Generations that it was told to abort."""
+    told_exit: bool = False
+    ended: Literal["finished", "left"] | None = None
+    """How its training loop ended, from its last message."""
+    exited: RankExited | None = None
+
+    @property
+    def listens(self) -> bool:
+        """It reads and executes messages."""
+        return self.connected and self.welcomed and self.exited is None and self.ended is None
+
+    @property
+    def can_connect(self) -> bool:
+        """It could enter a generation now."""
+        return self.connected and self.ready and self.exited is None
+
+    def received(self, message: RankMessage) -> None:
+        """Update the state from a message of the rank."""
+        match message:
+            case Hello(pid=pid):
+                self.joined = self.connected = True
+                self.pid = pid
+            case Ready(store_port=port, step=step):
+                self.ready, self.store_port, self.step = True, port, max(self.step, step)
+            case Adopted(generation=number, step=step):
+                self.adopted, self.step = max(self.adopted, number), max(self.step, step)
+            case Broken(generation=number, step=step):
+                self.broken, self.step = max(self.broken, number), max(self.step, step)
+            case Report(progress=progress):
+                self.step = max(self.step, progress.step)
+            case Left(step=step):
+                self.ended, self.step = "left", max(self.step, step)
+            case Finished(step=step):
+                self.ended, self.step = "finished", max(self.step, step)
+
+    def hung_up(self) -> None:
+        """Its connection ended. Without ``Left`` or ``Finished`` before, the generation it was in is broken."""
+        if self.connected and self.ended is None:
+            self.broken = max(self.broken, self.adopted)
+        self.connected = False

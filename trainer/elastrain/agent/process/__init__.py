@@ -1,0 +1,1 @@
+"""Ranks as processes: the zygote, forks, signals, heartbeat pages."""

@@ -1,0 +1,176 @@
+"""The agent's end of its zygote (``zygote.py``): started first of all, asked for ranks, given up when it fails.
+
+Whatever goes wrong here costs time only: the supervisor then executes the command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from enum import Enum, auto
+from pathlib import Path
+
+from elastrain.agent.process import zygote
+from elastrain.agent.process.launch import (
+    Executed,
+    Forked,
+    first_path_entry,
+    is_own_interpreter,
+    plan_start,
+    rank_environment,
+)
+from elastrain.api import names
+
+WARM_SECONDS = 300.0
+"""How long the imports may take. Ranks wait for them, as they would for their own; then they are executed. On a starved
+machine or a slow disk imports take more than a minute, and executed ranks would begin with them again."""
+FORK_SECONDS = 5.0
+"""How long a fork may take, which takes 20 ms; the agent does nothing else meanwhile."""
+CLOSE_SECONDS = 1.0
+
+
+class State(Enum):
+    WARMING = auto()
+    READY = auto()
+    GONE = auto()
+
+
+class ForkFailed(RuntimeError):
+    """The zygote did not start a rank; the message says why."""
+
+
+class Zygote:
+    """A running zygote. To be used from one thread, which must live as long as the ranks are to: the kernel binds the
+    zygote's life to it."""
+
+    def __init__(self, plan: Forked, environment: Mapping[str, str]) -> None:
+        """Start it. ``environment``: every rank's, but for what tells one from another. Raises ``OSError``."""
+        self.environment = dict(environment)
+        self.state = State.WARMING
+        self.why_gone = ""
+        self._deadline = time.monotonic() + WARM_SECONDS
+        self._waiter: threading.Thread | None = None
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                _words(plan, theirs.fileno(), environment),
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` once, from another thread, when :meth:`refresh` has something to find out."""
+        self._waiter = threading.Thread(target=self._wait, args=(changed,), name="zygote", daemon=True)
+        self._waiter.start()
+
+    def _wait(self, changed: Callable[[], None]) -> None:
+        select.select([self._channel], [], [], max(0.0, self._deadline - time.monotonic()))
+        changed()
+
+    def refresh(self) -> State:
+        """The present :attr:`state`. Does not block."""
+        if self.state is not State.WARMING:
+            return self.state
+        try:
+            said = self._channel.recv(4096, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            if time.monotonic() >= self._deadline:
+                self._give_up(f"the zygote has not done its imports within {WARM_SECONDS:g} s")
+            return self.state
+        except OSError as error:
+            said = zygote.REFUSED + str(error.strerror).encode()
+        if said == zygote.READY:
+            self.state = State.READY
+        else:  # it ends by itself, and prints the traceback
+            self.state = State.GONE
+            reason = said.removeprefix(zygote.REFUSED).decode(errors="replace")
+            self.why_gone = f"the zygote cannot be used: {reason or 'it ended while it imported'}"
+        return self.state
+
+    def fork(self, variables: Mapping[str, str], out: int, err: int) -> int:
+        """Start a rank that writes to ``out`` and ``err``; returns its pid. It is this process's child, and it runs.
+
+        ``variables`` are added to the environment. Blocks for ``FORK_SECONDS`` at most. Raises :class:`ForkFailed`.
+        """
+        if self.state is not State.READY:
+            raise ForkFailed(self.why_gone or "the zygote is not ready")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            ours.settimeout(FORK_SECONDS)
+            try:
+                with theirs:
+                    request = json.dumps(dict(variables)).encode()
+                    socket.send_fds(self._channel, [request], [out, err, theirs.fileno()], socket.MSG_DONTWAIT)
+                if pid := int(ours.recv(32) or 0):
+                    ours.send(zygote.GO)
+                    return pid
+                why = "the zygote ended, or could not start a process"
+            except TimeoutError:
+                why = f"the zygote did not answer within {FORK_SECONDS:g} s"
+            except OSError as error:
+                why = f"the zygote ended: {error.strerror}"
+        self._give_up(why)  # a rank that was forked too late ends by itself: it receives no GO
+        raise ForkFailed(why)
+
+    def reaped(self, pid: int, exit_code: int) -> bool:
+        """Note that ``pid`` was reaped. Returns whether it was the zygote."""
+        if pid != self._process.pid:
+            return False
+        self._process.returncode = exit_code
+        self._give_up(f"the zygote ended with {exit_code}")
+        return True
+
+    def close(self) -> None:
+        """End it. Ranks are not affected."""
+        self._give_up("the zygote was ended")
+        self._process.wait()
+        if self._waiter is not None:
+            self._waiter.join(CLOSE_SECONDS)
+        self._channel.close()
+
+    def _give_up(self, why: str) -> None:
+        self._process.kill()
+        if self.state is not State.GONE:
+            self.state, self.why_gone = State.GONE, why
+
+
+def launch(command: Sequence[str], environ: Mapping[str, str]) -> Zygote | Executed:
+    """Start a zygote for ``command`` if its ranks can be forked. Returns at once."""
+    plan = plan_start(command, environ, own_interpreter=is_own_interpreter(command[0], environ))
+    if isinstance(plan, Executed):
+        return plan
+    try:
+        environment = rank_environment(environ, 0, int(environ.get(names.ENV_NPROC) or 1), Path())
+        for name in (names.ENV_AGENT_SOCKET, names.ENV_LOCAL_RANK):
+            del environment[name]
+        return Zygote(plan, environment)
+    except (OSError, ValueError) as error:
+        return Executed(f"no zygote: {error}")
+
+
+def _words(plan: Forked, channel: int, environment: Mapping[str, str]) -> list[str]:
+    asked = [module.strip() for module in environment.get(names.ENV_PRELOAD, "").split(",")]
+    for_checkpoints = zygote.PRELOAD_FOR_CHECKPOINTS if environment.get(names.ENV_CHECKPOINT) else ()
+    job = zygote.Job(
+        agent=os.getpid(),
+        channel=channel,
+        command=plan.command,
+        target=plan.target,
+        is_module=plan.is_module,
+        arguments=plan.arguments,
+        preload=[*zygote.PRELOAD, *for_checkpoints, *(module for module in asked if module)],
+    )
+    boot = [*plan.interpreter, "-c", zygote.BOOT, first_path_entry(plan), json.dumps(asdict(job))]
+    return [*boot, zygote.padding(boot, plan.command)]

@@ -1,0 +1,287 @@
+"""The zygote: a process that has imported torch and waits; each rank is a fork of it.
+
+It is started by ``forker.py`` with the rank's own interpreter, flags, environment, working directory and
+``sys.path``, so that what it imports is what the rank would have imported. It has one thread and never touches a GPU.
+The standard library only: its own imports would be the rank's.
+
+A rank must be the agent's own child (exit code, signal, death with the agent), so the zygote forks twice: the process
+in the middle ends at once, and the kernel gives the orphan to the nearest subreaper, which is the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any, NoReturn
+
+from elastrain.agent.process import compiler
+from elastrain.tether import EXIT_LATE, die_with_parent
+
+READY = b"ready"
+REFUSED = b"refused: "
+"""Followed by the reason, for the agent's log."""
+GO = b"go"
+"""From the agent to a new rank, which has said its pid: it is expected."""
+BOOT = "import sys; sys.flags.safe_path or sys.path.__setitem__(0, sys.argv[1]); {}".format(
+    "from elastrain.agent.process.zygote import main; main()"
+)
+"""What the interpreter runs (``-c``). The path is put right before anything is imported."""
+PRELOAD = ("torch", "elastrain.elastic")
+LEARN_SECONDS = 2.0
+"""How often to look whether a rank has wanted torch's compiler."""
+PRELOAD_FOR_CHECKPOINTS = ("elastrain.elastic.checkpoint.dcp",)
+
+_PR_SET_NAME = 15
+_ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_MAX_MESSAGE = 1 << 16
+
+
+class CannotFork(RuntimeError):
+    """A fork of this process would not be like a fresh one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every rank runs; the zygote's one argument, as JSON."""
+
+    agent: int
+    """Its pid: the parent of this process and of every rank."""
+    channel: int
+    """File descriptor of the socket to the agent, which keeps the bounds of messages."""
+    command: list[str]
+    target: str
+    is_module: bool
+    arguments: list[str]
+    preload: list[str]
+
+
+def main() -> None:
+    """Import, say so, and fork a rank for every request until the agent hangs up. Returns in ranks, too: when their
+    script has ended."""
+    job = Job(**json.loads(sys.argv[2]))
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the agent, which drains
+    die_with_parent(signal.SIGKILL, job.agent)
+    _be_called(["elastrain-zygote"])
+    channel = socket.socket(fileno=job.channel)
+    channel.set_inheritable(False)
+    try:
+        wanted = _import(job.preload)
+        _settle()
+    except Exception as error:
+        channel.send(REFUSED + f"{type(error).__name__}: {error}".encode()[:1000])
+        raise
+    channel.send(READY)
+    if _serve(channel, job, wanted):
+        signal.signal(signal.SIGINT, interrupt)
+        _run(job)
+
+
+# ---- before the forks ----------------------------------------------------------------------------------------------
+def _import(modules: list[str]) -> Callable[[], bool] | None:
+    """Returns what tells whether a rank has wanted torch's compiler; None if it was not left out."""
+    wanted = None
+    waits = compiler.NAME not in modules and compiler.may_wait(os.environ)
+    with _importing():
+        for module in modules:
+            importlib.import_module(module)
+            if waits and module == "torch":
+                wanted = compiler.postpone()
+    return wanted
+
+
+@contextlib.contextmanager
+def _importing() -> Iterator[None]:
+    gc.disable()  # imports make little garbage: looking for it was a fifth of their time
+    # A module may ask torch.cuda.is_available() when it is imported: so that torch does not ask CUDA's driver.
+    untold = _ASK_NVML not in os.environ
+    os.environ.setdefault(_ASK_NVML, "1")
+    yield
+    if untold:
+        del os.environ[_ASK_NVML]
+    gc.enable()
+
+
+def _settle() -> None:
+    """Become fit for forks. Raises :class:`CannotFork`."""
+    # OpenBLAS starts threads when it is loaded, and ends them before a fork by itself: one for nothing shows which
+    # threads stay. Those might hold a lock that nobody would release in a fork.
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    if len(threads) > 1:
+        names = [t.name for t in threading.enumerate()]
+        raise CannotFork(f"the imported modules have started threads: {sorted(threads)}, of them Python's: {names}")
+    if (torch := sys.modules.get("torch")) is not None and (torch.cuda.is_initialized() or _has_called_cuda()):
+        raise CannotFork("the imported modules have initialised CUDA, which no fork can use")
+    gc.collect()
+    gc.freeze()  # a collection in a rank need not look at, and so copy, what all forks share
+
+
+def _has_called_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
+    """Whether CUDA's driver is in use, by the file that it alone opens.
+
+    torch does not count ``torch.cuda.is_available()`` as an initialisation of CUDA, but the driver does, and is of no
+    use in a fork from then on.
+    """
+    for descriptor in descriptors.iterdir():
+        with contextlib.suppress(OSError):  # the one that lists them is gone by now
+            if os.readlink(descriptor) == "/dev/nvidia-uvm":  # noqa: PTH115 - a name is all we need
+                return True
+    return False
+
+
+# ---- the fork ------------------------------------------------------------------------------------------------------
+def _serve(channel: socket.socket, job: Job, wanted: Callable[[], bool] | None) -> bool:
+    """Wait for requests. True in a new rank, False when the agent has hung up. ``wanted`` as of :func:`_import`."""
+    while True:
+        if wanted is not None and wanted():  # by a rank, which had to wait for it: the next ones will not
+            with _importing():
+                compiler.take()
+            _settle()
+            wanted = None
+        if wanted is not None and not select.select([channel], [], [], LEARN_SECONDS)[0]:
+            continue
+        request, descriptors, _, _ = socket.recv_fds(channel, _MAX_MESSAGE, 3)
+        if not request:
+            return False
+        if _fork_orphan():
+            channel.close()
+            out, err, agent = descriptors
+            _become_rank(job, json.loads(request), out, err, socket.socket(fileno=agent))
+            return True
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _fork_orphan() -> bool:
+    """Fork a child that is not this process's own. True in it, when it has been orphaned."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    orphaned, hold = os.pipe()
+    middle = os.fork()
+    if middle:
+        os.close(orphaned)
+        os.waitpid(middle, 0)
+        os.close(hold)
+        return False
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError as error:
+        os.write(2, f"elastrain: no process for a rank: {error.strerror}\n".encode())
+        os._exit(1)
+    os.close(hold)
+    os.read(orphaned, 1)  # until the middle one has been reaped, and so has handed its child on
+    os.close(orphaned)
+    return True
+
+
+def _become_rank(job: Job, variables: dict[str, str], out: int, err: int, agent: socket.socket) -> None:
+    """What an execution would have done; returns when the agent knows this process."""
+    os.setsid()
+    die_with_parent(signal.SIGKILL, job.agent)
+    with agent:
+        try:
+            agent.send(str(os.getpid()).encode())
+            known = agent.recv(len(GO)) == GO
+        except OSError:
+            known = False
+        if not known:  # the agent has given up on this start
+            os._exit(EXIT_LATE)
+    for descriptor, number in ((out, 1), (err, 2)):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.update(variables)
+    _be_called(job.command)
+    _reseed()
+
+
+def _be_called(command: list[str]) -> None:
+    """Show the command in ``ps`` as if it had been executed: who looks for a script by its name must find its ranks,
+    and the zygote not. The new words are written over the old ones; :func:`padding` has made room for them."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, os.path.basename(command[0]).encode()[:15], 0, 0, 0)  # noqa: PTH119
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end: proc(5), fields 48 and 49
+    words = b"\0".join(os.fsencode(word) for word in command)
+    if 0 < len(words) < end - start:
+        ctypes.memset(start, 0, end - start)
+        ctypes.memmove(start, words, len(words))
+
+
+def _reseed() -> None:
+    """Give this process random numbers of its own, wherever a fresh one has them. (``random`` does so by itself.)"""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+    if (process := sys.modules.get("multiprocessing.process")) is not None:
+        process.current_process().authkey = os.urandom(32)
+
+
+# ---- the script ----------------------------------------------------------------------------------------------------
+def _run(job: Job) -> None:
+    """Run the script or module as ``__main__``. Leaves by exceptions where the interpreter would: ``SystemExit``."""
+    sys.orig_argv = list(job.command)
+    sys.argv = ["-m" if job.is_module else job.target, *job.arguments]
+    scope = sys.modules["__main__"] = types.ModuleType("__main__")
+    scope.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    try:
+        if job.is_module:
+            run_module: Any = runpy._run_module_as_main  # type: ignore[attr-defined] # what `python -m` itself calls
+            run_module(job.target)
+        else:
+            _run_script(job.target, scope)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _report(error)
+
+
+def _run_script(target: str, scope: types.ModuleType) -> None:
+    path = os.path.join(os.getcwd(), target)  # noqa: PTH109, PTH118 - not made any nicer, as the interpreter does it
+    try:
+        source = Path(path).read_bytes()
+    except OSError as error:
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
+        sys.exit(2)
+    scope.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    exec(compile(source, path, "exec", dont_inherit=True), scope.__dict__)  # noqa: S102 - it is the user's own script
+
+
+def _report(error: BaseException) -> NoReturn:
+    """End as the interpreter does after an exception: its traceback, without our frames, and exit code 1."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+        traceback = traceback.tb_next
+    error.__traceback__ = traceback
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
+    sys.excepthook(type(error), error, traceback)
+    if isinstance(error, KeyboardInterrupt):
+        sys.excepthook = lambda *_: None
+        raise error  # the interpreter then ends itself by SIGINT, as a shell expects
+    sys.exit(1)
+
+
+def padding(boot_words: list[str], command: list[str]) -> str:
+    """One more word for the zygote, so long that ``command`` fits over all its words (:func:`_be_called`). Pure."""
+    room = sum(len(os.fsencode(word)) + 1 for word in boot_words)
+    needed = sum(len(os.fsencode(word)) + 1 for word in command)
+    return "." * max(0, needed - room)

@@ -1,0 +1,263 @@
+"""The agent's process: one queue in, the core in the middle, effects out. Decides nothing itself."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import structlog
+
+from elastrain import tracing
+from elastrain.agent import logs
+from elastrain.agent import tracing as trace
+from elastrain.agent.core import endings
+from elastrain.agent.core.events import (
+    Effect,
+    End,
+    Event,
+    KillRank,
+    KillRanks,
+    Leave,
+    PrintStacks,
+    Publish,
+    PublishProgress,
+    Pulse,
+    RankExited,
+    Registered,
+    Reincarnate,
+    Send,
+    Signalled,
+    StartRanks,
+    Tick,
+)
+from elastrain.agent.core.machine import Config, Core
+from elastrain.agent.presence import Presence
+from elastrain.agent.process import pages
+from elastrain.agent.process.forker import Zygote
+from elastrain.agent.process.launch import NO_ZYGOTE, Executed
+from elastrain.agent.process.pages import Pages
+from elastrain.agent.process.supervisor import Supervisor, become_reaper
+from elastrain.agent.settings import BadSettings, Settings
+from elastrain.agent.socket import RankServer
+from elastrain.api import names
+from elastrain.api.records import Termination
+from elastrain.etcd import EtcdConfig
+from elastrain.rendezvous.probe import ProbeServer
+from elastrain.tether import EXIT_NO_COMMAND
+
+LOOK_SECONDS = 0.2
+"""How often the job's records are looked at when nothing happens; news that matter wake the agent at once."""
+HANGUP_SECONDS = 1.0
+
+log = structlog.get_logger()
+
+
+def main(
+    command: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    zygote: Zygote | Executed = NO_ZYGOTE,
+) -> int:
+    """Run ``command`` as the ranks of a member, forks of ``zygote`` if there is one; returns the exit code. Call it
+    from the process's main thread."""
+    termination_log = Path(environ.get(names.ENV_TERMINATION_LOG) or names.DEFAULT_TERMINATION_LOG)
+    try:
+        logs.configure(environ)
+        settings = Settings.from_environment(environ)
+        etcd = EtcdConfig.from_environment(environ)
+    except (BadSettings, ValueError, OSError) as error:
+        return _end(endings.usage(str(error), names.EXIT_USAGE), termination_log)
+    if shutil.which(command[0], path=environ.get("PATH")) is None:
+        why = f"command: {command[0]!r} is not an executable file on PATH"
+        return _end(endings.usage(why, EXIT_NO_COMMAND), termination_log)
+    with tempfile.TemporaryDirectory(prefix="elastrain-") as directory:
+        try:
+            ending = Agent(settings, etcd, command, environ, Path(directory), zygote=zygote).run()
+        except Exception as error:
+            log.exception("the agent failed")  # a fault of ours: say so where the operator reads
+            ending = endings.infrastructure("AgentFailed", f"{type(error).__name__}: {error}")
+        return _end(ending, termination_log)
+
+
+def _end(termination: Termination, path: Path) -> int:
+    """Write the termination record. A place that cannot be written must not change how the worker ends."""
+    log.info("ends", **termination.model_dump(mode="json", exclude={"log_tail"}, exclude_defaults=True))
+    try:
+        path.write_bytes(endings.encode(termination))
+    except OSError as error:
+        log.warning("termination record not written", path=str(path), error=str(error))
+    return termination.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class _ChildChanged:
+    """SIGCHLD, or the zygote's state changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _JobChanged:
+    """The membership has a new view of the job, or etcd was lost or is back."""
+
+
+_Item = Event | _ChildChanged | _JobChanged
+
+
+class Agent:
+    """One run of an agent."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        etcd: EtcdConfig,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        directory: Path,
+        *,
+        zygote: Zygote | Executed,
+    ) -> None:
+        """``directory``: private and empty, with a short path (a Unix socket's holds 107 bytes)."""
+        self._settings = settings
+        self._directory = directory
+        # SimpleQueue may be put to from a signal handler that interrupts its own get().
+        self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._core = Core(
+            Config(
+                worker=settings.worker,
+                address=settings.address,
+                nproc=settings.nproc,
+                lease_ttl=settings.lease_ttl,
+                drain_timeout=settings.drain_timeout,
+                health=settings.health,
+            )
+        )
+        self._supervisor = Supervisor(
+            command, environ, settings.nproc, zygote, wake=lambda: self._inbox.put(_ChildChanged())
+        )
+        self._server: RankServer | None = None
+        self._pages = Pages(settings.health.look_seconds)
+        self._presence = Presence(settings, etcd, on_change=lambda: self._inbox.put(_JobChanged()))
+        self._ended: Termination | None = None
+        self._notes = trace.Notes()
+        who = {"elastrain.worker": settings.worker, "elastrain.job": settings.job}
+        self._tracer = tracing.from_environment(environ, "elastrain-agent", **who)
+
+    def run(self) -> Termination:
+        """Until the worker's work is done, one way or another."""
+        become_reaper()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._on_signal)
+        signal.signal(signal.SIGCHLD, self._on_child)
+        host = "127.0.0.1" if self._settings.address == "127.0.0.1" else ""
+        probes = ProbeServer(lambda: self._presence.id, host)
+        try:
+            failed = self._presence.register(probes.port, self._told_to_stop)
+            if failed is not None:
+                return failed
+            self._handle(Registered(self._presence.id))
+            while self._ended is None:
+                self._take(self._next())
+            return self._ended
+        finally:
+            self._presence.close()
+            if self._server is not None:
+                self._server.close()
+            probes.close()
+            if self._tracer is not None:
+                self._tracer.close()
+
+    # ---- events in -------------------------------------------------------------------------------------------------
+    def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
+        self._inbox.put(Signalled(signum))
+
+    def _on_child(self, _signum: int, _frame: FrameType | None) -> None:
+        self._inbox.put(_ChildChanged())
+
+    def _told_to_stop(self) -> bool:
+        try:
+            return isinstance(self._inbox.get(timeout=1.0), Signalled)
+        except queue.Empty:
+            return False
+
+    def _next(self) -> _Item:
+        deadline = self._core.deadline()
+        wait = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))
+        try:
+            return self._inbox.get(timeout=wait)
+        except queue.Empty:
+            return Tick()
+
+    def _take(self, item: _Item) -> None:
+        match item:
+            case _ChildChanged():
+                self._reap()
+            case _JobChanged():
+                pass  # looked at below
+            case Signalled(signum=signum):
+                log.info("told to stop", signal=signal.Signals(signum).name)
+                self._handle(item)
+            case _:
+                self._handle(item)
+        if self._ended is None:
+            for change in self._presence.look():
+                self._handle(change)
+        if (beats := self._pages.due(time.monotonic())) is not None:
+            self._handle(Pulse(self._core.incarnation, beats, self._presence.reachable))
+
+    def _reap(self) -> None:
+        for ended in self._supervisor.reap():
+            if self._server is not None:
+                self._server.wait_hangup(ended.local_rank, HANGUP_SECONDS)
+            # Behind all that the rank had said, which is in the queue by now.
+            self._inbox.put(
+                RankExited(self._core.incarnation, ended.local_rank, ended.code, ended.signal, ended.log_tail)
+            )
+
+    def _handle(self, event: Event) -> None:
+        now = time.monotonic()
+        effects = self._core.handle(event, now)
+        for effect in effects:
+            self._execute(effect)
+        if self._tracer is not None and (told := self._notes.note(event, effects, now)):
+            self._tracer.emit(self._settings.job_uid, *told)
+
+    # ---- effects out -----------------------------------------------------------------------------------------------
+    def _execute(self, effect: Effect) -> None:
+        match effect:
+            case Send(local_rank=local_rank, message=message):
+                if self._server is not None:
+                    self._server.send(local_rank, message)
+            case Publish():
+                self._presence.publish(effect)
+            case PublishProgress(progress=progress):
+                self._presence.publish_progress(progress)
+            case StartRanks(incarnation=incarnation):
+                self._start_ranks(incarnation)
+            case KillRanks(signum=signum, why=why):
+                log.warning("stopping the ranks", signal=signal.Signals(signum).name, why=why)
+                self._supervisor.kill(signum)
+            case PrintStacks(local_rank=local_rank, pid=pid):
+                log.warning("a rank hangs; its stacks follow in its output", local_rank=local_rank, pid=pid)
+                pages.print_stacks(pid)
+            case KillRank(local_rank=local_rank, why=why):
+                log.warning("killing a rank", local_rank=local_rank, why=why)
+                self._supervisor.kill(signal.SIGKILL, local_rank)
+            case Reincarnate():
+                self._inbox.put(Registered(self._presence.reincarnate()))
+            case Leave():
+                self._presence.leave()
+            case End(termination=termination):
+                self._ended = termination
+
+    def _start_ranks(self, incarnation: int) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._server = RankServer(self._directory, incarnation, self._inbox.put)
+        self._supervisor.start(self._server.path)
+        self._pages.of(self._server.path, self._settings.nproc)

@@ -1,0 +1,59 @@
+"""Types of single fields that need more than a bound: each with its rule in words and in the CRD's schema."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, PlainValidator, WithJsonSchema
+
+from elastrain.api.accelerators import AUTO
+from elastrain.api.job.embedded import rule_broken
+
+_INT32_MAX = 2**31 - 1
+_SIZE = "none|[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|k|M|G|T)"
+_RESOURCE = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+
+
+def _ranks(value: Any) -> int | str:
+    if value == AUTO:
+        return AUTO
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _INT32_MAX:
+        raise rule_broken(f"must be a whole number from 1 to {_INT32_MAX}, or {AUTO}", value)
+    return value
+
+
+def _size(value: str) -> str:
+    if not re.fullmatch(_SIZE, value):
+        raise rule_broken("must be a size with its unit, such as 8Gi, or none", value)
+    return value
+
+
+def _qualified(value: str) -> str:
+    if not re.fullmatch(_RESOURCE, value):
+        raise rule_broken("must be a name with a domain, such as nvidia.com/gpu or example.com/controller", value)
+    return value
+
+
+Nproc = Annotated[
+    int | str,
+    PlainValidator(_ranks),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "minimum": 1,
+            "maximum": _INT32_MAX,
+            "pattern": f"^{AUTO}$",
+        }
+    ),
+]
+"""A number of ranks, or ``auto``."""
+
+MemorySize = Annotated[str, AfterValidator(_size), WithJsonSchema({"type": "string", "pattern": f"^({_SIZE})$"})]
+"""A size with its unit, or ``none``."""
+
+QualifiedName = Annotated[
+    str, AfterValidator(_qualified), WithJsonSchema({"type": "string", "pattern": f"^{_RESOURCE}$", "maxLength": 317})
+]
+"""``domain/name``, as Kubernetes names resources and controllers."""

@@ -1,0 +1,206 @@
+"""What the commands do: ask the client, print, and return the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from elastrain.api.job import ElasticTrainingJob
+from elastrain.api.phrases import headcount
+from elastrain.cli.cluster import doctor as doctors
+from elastrain.cli.cluster.output import (
+    Misused,
+    Place,
+    answers,
+    document,
+    print_data,
+    print_now,
+    print_text,
+    table_console,
+)
+from elastrain.cli.shell.answers import EXIT_FAILED, EXIT_NO_CLUSTER, Output
+from elastrain.cli.shell.terminal import EXIT_INTERRUPTED
+from elastrain.client import (
+    NotAllowed,
+    Refused,
+    view,
+)
+from elastrain.client import explain as explanations
+from elastrain.client.asynchronous import ENDED
+from elastrain.client.connection import Connection
+
+T = TypeVar("T")
+
+
+@answers
+def list_jobs(place: Place, output: Output, *, all_namespaces: bool) -> int:
+    with place.jobs() as jobs:
+        found = jobs.list(all_namespaces=all_namespaces)
+        where = "on this cluster" if all_namespaces else f"in namespace {jobs.namespace}"
+    if output is Output.NAME:
+        print_text("\n".join(f"{job.namespace}/{job.name}" if all_namespaces else job.name for job in found))
+    elif output in {Output.JSON, Output.YAML}:
+        print_data({"apiVersion": "v1", "kind": "List", "items": [document(job) for job in found]}, output)
+    elif not found:
+        print(f"no jobs {where}; elastrain submit FILE starts one", file=sys.stderr)  # noqa: T201
+    else:
+        wide = output is Output.WIDE
+        table_console().print(view.table(found, datetime.now(UTC), namespaces=all_namespaces, wide=wide))
+    return 0
+
+
+@answers
+def status(place: Place, name: str, output: Output) -> int:
+    with place.jobs() as jobs:
+        job = jobs.get(name)
+        if output is Output.NAME:
+            print_text(job.name)
+        elif output in {Output.JSON, Output.YAML}:
+            print_data(document(job), output)
+        else:
+            workers = _if_allowed(lambda: jobs.workers(name))
+            events = _if_allowed(lambda: jobs.events(name))
+            table_console().print(view.details(job, workers, events, datetime.now(UTC)))
+    return 0
+
+
+@answers
+def watch(place: Place, name: str) -> int:
+    console = table_console()
+    try:
+        with place.jobs() as jobs, _screen(console) as show:
+            for job in jobs.watch(name):
+                phase = view.phase_of(job)
+                show(job, _if_allowed(lambda: jobs.workers(name), say=False) if console.is_terminal else ())
+                if phase in ENDED:
+                    return EXIT_FAILED if phase == "Failed" else 0
+    except KeyboardInterrupt:
+        print(f"{name} goes on; elastrain watch {name} shows it again", file=sys.stderr)  # noqa: T201
+        return EXIT_INTERRUPTED
+    raise Refused(f"{name}: was deleted")
+
+
+@answers
+def scale(place: Place, name: str, replicas: int) -> int:
+    with place.jobs() as jobs:
+        before = jobs.scale(name, replicas)
+    print_text(f"{name}: {headcount(replicas)} wanted (was {before})")
+    return 0
+
+
+@answers
+def suspend(place: Place, name: str) -> int:
+    with place.jobs() as jobs:
+        jobs.suspend(name)
+    print_text(f"{name}: drains at a step boundary; elastrain resume {name} starts it again")
+    return 0
+
+
+@answers
+def resume(place: Place, name: str) -> int:
+    with place.jobs() as jobs:
+        jobs.resume(name)
+    print_text(f"{name}: starts again; elastrain watch {name}")
+    return 0
+
+
+@answers
+def delete(place: Place, name: str) -> int:
+    with place.jobs() as jobs:
+        jobs.delete(name)
+    print_text(f"{name}: deleted")
+    return 0
+
+
+@answers
+def explain(place: Place, name: str) -> int:
+    with place.jobs() as jobs:
+        job, workers = jobs.get(name), jobs.workers(name)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Text.assemble((job.name, "bold"), f"  {view.phase_of(job)}, {view.size_of(job)} workers"))
+    for reason in explanations.explain(job, workers):
+        console.print(Text(f"- {reason.says}"))
+        if reason.change:
+            console.print(Text(f"  → {reason.change}", style="dim"))
+    return 0
+
+
+@answers
+def doctor(place: Place) -> int:
+    async def run() -> list[doctors.Finding]:
+        connection = await Connection.open(namespace=place.namespace, context=place.context)
+        try:
+            return await doctors.examine(connection)
+        finally:
+            await connection.close()
+
+    findings = asyncio.run(run())
+    marks = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "unknown": ("?", "yellow"), "broken": ("✗", "red")}
+    console = Console(highlight=False, soft_wrap=True)
+    for finding in findings:
+        mark, style = marks[finding.state]
+        console.print(Text.assemble((f"{mark} ", style), (finding.check, "bold"), f": {finding.says}"))
+        if finding.fix:
+            console.print(Text(f"  → {finding.fix}", style="dim"))
+    return EXIT_NO_CLUSTER if any(f.state == "broken" for f in findings) else 0
+
+
+@answers
+def dashboard(
+    place: Place, namespaces: tuple[str, ...], *, all_namespaces: bool, address: str, port: int, keyed: bool
+) -> int:
+    from elastrain.dashboard.command import CannotListen, serve
+
+    async def run() -> None:
+        connection = await Connection.open(context=place.context)
+        shown = () if all_namespaces else namespaces or (connection.namespace,)
+        await serve(connection, namespaces=shown, address=address, port=port, keyed=keyed, say=print_now)
+
+    try:
+        asyncio.run(run())
+    except CannotListen as error:
+        raise Misused(str(error)) from error
+    return 0
+
+
+# ---- inside --------------------------------------------------------------------------------------------------------
+def _if_allowed(ask: Callable[[], Sequence[T]], *, say: bool = True) -> Sequence[T]:
+    """What is shown beside the job; whoever may read jobs need not be allowed to read it."""
+    try:
+        return ask()
+    except NotAllowed as error:
+        if say:
+            print(error, file=sys.stderr)  # noqa: T201
+        return ()
+
+
+@contextlib.contextmanager
+def _screen(console: Console) -> Any:
+    """A function that shows a job: over and over in place on a terminal, elsewhere one line whenever it differs."""
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=4) as live:
+            yield lambda job, workers: live.update(view.details(job, workers, (), datetime.now(UTC)))
+        return
+    last = ("", "")
+
+    def line(job: ElasticTrainingJob, _workers: object) -> None:
+        nonlocal last
+        rescale, why = job.status.last_rescale if job.status else None, view.standing(job)
+        now = f"{job.name}: {view.phase_of(job)}, {view.size_of(job)} workers"
+        now += f", last rescale {view.rescale_line(rescale)}" if rescale else ""
+        if (now, why) != last:
+            last = now, why
+            said = now + view.position_of(job) + (f": {why}" if why else "")
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
+            for words in view.last_words(job, datetime.now(UTC)):
+                console.print(words, highlight=False, soft_wrap=True)
+
+    yield line

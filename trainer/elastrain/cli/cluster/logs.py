@@ -1,0 +1,66 @@
+"""``logs``: what all workers of a job print, now or as they go on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.text import Text
+
+from elastrain.cli.cluster import logline
+from elastrain.cli.cluster.output import Place, answers
+from elastrain.client import AsyncJobs, ClusterError, Worker, view
+from elastrain.client.asynchronous import ENDED
+
+Show = Callable[[str], Text]
+"""How a line is shown."""
+
+
+@answers
+def logs(place: Place, name: str, *, follow: bool, tail: int, raw: bool) -> int:
+    """``raw``: the agents' lines as they are, too."""
+    show = Text.from_ansi if raw else logline.readable
+
+    async def run() -> None:
+        async with await AsyncJobs.connect(namespace=place.namespace, context=place.context) as jobs:
+            await jobs.get(name)  # says so if there is none
+            workers = sorted(await jobs.workers(name), key=lambda w: w.phase != "Failed")
+            if not workers:
+                print(f"{name}: has no workers now; elastrain explain {name}", file=sys.stderr)  # noqa: T201
+            if follow:
+                await _follow(jobs, name, tail, show)
+            else:
+                for worker in workers:
+                    await _print_log(jobs, worker, show, follow=False, tail=tail)
+
+    asyncio.run(run())
+    return 0
+
+
+async def _follow(jobs: AsyncJobs, name: str, tail: int, show: Show) -> None:
+    """The logs of all workers as they are written, of those that join later, too; until the job ends."""
+    followed: dict[str, asyncio.Task[None]] = {}
+    try:
+        async for job in jobs.watch(name):
+            for worker in await jobs.workers(name):
+                if worker.name not in followed and worker.phase != "Pending":
+                    printing = _print_log(jobs, worker, show, follow=True, tail=tail)
+                    followed[worker.name] = asyncio.create_task(printing)
+            if view.phase_of(job) in ENDED:
+                break
+        await asyncio.gather(*followed.values())
+    finally:
+        for task in followed.values():
+            task.cancel()
+
+
+async def _print_log(jobs: AsyncJobs, worker: Worker, show: Show, *, follow: bool, tail: int) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    try:
+        async for line in jobs.logs(worker.name, follow=follow, tail=tail):
+            for row in show(line.text).split("\n", allow_blank=True):
+                console.print(Text.assemble((f"{line.worker} │ ", "cyan"), row))
+    except ClusterError as error:  # its container has not started: the others' logs are still wanted
+        print(f"{worker.name} │ no log: {worker.reason or worker.phase} ({error})", file=sys.stderr)  # noqa: T201

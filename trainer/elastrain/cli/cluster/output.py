@@ -1,0 +1,103 @@
+"""What all commands do alike: where they look, how they print, and how an error becomes words and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec
+
+import yaml
+from rich.console import Console
+
+from elastrain.api.job import ElasticTrainingJob
+from elastrain.api.manifest import InvalidManifest
+from elastrain.cli.cluster.compose import BadScript
+from elastrain.cli.shell.answers import EXIT_NO_CLUSTER, EXIT_REFUSED, Output
+from elastrain.client import ClusterError, JobNotFound, Jobs, NotAllowed, NotConnected, NotInstalled
+
+P = ParamSpec("P")
+
+_UNCUT = 4096
+"""Columns of a table that goes into a pipe or a file: nothing is cut there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where on which cluster; None: as the kubeconfig says."""
+
+    namespace: str | None = None
+    context: str | None = None
+
+    def jobs(self) -> Jobs:
+        return Jobs(namespace=self.namespace, context=self.context)
+
+
+class Misused(Exception):
+    """The options do not fit together; the message names them."""
+
+
+def answers(command: Callable[P, int]) -> Callable[P, int]:
+    """``command``, but errors are printed and become exit codes."""
+
+    @functools.wraps(command)
+    def answering(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return command(*args, **kwargs)
+        except JobNotFound as error:
+            code, words = EXIT_REFUSED, f"{error}{_nearest(args)}"
+        except (NotConnected, NotInstalled, NotAllowed) as error:
+            code, words = EXIT_NO_CLUSTER, str(error)
+        except (ClusterError, InvalidManifest, Misused, BadScript) as error:
+            code, words = EXIT_REFUSED, str(error)
+        print(words, file=sys.stderr)  # noqa: T201 - this is a command
+        return code
+
+    return answering
+
+
+def table_console() -> Console:
+    """For tables: as wide as the terminal; anywhere else nothing is cut, unless $COLUMNS says how wide that is."""
+    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _UNCUT
+    return Console(width=width)
+
+
+def document(job: ElasticTrainingJob) -> dict[str, Any]:
+    """The job as it is printed: only what was set, in the words of its manifest."""
+    found: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    found.get("metadata", {}).pop("managedFields", None)
+    return found
+
+
+def print_data(value: Any, output: Output) -> None:
+    """As JSON, else as YAML."""
+    print_text(json.dumps(value, indent=2) if output is Output.JSON else yaml.safe_dump(value, sort_keys=False))
+
+
+def print_text(text: str) -> None:
+    """With one newline at its end; nothing at all if it is empty."""
+    if text:
+        print(text.rstrip("\n"))  # noqa: T201 - this is a command
+
+
+def print_now(text: str) -> None:
+    """Also where standard output is a pipe, as for a program that waits for the address."""
+    print(text, flush=True)  # noqa: T201 - this is a command
+
+
+# ---- inside --------------------------------------------------------------------------------------------------------
+def _nearest(asked: Sequence[object]) -> str:
+    """The job that was probably meant, as a question; empty where none is near."""
+    place = next((a for a in asked if isinstance(a, Place)), None)
+    name = next((a for a in asked if isinstance(a, str)), None)
+    if place is None or name is None:
+        return ""
+    with contextlib.suppress(ClusterError), place.jobs() as jobs:
+        near = difflib.get_close_matches(name, [job.name for job in jobs.list()], n=1)
+        return f"; did you mean {near[0]}?" if near else ""
+    return ""

@@ -1,0 +1,105 @@
+"""``submit``: a job from a manifest, or straight from a training script."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from elastrain.api.manifest import load, loads
+from elastrain.cli.cluster import compose
+from elastrain.cli.cluster.output import Misused, Place, answers, document, print_text
+from elastrain.client import ClusterError, view
+from elastrain.client.asynchronous import ENDED
+
+NOTICE_SECONDS = view.UNSEEN_SECONDS
+"""How long ``submit`` waits for the operator to take note of the job."""
+PHASES = ("Pending", "Running", "Rescaling", "Suspended", *ENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptJob:
+    """What ``submit`` was told about a script; its options, for a manifest, must be absent."""
+
+    name: str | None
+    image: str | None
+    sizes: tuple[int, int | None, int | None]
+    limits: tuple[str, ...]
+    arguments: tuple[str, ...]
+
+
+@answers
+def submit(place: Place, file: Path, asked: ScriptJob, *, dry_run: bool) -> int:
+    if file.suffix == ".py":
+        body, files = _of_script(file, asked)
+    else:
+        if asked.image or asked.name or asked.limits or asked.arguments or asked.sizes != (1, None, None):
+            raise Misused(f"{file}: is a manifest, which has name, image, sizes and arguments in itself")
+        body, files = document(load(file)), {}
+    name = body["metadata"]["name"]
+    if dry_run:
+        documents = [body]
+        if files:
+            metadata = {"name": compose.files_name(name)}
+            documents.insert(0, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files})
+        print_text(yaml.safe_dump_all(documents, sort_keys=False))
+        return 0
+    with place.jobs() as jobs:
+        job = jobs.submit(body)
+        if files:
+            try:
+                jobs.add_files(job, compose.files_name(name), files)
+            except ClusterError:
+                jobs.delete(name)  # without its script it would only wait
+                raise
+        elsewhere = bool(place.namespace) or job.namespace != jobs.namespace
+    where = f" -n {job.namespace}" if elsewhere else ""
+    print_text(f"{name}: submitted to namespace {job.namespace}; elastrain watch {name}{where}")
+    _await_operator(Place(job.namespace, place.context), name)
+    return 0
+
+
+# ---- inside --------------------------------------------------------------------------------------------------------
+def _await_operator(place: Place, name: str) -> None:
+    """Say so if nobody takes note of a job that was just submitted. It stays submitted."""
+    try:
+        with place.jobs() as jobs:
+            jobs.wait(name, until=PHASES, timeout_seconds=NOTICE_SECONDS)
+    except TimeoutError:
+        print(  # noqa: T201
+            f"{name}: no operator has taken note of it in {NOTICE_SECONDS:g} s; it starts when one does. "
+            "elastrain doctor says what is wrong",
+            file=sys.stderr,
+        )
+    except ClusterError as error:
+        print(f"{name}: whether it starts is not known: {error}", file=sys.stderr)  # noqa: T201
+
+
+def _of_script(file: Path, asked: ScriptJob) -> tuple[dict[str, Any], dict[str, str]]:
+    """The job that runs the script, and the files that travel with it."""
+    least, most, replicas = asked.sizes
+    if asked.image is None:
+        raise Misused(f"{file}: is a script: --image must name an image with torch and elastrain")
+    if most is None:
+        raise Misused(f"{file}: is a script: --max must say how many workers it may have")
+    try:
+        script = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Misused(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise Misused(f"{file}: is not UTF-8 text, so it is no Python script: {error.reason}") from error
+    pairs = [limit.partition("=") for limit in asked.limits]
+    for key, equals, value in pairs:
+        if not (key and equals and value):
+            raise Misused(f"--limit {key}{equals}{value}: must be RESOURCE=N, as nvidia.com/gpu=1")
+    body = compose.compose(
+        asked.name or compose.job_name(file), script=script, file=file.name, arguments=asked.arguments,
+        image=asked.image, sizes=(least, most, replicas), resources={key: value for key, _, value in pairs},
+    )  # fmt: skip
+    loads(
+        yaml.safe_dump(body), source=f"the job for {file}"
+    )  # the same rules as for a manifest, before anything is sent
+    return body, {file.name: script}

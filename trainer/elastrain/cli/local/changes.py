@@ -1,0 +1,109 @@
+"""What changed between two looks at a local job, in sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elastrain.api.records import Progress, Rescale, in_words
+from elastrain.cli.local.status import LocalStatus, WorkerStatus, eta_seconds
+
+HEALTH_WORDS = {"belowMin": "ready", "slow": "a straggler"}
+"""For people; other words of ``Health`` are used as they are."""
+
+
+def news(before: LocalStatus | None, after: LocalStatus) -> list[str]:
+    """One sentence per change, in a fixed order; steps and losses are no news (see :func:`progress_line`)."""
+    return [
+        *_phase(before, after),
+        *_workers(before, after),
+        *_generation(before, after),
+        *_progress(before.progress if before else None, after.progress),
+    ]
+
+
+def _phase(before: LocalStatus | None, after: LocalStatus) -> Iterator[str]:
+    if before is not None and before.desired != after.desired:
+        yield f"{after.desired} worker{'s' * (after.desired != 1)} wanted (was {before.desired})"
+    if (before is None or before.phase != after.phase) and after.phase in ("Draining", "Suspended"):
+        yield f"{after.phase.lower()}: workers stop at a step boundary"
+
+
+def _workers(before: LocalStatus | None, after: LocalStatus) -> Iterator[str]:
+    known = {w.name: w for w in before.workers} if before else {}
+    for worker in after.workers:
+        old = known.get(worker.name)
+        if old is None:
+            yield f"{worker.name} started (pid {worker.pid})"
+        if worker.ended:
+            if old is None or not old.ended:
+                yield _ended(worker)
+            continue
+        if worker.leaving and not (old and old.leaving):
+            yield f"{worker.name} was told to leave"
+        if old and worker.restarts > old.restarts:
+            yield f"{worker.name}: a rank was killed; its ranks are started again"
+        if worker.health and not (old and old.health == worker.health):
+            yield f"{worker.name} is {HEALTH_WORDS.get(worker.health, worker.health)}: {worker.message}"
+        if old and old.health and not worker.health:
+            yield f"{worker.name} is well again"
+        if worker.phase == "ready" and (old is None or old.phase in ("starting", "warming")):
+            yield f"{worker.name} is ready"
+
+
+def _ended(worker: WorkerStatus) -> str:
+    words = f"{worker.name} {worker.phase} at step {worker.step}"
+    return f"{words}: {worker.message}" if worker.message else words
+
+
+def _generation(before: LocalStatus | None, after: LocalStatus) -> Iterator[str]:
+    old, new = before.generation if before else None, after.generation
+    if new is None or (old is not None and old.number == new.number):
+        return
+    who = ", ".join(m.worker for m in new.members) or "nobody: all stop and wait"
+    yield f"generation {new.number} ({new.reason}): {who}"
+
+
+def _progress(old: Progress | None, new: Progress | None) -> Iterator[str]:
+    if new is None:
+        return
+    known = {r.generation for r in old.rescales} if old else set()
+    yield from (rescale_line(r) for r in new.rescales if r.generation not in known)
+    checkpoint = new.checkpoint
+    if checkpoint is not None and (old is None or old.checkpoint != checkpoint):
+        if checkpoint.error:
+            yield f"checkpoint failed: {checkpoint.error}"
+        else:
+            yield f"checkpoint of step {checkpoint.step}: {checkpoint.path}"
+
+
+def rescale_line(rescale: Rescale) -> str:
+    """How one change of generation went."""
+    if rescale.from_size == 0:
+        return f"training starts on {rescale.to_size} rank{'s' * (rescale.to_size != 1)} at step {rescale.step}"
+    phases = f" ({in_words(rescale.phases)})" if rescale.phases else ""
+    lost = f"{rescale.lost_steps} steps lost" if rescale.lost_steps else "no step lost"
+    return (
+        f"{rescale.from_size} → {rescale.to_size} ranks ({rescale.reason}) at step {rescale.step}: "
+        f"pause {rescale.pause_seconds * 1000:.0f} ms{phases}, {lost}"
+    )
+
+
+def progress_line(progress: Progress, samples_per_second: float | None = None) -> str:
+    """Where training stands, in one line."""
+    total = f"/{progress.total_steps}" if progress.total_steps else ""
+    parts = [f"step {progress.step}{total}", f"epoch {progress.epoch}", f"{progress.world_size} ranks"]
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4f}")
+    if samples_per_second is not None:
+        parts.append(f"{samples_per_second:.0f} samples/s")
+    eta = eta_seconds(progress)
+    if eta is not None:
+        parts.append(f"{duration(eta)} left")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """``1:02:03`` or ``2:03``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

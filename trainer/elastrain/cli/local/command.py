@@ -1,0 +1,288 @@
+"""What the command line does with local jobs: run one in this terminal, talk to one in another."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from elastrain.api import names
+from elastrain.api.job import ElasticTrainingJob
+from elastrain.api.manifest import InvalidManifest, load, loads
+from elastrain.api.phrases import headcount
+from elastrain.cli.local.control import ControlError, ControlServer, ask, control_directory, running_jobs
+from elastrain.cli.local.hints import hint
+from elastrain.cli.local.plan import Result
+from elastrain.cli.local.runner import LocalJob
+from elastrain.cli.local.script import job_of
+from elastrain.cli.local.status import LocalStatus, to_json
+from elastrain.cli.local.view import View, render, wants_live
+from elastrain.data import audit
+from elastrain.etcd.server import EtcdNotFound
+
+EXIT_FAILED = 1
+TAIL_LINES = 20
+WATCH_SECONDS = 0.25
+
+
+class BadOption(ValueError):
+    """An option of the command line has a wrong value; the message names both and the rule."""
+
+
+def run_job(
+    manifest: Path,
+    *,
+    etcd: Path | None,
+    state_dir: Path | None,
+    plain: bool,
+    overrides: Sequence[str],
+    variables: Sequence[str],
+    arguments: Sequence[str] = (),
+) -> int:
+    """``elastrain run``; returns the exit code."""
+    with _Signals() as signals:
+        return _run_job(
+            manifest,
+            signals,
+            etcd=etcd,
+            state_dir=state_dir,
+            plain=plain,
+            overrides=overrides,
+            variables=variables,
+            arguments=arguments,
+        )
+
+
+def _run_job(
+    manifest: Path,
+    signals: _Signals,
+    *,
+    etcd: Path | None,
+    state_dir: Path | None,
+    plain: bool,
+    overrides: Sequence[str],
+    variables: Sequence[str],
+    arguments: Sequence[str],
+) -> int:
+    view = View(live=wants_live(plain))
+    try:
+        job = LocalJob(
+            with_overrides(manifest, overrides, arguments),
+            directory=manifest.resolve().parent,
+            etcd=etcd,
+            state_dir=state_dir,
+            environment=dict(_pair(v, "--env") for v in variables),
+            on_line=view.line,
+        )
+        control = ControlServer(control_directory(), job.spec.name, lambda request: _serve(job, request))
+    except (InvalidManifest, EtcdNotFound, ControlError, BadOption) as error:
+        if signals.caught:  # what they interrupted may have failed for it
+            return signals.exit_code
+        print(error, file=sys.stderr)  # noqa: T201 - this is the command line
+        return names.EXIT_USAGE
+    try:
+        return _Run(job, view, signals).run()
+    except (RuntimeError, OSError) as error:
+        print(f"job {job.spec.name}: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_FAILED
+    finally:
+        control.close()
+
+
+class _Signals:
+    """In here Ctrl-C and SIGTERM are only noted: a handler may interrupt the very lock that draining needs."""
+
+    def __init__(self) -> None:
+        self.caught: list[int] = []
+
+    def __enter__(self) -> Self:
+        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    @property
+    def exit_code(self) -> int:
+        """As shells count it, by the first one."""
+        return 128 + self.caught[0]
+
+    def _note(self, signum: int, _frame: FrameType | None) -> None:
+        self.caught.append(signum)
+
+
+class _Run:
+    """One ``elastrain run``: signals, the view and the exit code."""
+
+    def __init__(self, job: LocalJob, view: View, signals: _Signals) -> None:
+        self._job = job
+        self._view = view
+        self._signals = signals
+        self._acted = 0
+
+    def run(self) -> int:
+        with self._job, self._view:
+            spec = self._job.spec
+            for note in spec.notes:
+                self._view.say(note, style="yellow")
+            self._view.say(f"job {spec.name}: state in {spec.state_dir}; `elastrain scale {spec.name} N` rescales it")
+            status = self._watch()
+        return self._conclude(status)
+
+    def _watch(self) -> LocalStatus:
+        while True:
+            self._obey()
+            status = self._job.status()
+            self._view.show(status)
+            if self._job.result is not None:
+                return status
+            self._job.await_change(WATCH_SECONDS)
+
+    def _obey(self) -> None:
+        if self._view.reader_gone and signal.SIGPIPE not in self._signals.caught:
+            self._signals.caught.append(signal.SIGPIPE)
+        while self._acted < len(self._signals.caught):
+            self._acted += 1
+            if self._acted == 1:
+                self._view.say("draining: all workers stop at the same step (again to kill them)", style="bold yellow")
+                self._job.drain()
+            else:
+                self._view.say("killing all workers", style="bold red")
+                self._job.kill()
+
+    def _conclude(self, status: LocalStatus) -> int:
+        progress = status.progress
+        where = f"at step {progress.step}" if progress else "before the first step"
+        match self._job.result:
+            case Result.FINISHED:
+                loss = f", loss {progress.loss:.4f}" if progress and progress.loss is not None else ""
+                self._view.say(f"job {status.job} finished {where}{loss}", style="bold green")
+                self._view.say(f"audit: elastrain audit {self._job.audit_dir}", style="")
+                return 0
+            case Result.FAILED:
+                self._view.say(f"job {status.job} failed {where}: {status.message}", style="bold red")
+                tail = self._job.failure_tail(TAIL_LINES)
+                self._view.say(tail, style="")
+                if advice := hint(tail, sys.executable, self._job.spec.directory):
+                    self._view.say(advice, style="bold yellow")
+                return EXIT_FAILED
+            case _ if not self._signals.caught:
+                self._view.say(
+                    f"job {status.job}: spec.suspend: true: nothing runs until it is false", style="bold yellow"
+                )
+                return 0
+            case _:
+                self._view.say(f"job {status.job} stopped {where}; {self._resume(status)}", style="bold yellow")
+                return self._signals.exit_code
+
+    def _resume(self, status: LocalStatus) -> str:
+        if self._job.spec.checkpoint is None:
+            return "spec.checkpoint is not set, so it starts from the beginning next time"
+        saved = status.progress.checkpoint if status.progress else None
+        if saved is None or saved.error:
+            return f"no checkpoint was written{': ' + saved.error if saved else ''}"
+        return f"run it again to resume from step {saved.step} ({saved.path})"
+
+
+def with_overrides(manifest: Path, overrides: Sequence[str], arguments: Sequence[str] = ()) -> ElasticTrainingJob:
+    """The job in ``manifest``, or that runs it if it is a Python script (with ``arguments``), with ``field=value``
+    changes: fields of the spec by their path, or ``name``.
+
+    Raises :class:`~elastrain.api.manifest.InvalidManifest` and :class:`BadOption`.
+    """
+    if arguments and manifest.suffix != ".py":
+        raise BadOption(f"{arguments[0]}: {manifest} is a manifest, which has the arguments of its command in itself")
+    job = job_of(manifest, arguments) if manifest.suffix == ".py" else load(manifest)
+    if not overrides:
+        return job
+    document: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+    for override in overrides:
+        path, value = _pair(override, "--set")
+        *parents, field = ["metadata", "name"] if path == "name" else ["spec", *path.split(".")]
+        place = document
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise BadOption(f"--set {override}: {parent} is not a mapping")
+        place[field] = yaml.safe_load(value)
+    return loads(yaml.safe_dump(document), source=f"{manifest} with --set")
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise BadOption(f"{option} {text}: must be NAME=VALUE")
+    return name, value
+
+
+def _serve(job: LocalJob, request: dict[str, Any]) -> dict[str, Any]:
+    """Answer a request of another terminal. Raises ``ValueError`` with words for the user."""
+    match request:
+        case {"do": "scale", "replicas": int(replicas)}:
+            before = job.status().desired
+            job.scale(replicas)
+            return {"before": before, "desired": replicas}
+        case {"do": "status"}:
+            return to_json(job.status())
+        case _:
+            raise ValueError(f"request not known: {request}")
+
+
+def scale_job(job: str, replicas: int) -> str:
+    """``elastrain scale``; returns what to print. Raises :class:`ControlError`."""
+    answer = ask(control_directory(), job, {"do": "scale", "replicas": replicas})
+    return f"{job}: {headcount(answer['desired'])} wanted (was {answer['before']})"
+
+
+def show_status(job: str | None, output: str) -> None:
+    """``elastrain status``: prints, as a table, ``json``, ``yaml`` or only each ``name``. Raises
+    :class:`ControlError`.
+    """
+    directory = control_directory()
+    jobs = [job] if job else running_jobs(directory)
+    stati = [ask(directory, name, {"do": "status"}) for name in jobs]
+    console = Console(soft_wrap=True)
+    match output:
+        case "json":
+            console.print_json(json.dumps(stati[0] if job else stati))
+        case "yaml":
+            console.out(yaml.safe_dump(stati[0] if job else stati, sort_keys=False), end="", highlight=False)
+        case "name":
+            console.out("\n".join(jobs), highlight=False)
+        case _:
+            for status in stati:
+                console.print(render(LocalStatus.model_validate(status), None))
+            if not stati:
+                console.print("no local job is running; elastrain list shows those of the cluster")
+
+
+def audit_directory(directory: Path, *, as_json: bool) -> bool:
+    """``elastrain audit``: print the verdict; True if nothing was lost or repeated. Raises ``ValueError``."""
+    verdict = audit.verify(directory)
+    console = Console()
+    if as_json:
+        console.print_json(json.dumps({**asdict(verdict), "ok": verdict.ok}))
+        return verdict.ok
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name in ("steps", "epochs", "samples", "lost", "repeated", "redone"):
+        table.add_row(name, str(getattr(verdict, name)))
+    for worker, pids in verdict.pids.items():
+        table.add_row(f"pids of {worker}", ", ".join(map(str, pids)))
+    console.print(table)
+    for problem in verdict.problems:
+        console.print(problem, style="red", highlight=False)
+    if verdict.ok:
+        console.print("no sample lost or repeated", style="bold green")
+    else:
+        console.print("samples were lost or repeated, or the logs contradict the order of the data", style="bold red")
+    return verdict.ok

@@ -1,0 +1,135 @@
+"""What a local job has on this machine: its directories, its etcd, and what a worker needs to be started."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from elastrain.agent.logs import ENV_AGENT_LOG
+from elastrain.api import names
+from elastrain.api.keys import JobKeys
+from elastrain.cli.local.spec import LocalSpec, worker_environment
+from elastrain.cli.local.worker import LocalWorker
+from elastrain.etcd import EtcdConfig
+from elastrain.etcd.server import EtcdServer
+
+log = structlog.get_logger()
+
+ETCD_STARTS = 5
+"""How often etcd is started in one run; the ports and the data stay the same."""
+
+
+class Site:
+    """For one run of a job. Its methods are called from one thread at a time."""
+
+    def __init__(
+        self,
+        spec: LocalSpec,
+        keys: JobKeys,
+        *,
+        etcd: str | Path | None,
+        lease_ttl: int,
+        on_line: Callable[[str, str], None] | None,
+    ) -> None:
+        """``etcd``: the binary, if it is not on PATH. ``on_line(worker, line)`` gets what workers print, from threads
+        of the workers. Raises ``EtcdNotFound``."""
+        self._spec = spec
+        self._keys = keys
+        self._etcd = EtcdServer(etcd)
+        self._etcd_starts = 0
+        self._lease_ttl = lease_ttl
+        self._on_line = on_line
+
+    @property
+    def logs_dir(self) -> Path:
+        """What each worker printed: ``<worker>.log``, and its agent's own log: ``<worker>.agent.log``."""
+        return self._spec.state_dir / "logs"
+
+    @property
+    def audit_dir(self) -> Path:
+        """The audit log of this run: which rank consumed which samples."""
+        return self._spec.state_dir / "audit" / self._keys.uid
+
+    @property
+    def _terminations(self) -> Path:
+        return self._spec.state_dir / "terminations" / self._keys.uid
+
+    @property
+    def etcd(self) -> EtcdConfig:
+        """How etcd, once it was started, is reached."""
+        return EtcdConfig.of(self._etcd.endpoint)
+
+    def prepare(self) -> None:
+        """Make the directories and start etcd. Raises ``OSError``, and ``RuntimeError`` if etcd cannot be started."""
+        for directory in (self.logs_dir, self.audit_dir, self._terminations):
+            directory.mkdir(parents=True, exist_ok=True)
+        if self._spec.state_dir.parent.name == ".elastrain":
+            (self._spec.state_dir.parent / ".gitignore").write_text("*\n")
+        self.keep_etcd()
+
+    def keep_etcd(self) -> None:
+        """Start etcd if it does not run. Raises ``RuntimeError`` if it cannot be started, or has ended too often."""
+        if self._etcd.pid is not None:
+            return
+        self._etcd_starts += 1
+        if self._etcd_starts > ETCD_STARTS:
+            raise RuntimeError(f"etcd ended {ETCD_STARTS} times; see {self._etcd.log_path}")
+        if self._etcd_starts > 1:
+            log.warning("etcd has ended; starting it again", log=str(self._etcd.log_path))
+        self._etcd.start()
+
+    def start_worker(self, ordinal: int, on_end: Callable[[], None]) -> LocalWorker:
+        """A new worker. ``on_end`` as of :class:`LocalWorker`. Raises ``OSError``."""
+        name = f"{self._spec.name}-{ordinal}"
+        checkpoint = self._spec.checkpoint
+        termination_log = self._terminations / f"{name}.json"
+        own = {
+            **self.etcd.to_environment(),
+            names.ENV_NAMESPACE: self._spec.namespace,
+            names.ENV_JOB: self._spec.name,
+            names.ENV_JOB_UID: self._keys.uid,
+            names.ENV_WORKER: name,
+            names.ENV_NODE: socket.gethostname(),
+            names.ENV_ADDRESS: "127.0.0.1",
+            names.ENV_NPROC: str(self._spec.nproc),
+            names.ENV_LEASE_TTL: str(self._lease_ttl),
+            names.ENV_CHECKPOINT: checkpoint.model_dump_json(by_alias=True) if checkpoint else "",
+            names.ENV_AUDIT_DIR: str(self.audit_dir),
+            names.ENV_TERMINATION_LOG: str(termination_log),
+            ENV_AGENT_LOG: str(self.logs_dir / f"{name}.agent.log"),
+        }
+        return LocalWorker(
+            name,
+            ordinal,
+            self._spec.command,
+            environment=worker_environment(self._spec, os.environ, own),
+            directory=self._spec.directory,
+            termination_log=termination_log,
+            on_line=self._line,
+            on_end=on_end,
+        )
+
+    def tail(self, worker: LocalWorker, lines: int) -> str:
+        """The last lines that an ended worker printed."""
+        if worker.ended is None:
+            return ""
+        path = self._log_of(worker.name)
+        text = path.read_text(encoding="utf-8") if path.exists() else worker.ended.log_tail
+        return "\n".join(text.splitlines()[-lines:])
+
+    def close(self) -> None:
+        """End etcd."""
+        self._etcd.close()
+
+    def _log_of(self, worker: str) -> Path:
+        return self.logs_dir / f"{worker}.log"
+
+    def _line(self, worker: str, line: str) -> None:
+        with self._log_of(worker).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        if self._on_line is not None:
+            self._on_line(worker, line)

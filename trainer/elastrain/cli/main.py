@@ -1,0 +1,348 @@
+"""The command line. Each command imports what it needs when it runs, so that an agent starts fast and without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from elastrain import __version__
+from elastrain.cli.cluster import app as cluster
+from elastrain.cli.shell.answers import EXIT_NO_CLUSTER, Output
+from elastrain.cli.shell.completion import Shell, script
+from elastrain.cli.shell.completion import jobs as jobs_of_cluster
+from elastrain.cli.shell.manual import Program
+from elastrain.cli.shell.spelling import Commands, job_name
+
+PANELS = HERE, BOTH, CLUSTER, PROGRAM, OPERATOR = (
+    "On this machine", "On this machine or a cluster", "On a cluster", "This program", "Called by the operator",
+)  # fmt: skip
+"""Of the commands in ``--help``, in this order."""
+
+app = Program(
+    name="elastrain",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,  # its options would be the longest lines of the help; there is a command
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="""Elastic PyTorch training: jobs that grow, shrink and survive losses without a restart.
+
+    [bold]On this machine[/bold], with the manifest that the cluster takes:
+
+        elastrain run job.yaml                      train; Ctrl-C drains
+        elastrain scale digits 4                    in another terminal: four workers from now on
+        elastrain status digits                     how it stands
+        elastrain audit .elastrain/digits/audit/*   was every sample used exactly once?
+
+    [bold]On a cluster[/bold] (the same as kubectl etj ...):
+
+        elastrain submit job.yaml                   or a script: train.py --max 8 --image ...
+        elastrain list                              all jobs of the namespace
+        elastrain watch digits                      until it ends
+        elastrain explain digits                    why it has this size, and what would change it
+        elastrain doctor                            is everything there?
+        elastrain dashboard                         a page about all of it, in your browser
+
+    A job of this machine comes first where a name is given; -n or --context mean the cluster.
+
+    Exit codes: 0 done; 1 the job has failed; 2 asked wrongly, or refused; 3 no cluster, or not allowed there;
+    130 Ctrl-C; 141 whoever read the output has gone.
+    """,
+)
+
+
+def _job_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: jobs of this machine, and of the cluster."""
+    from elastrain.cli.local.control import control_directory, running_jobs
+
+    here = [name for name in running_jobs(control_directory()) if name.startswith(incomplete)]
+    return [*here, *(name for name in jobs_of_cluster(ctx, incomplete) if name not in here)]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"elastrain {__version__}")
+        raise typer.Exit
+
+
+Job = Annotated[
+    str, typer.Argument(help="Name of the job.", metavar="JOB", callback=job_name, autocompletion=_job_names)
+]
+Manifest = Annotated[Path, typer.Argument(help="The job's manifest: YAML of kind ElasticTrainingJob.", metavar="FILE")]
+
+
+@app.command(context_settings={"ignore_unknown_options": True}, rich_help_panel=OPERATOR)
+def agent(
+    command: Annotated[list[str], typer.Argument(help="The training command of one rank.", metavar="CMD...")],
+) -> None:
+    """Be the agent of a worker: register it, run CMD as its ranks, pass generations on.
+
+    The operator and local mode call this; settings come from the environment.
+
+    Example: elastrain agent -- python train.py --epochs 3
+    """
+    from elastrain.agent.process.start import run_agent
+
+    raise typer.Exit(run_agent(command))
+
+
+@app.command(rich_help_panel=OPERATOR)
+def preflight(
+    *,
+    accelerators: Annotated[int, typer.Option(help="How many there must be. 0: the CPU is what trains.", min=0)] = 0,
+    min_bandwidth: Annotated[
+        float | None, typer.Option(help="Least memory bandwidth of each, in GB/s. Default: measured only.", min=0)
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that the node's own checks may take.", min=1)] = 300.0,
+    pairs_wait: Annotated[
+        float | None,
+        typer.Option(
+            help="Then measure all-reduces with other workers' nodes, waiting so many seconds for them. Needs the "
+            "ELASTRAIN_ variables of a worker. Default: no.",
+            min=1,
+        ),
+    ] = None,
+) -> None:
+    """Check that this node is fit to train: accelerators, arithmetic, memory bandwidth, /dev/shm, network to others.
+
+    The operator runs it before a worker whose job has `spec.preflight`.
+
+    Exit codes: 0 fit, 10 accelerators missing, 11 wrong results, 12 slow memory, 13 /dev/shm, 14 took too long, 15
+    no sums, or slow ones, with two other nodes.
+
+    Example: elastrain preflight --accelerators 8 --min-bandwidth 1500
+    """
+    from elastrain.api import names
+    from elastrain.nodecheck.preflight import run as check
+
+    log = Path(names.DEFAULT_TERMINATION_LOG)
+    raise typer.Exit(check(accelerators, min_bandwidth, timeout, log if log.exists() else None, pairs_wait=pairs_wait))
+
+
+@app.command(rich_help_panel=HERE)
+def run(
+    manifest: Annotated[
+        Path,
+        typer.Argument(
+            help="A manifest (.yaml), or a training script (.py): named after it, 2 of 1 to 8 workers.", metavar="FILE"
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="For a script: its arguments, after --.", metavar="[-- ARG...]")
+    ] = None,
+    *,
+    etcd: Annotated[Path | None, typer.Option(help="The etcd binary. Default: $ELASTRAIN_ETCD, PATH.")] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Logs, audit logs and volumes. Default: .elastrain/JOB beside the manifest.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live picture.")] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change a field: replicas=2, checkpoint.everySteps=50, name=other.", metavar="F=V"),
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", help="Set a variable for the workers.", metavar="NAME=VALUE")
+    ] = None,
+) -> None:
+    """Train a job on this machine: etcd, agents and ranks as processes.
+
+    Ctrl-C drains: all ranks stop at the same step, a durable checkpoint is written where the manifest has one, exit
+    code 130; running it again resumes. A second Ctrl-C kills. Exit codes: 0 finished, 1 failed, 2 cannot be started as
+    asked.
+
+    Examples:
+
+        elastrain run examples/01-digits/job.yaml
+        elastrain run job.yaml --set replicas=2 --set checkpoint.everySteps=100 --env EPOCHS=3
+        elastrain run train.py --set replicas=4 -- --epochs 3
+    """
+    from elastrain.cli.local.command import run_job
+
+    raise typer.Exit(
+        run_job(
+            manifest,
+            etcd=etcd,
+            state_dir=state_dir,
+            plain=plain,
+            overrides=set_ or [],
+            variables=env or [],
+            arguments=arguments or [],
+        )
+    )
+
+
+@app.command(rich_help_panel=BOTH)
+def scale(
+    job: Job,
+    replicas: Annotated[int, typer.Argument(help="Workers wanted, between minReplicas and maxReplicas.")],
+    namespace: cluster.Namespace = None,
+    context: cluster.Context = None,
+) -> None:
+    """Change how many workers a running job has, on this machine or on the cluster. It goes on training meanwhile.
+
+    Examples: elastrain scale digits 4, elastrain scale digits 4 -n research
+    """
+    if not _is_local(job, namespace, context):
+        with _nor_here(job):
+            cluster.scale(job, replicas, namespace, context)
+    from elastrain.cli.local.command import scale_job
+    from elastrain.cli.local.control import ControlError
+
+    try:
+        typer.echo(scale_job(job, replicas))
+    except ControlError as error:
+        _refuse(str(error))
+
+
+@app.command(rich_help_panel=BOTH)
+def status(
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of the job; absent: all that run on this machine.", callback=job_name, autocompletion=_job_names
+        ),
+    ] = None,
+    output: cluster.Format = Output.TABLE,
+    namespace: cluster.Namespace = None,
+    context: cluster.Context = None,
+) -> None:
+    """Show how a job stands, on this machine or on the cluster.
+
+    Examples: elastrain status, elastrain status digits, elastrain status digits -n research -o yaml
+    """
+    if job is not None and not _is_local(job, namespace, context):
+        with _nor_here(job):
+            cluster.status(job, output, namespace, context)
+    from elastrain.cli.local.command import show_status
+    from elastrain.cli.local.control import ControlError
+
+    try:
+        show_status(job, output)
+    except ControlError as error:
+        _refuse(str(error))
+
+
+@contextlib.contextmanager
+def _nor_here(job: str) -> Iterator[None]:
+    """Where there is no cluster, a local job may have been meant."""
+    try:
+        yield
+    except typer.Exit as leaving:
+        if leaving.exit_code == EXIT_NO_CLUSTER:
+            typer.echo(f"and no job {job} runs on this machine (elastrain status lists those that do)", err=True)
+        raise
+
+
+def _is_local(job: str, namespace: str | None, context: str | None) -> bool:
+    """Whether the job of this name is one that runs on this machine."""
+    if namespace or context:
+        return False
+    from elastrain.cli.local.control import control_directory, running_jobs
+
+    return job in running_jobs(control_directory())
+
+
+@app.command(rich_help_panel=HERE)
+def validate(manifest: Manifest) -> None:
+    """Check a manifest as the cluster would: each problem names the field, the value and the rule. Exit code 2 if there
+    is one.
+
+    Example: elastrain validate job.yaml
+    """
+    from elastrain.api.manifest import InvalidManifest, load
+
+    try:
+        job = load(manifest)
+    except InvalidManifest as error:
+        _refuse(str(error))
+    spec = job.spec
+    try:
+        ranks = spec.ranks_per_worker
+    except ValueError as error:
+        _refuse(f"{manifest}: not a valid {job.kind}\n  {error}")
+    workers = f"{spec.desired_replicas} worker{'s' * (spec.desired_replicas != 1)}"
+    typer.echo(
+        f"{manifest}: valid: job {job.name}, {workers} ({spec.min_replicas} to {spec.max_replicas}) "
+        f"of {ranks} rank{'s' * (ranks != 1)}"
+    )
+
+
+@app.command(rich_help_panel=HERE)
+def audit(
+    directory: Annotated[Path, typer.Argument(help="Audit logs of one run: STATE_DIR/audit/RUN.", metavar="DIR")],
+    *,
+    json: Annotated[bool, typer.Option("--json", help="The verdict as JSON.")] = False,
+) -> None:
+    """Judge the audit logs of a run: was every sample of every epoch used exactly once? Exit code 1 if not.
+
+    Example: elastrain audit .elastrain/digits/audit/3f2a90c1d7be
+    """
+    from elastrain.cli.local.command import audit_directory
+
+    try:
+        ok = audit_directory(directory, as_json=json)
+    except (OSError, ValueError) as error:
+        _refuse(str(error))
+    raise typer.Exit(0 if ok else 1)
+
+
+@app.callback()
+def options(
+    *,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+@app.command(rich_help_panel=PROGRAM)
+def completion(
+    shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish.", metavar="SHELL")],
+) -> None:
+    """Print what your shell must read to complete commands, options, and names of jobs, namespaces and contexts.
+
+    Examples:
+
+        bash: elastrain completion bash > ~/.local/share/bash-completion/completions/elastrain
+        zsh:  elastrain completion zsh > "${fpath[1]}/_elastrain"
+        fish: elastrain completion fish > ~/.config/fish/completions/elastrain.fish
+
+    The directory must exist; then open a new shell. zsh needs `autoload -Uz compinit && compinit` in ~/.zshrc, bash the
+    package bash-completion (or: source <(elastrain completion bash)).
+    """
+    typer.echo(script(shell))
+
+
+@app.command(rich_help_panel=PROGRAM)
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"elastrain {__version__}")
+
+
+for _command in cluster.app.registered_commands:
+    if _command.callback not in {cluster.scale, cluster.status}:  # they have a local meaning, too: above
+        _command = copy.copy(_command)  # kubectl etj has no panels
+        _command.rich_help_panel = CLUSTER
+        app.registered_commands.append(_command)
+app.registered_commands.sort(key=lambda command: PANELS.index(str(command.rich_help_panel)))
+
+
+def _refuse(message: str) -> NoReturn:
+    """Say why on standard error; exit code 2."""
+    typer.echo(message, err=True)
+    raise typer.Exit(2)
+
+
+def main() -> None:
+    """All commands. (The ``elastrain`` script begins in ``__main__``.)"""
+    cluster.start(app, "elastrain")
+
+
+if __name__ == "__main__":
+    main()

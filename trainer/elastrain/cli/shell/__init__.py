@@ -1,0 +1,1 @@
+"""What all commands share: help, completion, output formats, spelling, the terminal."""

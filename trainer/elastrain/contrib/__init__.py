@@ -1,0 +1,1 @@
+"""Programs with restart semantics: a process for each generation (mpirun, TensorFlow, any command)."""

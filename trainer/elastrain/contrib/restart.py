@@ -1,0 +1,211 @@
+"""Programs that cannot change their world while they run: a process for each generation (restart semantics).
+
+A :class:`Keeper` stands where a rank would stand: it speaks the rank's side of ``api/messages.py`` with the agent, and
+for each generation starts the program with that generation's world. At the next generation it ends the program and
+starts it anew, which then goes on from its last checkpoint. So agent, operator and rendezvous see an ordinary member.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from elastrain.agent.process.supervisor import split_exit_code
+from elastrain.api import names
+from elastrain.api.messages import Abort, Adopted, AgentMessage, Exit, Finished, Left, Proposed, Ready
+from elastrain.api.records import Generation, GenerationMember
+from elastrain.tether import tethered
+
+if TYPE_CHECKING:
+    from elastrain.elastic.membership.link import AgentLink
+
+log = structlog.get_logger(__name__)
+
+STOP_SECONDS = 10.0
+"""From SIGTERM to SIGKILL, for the program to end in an orderly way."""
+BLAME_SECONDS = 5.0
+"""Added to the lease's TTL: how long a program that failed waits for the news that a peer was lost, which would explain
+it. Without such news the failure is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a program is told of its generation."""
+
+    generation: Generation
+    place: GenerationMember
+    """Of the member that runs the program."""
+
+    @property
+    def rank(self) -> int:
+        """Of the member, from 0; the program counts as one process of each member."""
+        return [m.id for m in self.generation.members].index(self.place.id)
+
+    @property
+    def addresses(self) -> list[str]:
+        """``host:port`` of each member, in rank order: a port that its keeper has found free for the program."""
+        return [f"{m.address}:{m.store_port}" for m in self.generation.members]
+
+
+Start = Callable[[World], tuple[Sequence[str], Mapping[str, str]]]
+"""The command for a world, and the variables that it gets beside the keeper's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A program has ended by itself, or was killed by somebody else."""
+
+    generation: int
+    code: int
+    signum: int
+
+
+@dataclass
+class Keeper:
+    """Runs in the main thread; ``inbox`` takes what the agent says (None: it is gone) and how the program ended."""
+
+    start: Start
+    inbox: queue.SimpleQueue[AgentMessage | _Ended | None] = field(default_factory=queue.SimpleQueue)
+    _program: subprocess.Popen[bytes] | None = None
+    _world: World | None = None
+    _adopted: int = 0
+
+    def keep(self, environ: Mapping[str, str]) -> int:
+        """Until the program has finished, has failed, or the worker is to leave; returns the exit code.
+
+        Raises ``RuntimeError`` if no agent started this process.
+        """
+        from elastrain.elastic.membership.link import (
+            AgentLink,  # brings torch, which the helpers of mpirun have no use for
+        )
+
+        path = environ.get(names.ENV_AGENT_SOCKET)
+        if not path:
+            raise RuntimeError(
+                f"${names.ENV_AGENT_SOCKET} is not set, so no agent started this process. "
+                "Run it by 'elastrain run job.yaml', or on a cluster by 'kubectl apply -f job.yaml'."
+            )
+        link = AgentLink(path, 0, self.inbox.put)
+        link.start()
+        link.send(Ready(store_port=free_port(link.welcome.address)))
+        try:
+            return self._follow(link, link.welcome.lease_ttl + BLAME_SECONDS)
+        finally:
+            self._stop()
+            link.close()
+
+    def _follow(self, link: AgentLink, patience: float) -> int:
+        failed: _Ended | None = None
+        failed_at = 0.0
+        while True:
+            try:
+                wait = None if failed is None else max(0.0, failed_at + patience - time.monotonic())
+                message = self.inbox.get(timeout=wait)
+            except queue.Empty:
+                assert failed is not None
+                return failed.code or 128 + failed.signum
+            match message:
+                case Proposed(generation=generation) if generation.number > self._adopted:
+                    failed = None
+                    self._enter(generation, link)
+                case Abort(generation=number) if number == self._adopted:
+                    log.info("generation is over", generation=number, why=message.reason)
+                    failed = None
+                    self._stop()
+                case _Ended(generation=number) if number == self._adopted and self._world is not None:
+                    if message.code == message.signum == 0:
+                        link.send(Finished(step=0))
+                        return 0
+                    log.warning("the program failed", code=message.code, signal=message.signum)
+                    failed, failed_at = message, time.monotonic()
+                case Exit(reason=reason):
+                    log.info("leaving the job", reason=reason)
+                    self._stop()
+                    link.send(Left(step=0))
+                    return 0
+                case None:
+                    return names.EXIT_INFRASTRUCTURE  # nobody is left to tell
+
+    def _enter(self, generation: Generation, link: AgentLink) -> None:
+        self._stop()
+        place = generation.member(link.welcome.member)
+        self._adopted = generation.number
+        link.send(Adopted(generation=generation.number, step=0))
+        if place is None:
+            return
+        self._world = World(generation, place)
+        command, variables = self.start(self._world)
+        log.info("starting the program", generation=generation.number, rank=self._world.rank, world=generation.size)
+        self._program = subprocess.Popen(
+            tethered(command, signal.SIGKILL), env={**os.environ, **variables}, start_new_session=True
+        )
+        threading.Thread(target=self._await, args=(self._program, generation.number), daemon=True).start()
+
+    def _await(self, program: subprocess.Popen[bytes], generation: int) -> None:
+        code = program.wait()
+        exited, signum = split_exit_code(code)
+        self.inbox.put(_Ended(generation, exited, signum))
+
+    def _stop(self) -> None:
+        """End the program with all that it has started; nothing happens if there is none."""
+        program, self._program, self._world = self._program, None, None
+        if program is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            program.wait(STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
+
+
+def free_port(address: str) -> int:
+    """A port of ``address`` that nobody uses now."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def of_torch(world: World) -> dict[str, str]:
+    """What ``torch.distributed.init_process_group("env://")`` reads, in a program of one process for each member."""
+    first = world.generation.members[0]
+    return {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.generation.size),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": first.address,
+        "MASTER_PORT": str(first.store_port),
+    }
+
+
+def command_of(words: Sequence[str], module: str) -> list[str]:
+    """The command in the arguments of one of these modules. Ends the process if there is none."""
+    command = [*words[1:]] if words[:1] == ["--"] else [*words]
+    if not command:
+        sys.stderr.write(f"usage: python -m elastrain.integrations.{module} [--] CMD...\n")
+        sys.exit(names.EXIT_USAGE)
+    return command
+
+
+def main() -> int:
+    """A program of one process for each member that reads torch's environment."""
+    command = command_of(sys.argv[1:], "restart")
+    return Keeper(lambda world: (command, of_torch(world))).keep(os.environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""TensorFlow's ``MultiWorkerMirroredStrategy`` with restart semantics::
+
+    python -m elastrain.contrib.tensorflow CMD...
+
+Each worker runs CMD, with the cluster of its generation in ``TF_CONFIG``; at the next generation it is ended and
+started anew, and ``keras.callbacks.BackupAndRestore`` takes up the last epoch. This module imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from elastrain.contrib.restart import Keeper, World, command_of
+
+
+def of_tensorflow(world: World) -> dict[str, str]:
+    """``TF_CONFIG`` of this member: one process of each, the first one is the chief.
+
+    Source: https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable
+    """
+    task = {"type": "worker", "index": world.rank}
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": world.addresses}, "task": task})}
+
+
+def main() -> int:
+    command = command_of(sys.argv[1:], "tensorflow")
+    return Keeper(lambda world: (command, of_tensorflow(world))).keep(os.environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Who holds the cluster's accelerators: by node and by job, resource by resource. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from elastrain.dashboard.facts import CPU_WORKERS, NodeFacts, PodFacts, is_accelerator
+
+NODES = 200
+"""Nodes of a resource that are told one by one: those in use first."""
+RESOURCES = 8
+
+Json = dict[str, Any]
+
+
+def picture(pods: Iterable[PodFacts], nodes: Iterable[NodeFacts] | None) -> list[Json]:
+    """Each resource with its total (None: not known), what jobs hold of it, and both by job and by node.
+
+    ``nodes`` is None where they may not be read: then there are those that workers run on. The resource with most in
+    use comes first.
+    """
+    held: dict[str, dict[str, dict[str, int]]] = {}  # resource -> node -> job -> count
+    for pod in pods:
+        if pod.count:
+            jobs = held.setdefault(pod.resource, {}).setdefault(pod.worker.node, {})
+            jobs[pod.job] = jobs.get(pod.job, 0) + pod.count
+    known = tuple(nodes) if nodes is not None else None
+    offered = {r for n in known or () for r, _ in n.devices if is_accelerator(r)}
+    found = [_resource(r, held.get(r, {}), known) for r in sorted(held.keys() | offered)]
+    found.sort(key=lambda r: (r["resource"] == CPU_WORKERS, -r["held"], -(r["total"] or 0), r["resource"]))
+    return found[:RESOURCES]
+
+
+def _resource(resource: str, held: dict[str, dict[str, int]], nodes: tuple[NodeFacts, ...] | None) -> Json:
+    countable = nodes is not None and resource != CPU_WORKERS
+    facts = {n.name: n for n in nodes or ()}
+    totals = {n.name: dict(n.devices).get(resource, 0) for n in nodes or ()} if countable else {}
+    places: list[Json] = [
+        {
+            "name": name,
+            "ready": facts[name].ready if name in facts else None,
+            "cordoned": facts[name].cordoned if name in facts else None,
+            "total": totals.get(name) if countable else None,
+            "held": sum(held.get(name, {}).values()),
+            "jobs": _ordered(held.get(name, {})),
+        }
+        for name in {*held, *(n for n, total in totals.items() if total)}
+    ]
+    places.sort(key=lambda p: (-p["held"], p["name"]))
+    shown = sorted(places[:NODES], key=lambda p: str(p["name"]))
+    jobs: dict[str, int] = {}
+    for owners in held.values():
+        for job, count in owners.items():
+            jobs[job] = jobs.get(job, 0) + count
+    return {
+        "resource": resource,
+        "total": sum(totals.values()) if countable else None,
+        "held": sum(jobs.values()),
+        "jobs": _ordered(jobs),
+        "nodes": shown,
+        "nodesLeftOut": len(places) - len(shown),
+    }
+
+
+def _ordered(counts: dict[str, int]) -> list[Json]:
+    return [{"key": k, "count": n} for k, n in sorted(counts.items(), key=lambda part: (-part[1], part[0]))]

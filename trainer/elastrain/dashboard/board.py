@@ -1,0 +1,257 @@
+"""Everything that is known, and who is told what of it when: once a second, only what has changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import ChainMap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+from elastrain.api import names
+from elastrain.api.job import ElasticTrainingJob, JobStatus
+from elastrain.client import Event, Refused, Worker
+from elastrain.client.records import job_of
+from elastrain.dashboard import accelerators, facts, picture, timeline
+from elastrain.dashboard.facts import EventFacts, JobFacts, NodeFacts, PodFacts
+from elastrain.dashboard.feed import RETRY_DELAYS, Feed, Resource
+from elastrain.dashboard.history import Figures, Shares
+from elastrain.dashboard.reading import Reader
+from elastrain.dashboard.stream import Hub
+
+OVERVIEW = ""
+"""Topic of the list; a job's topic is its key."""
+ACCELERATOR_SECONDS = 30.0
+"""How often the accelerators are told again though nobody has taken or left any."""
+
+Json = dict[str, Any]
+T = TypeVar("T")
+_NOTHING: Json = {"total": None, "jobs": [], "nodes": []}
+"""What a resource has that nobody offers or holds any more."""
+
+
+@dataclass(slots=True)
+class Remembered:
+    """What a job has been, as far as this server has seen it."""
+
+    uid: str
+    figures: Figures = field(default_factory=Figures)
+    moments: tuple[timeline.Moment, ...] = ()
+
+
+class Board:
+    """Lives in one event loop."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        namespaces: tuple[str, ...],
+        started: datetime,
+        *,
+        retry_delays: tuple[float, ...] = RETRY_DELAYS,
+    ) -> None:
+        """``namespaces``: whose jobs are shown; none: all, and the cluster's nodes."""
+        self.hub = Hub()
+        self.namespaces = namespaces
+        self._started = started
+        self._rows: dict[str, Json] = {}
+        self._parsed: dict[str, ElasticTrainingJob] = {}
+        self._remembered: dict[str, Remembered] = {}
+        self._pods_of: dict[str, dict[str, Worker]] = {}
+        self._events_of: dict[str, dict[str, Event]] = {}
+        self._dirty: set[str] = set()
+        self._devices_changed = True
+        self._devices_told = float("-inf")
+        self._devices: list[Json] = []
+        self._shares: dict[str, tuple[Shares, Shares]] = {}
+        self._problems: list[Json] | None = None
+        self._listed = False  # and all rows made
+
+        def feed(resource: Resource, parse: Any, on_change: Any) -> Feed[Any]:
+            return Feed(reader, resource, parse=parse, on_change=on_change, retry_delays=retry_delays)
+
+        api = f"/apis/{names.API_VERSION}"
+        self._jobs: list[Feed[JobFacts]] = [
+            feed(Resource(f"{api}{n}/{names.PLURAL}", f"jobs{of}"), facts.job, self._job_changed)
+            for n, of in _places(namespaces)
+        ]
+        self._pods: list[Feed[PodFacts]] = [
+            feed(
+                Resource(f"/api/v1{n}/pods", f"pods{of}", {"labelSelector": names.LABEL_JOB}),
+                facts.pod,
+                self._pod_changed,
+            )
+            for n, of in _places(namespaces)
+        ]
+        self._events: list[Feed[EventFacts]] = [
+            feed(
+                Resource(f"/api/v1{n}/events", f"events{of}", {"fieldSelector": f"involvedObject.kind={names.KIND}"}),
+                facts.event,
+                self._event_changed,
+            )
+            for n, of in _places(namespaces)
+        ]
+        self._nodes: Feed[NodeFacts] | None = (
+            None if namespaces else feed(Resource("/api/v1/nodes", "nodes"), facts.node, self._node_changed)
+        )
+
+    @property
+    def feeds(self) -> list[Feed[Any]]:
+        return [*self._jobs, *self._pods, *self._events, *([self._nodes] if self._nodes else [])]
+
+    async def run(self) -> None:
+        """Follow the API server. Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for feed in self.feeds:
+                group.create_task(feed.run(), name=f"watch {feed.resource.what}")
+
+    # -- what is asked -------------------------------------------------------------------------------------------------
+    def rows(self) -> list[Json]:
+        """All jobs, by namespace and name."""
+        return [self._rows[key] for key in sorted(self._rows)]
+
+    def job(self, key: str, *, figures: bool) -> Json | None:
+        """A job's page; None: there is no such job (any more). ``figures``: with what it was over time."""
+        job = self._parsed.get(key)
+        shown = self._rows.get(key)
+        if job is not None:
+            workers = list(self._pods_of.get(key, {}).values())
+            events = self._events_of.get(key, {}).values()
+            shown = picture.detail(job, workers, events, self._remembered[key].moments)
+        if shown is not None and figures:
+            shown = {**shown, "figures": self._remembered[key].figures.shown()}
+        return shown
+
+    def devices(self) -> Json:
+        """Accelerators now and over time."""
+        history = {
+            resource: {"byJob": by_job.shown(), "byNode": by_node.shown()}
+            for resource, (by_job, by_node) in self._shares.items()
+        }
+        return {"now": self._devices, "history": history, "nodesKnown": self._nodes_known}
+
+    def health(self, now: datetime) -> Json:
+        """Whether what is shown can be believed."""
+        return {
+            "now": now.isoformat(),
+            "started": self._started.isoformat(),
+            "namespaces": list(self.namespaces),
+            "listed": self._listed,
+            "stale": any(feed.problem for feed in self._jobs),
+            "problems": self._all_problems(),
+        }
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+    def tick(self, now: datetime) -> None:
+        """Take in what has changed since the last time, and tell it."""
+        listed = all(feed.listed for feed in self._jobs)
+        changed, gone = self._take_in(now.timestamp())
+        self._take_in_devices(now.timestamp())
+        if changed or gone:
+            rows = [self._rows[key] for key in changed]
+            self.hub.send(OVERVIEW, "jobs", {"now": now.isoformat(), "rows": rows, "gone": gone})
+        for key in self.hub.topics:
+            if key in gone:
+                self.hub.send(key, "gone", {"now": now.isoformat()})
+            elif key in changed:
+                self.hub.send(key, "job", {"now": now.isoformat(), "job": self.job(key, figures=False)})
+        problems = self._all_problems()
+        if problems != self._problems or listed != self._listed:  # said last: what is known is with the page by now
+            self._problems, self._listed = problems, listed
+            self.hub.send_all("health", self.health(now))
+
+    def _take_in(self, now: float) -> tuple[set[str], list[str]]:
+        """Keys of jobs that differ, and of those that are no more."""
+        dirty, self._dirty = self._dirty, set()
+        jobs: Mapping[str, JobFacts] = ChainMap(*(feed.values for feed in self._jobs))
+        gone = []
+        for key in dirty:
+            found = jobs.get(key)
+            if found is not None:
+                self._see(key, found, now)
+            elif self._rows.pop(key, None) is not None:
+                self._parsed.pop(key, None)
+                self._remembered.pop(key, None)
+                gone.append(key)
+        return {key for key in dirty if key in self._rows}, gone  # pods and events may outlive their job
+
+    def _see(self, key: str, found: JobFacts, now: float) -> None:
+        remembered = self._remembered.get(key)
+        if remembered is None or remembered.uid != found.uid:  # another job of the same name
+            remembered = self._remembered[key] = Remembered(found.uid)
+        try:
+            job = job_of(found.body)
+        except Refused as error:
+            self._parsed.pop(key, None)
+            self._rows[key] = picture.unreadable(found.body, str(error))
+            return
+        status = job.status or JobStatus()
+        self._parsed[key], self._rows[key] = job, picture.row(job)
+        remembered.moments = timeline.merged(
+            remembered.moments, self._events_of.get(key, {}).values(), status.last_rescale
+        )
+        remembered.figures.add(
+            now,
+            step=status.step,
+            loss=status.progress.loss if status.progress else None,
+            ready=status.ready_replicas,
+            wanted=picture.wanted(job),
+        )
+
+    def _take_in_devices(self, now: float) -> None:
+        due = now - self._devices_told >= ACCELERATOR_SECONDS
+        if self._devices_changed:
+            pods = [pod for feed in self._pods for pod in feed.values.values()]
+            nodes = self._nodes.values.values() if self._nodes and self._nodes_known else None
+            self._devices = accelerators.picture(pods, nodes)
+        for resource in self._shares.keys() | {r["resource"] for r in self._devices}:
+            told = next((r for r in self._devices if r["resource"] == resource), _NOTHING)
+            by_job, by_node = self._shares.setdefault(resource, (Shares(), Shares()))
+            by_job.add(now, told["total"], {j["key"]: j["count"] for j in told["jobs"]})
+            by_node.add(now, told["total"], {n["name"]: n["held"] for n in told["nodes"]})
+        if self._devices_changed or due:
+            self._devices_changed, self._devices_told = False, now
+            self.hub.send(OVERVIEW, "accelerators", self.devices())
+
+    @property
+    def _nodes_known(self) -> bool:
+        return self._nodes is not None and self._nodes.listed
+
+    def _all_problems(self) -> list[Json]:
+        found = (feed.problem for feed in self.feeds)
+        return [{"what": p.what, "says": p.says, "since": p.since.isoformat(), "denied": p.denied} for p in found if p]
+
+    # -- what the feeds tell -------------------------------------------------------------------------------------------
+    def _job_changed(self, key: str, _before: object, _after: object) -> None:
+        self._dirty.add(key)
+
+    def _pod_changed(self, key: str, before: PodFacts | None, after: PodFacts | None) -> None:
+        self._devices_changed = True
+        was = before.job if before else None
+        self._file(self._pods_of, key, was, (after.job, after.worker) if after else None)
+
+    def _event_changed(self, key: str, before: EventFacts | None, after: EventFacts | None) -> None:
+        was = before.job if before else None
+        self._file(self._events_of, key, was, (after.job, after.event) if after else None)
+
+    def _node_changed(self, _key: str, before: NodeFacts | None, after: NodeFacts | None) -> None:
+        self._devices_changed = True
+
+    def _file(self, by_job: dict[str, dict[str, T]], key: str, was: str | None, now: tuple[str, T] | None) -> None:
+        """Keep what belongs to a job under that job."""
+        if was is not None:
+            self._dirty.add(was)
+            of_job = by_job.get(was, {})
+            of_job.pop(key, None)
+            if not of_job:
+                by_job.pop(was, None)
+        if now is not None:
+            job, value = now
+            self._dirty.add(job)
+            by_job.setdefault(job, {})[key] = value
+
+
+def _places(namespaces: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Path and words for each namespace; for none, those of the whole cluster."""
+    return [(f"/namespaces/{n}", f" of namespace {n}") for n in namespaces] or [("", "")]

@@ -1,0 +1,100 @@
+"""``elastrain dashboard``: serve the page until Ctrl-C, by the rights of the kubeconfig or of the pod."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import structlog
+from aiohttp import web
+
+from elastrain.api import names
+from elastrain.client.connection import Connection
+from elastrain.dashboard.board import Board
+from elastrain.dashboard.reading import ClusterReader
+from elastrain.dashboard.server import application
+
+_SHUTDOWN_SECONDS = 3.0
+
+
+class CannotListen(Exception):
+    """Nobody can be served at this address; the message names the option and the way out."""
+
+
+async def serve(
+    connection: Connection,
+    *,
+    namespaces: tuple[str, ...],
+    address: str,
+    port: int,
+    keyed: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM. ``namespaces``: none means all. ``port`` 0: any that is free. ``say`` is
+    told where.
+
+    Raises :class:`~elastrain.client.ClusterError` if the cluster cannot be read, and :class:`CannotListen`.
+    """
+    _log_to_stderr()
+    try:
+        place = f"/namespaces/{namespaces[0]}" if namespaces else ""
+        jobs = f"/apis/{names.API_VERSION}{place}/{names.PLURAL}"
+        await connection.call("GET", jobs, "list jobs", query={"limit": "1"})  # better now than on an empty page
+        key = secrets.token_urlsafe(12) if keyed else ""
+        board = Board(ClusterReader(connection), namespaces, datetime.now(UTC))
+        app = application(board, lambda: datetime.now(UTC), key=key)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, address, port)
+            try:
+                await site.start()
+            except OSError as error:
+                raise CannotListen(
+                    f"--address {address} --port {port}: cannot listen there ({error.strerror}); "
+                    "name another port, or 0 for any that is free"
+                ) from error
+            say(_where(address, runner.addresses[0][1], key, namespaces))
+            await _until_told()
+        finally:
+            await runner.cleanup()
+    finally:
+        await connection.close()
+
+
+async def _until_told() -> None:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, told.set)
+    try:
+        await told.wait()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def _where(address: str, port: int, key: str, namespaces: tuple[str, ...]) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, f"[{address}]" if ":" in address else address)  # noqa: S104
+    shown = f"namespace {', '.join(namespaces)}" if namespaces else "all namespaces"
+    return f"http://{host}:{port}/{f'?key={key}' if key else ''}  (jobs of {shown}; Ctrl-C stops)"
+
+
+def _log_to_stderr() -> None:
+    """JSON, or plain text on a terminal: standard output is for the address."""
+    render = structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            render,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+    )

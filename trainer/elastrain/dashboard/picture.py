@@ -1,0 +1,149 @@
+"""What the page gets to know of a job, as JSON has it. Pure; what a status means, ``view`` and ``explain`` say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from elastrain.api.job import AcceleratorSeconds, ConditionType, ElasticTrainingJob, JobStatus
+from elastrain.api.records import PHASES
+from elastrain.client import Event, Worker, view
+from elastrain.client import explain as explanations
+from elastrain.dashboard.timeline import Moment
+
+EVENTS = 50
+"""Of a job, the newest ones."""
+WORKERS = 500
+"""Of a job; with more, those that do not run come first."""
+
+Json = dict[str, Any]
+
+
+def row(job: ElasticTrainingJob) -> Json:
+    """A job in the list."""
+    status = job.status or JobStatus()
+    progress = status.progress
+    return {
+        "key": f"{job.namespace}/{job.name}",
+        "namespace": job.namespace,
+        "name": job.name,
+        "phase": view.phase_of(job),
+        "ready": status.ready_replicas,
+        "wanted": wanted(job),
+        "min": job.spec.min_replicas,
+        "max": job.spec.max_replicas,
+        "step": status.step,
+        "of": progress.of if progress else None,
+        "loss": progress.loss if progress else None,
+        "pace": progress.samples_per_second if progress else None,
+        "eta": progress.eta if progress and not status.completion_time else None,
+        "goodput": goodput(status.accelerator_seconds),
+        "why": why(job),
+        "created": job.metadata.get("creationTimestamp"),
+    }
+
+
+def unreadable(body: Mapping[str, Any], says: str) -> Json:
+    """A job of another version in the list: its name and what is wrong."""
+    meta, status = body["metadata"], body.get("status") or {}
+    nothing = dict.fromkeys(
+        ("ready", "wanted", "min", "max", "step", "of", "loss", "pace", "eta", "goodput"),
+    )
+    return {
+        "key": f"{meta.get('namespace', '')}/{meta.get('name', '')}", "namespace": str(meta.get("namespace", "")),
+        "name": str(meta.get("name", "")), "phase": str(status.get("phase") or "Unknown"), **nothing, "why": says,
+        "created": meta.get("creationTimestamp"),
+    }  # fmt: skip
+
+
+def wanted(job: ElasticTrainingJob) -> int:
+    """Workers wanted now, as the operator has decided, else as the spec says."""
+    decided = job.status.desired_replicas if job.status else None
+    return job.spec.desired_replicas if decided is None else decided
+
+
+def goodput(books: AcceleratorSeconds | None) -> float | None:
+    """Part of the accelerator seconds held so far that went into training, from 0 to 1; None while none are known."""
+    if books is None:
+        return None
+    held = books.training + books.rescaling + books.waiting + books.redone
+    return round(books.training / held, 4) if held > 0 else None
+
+
+def why(job: ElasticTrainingJob) -> str:
+    """How it ended, what it waits for, or why it is not larger; empty where all is well."""
+    grown = next((c for c in (job.status.conditions if job.status else []) if c.type == ConditionType.GROWN), None)
+    return view.standing(job) or (grown.message if grown and grown.status == "False" else "")
+
+
+def detail(
+    job: ElasticTrainingJob, workers: Sequence[Worker], events: Iterable[Event], moments: Sequence[Moment]
+) -> Json:
+    """A job's page, without its figures over time."""
+    status = job.status or JobStatus()
+    waiting_first = sorted(workers, key=lambda w: (w.phase == "Running", w.ordinal))
+    return {
+        **row(job),
+        "epoch": status.progress.epoch if status.progress else None,
+        "generation": _dump(status.generation),
+        "restarts": _dump(status.restarts),
+        "ledger": _ledger(status.accelerator_seconds),
+        "explain": [{"says": r.says, "change": r.change} for r in explanations.explain(job, workers)],
+        "conditions": [_dump(c) for c in status.conditions],
+        "workers": [_worker(w, status) for w in sorted(waiting_first[:WORKERS], key=lambda w: w.ordinal)],
+        "workersLeftOut": max(0, len(workers) - WORKERS),
+        "excludedNodes": [_dump(n) for n in status.excluded_nodes],
+        "lastFailure": _dump(status.last_failure),
+        "events": _events(events),
+        "rescales": [_rescale(m) for m in reversed(moments)],
+    }
+
+
+def _worker(worker: Worker, status: JobStatus) -> Json:
+    unhealthy = next((u for u in status.unhealthy_workers if u.worker == worker.name), None)
+    note = ": ".join(filter(None, (worker.reason, worker.message)))
+    return {
+        "name": worker.name,
+        "phase": worker.phase,
+        "node": worker.node,
+        "started": worker.started.isoformat() if worker.started else None,
+        "health": unhealthy.health if unhealthy else "",
+        "ranks": unhealthy.ranks if unhealthy else "",
+        "note": note or (unhealthy.message if unhealthy else ""),
+    }
+
+
+def _rescale(moment: Moment) -> Json:
+    known = moment.rescale.phases
+    order = [*(p for p in PHASES if p in known), *sorted(known.keys() - set(PHASES))]
+    return {
+        "time": moment.time.isoformat(),
+        "from": moment.rescale.from_,
+        "to": moment.rescale.to,
+        "reason": moment.rescale.reason,
+        "pause": moment.rescale.pause_seconds,
+        "lost": moment.rescale.lost_steps,
+        "phases": [{"name": name, "seconds": known[name]} for name in order],
+    }
+
+
+def _events(events: Iterable[Event]) -> list[Json]:
+    """The newest first."""
+    ordered = sorted(events, key=lambda e: e.time.timestamp() if e.time else 0.0, reverse=True)
+    return [
+        {
+            "time": e.time.isoformat() if e.time else None, "type": e.type, "reason": e.reason, "message": e.message,
+            "count": e.count,
+        }
+        for e in ordered[:EVENTS]
+    ]  # fmt: skip
+
+
+def _ledger(books: AcceleratorSeconds | None) -> Json | None:
+    if books is None:
+        return None
+    return {name: getattr(books, name) for name in ("training", "rescaling", "waiting", "redone", "held")}
+
+
+def _dump(model: Any) -> Any:
+    return None if model is None else model.model_dump(mode="json", by_alias=True)

@@ -1,0 +1,258 @@
+"""What the agent has said, and the connections to proposals that follow from it.
+
+Two kinds of threads write here: the link's reader (messages) and one short-lived thread per proposal (connecting). The
+training thread reads between steps and, when it is in no healthy generation, waits here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import structlog
+import torch
+
+from elastrain.api.messages import Abort, Adopted, AgentMessage, Broken, Exit, Proposed, RankMessage
+from elastrain.api.records import Generation
+from elastrain.elastic.comm import nccl
+from elastrain.elastic.comm.backend import Backend, Offer
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.exchange import CalledOff, MeetingStore
+from elastrain.elastic.comm.gloo import first_line
+from elastrain.elastic.comm.meeting import MeetingPoint
+from elastrain.elastic.membership import control
+from elastrain.elastic.membership.link import AgentLink, AgentLost
+
+log = structlog.get_logger(__name__)
+
+_REMIND_SECONDS = 10.0
+"""While a rank waits for a generation it says so this often."""
+
+
+class ExitRequested(Exception):
+    """The agent wants this rank to end; no generation will include it any more."""
+
+
+class Session:
+    """The rank's side of its membership. All public methods are for the training thread."""
+
+    def __init__(self, socket_path: str, local_rank: int) -> None:
+        self._changed = threading.Condition()
+        self._proposed: dict[int, Generation] = {}
+        self._newest: Generation | None = None
+        self._has_place = True
+        """In the newest generation, as far as there is one. Kept, since each step asks and a generation may be long."""
+        self._heard: dict[int, float] = {}
+        self._adopted = 0
+        self._connected: dict[int, Communicator] = {}
+        self._failed: dict[int, str] = {}
+        self._aborted: dict[int, str] = {}
+        self._current: Communicator | None = None
+        self._exit: str | None = None
+        self._lost = False
+        self._closed = False
+        self._local_rank = local_rank
+        self._offer = Offer(Backend.GLOO)
+        self._device: torch.device | None = None
+        self._largest_sum = 0
+        self._meeting_point: MeetingPoint | None = None
+        self._link = AgentLink(socket_path, local_rank, self._on_message)
+        self.welcome = self._link.welcome
+        self._link.start()
+
+    # -- to the agent ------------------------------------------------------------------------------------------------
+    def send(self, message: RankMessage) -> None:
+        self._link.send(message)
+
+    def adopt(self, number: int, step: int) -> None:
+        """Tell the agent that this rank now trains in, or has stopped for, generation ``number``."""
+        with self._changed:
+            self._adopted = number
+        self._link.send(Adopted(generation=number, step=step))
+
+    def use(self, offer: Offer, device: torch.device, largest_sum: int) -> None:
+        """Sum gradients of tensors on ``device`` by what the ranks agree upon, about so many bytes at once in the
+        host's memory; to be told before a generation may come.
+        """
+        self._offer, self._device, self._largest_sum = offer, device, largest_sum
+
+    def serve_store(self) -> int:
+        """Serve this member's meeting point (local rank 0 only; others return 0) and return its port."""
+        if self._local_rank != 0:
+            return 0
+        self._meeting_point = self._meeting_point or MeetingPoint(self.welcome.address)
+        return self._meeting_point.port
+
+    def close(self) -> None:
+        """Let go of the agent and of every connection; call it last."""
+        with self._changed:
+            self._closed = True
+            communicators = [*self._connected.values(), *([self._current] if self._current else [])]
+            self._connected = {}
+        for communicator in communicators:
+            communicator.close()
+        if self._meeting_point is not None:
+            self._meeting_point.close()
+        self._link.close()
+
+    # -- between steps -----------------------------------------------------------------------------------------------
+    def connected(self) -> frozenset[int]:
+        """Numbers of the proposals that this rank could switch to now."""
+        with self._changed:
+            return frozenset(n for n, c in self._connected.items() if c.over is None) | self._without_me()
+
+    def expected_world_size(self) -> int:
+        """Ranks of the newest known generation; 0 before any."""
+        with self._changed:
+            return self._newest.world_size if self._newest else 0
+
+    def heard_at(self, number: int) -> float:
+        """Monotonic time at which this rank was told of a generation that it was given."""
+        with self._changed:
+            return self._heard[number]
+
+    def take(self, number: int) -> tuple[Generation, Communicator | None]:
+        """The generation that the ranks have agreed to switch to; None as communicator if it has no place for this
+        rank.
+        """
+        with self._changed:
+            self._current = self._connected.pop(number, None)
+            return self._proposed[number], self._current
+
+    def discard_superseded(self) -> None:
+        """Close connections to proposals that a newer one has replaced and that the ranks have not agreed upon."""
+        with self._changed:
+            newest = self._newest.number if self._newest else 0
+            old = [self._connected.pop(n) for n in list(self._connected) if n < newest]
+        for communicator in old:
+            communicator.abort("superseded")
+            close_in_background(communicator)
+
+    def wait_for_generation(self, after: int) -> tuple[Generation, Communicator | None]:
+        """The newest generation numbered above ``after``, connected; None as communicator if it has no place for this
+        rank.
+
+        Waits as long as the agent lives: a job below its minimum has nothing else to do, and says so.
+        Raises :class:`ExitRequested` or :class:`AgentLost`.
+        """
+        self._current = None
+        began = reminded = time.monotonic()
+        while True:
+            failed = None
+            with self._changed:
+                self._raise_if_over()
+                g = self._newest
+                if g is not None and g.number > after:
+                    if self._rank_in(g) is None:
+                        return g, None
+                    if g.number in self._connected:
+                        self._current = self._connected.pop(g.number)
+                        return g, self._current
+                    failed = self._failed.get(g.number)
+                if failed is None:
+                    self._changed.wait(1.0)
+            if failed is not None and g is not None:
+                # Not even connected: ask for another generation, and wait for that one.
+                self.send(Broken(generation=g.number, step=0, error=failed))
+                after = g.number
+            now = time.monotonic()
+            if now - reminded >= _REMIND_SECONDS:
+                reminded = now
+                log.info("waiting for a generation", newer_than=after, seconds=round(now - began))
+
+    # -- threads -----------------------------------------------------------------------------------------------------
+    def _on_message(self, message: AgentMessage | None) -> None:
+        with self._changed:
+            match message:
+                case None:
+                    self._lost = True
+                    self._call_off_all("the agent is gone")
+                case Proposed(generation=g):
+                    if self._newest is None or g.number > self._newest.number:
+                        self._newest, self._has_place = g, self._rank_in(g) is not None
+                        self._proposed = {n: p for n, p in self._proposed.items() if n > g.number - control.SLOTS}
+                        self._proposed[g.number] = g
+                        self._heard = {n: self._heard.get(n, time.monotonic()) for n in self._proposed}
+                        if self._has_place:
+                            name = f"elastrain-connect-{g.number}"
+                            # Not a daemon thread: one that comes back from C++ into an interpreter that shuts down
+                            # would end the process by abort. It is called off when the session closes.
+                            threading.Thread(target=self._connect, args=(g,), name=name).start()
+                case Abort(generation=number, reason=reason):
+                    self._aborted[number] = reason
+                    for c in (self._current, self._connected.get(number)):
+                        if c is not None and c.generation == number:
+                            c.call_off(reason)
+                case Exit(reason=reason):
+                    self._exit = reason
+                    # A joiner may already wait in a generation for peers that will not come.
+                    if self._current is None or self._current.generation != self._adopted:
+                        self._call_off_all(f"exit: {reason}")
+            self._changed.notify_all()
+
+    def _connect(self, g: Generation) -> None:
+        rank = self._rank_in(g)
+        assert rank is not None
+        try:
+            store = MeetingStore(g, rank, lambda: self._called_off(g.number))
+            communicator = Communicator(
+                of=g,
+                rank=rank,
+                store=store,
+                address=self.welcome.address,
+                offer=self._offer,
+                device=self._device,
+                largest_sum=self._largest_sum,
+                called_off=lambda: self._called_off(g.number),
+            )
+        except (CalledOff, nccl.CalledOff):
+            return
+        except (RuntimeError, TimeoutError) as e:  # torch's network errors are RuntimeErrors
+            if self._called_off(g.number):
+                return
+            log.warning("could not connect to a proposed generation", generation=g.number, error=first_line(e))
+            with self._changed:
+                self._failed[g.number] = first_line(e)
+                self._changed.notify_all()
+            return
+        with self._changed:
+            if not self._closed:
+                self._connected[g.number] = communicator
+                if g.number in self._aborted:
+                    communicator.call_off(self._aborted[g.number])
+                self._changed.notify_all()
+                return
+        communicator.close()
+
+    def _called_off(self, number: int) -> bool:
+        """Whether nobody needs a connection to this proposal any more."""
+        with self._changed:
+            return self._closed or self._lost or (self._newest is not None and self._newest.number > number)
+
+    # -- under the lock ----------------------------------------------------------------------------------------------
+    def _rank_in(self, g: Generation) -> int | None:
+        member = g.member(self.welcome.member)
+        return None if member is None else member.rank_offset + self._local_rank
+
+    def _without_me(self) -> frozenset[int]:
+        """The newest proposal counts as connected where there is nothing to connect to."""
+        return frozenset() if self._newest is None or self._has_place else frozenset({self._newest.number})
+
+    def _call_off_all(self, cause: str) -> None:
+        for c in (self._current, *self._connected.values()):
+            if c is not None:
+                c.call_off(cause)
+
+    def _raise_if_over(self) -> None:
+        if self._lost:
+            raise AgentLost("the agent is gone")
+        if self._exit is not None:
+            raise ExitRequested(self._exit)
+
+
+def close_in_background(communicator: Communicator) -> None:
+    """gloo needs about 10 ms per peer to let go; training does not wait for it.
+
+    Not a daemon thread: coming back from C++ into an interpreter that shuts down would end the process by abort.
+    """
+    threading.Thread(target=communicator.close, kwargs={"together": True}, name="elastrain-close").start()

@@ -1,0 +1,1 @@
+"""The training state: captured as one tree, sent to joiners, received, restored."""

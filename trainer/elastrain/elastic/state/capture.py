@@ -1,0 +1,111 @@
+"""The training state as one tree: captured from what is tracked, described, restored.
+
+Anything with ``state_dict`` and ``load_state_dict`` can be tracked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils import _pytree
+
+from elastrain.elastic.comm import digest
+
+
+class Stateful(Protocol):
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands for a tensor in the description of a tree."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    device: str
+    """Type of the device it lies on: "cpu", "cuda", …"""
+
+
+def capture(tracked: Mapping[str, Stateful]) -> dict[str, Any]:
+    """The present state by name. Tensors are the live ones, not copies."""
+    return {name: obj.state_dict() for name, obj in tracked.items()}
+
+
+def restore(tracked: dict[str, Stateful], state: dict[str, Any]) -> None:
+    """Load ``state`` into the tracked objects.
+
+    Raises ``ValueError`` naming what one side has and the other lacks: a silently skipped optimizer would train on.
+    """
+    if missing := sorted(tracked.keys() - state.keys()):
+        raise ValueError(f"the saved state has no entry for tracked {', '.join(missing)}; it has {sorted(state)}")
+    if surplus := sorted(state.keys() - tracked.keys()):
+        raise ValueError(f"the saved state has {', '.join(surplus)}, which this script does not track (job.track)")
+    for name, obj in tracked.items():
+        obj.load_state_dict(state[name])
+
+
+def structure(tree: Any) -> int:
+    """A positive 63-bit number for the names, types and shapes of the tree's tensors.
+
+    Ranks whose numbers are equal can each send a share of their state to the same receiver.
+    """
+    leaves, _ = _pytree.tree_flatten_with_path(tree)
+    described = [(_pytree.keystr(path), slot(leaf)) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return digest.of_value(described)
+
+
+def to_cpu_copy(tree: Any, into: Any = None) -> Any:
+    """A copy whose tensors are on the CPU and share no memory with ``tree``.
+
+    They are those of ``into``, an earlier copy that is needed no more, where they fit: the first write to each page of
+    new memory takes longer than the copy itself.
+    """
+    homes = dict(_pytree.tree_flatten_with_path(into)[0])
+
+    def copy(path: tuple[Any, ...], leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        home = homes.get(path)
+        if home is not None and _alike(home, leaf):
+            return home.copy_(leaf.detach())
+        return leaf.detach().to("cpu", copy=True)
+
+    return _pytree.tree_map_with_path(copy, tree)
+
+
+def _alike(home: object, leaf: torch.Tensor) -> bool:
+    if not isinstance(home, torch.Tensor) or home.layout != torch.strided or leaf.layout != torch.strided:
+        return False
+    return (home.dtype, home.shape, home.stride()) == (leaf.dtype, leaf.shape, leaf.stride())
+
+
+def slot(leaf: Any) -> Any:
+    """The description of a tensor; anything else stays as it is."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    stride = leaf.stride() if is_dense(leaf) else torch.empty(leaf.shape, device="meta").stride()
+    return Slot(leaf.dtype, tuple(leaf.shape), stride, leaf.device.type)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill a run of memory, in whatever order of the dimensions."""
+    run = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != run:
+                return False
+            run *= size
+    return True
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as a flat uint8 view, in the order of :func:`slot`'s stride (a copy if it has gaps)."""
+    if not is_dense(tensor):
+        tensor = tensor.contiguous()
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

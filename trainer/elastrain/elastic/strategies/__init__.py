@@ -1,0 +1,1 @@
+"""How a model trains over the generation in force: replicated (DDP), bitwise."""

@@ -1,0 +1,54 @@
+"""From a worker's environment to its part in the measurements."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from types import FrameType
+
+from elastrain.agent.settings import BadSettings, Settings
+from elastrain.api.keys import JobKeys
+from elastrain.etcd import EtcdClient
+from elastrain.nodecheck.records import Contestant
+from elastrain.nodecheck.rounds import Check, Verdict, by_process
+
+
+def measured(environ: Mapping[str, str], backend: str, wait: float) -> Verdict:
+    """Take part for the worker that ``environ`` describes (the agent's variables), over ``backend``.
+
+    SIGTERM ends the process: without that the first process of a container would ignore it.
+    """
+    try:
+        settings = Settings.from_environment(environ)
+        client = EtcdClient.from_environment(environ)
+    except (BadSettings, ValueError) as error:
+        return Verdict(unknown=str(error))
+    signal.signal(signal.SIGTERM, _end)
+    with client, closing(reserved(settings.address)) as port:
+        me = Contestant(
+            id=f"{settings.worker}.{secrets.token_hex(4)}",
+            worker=settings.worker,
+            node=settings.node,
+            address=settings.address,
+            port=port.getsockname()[1],
+        )
+        keys = JobKeys(settings.namespace, settings.job, settings.job_uid)
+        return Check(client, keys, me, wait, by_process(backend)).run()
+
+
+def reserved(address: str) -> socket.socket:
+    """A socket that is bound to a free port of ``address`` and does not listen: nobody else is given the port, and a
+    match may listen at it."""
+    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+    port = socket.socket(family, socket.SOCK_STREAM)
+    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    port.bind(("", 0))
+    return port
+
+
+def _end(signum: int, _: FrameType | None) -> None:
+    sys.exit(128 + signum)

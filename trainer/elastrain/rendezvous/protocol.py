@@ -1,0 +1,178 @@
+"""One member's part in the protocol, without I/O: records and time go in, what to watch, read and write comes out.
+
+:class:`~elastrain.rendezvous.driver.Executor` executes it for an agent, ``bench/rendezvous.py`` for thousands of
+members in one process. The writes are transactions that name what must not have changed, so a stale one does nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastrain.api import roster
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import Ended, Leader, Member
+from elastrain.etcd import Batch, Event, KeyValue, Put, Range, Transaction
+from elastrain.rendezvous.decide import Action, Condemn, DecisionState, Nothing, Propose, Timing, Wait, decide, remember
+from elastrain.rendezvous.election import Candidate, Claim, elect
+from elastrain.rendezvous.scope import everything, own_part
+from elastrain.rendezvous.suspicion import place_in
+from elastrain.rendezvous.view import View
+from elastrain.rendezvous.view_builder import ViewBuilder
+
+_AGAIN_SECONDS = 2.0
+"""A transaction of which nothing has come is tried again after so long."""
+LONGEST_REST = 0.25
+"""Seconds for which news are collected at most, rather than looked at one by one."""
+_RESTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Todo:
+    """What to do now. Execute it, then call again after the next change from the watch, or at ``until``."""
+
+    action: Action
+    """What was decided for the job, and why."""
+    transaction: Transaction | None = None
+    what: str = ""
+    """Completes "tried to ..."."""
+    part: str | None = None
+    """A key to read, for :meth:`MemberProtocol.found`."""
+    until: float | None = None
+
+
+class MemberProtocol:
+    """Not thread-safe. ``own`` is always the member's record as it should be in etcd, ``lease`` the id of its lease."""
+
+    def __init__(self, keys: JobKeys, timing: Timing, *, sees_all: bool = False) -> None:
+        """``sees_all``: watch all records even while another member leads."""
+        self.keys = keys
+        self.views = ViewBuilder(keys)
+        self._timing = timing
+        self._sees_all = sees_all
+        self._memory = DecisionState()
+        self._led = False  # a leader has been seen
+        self._vacant_since: float | None = None
+        self._tried: tuple[Transaction, float] | None = None
+        self._needed = 1
+        self._news = 0
+        self._scoped = (False, "")
+        self._scope: tuple[Range, ...] = ()
+
+    def leads(self, own: Member) -> bool:
+        return self.views.leader is not None and self.views.leader.member == own.id
+
+    def scope(self, own: Member) -> tuple[Range, ...]:
+        """What to watch now. In a small job every member watches all records: the judgement of health needs them."""
+        target = self.views.state.target
+        small = target is not None and target.max <= roster.INLINE
+        everywhere = self._sees_all or small or self.leads(own)
+        if (everywhere, own.id) != self._scoped:
+            self._scoped = (everywhere, own.id)
+            self._scope = everything(self.keys) if everywhere else own_part(self.keys, own.id)
+        return self._scope
+
+    def take(self, batch: Batch, *, outage: bool = False) -> None:
+        """What the watch reports. ``outage``: etcd was away; a key that vanished says nothing yet."""
+        members = self.keys.members
+        others = batch.snapshot or any(not _key_of(event).startswith(members) for event in batch.events)
+        self._news += self._needed if others else len(batch.events)
+        self.views.apply(batch, keep_missing=outage)
+
+    @property
+    def may_wait(self) -> bool:
+        """The changes since :meth:`next` are too few to change its answer. The leader of a large job that gathers
+        need not look at all its members again for each of them."""
+        return self._news < self._needed
+
+    def found(self, own: Member, key: str, kv: KeyValue | None) -> None:
+        """What :attr:`Todo.part` holds."""
+        self.views.found(own.id, key, kv)
+
+    def bridge(self, *, outage: bool) -> None:
+        """During an outage and for a lease's time after it, members without a key are missing; then they are lost."""
+        if not outage:
+            self.views.drop_missing()
+        elif self.views.complete and self.views.generation is not None:
+            self.views.expect(self.views.generation)
+
+    def look(self, own: Member, suspects: frozenset[str], unsure: frozenset[str]) -> View:
+        """The job as this member sees it."""
+        return self.views.view(own.id, suspects, unsure)
+
+    def next(self, view: View, own: Member, lease: int, now: float) -> Todo:
+        """What to do about ``view``. Call it only while etcd answers."""
+        self._news, self._needed = 0, 1
+        if view.complete:
+            self._memory = remember(self._memory, view, now, self._timing)
+            action = decide(view, self._memory, now, self._timing)
+            self._needed = action.changes if isinstance(action, Nothing) else 1
+        else:
+            self._memory = DecisionState()
+            action = Nothing(f"{view.leader or 'no member'} leads")
+        part = self.views.part_to_read(own.id) if not view.complete else None
+        claim = elect(self._candidate(view, own, lease, now), now)
+        transaction, what = None, ""
+        if isinstance(claim, Claim):
+            transaction, what = self._claim(claim, own, lease), "lead"
+        elif isinstance(action, Propose):
+            transaction, what = self._proposal(view, action), f"form generation {action.generation.number}"
+        elif isinstance(action, Condemn):
+            ended = Ended(numbers=action.numbers, why=action.why)
+            unchanged = ((self.keys.leader, view.leader_mod_revision),)
+            transaction, what = Transaction(unchanged, ((self.keys.ended, ended.encode()),)), "end a generation"
+        if self._tried is not None and self._tried[0] == transaction and now < self._tried[1] + _AGAIN_SECONDS:
+            return Todo(action, part=part, until=self._tried[1] + _AGAIN_SECONDS)
+        times = [claim if isinstance(claim, float) else None, action.until if isinstance(action, Wait) else None]
+        return Todo(action, transaction, what, part, min((t for t in times if t is not None), default=None))
+
+    def tried(self, transaction: Transaction, now: float) -> None:
+        """It was sent and answered; what came of it is for the watch to say."""
+        self._tried = (transaction, now)
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+    def _candidate(self, view: View, own: Member, lease: int, now: float) -> Candidate:
+        leadership = self.views.state.leadership
+        leader = self.views.leader.member if self.views.leader else None
+        suspect = leader is not None and leader != own.id and leader in view.suspects
+        if leader is not None and not suspect:
+            self._led, self._vacant_since = True, None
+        elif self._led and self._vacant_since is None:
+            self._vacant_since = now
+        return Candidate(
+            member=own.id,
+            lease=lease,
+            leader=leader,
+            leader_lease=leadership.lease if leadership else 0,
+            mod_revision=leadership.mod_revision if leadership else 0,
+            suspect=suspect,
+            since=self._vacant_since,
+            place=place_in(view.generation, own.id),
+        )
+
+    def _claim(self, claim: Claim, own: Member, lease: int) -> Transaction:
+        leader = Leader(member=own.id, worker=own.worker, address=own.address, agent_port=own.agent_port)
+        unchanged = ((self.keys.leader, claim.mod_revision),)
+        return Transaction(unchanged, ((self.keys.leader, leader.encode()),), lease=lease)
+
+    def _proposal(self, view: View, action: Propose) -> Transaction:
+        """The generation and its members, at once: a leader that dies leaves all of it or nothing."""
+        keys, generation = self.keys, action.generation
+        parts = ((keys.roster(generation.number, i), p.encode()) for i, p in enumerate(roster.split(generation)))
+        oldest = generation.number - roster.KEPT
+        return Transaction(
+            unchanged=((keys.generation, action.expected_mod_revision), (keys.leader, view.leader_mod_revision)),
+            puts=((keys.generation, roster.header(generation).encode()), *parts),
+            deleted=Range(keys.rosters, end=keys.roster(oldest + 1)) if oldest > 0 else None,
+        )
+
+
+def rest_after(busy: float) -> float:
+    """Seconds from one look at the job to the next, where the look took ``busy`` seconds of processor time.
+
+    That is milliseconds for the leader of a large job, which so spends a fifth of its time looking, at the most.
+    """
+    return min(LONGEST_REST, (1 + _RESTS) * busy)
+
+
+def _key_of(event: Event) -> str:
+    return event.kv.key if isinstance(event, Put) else event.key
