@@ -1,7 +1,7 @@
 """The workload of most benchmarks: a perceptron of 9.2 million parameters on synthetic data, with Adam.
 
-Model and optimizer state are 110 MB. ``ENV_STATE_MIB`` puts frozen tables below it, as in fine-tuning: the state grows, a
-step hardly. ``ENV_DEVICE`` chooses the device.
+Model and optimizer state are 110 MB. ``ENV_STATE_MIB`` puts frozen tables below it, as in fine-tuning: the state grows,
+a step hardly. ``ENV_DEVICE`` chooses the device.
 """
 
 from __future__ import annotations
