@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from elastrain.api.keys import JobKeys
@@ -10,15 +11,14 @@ from elastrain.etcd import Batch, EtcdConfig, EtcdUnavailable, KeyValue, Range, 
 from elastrain_operator.apply.executor import Executor
 from elastrain_operator.apply.sweep import Sweeper
 from elastrain_operator.config import LeaseName, OperatorConfig, WorkerEtcd
-from elastrain_operator.kube.client import ApiError, NotLeading
+from elastrain_operator.kube.client import ApiError, NotLeading, jobs_path, pods_path
 from elastrain_operator.leader.decide import Terms
 from elastrain_operator.leader.election import Elector, Tenure
 from elastrain_operator.leader.fencing import FencedEtcd, fence_key
 from elastrain_operator.loops import JobLoop, Loops
 from elastrain_operator.model import JobRef, Pod
-from elastrain_operator.observe import jobs, pods
-from elastrain_operator.observe.pods import Pods
 from elastrain_operator.observe.records import Mirror
+from elastrain_operator.observe.watched import Watched
 from sim import apiserver, etcd
 from sim.etcd_client import Client, WatchKeeper
 from sim.kube import Kube
@@ -86,7 +86,15 @@ class Operator:
                 raise NotLeading("prove that this operator leads")
 
         fenced = FencedEtcd(EtcdCalls(self), FENCE, identity, tenure, prove)  # type: ignore[arg-type]
-        known = Pods()
+        watched = Watched(
+            kube,  # type: ignore[arg-type]
+            CONFIG.namespaces,
+            CONFIG.resync,
+            jobs=lambda: self._loops.jobs(),
+            on_job=lambda body: self._loops.see(body, watched.pods.of),
+            on_job_gone=self._job_gone,
+            on_pod=self._pod_event,
+        )
         mirror = Mirror(fenced, "sim", self._etcd_changed, lambda keys: self._loops.wake_later(keys.uid))
         executor = Executor(kube, mirror, CONFIG)  # type: ignore[arg-type]
 
@@ -97,17 +105,22 @@ class Operator:
         self._sweeper = Sweeper(
             kube,  # type: ignore[arg-type]
             mirror,
-            lambda keys: keys.uid in self._loops or bool(known.of(keys.uid)),
+            lambda keys: keys.uid in self._loops or bool(watched.pods.of(keys.uid)),
         )
         mirror.start()
 
         async def start() -> None:
             await mirror.wait_listed(5.0)
-            watch = pods.watch(kube, "", known, self._pod_event)
-            loop.create_task(watch.run())
-            await watch.listed.wait()
+            while True:
+                try:
+                    await watched.list_first()
+                    break
+                except ApiError:
+                    await asyncio.sleep(1.0)
             loop.create_task(self._sweeper.run())
-            await jobs.watch(kube, "", lambda body, gone: self._job_event(body, gone, known)).run()
+            loop.create_task(watched.run())
+            loop.create_task(kube.watch_as_kopf(pods_path(""), "worker pods", watched.pod_event))
+            await kube.watch_as_kopf(jobs_path(""), "jobs", watched.job_event)
 
         loop.create_task(start())
 
@@ -117,15 +130,10 @@ class Operator:
         else:
             self._loops.wake(keys.uid)
 
-    def _job_event(self, body: Mapping[str, Any], gone: bool, known: Pods) -> None:
-        meta = body["metadata"]
-        if not gone:
-            self._loops.see(body, known.of)
-            return
-
+    def _job_gone(self, job: JobKeys) -> None:
         async def forget() -> None:
-            await self._loops.forget(meta["uid"])
-            self._sweeper.nudge(JobKeys(meta["namespace"], meta["name"], meta["uid"]))
+            await self._loops.forget(job.uid)
+            self._sweeper.nudge(job)
 
         self.loop.create_task(forget())
 
