@@ -14,19 +14,25 @@ from typing import Any
 import pytest
 import trustme
 import yaml
-from hypothesis import settings
 
+import budgets  # noqa: F401 - registers profiles
 from control_plane import ApiServer, control_plane, program
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
 from elastrain.etcd.server import EtcdServer
 from elastrain.etcd.wire import messages
 from lanes import Lanes, place
+from tiers import Tiers
+from warm import warm
+
+__all__ = ["warm"]
 
 ROOT = Path(__file__).parents[1]
-settings.register_profile("shared machine", deadline=None)  # a loaded machine is no bug of the code under test
-settings.load_profile("shared machine")
 KUBERNETES = "1.31.0"  # `helm template` asks no cluster, and would take itself for talking to an ancient one
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Tiers())
 
 
 # ---- several processes -----------------------------------------------------------------------------------------------

@@ -62,7 +62,6 @@ def collector() -> Iterator[Collector]:
     server.server_close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_growing_is_one_trace_of_agents_and_ranks(collector: Collector, monkeypatch, tmp_path, eventually) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_address[1]}")

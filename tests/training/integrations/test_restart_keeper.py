@@ -204,6 +204,7 @@ def test_the_way_out_is_named_if_mpirun_asks_for_an_unknown_host(capsys):
     assert "10.0.0.9: no worker of this generation; there are 10.0.0.2" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed (apt-get install openmpi-bin)")
 def test_mpirun_starts_its_processes_on_all_hosts_without_ssh(node, tmp_path):
     port, process = node

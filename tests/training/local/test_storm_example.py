@@ -201,7 +201,7 @@ def test_a_broken_promise_is_named(proof, tmp_path, harm, said):
 
 
 # ---- all of it -------------------------------------------------------------------------------------------------------
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # 90 s where nothing else runs
 def test_the_model_is_that_of_an_undisturbed_run_if_a_storm_hits_the_job(tmp_path):
     picture = tmp_path / "storm.svg"

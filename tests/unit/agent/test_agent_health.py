@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from budgets import examples
 from elastrain.agent.core.checkup import LACK_SECONDS, Checkup, Situation, below_min
 from elastrain.agent.core.health import (
     HOLD_SECONDS,
@@ -24,7 +25,7 @@ from elastrain.agent.core.health import (
 from elastrain.api.heartbeat import Beat, Where
 from elastrain.api.records import Generation, GenerationMember, Health, Member, Phase, Target
 
-FEW = settings(max_examples=60, deadline=None)
+FEW = examples(60)
 POLICY = Policy(stuck_timeout=300)
 BODY = Beat(Where.BODY, since=0.0, generation=1, world_size=2, commits=5, compute=0.1)
 SOMEBODY_WAITS = Peers(place=0, members=2, waiting=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from budgets import examples
 from elastrain.agent.core.events import (
     End,
     Fenced,
@@ -162,7 +163,7 @@ def to_rank(history: list[object], rank: int) -> list[list[object]]:
     return lives
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(HAPPENINGS, max_size=40))
 def test_the_core_keeps_its_promises(happenings):
     world = World()
@@ -185,7 +186,7 @@ def test_the_core_keeps_its_promises(happenings):
             assert sum(isinstance(m, Exit) for m in sent) <= 1, "a rank is told to exit once"
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(HAPPENINGS, max_size=30))
 def test_every_drain_ends_in_time(happenings):
     world = World()

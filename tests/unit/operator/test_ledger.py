@@ -6,9 +6,10 @@ import dataclasses
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from budgets import examples
 from elastrain.api.job import AcceleratorSeconds, GenerationStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Progress, Rescale, Target
 from elastrain_operator.model import Coordination, Ending, Pod
@@ -264,7 +265,7 @@ class History:
         self.look(wrote)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(HAPPENINGS, max_size=40))
 def test_the_parts_add_up_to_what_was_held_whatever_happens_and_no_operator_loses_any(history):
     story = History()
@@ -272,7 +273,7 @@ def test_the_parts_add_up_to_what_was_held_whatever_happens_and_no_operator_lose
         story.happen(what)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.floats(0.1, 20), min_size=1, max_size=5), st.integers(1, 6))
 def test_every_measured_pause_is_booked_in_the_end(pauses, accelerators):
     pods = (pod(0, accelerators=accelerators),)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 from datetime import UTC, datetime, timedelta
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from budgets import examples
 from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus, Leaving
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Progress, Target, Termination
 from elastrain_operator.allocation.model import Share
@@ -271,7 +272,7 @@ def happen(world: World, what: object) -> None:
                 getattr(world, fault)(victim)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(80)
 @given(HISTORIES)
 def test_the_wanted_workers_train_in_the_end_whatever_happened(history):
     world = World()
@@ -289,7 +290,7 @@ def test_the_wanted_workers_train_in_the_end_whatever_happened(history):
     assert world.status.phase == ("Suspended" if world.spec.suspend else "Running")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(HISTORIES)
 def test_a_plan_that_was_executed_has_nothing_left_to_do(history):
     world = World()
@@ -301,7 +302,7 @@ def test_a_plan_that_was_executed_has_nothing_left_to_do(history):
     assert made.status is None, "a status is written only when it changes"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(HISTORIES)
 def test_a_finished_job_stays_finished(history):
     world = World()

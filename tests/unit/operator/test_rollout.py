@@ -6,9 +6,10 @@ import dataclasses
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from budgets import examples
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Termination
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod, Refusal, Trouble
@@ -347,7 +348,7 @@ HAPPENINGS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(st.lists(HAPPENINGS, max_size=40))
 def test_all_workers_are_of_the_last_template_in_the_end_and_enough_train_all_the_time(history):
     world = World(maxReplicas=4, minReplicas=2, replicas=3)

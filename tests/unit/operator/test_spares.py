@@ -6,9 +6,10 @@ import dataclasses
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from budgets import examples
 from elastrain.api.job import GenerationStatus, JobSpec, JobStatus, SparesStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Target, Termination
 from elastrain.etcd import EtcdConfig
@@ -309,7 +310,7 @@ def test_a_changed_template_replaces_spares_before_any_worker_that_trains(world)
     assert {p.template for p in world.live()} == {rollout.version(template("b"))}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(
     st.lists(
         st.one_of(
