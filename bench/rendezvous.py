@@ -25,9 +25,9 @@ from rescale_harness.report import render
 
 HELP = """Measure how long simulated members take to form a generation through a real etcd, and what it costs.
 
-One process plays all members, with an agent's own decisions (Seat and Core) and the same operations on keys: each has
-its lease, its key and its watches. There are no ranks: they are ready at once, and break when their generation does.
-etcd is started anew for every run. Use a machine that does nothing else.
+One process plays all members, with an agent's own decisions (MemberProtocol and Core) and the same operations on keys:
+each has its lease, its key and its watches. There are no ranks: they are ready at once, and break when their
+generation does. etcd is started anew for every run. Use a machine that does nothing else.
 
 \b
 Events, one after the other in each run:

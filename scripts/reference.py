@@ -272,7 +272,7 @@ def decisions_page(folder: Path) -> str:
     lines = [
         "# Decisions",
         "",
-        "Each decision with its context, alternatives and drawbacks.",
+        "Each record states its context, the decision, the alternatives and the drawbacks.",
         "",
         "| | decision |",
         "| --- | --- |",

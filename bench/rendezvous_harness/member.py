@@ -1,4 +1,4 @@
-"""One simulated member: an agent's own decisions (``Core``, ``Seat``) without its threads, process and ranks."""
+"""One simulated member: an agent's own decisions (``Core``, ``MemberProtocol``), no threads, process or ranks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from elastrain.agent.core.events import Effect, Event, Publish, RankSaid, Registered, Seen, Send, StartRanks
+from elastrain.agent.core.events import Effect, Event, JobSnapshot, Publish, RankSaid, Registered, Send, StartRanks
 from elastrain.agent.core.machine import Config, Core
-from elastrain.agent.presence import seen
+from elastrain.agent.presence import snapshot
 from elastrain.api.keys import JobKeys
 from elastrain.api.messages import Abort, Adopted, Broken, Hello, Proposed, RankMessage, Ready
 from elastrain.api.records import Generation, Member, Phase
 from elastrain.etcd import Batch
 from elastrain.rendezvous.decide import Timing
-from elastrain.rendezvous.protocol import LONGEST_REST, Seat, Todo, rest_after
+from elastrain.rendezvous.protocol import LONGEST_REST, MemberProtocol, Todo, rest_after
 from elastrain.rendezvous.view import View
 from rendezvous_harness.link import Link, Watching
 
@@ -38,12 +38,12 @@ class SimulatedMember:
         self._spawn = spawn
         self._knows = knows
         self.record = Member(id=f"{worker}.x", worker=worker, address="127.0.0.1")
-        self._seat = Seat(keys, Timing())
+        self._seat = MemberProtocol(keys, Timing())
         self._core = Core(Config(worker=worker, address="127.0.0.1"))
         self._watching = Watching(self._take)
         self._scope = self._seat.scope(self.record)
         self.view = View(self_id=self.record.id, complete=False)
-        self._told: Seen | None = None
+        self._told: JobSnapshot | None = None
         self._due: asyncio.TimerHandle | None = None
         self._rest_until = 0.0
         self._writing = self._dirty = self._moving = False
@@ -93,7 +93,7 @@ class SimulatedMember:
             return
         began, busy = _now(), time.thread_time()
         self.view = self._seat.look(self.record, NOBODY, NOBODY)
-        news = seen(self.view)
+        news = snapshot(self.view)
         if news != self._told:
             self._told = news
             self._feed(news)

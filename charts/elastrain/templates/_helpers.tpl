@@ -32,7 +32,7 @@ app.kubernetes.io/component: {{ .component }}
 {{ include "elastrain.fullname" . }}-etcd
 {{- end }}
 
-{{- /* host:port[,host:port], as the operator and every worker reach etcd. */}}
+{{- /* host:port[,host:port]: etcd's endpoints for the operator and all workers. */}}
 {{- define "elastrain.etcdEndpoints" -}}
 {{- if .Values.etcd.endpoints }}
 {{- join "," .Values.etcd.endpoints }}
@@ -41,8 +41,8 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- end }}
 
-{{- /* Where the certificates of the chart's etcd come from: off, generated, cert-manager or existing. Without
-       etcd.tls.mode: as it is, and `generated` for a new etcd. */}}
+{{- /* Source of the certificates of the chart's etcd: off, generated, cert-manager or existing. Without etcd.tls.mode:
+       unchanged for a running etcd, `generated` for a new one. */}}
 {{- define "elastrain.etcdTLS" -}}
 {{- if .Values.etcd.endpoints -}}
 off
@@ -61,7 +61,7 @@ off
 {{- /* Name of the Secret with ca.crt, tls.crt and tls.key of the chart's etcd. */}}
 {{- define "elastrain.etcdTLSSecret" -}}
 {{- if eq (include "elastrain.etcdTLS" .) "existing" -}}
-{{ required "etcd.tls.secretName must name a Secret with ca.crt, tls.crt and tls.key where etcd.tls.mode is existing" .Values.etcd.tls.secretName }}
+{{ required "etcd.tls.secretName must name a Secret with ca.crt, tls.crt and tls.key if etcd.tls.mode is existing" .Values.etcd.tls.secretName }}
 {{- else -}}
 {{ include "elastrain.etcdName" . }}-tls
 {{- end }}
@@ -72,19 +72,19 @@ off
 {{ .Values.etcd.tls.rootSecretName | default (printf "%s-root" (include "elastrain.etcdName" .)) }}
 {{- end }}
 
-{{- /* Not empty where each job gets credentials of its own. */}}
+{{- /* Not empty if each job has its own credentials. */}}
 {{- define "elastrain.perJob" -}}
 {{- if or (ne (include "elastrain.etcdTLS" .) "off") (and .Values.etcd.endpoints .Values.etcd.credentials.perJob) }}yes{{ end }}
 {{- end }}
 
-{{- /* Names that the certificate of the chart's etcd is valid for, as a list in JSON. */}}
+{{- /* DNS names in the certificate of the chart's etcd, as a JSON list. */}}
 {{- define "elastrain.etcdHosts" -}}
 {{- $name := include "elastrain.etcdName" . }}
 {{- $service := printf "%s.%s.svc" $name .Release.Namespace }}
 {{- list $service (printf "%s.%s" $name .Release.Namespace) $name (printf "%s.cluster.local" $service) "localhost" | toJson }}
 {{- end }}
 
-{{- /* How the operator logs in to etcd, and what it hands on to workers. */}}
+{{- /* Settings for the operator's connection to etcd, and for those of workers. */}}
 {{- define "elastrain.operatorEtcdEnv" -}}
 {{- if ne (include "elastrain.etcdTLS" .) "off" -}}
 - name: ELASTRAIN_ETCD_CA
@@ -142,7 +142,7 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{- /* Where the pods of a component run. Call with its values. */}}
+{{- /* Placement of a component's pods. Call with its values. */}}
 {{- define "elastrain.placement" -}}
 {{- with .nodeSelector }}
 nodeSelector:
@@ -161,7 +161,7 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
-{{- /* Replicas of the operator on different nodes, where there are several. */}}
+{{- /* Prefers different nodes for the operator's replicas. */}}
 {{- define "elastrain.spread" -}}
 podAntiAffinity:
   preferredDuringSchedulingIgnoredDuringExecution:
@@ -173,10 +173,10 @@ podAntiAffinity:
             {{- include "elastrain.selector" (dict "root" . "component" "operator") | nindent 12 }}
 {{- end }}
 
-{{- /* What the operator may do with jobs and pods of a namespace it serves. */}}
+{{- /* The operator's rights in a served namespace. */}}
 {{- define "elastrain.operatorRules" -}}
-# Held by a test against what the operator says it uses (PERMISSIONS in its kube.py). `delete` is for
-# ttlSecondsAfterFinished. The spec is never written: no `update`, no `patch`.
+# A test compares these rules with the operator's PERMISSIONS. `delete` is for ttlSecondsAfterFinished. The operator never
+# writes a spec: no `update`, no `patch`.
 - apiGroups: [elastrain.dev]
   resources: [elastictrainingjobs]
   verbs: [get, list, watch, delete]
@@ -190,19 +190,19 @@ podAntiAffinity:
   resources: [events]
   verbs: [create]
 {{- if include "elastrain.perJob" . }}
-# Each job's credentials for etcd. Written, never read: neither `get` nor `patch`, whose answer shows what was there.
+# Each job's etcd credentials. Write-only: neither `get` nor `patch`, whose response contains the object.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create, update]
 {{- end }}
 {{- end }}
 
-{{- /* Whether the operator shares the cluster out: only where it may see all of it. */}}
+{{- /* Whether the operator shares the cluster: only if it serves all namespaces. */}}
 {{- define "elastrain.capacity" -}}
 {{- and .Values.capacity.enabled (not .Values.watchNamespaces) -}}
 {{- end }}
 
-{{- /* What it reads beside for that (CAPACITY_PERMISSIONS in its kube.py). */}}
+{{- /* Additional rights for cluster sharing (the operator's CAPACITY_PERMISSIONS). */}}
 {{- define "elastrain.capacityRules" -}}
 - apiGroups: [""]
   resources: [nodes]
@@ -212,7 +212,7 @@ podAntiAffinity:
   verbs: [list, watch]
 {{- end }}
 
-{{- /* What the dashboard reads in each namespace that it shows (PERMISSIONS in its reading.py). It writes nothing. */}}
+{{- /* The dashboard's rights in each namespace that it shows (its PERMISSIONS). It has no write access. */}}
 {{- define "elastrain.dashboardRules" -}}
 - apiGroups: [elastrain.dev]
   resources: [elastictrainingjobs]

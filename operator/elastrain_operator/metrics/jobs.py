@@ -169,58 +169,60 @@ class Families:
     """All metric families of jobs. Every one of them has the labels ``namespace`` and ``job``, but for the counts."""
 
     def __init__(self) -> None:
-        self.jobs = Family("gauge", "elastrain_operator_jobs", "Jobs that this operator serves.", ["phase"])
-        self.phase = _gauge("elastrain_job_phase", "1 for the phase that the job is in.", _of("phase"))
+        self.jobs = Family("gauge", "elastrain_operator_jobs", "Jobs that this operator manages.", ["phase"])
+        self.phase = _gauge("elastrain_job_phase", "1 for the current phase of the job.", _of("phase"))
         self.condition = _gauge(
-            "elastrain_job_condition", "1 if the condition is True, 0 if it is False; absent if unknown.", _of("type")
+            "elastrain_job_condition",
+            "1 if the condition is True, 0 if it is False. Absent if it is Unknown.",
+            _of("type"),
         )
-        self.wanted = _gauge("elastrain_job_replicas_wanted", "Workers wanted now.")
+        self.wanted = _gauge("elastrain_job_replicas_wanted", "Desired number of workers.")
         self.existing = _gauge(
-            "elastrain_job_replicas", "Worker pods that exist and have not ended, warm spares left out."
+            "elastrain_job_replicas", "Worker pods that exist and have not ended, without warm spares."
         )
-        self.ready = _gauge("elastrain_job_replicas_ready", "Workers in the generation in force.")
+        self.ready = _gauge("elastrain_job_replicas_ready", "Workers in the current generation.")
         self.spares_wanted = _gauge(
-            "elastrain_job_spares_wanted", "Warm spares wanted now; absent if none are asked for."
+            "elastrain_job_spares_wanted", "Desired number of warm spares. Absent without warmSpares."
         )
-        self.spares_ready = _gauge("elastrain_job_spares_ready", "Warm spares that could train at once.")
-        self.generation = _gauge("elastrain_job_generation", "Number of the generation in force.")
-        self.world = _gauge("elastrain_job_world_size", "Ranks that train together; 0 while none do.")
-        self.step = _gauge("elastrain_job_step", "Committed steps: where the job stands. Goes back if steps are lost.")
-        self.total = _gauge("elastrain_job_target_steps", "Committed steps with which the job will be finished.")
+        self.spares_ready = _gauge("elastrain_job_spares_ready", "Warm spares that are ready to train.")
+        self.generation = _gauge("elastrain_job_generation", "Number of the current generation.")
+        self.world = _gauge("elastrain_job_world_size", "Ranks in the current generation; 0 without one.")
+        self.step = _gauge("elastrain_job_step", "Committed steps: the job's position. Decreases if steps are lost.")
+        self.total = _gauge("elastrain_job_target_steps", "Committed steps at which the job will be complete.")
         self.steps = _counter(
             "elastrain_job_steps_total",
-            "Committed steps, twice those that had to be done again: never goes back.",
+            "Committed steps, including repeated ones. Never decreases.",
         )
         self.samples = _gauge(
-            "elastrain_job_samples_per_second", "Samples per second at the pace of undisturbed steps; 0 if none train."
+            "elastrain_job_samples_per_second", "Samples per second, from undisturbed steps; 0 without a generation."
         )
-        self.remaining = _gauge("elastrain_job_remaining_seconds", "Time that the remaining steps take at that pace.")
+        self.remaining = _gauge("elastrain_job_remaining_seconds", "Time for the remaining steps at that rate.")
         self.rescales = _counter(
             "elastrain_job_rescales_total",
-            "Changes of the generation, by why, since the operator's start.",
+            "Changes of the generation, by reason, since the operator's start.",
             _of("reason"),
         )
         self.pause = Family(
             "histogram",
             "elastrain_job_rescale_pause_seconds",
-            "From the last committed step before a rescale to the first after it, since the operator's start.",
+            "Time from the last committed step before a rescale to the first one after it, since the operator's start.",
             _of(),
         )
-        self.last_pause = _gauge("elastrain_job_last_rescale_pause_seconds", "Pause of the newest rescale.")
+        self.last_pause = _gauge("elastrain_job_last_rescale_pause_seconds", "Pause of the last rescale.")
         self.last_phase = _gauge(
             "elastrain_job_last_rescale_phase_seconds",
-            "Its parts: detect, decide, connect (in a planned one beside training), transfer (the first step is "
-            "computed meanwhile), first_step (what was left of it).",
+            "Phases of the last rescale: detect, decide, connect (in a planned rescale: in parallel with training), "
+            "transfer (in parallel with the first step), first_step (the remainder of the first step).",
             _of("phase"),
         )
-        self.restarts = _counter("elastrain_job_restarts_total", "Workers replaced, by cause.", _of("cause"))
+        self.restarts = _counter("elastrain_job_restarts_total", "Replaced workers, by cause.", _of("cause"))
         self.unhealthy = _gauge(
-            "elastrain_job_unhealthy_workers", "Workers that hold the others up: slow or stuck.", _of("health")
+            "elastrain_job_unhealthy_workers", "Workers that delay the others, by health: slow, stuck.", _of("health")
         )
-        self.held = _gauge("elastrain_job_accelerators", "Accelerators that the job's pods hold.")
+        self.held = _gauge("elastrain_job_accelerators", "Accelerators held by the job's pods.")
         self.seconds = _counter(
             "elastrain_job_accelerator_seconds_total",
-            "Accelerator seconds that its pods have held, by use: training, rescaling, waiting, redone, spare.",
+            "Accelerator seconds held by the job's pods, by use: training, rescaling, waiting, redone, spare.",
             _of("use"),
         )
 

@@ -31,66 +31,66 @@ ProcessCollector(registry=REGISTRY)
 
 PLANS = Counter(
     "elastrain_operator_plans",
-    "Passes over a job: what is seen was compared with what is wanted, and the difference executed.",
+    "Passes over a job: observe, plan, apply. By outcome: done, failed.",
     ["outcome"],  # done, failed
     registry=REGISTRY,
 )
 ERRORS = Counter(
     "elastrain_operator_errors",
-    "Passes that failed and are repeated, by what refused: the API server, etcd, or a fault of the operator itself.",
+    "Failed passes, which are retried. By source: api (the API server), etcd, operator (a bug).",
     ["source"],  # api, etcd, operator
     registry=REGISTRY,
 )
 PLAN_SECONDS = Histogram(
     "elastrain_operator_plan_duration_seconds",
-    "Time to decide what to do about one job.",
+    "Time to plan one job.",
     buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
     registry=REGISTRY,
 )
 PASS_SECONDS = Histogram(
     "elastrain_operator_pass_duration_seconds",
-    "Time of a whole pass over one job, with all calls of the API server and of etcd.",
+    "Time of a whole pass over one job, with all requests to the API server and etcd.",
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
     registry=REGISTRY,
 )
 QUEUE_SECONDS = Histogram(
     "elastrain_operator_queue_duration_seconds",
-    "Time from the first news about a job to the pass that looks at it.",
+    "Time from the first change of a job to the pass that processes it.",
     buckets=(0.05, 0.06, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
     registry=REGISTRY,
 )
 LAG_SECONDS = Histogram(
     "elastrain_operator_event_loop_lag_seconds",
-    "How much later than asked for the event loop woke up: what everything waits when it is busy.",
+    "Delay of the event loop's wake-ups: it adds to every operation while the loop is busy.",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
     registry=REGISTRY,
 )
 API_REQUESTS = Counter(
     "elastrain_operator_api_requests",
-    "Requests to the API server, each attempt counted. Watches are not counted.",
+    "Requests to the API server. Each attempt counts; watches do not.",
     ["verb", "resource", "code"],  # code: HTTP status, or error where none came
     registry=REGISTRY,
 )
 API_SECONDS = Histogram(
     "elastrain_operator_api_request_duration_seconds",
-    "Time that the API server took to answer, each attempt on its own.",
+    "Response time of the API server, per attempt.",
     ["verb", "resource"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
     registry=REGISTRY,
 )
 ETCD_CONNECTED = Gauge(
     "elastrain_operator_etcd_connected",
-    "1 while the operator's view of etcd can be believed, else 0: then nothing is created, drained or scaled.",
+    "1 while the operator's mirror of etcd is current. At 0, the operator creates, drains and scales nothing.",
     registry=REGISTRY,
 )
 ETCD_OUTAGES = Counter(
     "elastrain_operator_etcd_outages",
-    "Times that etcd was silent for longer than a reconnect takes.",
+    "Outages of etcd that lasted longer than a reconnect.",
     registry=REGISTRY,
 )
 BUILD = Gauge(
     "elastrain_operator_build_info",
-    "Always 1; the label has the version.",
+    "Always 1. The label contains the version.",
     ["version"],
     registry=REGISTRY,
 )

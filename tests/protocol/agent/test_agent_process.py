@@ -199,7 +199,7 @@ def test_a_missing_setting_is_named(start):
 
 def test_the_agent_gives_up_with_the_reason_if_etcd_cannot_be_reached(start):
     impatient = (
-        "import sys; from elastrain.agent import main, presence; presence.ETCD_SECONDS = 0.5; "
+        "import sys; from elastrain.agent import presence, runtime as main; presence.ETCD_SECONDS = 0.5; "
         "sys.exit(main.main(sys.argv[1:]))"
     )
     code, last = start("a", "true", code=impatient, endpoint="127.0.0.1:1").ends()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import shutil
 import time
 
@@ -12,15 +11,6 @@ from elastrain.api import roster
 from elastrain.api.records import Closed, Generation, Phase, Progress, Target
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUnavailable, Transaction
 from elastrain.rendezvous.decide import Timing
-from elastrain.rendezvous.events import (
-    EtcdBack,
-    EtcdLost,
-    Fenced,
-    GenerationEnded,
-    JobEnded,
-    NewGeneration,
-    TargetChanged,
-)
 from elastrain.rendezvous.membership import Membership
 from elastrain.rendezvous.probe import Evidence, ProbeServer, probe
 from elastrain.rendezvous.view import View
@@ -32,13 +22,12 @@ class Player:
     """A member whose ranks do what they are told at once."""
 
     def __init__(self, client, keys, worker: str) -> None:
-        self.events = queue.Queue()
+        self.entered = 0
         self.member = Membership(
             client,
             keys,
             worker=worker,
             address="127.0.0.1",
-            events=self.events,
             lease_ttl=TTL,
             timing=Timing(settle=0.3),
         )
@@ -49,18 +38,21 @@ class Player:
     def ready(self) -> None:
         self.member.update(phase=Phase.READY, store_port=1)
 
-    def hear(self, kind: type, within: float = 8.0):
-        """The next event of this kind; earlier ones of other kinds are dropped."""
-        deadline = time.monotonic() + within
-        while True:
-            event = self.events.get(timeout=max(0.01, deadline - time.monotonic()))
-            if isinstance(event, kind):
-                return event
+    def sees(self, condition, within: float = 8.0) -> View:
+        """The first view that meets ``condition``."""
+        assert self.member.wait_for(condition, within), self.member.view
+        return self.member.view
 
     def enter(self, within: float = 8.0) -> Generation:
-        generation = self.hear(NewGeneration, within).generation
+        """Adopt the next generation."""
+        generation = self.sees(lambda v: v.generation and v.generation.number > self.entered, within).generation
+        self.entered = generation.number
         self.member.update(generation=generation.number)
         return generation
+
+    def ended(self, number: int) -> str:
+        """Why a generation cannot go on, as soon as the leader has written it."""
+        return self.sees(lambda v: number in v.told).told[number]
 
     def die(self) -> None:
         """As by kill -9: nothing is said, the port is closed, the lease runs out."""
@@ -112,8 +104,7 @@ def test_survivors_form_the_next_one_if_a_member_leaves(play):
     a.member.leave()
     assert workers(b.enter()) == ["b", "c"]
     assert time.monotonic() - began < TTL / 2, "a leave is known at once, not at the TTL"
-    ended = c.hear(GenerationEnded)
-    assert (ended.number, ended.reason) == (1, "worker a is gone")
+    assert c.ended(1) == "worker a is gone"
 
 
 def test_survivors_do_not_wait_for_the_lease_if_a_generation_breaks(play):
@@ -133,7 +124,7 @@ def test_a_silent_member_is_lost_if_its_lease_runs_out(play):
     a.enter(), b.enter()
     b.die()
     assert workers(a.enter(within=3 * TTL)) == ["a"]
-    assert a.hear(GenerationEnded).reason == "worker b is gone"
+    assert a.ended(1) == "worker b is gone"
 
 
 def test_a_new_incarnation_joins_under_a_new_id(play):
@@ -156,9 +147,9 @@ def test_nothing_happens_if_etcd_restarts(play, etcd_factory, job_keys, eventual
         a, b = play("a", "b", with_client=own)
         a.enter(), b.enter()
         server.kill()
-        a.hear(EtcdLost)
+        eventually(lambda: not a.member.reachable, what="the outage to be noticed")
         server.start()
-        a.hear(EtcdBack), b.hear(EtcdBack)
+        eventually(lambda: a.member.reachable and b.member.reachable, within=20.0, what="etcd to answer")
         b.member.update(step=7)
         eventually(lambda: (v := leader(a, b)) and v.step == 7, what="records to flow again")
         assert own.get(job_keys.generation).mod_revision == a.member.view.generation_mod_revision
@@ -175,16 +166,16 @@ def test_nobody_is_lost_if_etcd_was_silent_for_longer_than_the_leases(play, etcd
         a.enter(), b.enter()
         ids = {a.member.id, b.member.id}
         server.pause()
-        a.hear(EtcdLost), b.hear(EtcdLost)
+        eventually(lambda: not (a.member.reachable or b.member.reachable), what="the outage to be noticed")
         eventually(lambda: min(p.member.seconds_since_confirmed() for p in (a, b)) > TTL + 0.5)
         server.resume()
-        a.hear(EtcdBack), b.hear(EtcdBack)
+        eventually(lambda: a.member.reachable and b.member.reachable, within=20.0, what="etcd to answer")
         b.member.update(step=9)
         eventually(lambda: (v := leader(a, b)) and v.step == 9)
         eventually(lambda: ids == {kv.key.rpartition("/")[2] for kv in listed(own, a)})
         eventually(lambda: (v := leader(a, b)) and set(v.alive) == ids)
         assert a.member.view.generation.number == 1
-        assert not any(isinstance(e, GenerationEnded) for e in a.events.queue)
+        assert not a.member.view.told
         a.member.leave(), b.member.leave()
 
 
@@ -197,7 +188,7 @@ def test_numbers_go_on_if_etcd_lost_its_data(play, etcd_factory, job_keys, event
         server.kill()
         shutil.rmtree(server.data_dir / "data")
         server.start()
-        a.hear(EtcdBack), b.hear(EtcdBack)
+        eventually(lambda: a.member.reachable and b.member.reachable, within=20.0, what="etcd to answer")
 
         def published() -> bool:  # as the operator does
             try:
@@ -215,16 +206,16 @@ def listed(client: EtcdClient, player: Player):
     return client.get_prefix(player.member.keys.members)[0]
 
 
-def test_a_member_that_is_alone_is_fenced_at_its_ttl(play, etcd_factory):
+def test_a_member_that_is_alone_is_fenced_at_its_ttl(play, etcd_factory, eventually):
     server = etcd_factory()
     with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as own:
         (a,) = play("a", with_client=own)
         a.enter()
         server.pause()
-        fenced = a.hear(Fenced, within=3 * TTL)
-        assert TTL <= fenced.seconds < TTL + 1.5
+        eventually(lambda: a.member.fenced is not None, within=3 * TTL, what="the member to be fenced")
+        assert TTL <= a.member.fenced < TTL + 1.5
         server.resume()
-        a.hear(EtcdBack)
+        eventually(lambda: a.member.reachable and a.member.fenced is None, what="etcd to answer")
         a.member.leave()
 
 
@@ -242,14 +233,14 @@ def test_a_key_is_restored_if_it_was_deleted_before_its_owner_watched_all_member
     a.enter()
 
 
-def test_the_owner_hears_of_target_and_end(play, client, job_keys):
+def test_the_view_shows_target_and_end(play, client, job_keys):
     (a,) = play("a")
     a.enter()
     target = Target(min=1, max=8, desired=3, reason="Scaled")
     client.put(job_keys.target, target.encode())
-    assert a.hear(TargetChanged).target == target
+    a.sees(lambda v: v.target == target)
     client.put(job_keys.closed, Closed(member="x", reason="Failed", message="boom").encode())
-    assert a.hear(JobEnded).reason == "closed by x: Failed boom"
+    assert a.sees(lambda v: v.ended).closed.reason == "Failed"
 
 
 def test_a_record_is_ignored_if_it_cannot_be_read(play, client, job_keys):
@@ -318,9 +309,10 @@ def test_survivors_are_told_to_give_up_if_they_are_too_few(play, client, job_key
     a, b = play("a", "b")
     a.enter(), b.enter()
     client.put(job_keys.target, Target(min=2, max=8, desired=2).encode())
-    a.hear(TargetChanged), b.hear(TargetChanged)
+    for p in (a, b):
+        p.sees(lambda v: v.target.min == 2)
     a.member.leave()
-    assert b.hear(GenerationEnded).reason == "worker a is gone"
+    assert b.ended(1) == "worker a is gone"
     assert b.member.view.generation.number == 1, "nobody to form another one with"
 
 

@@ -10,11 +10,11 @@ import pytest
 from elastrain.agent.core.events import (
     Effect,
     Event,
+    JobSnapshot,
     RankExited,
     RankHungUp,
     RankSaid,
     Registered,
-    Seen,
     Send,
     Tick,
 )
@@ -65,7 +65,7 @@ class Story:
         members = {m.id: m for m in self.others}
         if self.core.member_id:
             members[self.core.member_id] = member("a").model_copy(update={"id": self.core.member_id})
-        return self.event(Seen(self.target, self.generation, dict(self.ended), self.finished, members=members))
+        return self.event(JobSnapshot(self.target, self.generation, dict(self.ended), self.finished, members=members))
 
     def sees(self, generation: Generation | None = None, **fields) -> list[Effect]:
         """etcd now shows this generation, if given, and what else is given."""

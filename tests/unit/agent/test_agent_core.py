@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from effects import none, only
-from elastrain.agent.core.abort import HEARSAY_SECONDS
+from elastrain.agent.core.abort import REPORT_LATER_SECONDS
 from elastrain.agent.core.events import (
     End,
     Fenced,
@@ -102,8 +102,8 @@ def test_broken_is_not_published_if_the_leader_has_ended_the_generation(story, m
 def test_broken_is_left_to_the_first_few_for_a_while_if_the_generation_is_large(story, make_generation):
     story.training_in(make_generation(2, *"bcdefghijka"))
     none(story.breaks(2), Publish)
-    assert story.core.deadline() == story.now + HEARSAY_SECONDS
-    assert only(story.later(HEARSAY_SECONDS), Publish).broken == 2
+    assert story.core.deadline() == story.now + REPORT_LATER_SECONDS
+    assert only(story.later(REPORT_LATER_SECONDS), Publish).broken == 2
     assert story.core.deadline() is None
 
 

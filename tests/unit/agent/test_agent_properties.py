@@ -11,6 +11,7 @@ from budgets import examples
 from elastrain.agent.core.events import (
     End,
     Fenced,
+    JobSnapshot,
     KillRank,
     Leave,
     PrintStacks,
@@ -21,7 +22,6 @@ from elastrain.agent.core.events import (
     RankSaid,
     Registered,
     Reincarnate,
-    Seen,
     Send,
     Signalled,
     StartRanks,
@@ -131,7 +131,7 @@ class World:
             case ("see", target, members, number, ended, finished):
                 self.newest = max(self.newest, number)
                 newest = generation(self.newest, tuple(sorted(members))) if self.newest else None
-                self.feed(Seen(target, newest, dict.fromkeys(ended, "a loss"), finished))
+                self.feed(JobSnapshot(target, newest, dict.fromkeys(ended, "a loss"), finished))
             case ("signal",):
                 self.feed(Signalled(15))
             case ("fence",):

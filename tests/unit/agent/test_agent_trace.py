@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastrain.agent.core.events import RankExited, RankSaid, Registered, Seen, StartRanks, Tick
+from elastrain.agent.core.events import JobSnapshot, RankExited, RankSaid, Registered, StartRanks, Tick
 from elastrain.agent.tracing import Notes
 from elastrain.api.messages import Adopted, Broken, Ready
 from elastrain.api.records import Generation, GenerationMember, Target
@@ -23,9 +23,9 @@ def target(desired: int) -> Target:
 def test_a_joiner_tells_of_its_start_and_of_its_switch() -> None:
     notes = Notes()
     assert notes.note(Registered("w-0.a"), [], 1.0) is None
-    assert notes.note(Seen(target=target(1)), [StartRanks(1)], 1.5) is None
+    assert notes.note(JobSnapshot(target=target(1)), [StartRanks(1)], 1.5) is None
     assert notes.note(RankSaid(1, 0, Ready(store_port=1)), [], 4.0) is None
-    number, spans = notes.note(Seen(target=target(1), generation=generation(3)), [], 4.2) or (0, [])
+    number, spans = notes.note(JobSnapshot(target=target(1), generation=generation(3)), [], 4.2) or (0, [])
     assert number == 3
     assert [(s.name, s.start, s.end) for s in spans] == [("agent.decide", 1.0, 4.2), ("agent.start", 1.5, 4.0)]
     assert spans[0].attributes["elastrain.sign"] == "joined"
@@ -36,7 +36,7 @@ def test_a_joiner_tells_of_its_start_and_of_its_switch() -> None:
 
 def settled(now: float = 0.0) -> Notes:
     notes = Notes(member="w-1.b")
-    notes.note(Seen(target=target(2), generation=generation(3)), [], now)
+    notes.note(JobSnapshot(target=target(2), generation=generation(3)), [], now)
     notes.note(RankSaid(1, 0, Adopted(generation=3, step=5)), [], now)
     return notes
 
@@ -44,8 +44,8 @@ def settled(now: float = 0.0) -> Notes:
 def test_a_survivor_tells_how_long_a_decision_took_since_the_first_sign() -> None:
     notes = settled()
     notes.note(RankSaid(1, 0, Broken(generation=3, step=9, error="reset")), [], 10.0)
-    notes.note(Seen(target=target(2), generation=generation(3), ended={3: "lost"}), [], 10.1)
-    number, (decide,) = notes.note(Seen(target=target(2), generation=generation(4)), [], 10.3) or (0, [])
+    notes.note(JobSnapshot(target=target(2), generation=generation(3), ended={3: "lost"}), [], 10.1)
+    number, (decide,) = notes.note(JobSnapshot(target=target(2), generation=generation(4)), [], 10.3) or (0, [])
     assert (number, decide.start, decide.end) == (4, 10.0, 10.3)
     assert decide.attributes["elastrain.sign"] == "broken"
     assert decide.attributes["elastrain.leader"] is False
@@ -53,37 +53,43 @@ def test_a_survivor_tells_how_long_a_decision_took_since_the_first_sign() -> Non
 
 def test_a_wish_is_a_sign_too() -> None:
     notes = settled()
-    notes.note(Seen(target=target(4), generation=generation(3)), [], 10.0)
-    _, (decide,) = notes.note(Seen(target=target(4), generation=generation(4)), [], 13.0) or (0, [])
+    notes.note(JobSnapshot(target=target(4), generation=generation(3)), [], 10.0)
+    _, (decide,) = notes.note(JobSnapshot(target=target(4), generation=generation(4)), [], 13.0) or (0, [])
     assert (decide.start, decide.attributes["elastrain.sign"]) == (10.0, "target")
 
 
 def test_a_generation_that_ended_long_ago_is_no_sign_of_the_next_change() -> None:
     notes = settled()
-    notes.note(Seen(target=target(2), generation=generation(4), ended={3: "lost"}), [], 10.0)
+    notes.note(JobSnapshot(target=target(2), generation=generation(4), ended={3: "lost"}), [], 10.0)
     notes.note(RankSaid(1, 0, Broken(generation=3, step=9, error="late")), [], 10.1)
-    notes.note(Seen(target=target(2), generation=generation(4), ended={3: "lost"}), [], 11.0)
-    notes.note(Seen(target=target(4), generation=generation(4), ended={3: "lost"}), [], 100.0)
-    _, (decide,) = notes.note(Seen(target=target(4), generation=generation(5), ended={3: "lost"}), [], 103.0) or (0, [])
+    notes.note(JobSnapshot(target=target(2), generation=generation(4), ended={3: "lost"}), [], 11.0)
+    notes.note(JobSnapshot(target=target(4), generation=generation(4), ended={3: "lost"}), [], 100.0)
+    _, (decide,) = notes.note(
+        JobSnapshot(target=target(4), generation=generation(5), ended={3: "lost"}), [], 103.0
+    ) or (0, [])
     assert (decide.start, decide.attributes["elastrain.sign"]) == (100.0, "target")
 
 
 def test_a_target_that_asks_for_what_is_in_force_is_no_sign() -> None:
     """The operator takes the names of those that left out of the target when their pods are gone."""
     notes = settled()
-    notes.note(Seen(target=Target(min=1, max=4, desired=2, leaving=("w-2",)), generation=generation(3)), [], 10.0)
-    notes.note(Seen(target=target(2), generation=generation(3)), [], 12.0)
+    notes.note(
+        JobSnapshot(target=Target(min=1, max=4, desired=2, leaving=("w-2",)), generation=generation(3)), [], 10.0
+    )
+    notes.note(JobSnapshot(target=target(2), generation=generation(3)), [], 12.0)
     notes.note(RankExited(1, 0, signal=9), [], 500.0)
-    _, (decide,) = notes.note(Seen(target=target(2), generation=generation(4)), [], 501.0) or (0, [])
+    _, (decide,) = notes.note(JobSnapshot(target=target(2), generation=generation(4)), [], 501.0) or (0, [])
     assert (decide.start, decide.attributes["elastrain.sign"]) == (500.0, "rank ended")
 
 
 def test_a_wish_that_was_withdrawn_is_no_sign() -> None:
     notes = settled()
-    notes.note(Seen(target=target(4), generation=generation(3)), [], 10.0)
-    notes.note(Seen(target=target(2), generation=generation(3)), [], 12.0)
-    notes.note(Seen(target=Target(min=1, max=4, desired=2, leaving=("w-0",)), generation=generation(3)), [], 500.0)
-    _, (decide,) = notes.note(Seen(generation=generation(4, members="w-1.b")), [], 501.0) or (0, [])
+    notes.note(JobSnapshot(target=target(4), generation=generation(3)), [], 10.0)
+    notes.note(JobSnapshot(target=target(2), generation=generation(3)), [], 12.0)
+    notes.note(
+        JobSnapshot(target=Target(min=1, max=4, desired=2, leaving=("w-0",)), generation=generation(3)), [], 500.0
+    )
+    _, (decide,) = notes.note(JobSnapshot(generation=generation(4, members="w-1.b")), [], 501.0) or (0, [])
     assert (decide.start, decide.attributes["elastrain.sign"]) == (500.0, "target")
 
 
@@ -91,7 +97,7 @@ def test_nothing_is_told_while_nothing_changes() -> None:
     notes = settled()
     for event in (
         Tick(),
-        Seen(target=target(2), generation=generation(3)),
+        JobSnapshot(target=target(2), generation=generation(3)),
         RankSaid(1, 0, Adopted(generation=3, step=6)),
     ):
         assert notes.note(event, [], 20.0) is None
@@ -100,14 +106,14 @@ def test_nothing_is_told_while_nothing_changes() -> None:
 def test_the_end_of_a_rank_is_a_sign() -> None:
     notes = settled()
     notes.note(RankExited(1, 0, signal=9), [], 5.0)
-    _, (decide,) = notes.note(Seen(generation=generation(4)), [], 6.0) or (0, [])
+    _, (decide,) = notes.note(JobSnapshot(generation=generation(4)), [], 6.0) or (0, [])
     assert decide.attributes["elastrain.sign"] == "rank ended"
 
 
 def test_a_joiner_tells_nothing_of_the_generation_that_trains_without_it() -> None:
     notes = Notes()
     notes.note(Registered("w-0.a"), [], 1.0)
-    assert notes.note(Seen(target=target(2), generation=generation(1, members="w-1.b")), [], 1.5) is None
+    assert notes.note(JobSnapshot(target=target(2), generation=generation(1, members="w-1.b")), [], 1.5) is None
     assert notes.note(RankSaid(1, 0, Adopted(generation=1, step=0)), [], 4.0) is None
-    number, (decide,) = notes.note(Seen(target=target(2), generation=generation(2)), [], 5.0) or (0, [])
+    number, (decide,) = notes.note(JobSnapshot(target=target(2), generation=generation(2)), [], 5.0) or (0, [])
     assert (number, decide.start) == (2, 1.0)

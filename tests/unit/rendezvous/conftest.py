@@ -9,8 +9,9 @@ import pytest
 
 from elastrain.api.records import Generation, GenerationMember, Member, Phase, Target
 from elastrain.api.roster import KEPT
-from elastrain.rendezvous.decide import Action, Condemn, Memory, Propose, Timing, decide, remember
-from elastrain.rendezvous.view import Seen, View
+from elastrain.jobstate import RegisteredMember
+from elastrain.rendezvous.decide import Action, Condemn, DecisionState, Propose, Timing, decide, remember
+from elastrain.rendezvous.view import View
 
 
 @dataclass
@@ -22,13 +23,13 @@ class Job:
     now: float = 1000.0
     step: int = 0
     finished: bool = False
-    members: dict[str, Seen] = field(default_factory=dict)
-    gone: dict[str, Seen] = field(default_factory=dict)
+    members: dict[str, RegisteredMember] = field(default_factory=dict)
+    gone: dict[str, RegisteredMember] = field(default_factory=dict)
     told: dict[int, str] = field(default_factory=dict)
     suspects: set[str] = field(default_factory=set)
     unsure: set[str] = field(default_factory=set)
     generations: list[Generation] = field(default_factory=list)
-    memory: Memory = field(default_factory=Memory)
+    memory: DecisionState = field(default_factory=DecisionState)
     revision: int = 1
 
     # ---- what happens ----------------------------------------------------------------------------------------------
@@ -36,11 +37,11 @@ class Job:
         for worker in workers:
             self.revision += 1
             record = Member(id=f"{worker}.{incarnation or self.revision}", worker=worker, address=worker, slots=slots)
-            self.members[record.id] = Seen(record, self.revision)
+            self.members[record.id] = RegisteredMember(record, self.revision)
             if ready:
                 self.set(worker, phase=Phase.READY, store_port=1)
 
-    def seen(self, worker: str) -> Seen:
+    def seen(self, worker: str) -> RegisteredMember:
         return next(m for m in reversed(self.members.values()) if m.record.worker == worker)
 
     def set(self, worker: str, **changes: object) -> None:

@@ -7,7 +7,6 @@ import pytest
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.etcd import EtcdUnavailable
 from elastrain.rendezvous.contact import Contact
-from elastrain.rendezvous.events import EtcdBack, EtcdLost, Fenced
 
 TTL = 5.0
 AWAY = EtcdUnavailable("127.0.0.1:2379", "watch", "does not answer")
@@ -25,49 +24,54 @@ def generation(size: int) -> Generation:
 def contact() -> Contact:
     """Of a member that has just begun to watch."""
     contact = Contact(TTL)
-    assert contact.watch_says(None, True, 0.0) is None
+    assert contact.watch_reported(None, True, 0.0) is False
     return contact
 
 
-def test_an_outage_is_told_once_if_both_lease_and_watch_notice_it(contact):
-    assert contact.watch_says(AWAY, False, 1.0) == EtcdLost(AWAY)
-    assert contact.lease_says(AWAY, 2.0) is None
+def test_an_outage_is_reported_once_if_both_lease_and_watch_notice_it(contact):
+    assert contact.watch_reported(AWAY, False, 1.0)
+    assert contact.error is AWAY
+    assert not contact.lease_reported(AWAY, 2.0)
     assert not contact.reachable
 
 
 def test_etcd_is_back_only_if_both_lease_and_watch_are(contact):
-    contact.watch_says(AWAY, False, 1.0)
-    contact.lease_says(AWAY, 2.0)
-    assert contact.watch_says(None, True, 3.0) is None
-    assert contact.lease_says(None, 4.0) == EtcdBack()
+    contact.watch_reported(AWAY, False, 1.0)
+    contact.lease_reported(AWAY, 2.0)
+    assert not contact.watch_reported(None, True, 3.0)
+    assert contact.error is AWAY
+    assert contact.lease_reported(None, 4.0)
+    assert contact.reachable and contact.error is None
 
 
 def test_members_get_a_ttl_to_come_back_if_etcd_was_away(contact):
     assert not contact.outage(0.5)
-    contact.lease_says(AWAY, 1.0)
-    contact.lease_says(None, 10.0)
+    contact.lease_reported(AWAY, 1.0)
+    contact.lease_reported(None, 10.0)
     assert contact.outage(10.0 + TTL - 0.1)
     assert not contact.outage(10.0 + TTL)
 
 
 def test_a_member_is_fenced_once_per_outage_if_it_trains_alone(contact):
-    contact.lease_says(AWAY, 1.0)
+    contact.lease_reported(AWAY, 1.0)
     assert contact.fenced_in(3.0) == TTL - 3.0
-    assert contact.fenced(TTL - 0.1, generation(1)) is None
-    assert contact.fenced(TTL, generation(1)) == Fenced(TTL)
-    assert contact.fenced(TTL + 1, generation(1)) is None
+    assert not contact.check_fence(TTL - 0.1, generation(1))
+    assert contact.check_fence(TTL, generation(1))
+    assert contact.fenced == TTL
+    assert not contact.check_fence(TTL + 1, generation(1))
     assert contact.fenced_in(TTL + 1) is None
-    contact.lease_says(None, 20.0)
-    contact.lease_says(AWAY, 30.0)
-    assert contact.fenced(TTL, generation(1)) == Fenced(TTL)
+    contact.lease_reported(None, 20.0)
+    assert contact.fenced is None
+    contact.lease_reported(AWAY, 30.0)
+    assert contact.check_fence(TTL, generation(1))
 
 
 @pytest.mark.parametrize("trained_in", [None, generation(2), generation(0)])
 def test_a_member_is_not_fenced_if_it_is_not_alone_in_a_generation(contact, trained_in):
-    contact.lease_says(AWAY, 1.0)
-    assert contact.fenced(100.0, trained_in) is None
+    contact.lease_reported(AWAY, 1.0)
+    assert not contact.check_fence(100.0, trained_in)
 
 
 def test_a_member_is_not_fenced_if_etcd_is_reachable(contact):
-    assert contact.fenced(100.0, generation(1)) is None
+    assert not contact.check_fence(100.0, generation(1))
     assert contact.fenced_in(100.0) is None

@@ -1,5 +1,5 @@
 """The agent: PID 1 of a worker. It registers the member, runs the ranks and passes generations on to them.
 
-``core`` decides and ``main`` executes; ``events`` holds the words that they exchange. No torch is imported here, so
+``core`` decides and ``runtime`` executes, in terms of ``core/events``. No torch is imported here, so
 that an agent starts in a fraction of a second and stays small.
 """

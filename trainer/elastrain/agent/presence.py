@@ -1,22 +1,19 @@
-"""The agent among the others: how it becomes a member of its job, what it learns of them, what it says of itself."""
+"""The agent's membership: how it registers, which changes of the job it reports to the core, what it publishes."""
 
 from __future__ import annotations
 
-import queue
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import structlog
 
 from elastrain.agent.core import endings
-from elastrain.agent.core.events import Fenced, Publish, Seen
+from elastrain.agent.core.events import Fenced, JobSnapshot, Publish
 from elastrain.agent.settings import Settings
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Progress, Termination
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable
-from elastrain.rendezvous import events as rendezvous
 from elastrain.rendezvous.membership import Membership
 from elastrain.rendezvous.view import View
 
@@ -31,54 +28,18 @@ LAST_WORDS_SECONDS = 2.0
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class News:
-    """The membership has something to say."""
-
-    event: rendezvous.MembershipEvent
-
-    def told(self) -> Fenced | None:
-        """Write it to the log; what the agent must decide upon, if anything."""
-        match self.event:
-            case rendezvous.Fenced(seconds=seconds):
-                return Fenced(seconds)
-            case rendezvous.EtcdLost(error=error):
-                log.warning("etcd is away; training goes on", error=str(error))
-            case rendezvous.EtcdBack():
-                log.info("etcd is back")
-            case rendezvous.NewGeneration(generation=g):
-                workers = [m.worker for m in g.members] if g.roster is None else g.size
-                log.info("generation", number=g.number, reason=g.reason, workers=workers, world_size=g.world_size)
-            case rendezvous.GenerationEnded(number=number, reason=reason):
-                log.warning("generation ended", number=number, reason=reason)
-            case rendezvous.JobEnded(reason=reason):
-                log.info("the job has ended", reason=reason)
-            case _:
-                log.debug("news", news=repr(self.event))
-        return None
-
-
-class _NewsQueue(queue.Queue[rendezvous.MembershipEvent]):
-    """Where a membership puts its events: straight into the agent's one queue."""
-
-    def __init__(self, put: Callable[[News], None]) -> None:
-        super().__init__()
-        self._put_news = put
-
-    def put(self, item: rendezvous.MembershipEvent, block: bool = True, timeout: float | None = None) -> None:
-        self._put_news(News(item))
-
-
 class Presence:
     """An agent's membership, from before it has one until it leaves. For the agent's main thread."""
 
-    def __init__(self, settings: Settings, etcd: EtcdConfig, put: Callable[[News], None]) -> None:
-        """``put`` gets all news, from a thread of the membership."""
+    def __init__(self, settings: Settings, etcd: EtcdConfig, on_change: Callable[[], None]) -> None:
+        """``on_change``: :meth:`look` is worth calling; called from a thread of the membership."""
         self._settings = settings
         self._client = EtcdClient(etcd)
-        self._put = put
+        self._on_change = on_change
         self._membership: Membership | None = None
         self._view: View | None = None
+        self._reachable = True
+        self._fenced = False
         self._unwritten = False
         """Progress was published that etcd may not have yet."""
 
@@ -121,18 +82,30 @@ class Presence:
         """Be a new member from now on; returns its id."""
         return self._registered.reincarnate(health="", health_message="", health_rank=None).id
 
-    def look(self) -> Seen | None:
-        """The job's records, if they have changed since they were last looked at."""
-        if self._membership is None:
-            return None
-        view = self._membership.view
+    def look(self) -> Iterator[JobSnapshot | Fenced]:
+        """What has changed since the last call, for the core to decide upon; changes are logged."""
+        membership = self._membership
+        if membership is None:
+            return
+        if membership.reachable != self._reachable:
+            self._reachable = membership.reachable
+            if self._reachable:
+                log.info("etcd is back")
+            else:
+                log.warning("etcd is away; training goes on", error=str(membership.outage))
+        fenced = membership.fenced
+        if fenced is not None and not self._fenced:
+            yield Fenced(fenced)
+        self._fenced = fenced is not None
+        view = membership.view
         if view is self._view or not view.revision:  # revision 0: nothing has been read yet
-            return None
+            return
+        log_changes(self._view, view)
         self._view = view
-        return seen(view)
+        yield snapshot(view)
 
     def publish(self, record: Publish) -> None:
-        """Let the others know how this member is."""
+        """Write the member's record."""
         member = self._registered
         log.info("member", id=member.id, phase=record.phase, generation=record.generation, step=record.step)
         if record.health != member.record.health:
@@ -149,14 +122,14 @@ class Presence:
         )
 
     def publish_progress(self, progress: Progress) -> None:
-        """Let everybody know how far training is. Blocks for the last of it, at most ``FLUSH_SECONDS``."""
+        """Publish the progress of training. Blocks for the final record, at most ``FLUSH_SECONDS``."""
         self._registered.publish(progress)
         self._unwritten = True
         if progress.finished:
             self._flush(self._registered, FLUSH_SECONDS)
 
     def leave(self) -> None:
-        """Be no member any more. Again, or before there was one, it does nothing."""
+        """Leave the job. Without effect before :meth:`register` and when repeated."""
         if self._membership is None:
             return
         if self._unwritten:  # progress is written once a second; the last of it would be lost
@@ -194,13 +167,13 @@ class Presence:
             slots=settings.nproc,
             agent_port=agent_port,
             lease_ttl=settings.lease_ttl,
-            events=_NewsQueue(self._put),
+            on_change=self._on_change,
         )
 
 
-def seen(view: View) -> Seen:
+def snapshot(view: View) -> JobSnapshot:
     """The part of a membership's view that the core asks about. Pure."""
-    return Seen(
+    return JobSnapshot(
         target=view.target,
         members={m.id: m.record for m in view.alive.values()} if view.complete else None,
         generation=roster.seen_by(view.generation, view.self_id) if view.generation else None,
@@ -208,3 +181,22 @@ def seen(view: View) -> Seen:
         finished=view.finished,
         step=view.step,
     )
+
+
+def log_changes(before: View | None, view: View) -> None:
+    """Log each new generation, each end of one, and the end of the job, once."""
+    known = before.generation.number if before and before.generation else 0
+    g = view.generation
+    if g is not None and g.number > known:
+        workers = [m.worker for m in g.members] if g.roster is None else g.size
+        log.info("generation", number=g.number, reason=g.reason, workers=workers, world_size=g.world_size)
+    for number in view.told.keys() - (before.told.keys() if before else set()):
+        log.warning("generation ended", number=number, reason=view.told[number])
+    if view.ended and not (before and before.ended):
+        closed = view.closed
+        why = (
+            f"closed by {closed.member}: {closed.reason} {closed.message}".rstrip()
+            if closed
+            else "training is complete"
+        )
+        log.info("the job has ended", reason=why)

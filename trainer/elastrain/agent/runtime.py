@@ -39,7 +39,7 @@ from elastrain.agent.core.events import (
     Tick,
 )
 from elastrain.agent.core.machine import Config, Core
-from elastrain.agent.presence import News, Presence
+from elastrain.agent.presence import Presence
 from elastrain.agent.process import pages
 from elastrain.agent.process.forker import Zygote
 from elastrain.agent.process.launch import NO_ZYGOTE, Executed
@@ -98,7 +98,15 @@ def _end(termination: Termination, path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _ChildChanged:
-    """SIGCHLD, or news of the zygote."""
+    """SIGCHLD, or the zygote's state changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _JobChanged:
+    """The membership has a new view of the job, or etcd was lost or is back."""
+
+
+_Item = Event | _ChildChanged | _JobChanged
 
 
 class Agent:
@@ -118,7 +126,7 @@ class Agent:
         self._settings = settings
         self._directory = directory
         # SimpleQueue may be put to from a signal handler that interrupts its own get().
-        self._inbox: queue.SimpleQueue[Event | _ChildChanged | News] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._core = Core(
             Config(
                 worker=settings.worker,
@@ -134,7 +142,7 @@ class Agent:
         )
         self._server: RankServer | None = None
         self._pages = Pages(settings.health.look_seconds)
-        self._presence = Presence(settings, etcd, self._inbox.put)
+        self._presence = Presence(settings, etcd, on_change=lambda: self._inbox.put(_JobChanged()))
         self._ended: Termination | None = None
         self._notes = trace.Notes()
         who = {"elastrain.worker": settings.worker, "elastrain.job": settings.job}
@@ -177,7 +185,7 @@ class Agent:
         except queue.Empty:
             return False
 
-    def _next(self) -> Event | _ChildChanged | News:
+    def _next(self) -> _Item:
         deadline = self._core.deadline()
         wait = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))
         try:
@@ -185,20 +193,20 @@ class Agent:
         except queue.Empty:
             return Tick()
 
-    def _take(self, item: Event | _ChildChanged | News) -> None:
+    def _take(self, item: _Item) -> None:
         match item:
             case _ChildChanged():
                 self._reap()
-            case News():
-                if (fenced := item.told()) is not None:
-                    self._handle(fenced)
+            case _JobChanged():
+                pass  # looked at below
             case Signalled(signum=signum):
                 log.info("told to stop", signal=signal.Signals(signum).name)
                 self._handle(item)
             case _:
                 self._handle(item)
-        if self._ended is None and (seen := self._presence.look()) is not None:
-            self._handle(seen)
+        if self._ended is None:
+            for change in self._presence.look():
+                self._handle(change)
         if (beats := self._pages.due(time.monotonic())) is not None:
             self._handle(Pulse(self._core.incarnation, beats, self._presence.reachable))
 

@@ -1,10 +1,10 @@
-"""What an agent tells of a change of generation to whoever collects traces. Pure: times are passed in."""
+"""An agent's spans of a change of generation, for a trace collector. Pure: times are passed in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastrain.agent.core.events import Effect, Event, RankExited, RankSaid, Registered, Seen, StartRanks
+from elastrain.agent.core.events import Effect, Event, JobSnapshot, RankExited, RankSaid, Registered, StartRanks
 from elastrain.api.messages import Adopted, Broken, Ready
 from elastrain.api.records import Generation, Target
 from elastrain.tracing import Attribute, Span
@@ -49,7 +49,7 @@ class Notes:
                 self._ready, self._started = (self._started, now), None
             case RankSaid(local_rank=0, message=Adopted(generation=number)):
                 return self._adopt(number, now)
-            case Seen():
+            case JobSnapshot():
                 return self._see(event, now)
         return None
 
@@ -60,7 +60,7 @@ class Notes:
     def _sign(self, now: float, what: str) -> None:
         self._since = self._since or (now, what)
 
-    def _see(self, seen: Seen, now: float) -> tuple[int, list[Span]] | None:
+    def _see(self, seen: JobSnapshot, now: float) -> tuple[int, list[Span]] | None:
         if seen.target is not None and seen.target != self._target:
             known, self._target = self._target, seen.target
             if self._force is not None and not _asks_for_another(seen.target, self._force):

@@ -1,13 +1,12 @@
-"""Whether etcd can be reached, by what lease and watch say of it, and what follows from an outage.
+"""Whether etcd can be reached, by what lease and watch report, and what follows from an outage.
 
-A state machine without clock and I/O: its owner feeds it, and tells the events that it returns.
+A state machine without clock and I/O: its owner feeds it and reads its attributes.
 """
 
 from __future__ import annotations
 
 from elastrain.api.records import Generation
 from elastrain.etcd import EtcdError
-from elastrain.rendezvous.events import EtcdBack, EtcdLost, Fenced
 
 
 class Contact:
@@ -15,49 +14,59 @@ class Contact:
 
     def __init__(self, lease_ttl: float) -> None:
         self.watching = False
-        """Whether what etcd shows is the newest."""
-        self.reachable = True
+        """The watch is connected: what etcd shows is the newest."""
+        self.error: EtcdError | None = None
+        """Why etcd cannot be reached; None: it can, or the reason is not known yet."""
         self.grace_until = 0.0
-        """Until then members whose leases ran out may come back: perhaps they only could not renew them."""
+        """Until then members whose leases ran out may return: an outage can keep a lease from being renewed."""
+        self.fenced: float | None = None
+        """Seconds without a confirmed lease at which this member, alone in its generation, was fenced; None: it is not.
+        Another generation may have been formed: no step may be committed until etcd answers again."""
         self._lease_ttl = lease_ttl
         self._leased = True
-        self._told_fenced = False
+        self._reachable = True
 
-    def watch_says(self, error: EtcdError | None, connected: bool, now: float) -> EtcdBack | EtcdLost | None:
-        """The watch is ``connected``, or ``error`` keeps it from being so."""
+    @property
+    def reachable(self) -> bool:
+        """Both watch and lease work."""
+        return self._reachable
+
+    def watch_reported(self, error: EtcdError | None, connected: bool, now: float) -> bool:
+        """The watch is ``connected``, or ``error`` keeps it from being so. Returns whether
+        :attr:`reachable` changed."""
         self.watching = connected
-        return self._changed(error, now)
+        return self._update(error, now)
 
-    def lease_says(self, error: EtcdError | None, now: float) -> EtcdBack | EtcdLost | None:
-        """``error`` keeps the lease from being renewed; None: nothing does."""
+    def lease_reported(self, error: EtcdError | None, now: float) -> bool:
+        """``error`` keeps the lease from being renewed; None: nothing does. Returns whether
+        :attr:`reachable` changed."""
         self._leased = error is None
-        return self._changed(error, now)
+        return self._update(error, now)
 
     def outage(self, now: float) -> bool:
-        """Whether leases may have run out without anybody's fault."""
-        return not self.reachable or now < self.grace_until
+        """Whether leases may have run out although their members live."""
+        return not self._reachable or now < self.grace_until
 
-    def fenced(self, seconds: float, generation: Generation | None) -> Fenced | None:
-        """What to say, once, when the lease was not confirmed for ``seconds`` while the member, in ``generation``, is
-        alone."""
-        if self.reachable or self._told_fenced or seconds < self._lease_ttl:
-            return None
-        if generation is None or generation.size != 1:
-            return None
-        self._told_fenced = True
-        return Fenced(seconds)
+    def check_fence(self, seconds: float, generation: Generation | None) -> bool:
+        """Fence the member if its lease was not confirmed for ``seconds`` while it is alone in ``generation``. Returns
+        whether that happened now."""
+        alone = generation is not None and generation.size == 1
+        if self._reachable or self.fenced is not None or seconds < self._lease_ttl or not alone:
+            return False
+        self.fenced = seconds
+        return True
 
     def fenced_in(self, seconds: float) -> float | None:
-        """Seconds until :meth:`fenced` must be asked; None: it need not."""
-        return None if self.reachable or self._told_fenced else self._lease_ttl - seconds
+        """Seconds until :meth:`check_fence` is due; None: it is not."""
+        return None if self._reachable or self.fenced is not None else self._lease_ttl - seconds
 
-    def _changed(self, error: EtcdError | None, now: float) -> EtcdBack | EtcdLost | None:
+    def _update(self, error: EtcdError | None, now: float) -> bool:
         reachable = self.watching and self._leased
-        if reachable == self.reachable:
-            return None
-        self.reachable = reachable
+        self.error = None if reachable else error or self.error
+        if reachable == self._reachable:
+            return False
+        self._reachable = reachable
         if reachable:
-            self._told_fenced = False
+            self.fenced = None
             self.grace_until = now + self._lease_ttl
-            return EtcdBack()
-        return EtcdLost(error) if error is not None else None
+        return True

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.rendezvous.view import Seen, View
+from elastrain.jobstate import RegisteredMember
+from elastrain.rendezvous.view import View
 
 MAX_OUTSTANDING = 6
 """Proposals that may be newer than the oldest generation in force. Ranks carry, with each step, one readiness flag per
@@ -29,10 +30,10 @@ class Timing:
     """For members of a broken generation that live but are not ready (stock torchrun stops its workers first, for up to
     30 s)."""
     doubt: float = 0.1
-    """After collectives failed and nobody is known to be lost: a killed rank's peers see its sockets close a few
+    """After collectives failed and no loss is known: a killed rank's peers see its sockets close a few
     milliseconds before its agent has reaped it and said so. Forming the same generation again would be in vain."""
     probe: float = 1.0
-    """For the answers of silent members to a probe, before a broken generation that lost nobody is formed again."""
+    """For the answers of silent members to a probe, before a broken generation with all its members is formed again."""
     tell: float = 0.25
     """After a generation was seen to be over and no next one could be formed yet: then its members are told."""
     steady: float = 30.0
@@ -43,7 +44,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class DecisionState:
     """What must be known beyond the view: since when. Made by :func:`remember` only."""
 
     base: int = 0
@@ -101,7 +102,7 @@ class Nothing:
 Action = Propose | Condemn | Wait | Nothing
 
 
-def remember(memory: Memory, view: View, now: float, timing: Timing = Timing()) -> Memory:
+def remember(memory: DecisionState, view: View, now: float, timing: Timing = Timing()) -> DecisionState:
     """``memory`` after ``view`` was seen at ``now``."""
     number = view.generation.number if view.generation else 0
     if number != memory.base:
@@ -117,7 +118,7 @@ def remember(memory: Memory, view: View, now: float, timing: Timing = Timing()) 
     return memory if view.intact else _count_break(memory, view, now, timing)
 
 
-def _count_break(memory: Memory, view: View, now: float, timing: Timing) -> Memory:
+def _count_break(memory: DecisionState, view: View, now: float, timing: Timing) -> DecisionState:
     """The newest generation has ended unplanned: is it one of a series?"""
     replaced = bool(view.leavers or view.joiners) and not view.lost  # stock torchrun breaks one off to admit a member
     if memory.counted == memory.base or replaced:
@@ -128,10 +129,10 @@ def _count_break(memory: Memory, view: View, now: float, timing: Timing) -> Memo
     return replace(memory, counted=memory.base, counted_step=view.step, breaks=breaks, retry_at=now + pause)
 
 
-def decide(view: View, memory: Memory, now: float, timing: Timing = Timing()) -> Action:
+def decide(view: View, memory: DecisionState, now: float, timing: Timing = Timing()) -> Action:
     """The next thing to do for the job. ``memory`` must come from :func:`remember` with this ``view``."""
     if view.leader != view.self_id:
-        return Nothing(f"{view.leader or 'nobody'} leads")
+        return Nothing(f"{view.leader or 'no member'} leads")
     action = _next(view, memory, now, timing)
     untold = _untold(view)
     if not untold or isinstance(action, Propose):  # a next generation says itself what it replaces
@@ -146,7 +147,7 @@ def _untold(view: View) -> dict[int, str]:
     return {number: why for number, why in view.condemned.items() if number not in view.told}
 
 
-def _next(view: View, memory: Memory, now: float, timing: Timing) -> Action:
+def _next(view: View, memory: DecisionState, now: float, timing: Timing) -> Action:
     """The next generation, or why there is none now."""
     if view.target is None:
         return Nothing("there is no target yet")
@@ -163,15 +164,15 @@ def _next(view: View, memory: Memory, now: float, timing: Timing) -> Action:
     return _planned(view, memory, now, timing, last) if view.intact else _unplanned(view, memory, now, timing, last)
 
 
-def _first(view: View, memory: Memory, now: float, timing: Timing) -> Action:
-    """Nothing trains: there was no generation yet, everybody was told to stop, or nobody is left of it."""
+def _first(view: View, memory: DecisionState, now: float, timing: Timing) -> Action:
+    """Nothing trains: there is no generation yet, all members were told to stop, or none of them is left."""
     assert view.target is not None
     if view.target.desired == 0:
         return Nothing("no members are wanted")
     if (missing := _least(view) - len(view.joiners)) > 0:
         return Nothing(f"{len(view.joiners)} of at least {_least(view)} members are ready", changes=missing)
     if not view.adopted and now < memory.base_since + timing.adopt:
-        return Wait(memory.base_since + timing.adopt, "everybody to stop")
+        return Wait(memory.base_since + timing.adopt, "all members to stop")
     if memory.breaks >= 2 and now < memory.retry_at:
         return Wait(memory.retry_at, f"a pause after {memory.breaks} failures in a row")
     settled = _since(memory.enough_since, now) + timing.settle
@@ -181,7 +182,7 @@ def _first(view: View, memory: Memory, now: float, timing: Timing) -> Action:
 
 
 def _planned(  # noqa: PLR0911 - one return per rule
-    view: View, memory: Memory, now: float, timing: Timing, last: bool
+    view: View, memory: DecisionState, now: float, timing: Timing, last: bool
 ) -> Action:
     """The newest generation is whole; is another set of members wanted?"""
     assert view.target is not None and view.generation is not None
@@ -204,7 +205,7 @@ def _planned(  # noqa: PLR0911 - one return per rule
     return _propose(view, stayers + joiners, "Grow")
 
 
-def _unplanned(view: View, memory: Memory, now: float, timing: Timing, last: bool) -> Action:
+def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, last: bool) -> Action:
     """The newest generation lost a member or its collectives failed."""
     if view.unready:
         bound = _since(memory.change_since, now) + timing.reenter
@@ -220,18 +221,18 @@ def _unplanned(view: View, memory: Memory, now: float, timing: Timing, last: boo
             return Wait(bound, "a loss to show")
     stayers, joiners = _candidates(view, last)
     if memory.breaks >= 2 and now < memory.retry_at:
-        # After a loss the survivors go on at once; whoever is new comes in when the series of failures is over.
+        # After a loss the survivors continue at once; new members enter when the series of failures is over.
         if not view.lost or len(stayers) < _least(view) <= len(stayers + joiners):
             return Wait(memory.retry_at, f"a pause after {memory.breaks} failures in a row")
         joiners = ()
     return _propose_or_stop(view, stayers + joiners, _why(view, joiners))
 
 
-def _candidates(view: View, last: bool) -> tuple[tuple[Seen, ...], tuple[Seen, ...]]:
+def _candidates(view: View, last: bool) -> tuple[tuple[RegisteredMember, ...], tuple[RegisteredMember, ...]]:
     """Stayers and joiners of the next generation.
 
     The last proposal that fits the slots has only members that train: if one of those is lost, the generation in force
-    breaks and nobody is bound to it any more, so a dead joiner can never block the last slot.
+    breaks and no member is bound to it any more, so a dead joiner can never block the last slot.
     """
     if not last:
         return view.stayers, view.joiners
@@ -239,8 +240,8 @@ def _candidates(view: View, last: bool) -> tuple[tuple[Seen, ...], tuple[Seen, .
     return tuple(m for m in view.stayers if view.adopted_by(m) >= in_force), ()
 
 
-def _propose_or_stop(view: View, chosen: tuple[Seen, ...], reason: str) -> Action:
-    """The chosen; if they are too few and somebody waits to leave, everybody stops."""
+def _propose_or_stop(view: View, chosen: tuple[RegisteredMember, ...], reason: str) -> Action:
+    """The chosen members; if they are too few and a member waits to leave, all stop."""
     if len(chosen) >= _least(view):
         return _propose(view, chosen, reason)
     if view.leavers:
@@ -248,7 +249,7 @@ def _propose_or_stop(view: View, chosen: tuple[Seen, ...], reason: str) -> Actio
     return Nothing(f"{len(chosen)} of at least {_least(view)} members are left")
 
 
-def _propose(view: View, chosen: tuple[Seen, ...], reason: str) -> Propose:
+def _propose(view: View, chosen: tuple[RegisteredMember, ...], reason: str) -> Propose:
     members: list[GenerationMember] = []
     offset = 0
     for m in chosen:
@@ -273,7 +274,7 @@ def _propose(view: View, chosen: tuple[Seen, ...], reason: str) -> Propose:
     return Propose(generation, view.generation_mod_revision)
 
 
-def _why(view: View, joiners: tuple[Seen, ...]) -> str:
+def _why(view: View, joiners: tuple[RegisteredMember, ...]) -> str:
     if view.lost:
         return "Lost"
     if view.leavers:
@@ -291,5 +292,5 @@ def _since(since: float | None, now: float) -> float:
     return now if since is None else since
 
 
-def _names(members: tuple[Seen, ...]) -> str:
+def _names(members: tuple[RegisteredMember, ...]) -> str:
     return ", ".join(m.record.worker for m in members)

@@ -1,8 +1,8 @@
-"""The executor: the thread that does for one member what :class:`~elastrain.rendezvous.protocol.Seat` says.
+"""The driver: the thread that does for one member what :class:`~elastrain.rendezvous.protocol.MemberProtocol` says.
 
 It takes what the watch brings, looks, decides, writes, on every change and at every deadline, and probes members that
 fell silent when a generation broke. All state but the inbox is its own. Only the leader hears what others say about
-themselves. While etcd is unreachable nobody acts.
+themselves. While etcd is unreachable no member acts.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from elastrain.api.records import Member
 from elastrain.etcd import Batch, Delete, EtcdClient, EtcdError, EtcdUnavailable, Lease, Watch, WatchState
 from elastrain.rendezvous.contact import Contact
 from elastrain.rendezvous.decide import Action, Propose, Timing
-from elastrain.rendezvous.events import MembershipEvent
-from elastrain.rendezvous.news import News
 from elastrain.rendezvous.progress import ProgressPost
-from elastrain.rendezvous.protocol import LONGEST_REST, Seat, Todo, rest_after
+from elastrain.rendezvous.protocol import LONGEST_REST, MemberProtocol, Todo, rest_after
 from elastrain.rendezvous.suspicion import Suspicion, whom_to_probe
 from elastrain.rendezvous.view import View
 
@@ -32,10 +30,10 @@ _RETRY_SECONDS = 0.5
 
 Clock = Callable[[], float]
 _Item = Batch | Callable[[], None]
-"""What the inbox holds: news from etcd, or something to do."""
+"""What the inbox holds: changes in etcd, or a call to make."""
 
 
-class Executor:
+class Driver:
     """One member's part in the protocol. What is not inside the thread may be called from any other."""
 
     def __init__(
@@ -44,19 +42,20 @@ class Executor:
         keys: JobKeys,
         own: Callable[[], Member],
         progress: ProgressPost,
-        emit: Callable[[MembershipEvent], None],
+        on_change: Callable[[], None],
         *,
         lease_ttl: int,
         timing: Timing,
         clock: Clock,
         sees_all: bool,
     ) -> None:
-        """``own``: the member's record as it is now; ``emit`` gets what happens, in order, from the thread."""
+        """``own``: the member's record as it is now. ``on_change`` is called from the thread after each new view and
+        each change of :attr:`reachable` or :attr:`fenced`; it must not block."""
         self._client = client
         self._keys = keys
         self._own = own
         self._progress = progress
-        self._emit = emit
+        self._on_change = on_change
         self._lease_ttl = lease_ttl
         self._clock = clock
         self._viewed = threading.Condition()
@@ -67,14 +66,13 @@ class Executor:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
         # What follows is written by the thread alone.
-        self._seat = Seat(keys, timing, sees_all=sees_all)
-        self._scope = self._seat.scope(own())
+        self._protocol = MemberProtocol(keys, timing, sees_all=sees_all)
+        self._scope = self._protocol.scope(own())
         self._view = View(self_id=own().id, complete=False)
         self._todo: Todo | None = None
         self._rest_until = 0.0
         self._look_at: float | None = None
         self._suspicion = Suspicion(lease_ttl, clock, answered=self.wake)
-        self._news = News()
         self._retry_at = 0.0
         self._contact = Contact(lease_ttl)
 
@@ -92,6 +90,16 @@ class Executor:
     def reachable(self) -> bool:
         """Whether etcd answers."""
         return self._contact.reachable
+
+    @property
+    def outage(self) -> EtcdError | None:
+        """Why etcd does not answer; None: it does, or the reason is not known yet."""
+        return self._contact.error
+
+    @property
+    def fenced(self) -> float | None:
+        """See :attr:`elastrain.rendezvous.contact.Contact.fenced`."""
+        return self._contact.fenced
 
     def wait_for(self, condition: Callable[[View], bool], timeout: float) -> bool:
         """Block until a view meets ``condition``; False if none did within ``timeout`` seconds."""
@@ -114,8 +122,8 @@ class Executor:
         self._inbox.put(_nothing)
 
     def lease_state(self, error: EtcdError | None) -> None:
-        """News of the lease: ``error`` keeps it from being renewed; None: nothing does."""
-        self._inbox.put(lambda: self._tell(self._contact.lease_says(error, self._clock())))
+        """Note the lease's state: ``error`` keeps it from being renewed; None: nothing does."""
+        self._inbox.put(lambda: self._notify(self._contact.lease_reported(error, self._clock())))
 
     def stop(self) -> None:
         """Begin nothing new. Does not wait."""
@@ -136,7 +144,7 @@ class Executor:
         self._listed.set()
 
     def _on_watch_state(self, state: WatchState) -> None:
-        self._inbox.put(lambda: self._tell(self._contact.watch_says(state.error, state.connected, self._clock())))
+        self._inbox.put(lambda: self._notify(self._contact.watch_reported(state.error, state.connected, self._clock())))
 
     # ---- the thread ------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -163,7 +171,7 @@ class Executor:
 
     def _may_wait(self, items: Sequence[_Item | None]) -> bool:
         """Only news of members have come, and too few to matter: more are waited for, for a moment."""
-        if not items or not all(isinstance(item, Batch) for item in items) or not self._seat.may_wait:
+        if not items or not all(isinstance(item, Batch) for item in items) or not self._protocol.may_wait:
             return False
         now = self._clock()
         self._look_at = self._look_at or now + LONGEST_REST
@@ -195,24 +203,24 @@ class Executor:
             deadlines.append(self._retry_at)
         if self._look_at is not None:
             deadlines.append(self._look_at)
-        if self._seat.mirror.missing and self._contact.grace_until > now:
+        if self._protocol.views.missing and self._contact.grace_until > now:
             deadlines.append(self._contact.grace_until)
         deadlines += self._suspicion.deadlines()
         return max(0.01, min(deadlines) - now)
 
     def _take(self, batch: Batch) -> None:
-        self._seat.take(batch, outage=self._contact.outage(self._clock()))
-        me, mirror = self._own().id, self._seat.mirror
+        self._protocol.take(batch, outage=self._contact.outage(self._clock()))
+        me, views = self._own().id, self._protocol.views
         own = self._keys.member(me)
         deleted = any(isinstance(e, Delete) and e.key == own for e in batch.events)
         # It may also have gone before this watch began: then only a list of all members shows it.
-        absent = batch.snapshot and mirror.complete and me not in mirror.members
+        absent = batch.snapshot and views.complete and me not in views.state.members
         if self._lease is not None and (deleted or absent):
-            self._lease.rewrite(own)  # not by us: our lease ran out unnoticed, or somebody was wrong about us
+            self._lease.rewrite(own)  # not by us: our lease ran out unnoticed, or another client deleted the key
 
-    def _tell(self, event: MembershipEvent | None) -> None:
-        if event is not None:
-            self._emit(event)
+    def _notify(self, changed: bool) -> None:
+        if changed:
+            self._on_change()
 
     def _step(self) -> None:
         now, busy = self._clock(), time.thread_time()
@@ -220,23 +228,21 @@ class Executor:
         if self._lease is not None:
             self._lease.mend()
         record = self._own()
-        self._seat.bridge(outage=self._contact.outage(now))
-        old, view = self._view, self._look(record)
+        self._protocol.bridge(outage=self._contact.outage(now))
+        view = self._look(record)
+        self._contact.check_fence(self._seconds_unconfirmed(), self._protocol.views.known(record.generation))
         with self._viewed:
             self._view = view
             self._viewed.notify_all()
-        for event in self._news.of(old, view, record):
-            self._emit(event)
-        generation = self._news.generation(record.generation)
-        self._tell(self._contact.fenced(self._seconds_unconfirmed(), generation))
+        self._on_change()
         if self._contact.watching and self._contact.reachable:
             lease = self._lease.id if self._lease is not None else 0
-            self._todo = self._seat.next(view, record, lease, now)
+            self._todo = self._protocol.next(view, record, lease, now)
             self._rest_until = now + rest_after(time.thread_time() - busy)
             if now >= self._retry_at:
                 self._do(self._todo, record)
             self._progress.write_if_due(now)
-        scope = self._seat.scope(record)
+        scope = self._protocol.scope(record)
         if scope != self._scope and self._watch is not None:
             self._scope = scope
             self._watch.move(scope)
@@ -244,19 +250,19 @@ class Executor:
     def _look(self, record: Member) -> View:
         """The view, with what probes have found; begins those that are due."""
         suspects, unsure = self._suspicion.of(record.id)
-        view = self._seat.look(record, suspects, unsure)
-        known = {m.id for m in view.members} if self._seat.leads(record) and view.complete else None
-        self._suspicion.look(whom_to_probe(view, record, self._seat.mirror.leader), known)
+        view = self._protocol.look(record, suspects, unsure)
+        known = {m.id for m in view.members} if self._protocol.leads(record) and view.complete else None
+        self._suspicion.look(whom_to_probe(view, record, self._protocol.views.leader), known)
         found = self._suspicion.of(record.id)
-        return view if found == (suspects, unsure) else self._seat.look(record, *found)
+        return view if found == (suspects, unsure) else self._protocol.look(record, *found)
 
     def _do(self, todo: Todo, record: Member) -> None:
         if todo.part is not None:
-            self._seat.found(record, todo.part, self._client.get(todo.part))
+            self._protocol.found(record, todo.part, self._client.get(todo.part))
             self.wake()
         if todo.transaction is not None:
             done = self._client.commit(todo.transaction, todo.what)
-            self._seat.tried(todo.transaction, self._clock())
+            self._protocol.tried(todo.transaction, self._clock())
             log.info("%s: %s%s", todo.what, "done" if done else "too late", _whom(todo))
 
     def _seconds_unconfirmed(self) -> float:
@@ -267,7 +273,7 @@ def _whom(todo: Todo) -> str:
     if not isinstance(todo.action, Propose):
         return ""
     workers = [m.worker for m in todo.action.generation.members[: roster.INLINE]]
-    return f" ({todo.action.generation.reason}): {', '.join(workers) or 'nobody'}"
+    return f" ({todo.action.generation.reason}): {', '.join(workers) or 'no members'}"
 
 
 def _nothing() -> None:

@@ -1,7 +1,7 @@
-"""Who leads. Pure: the leader is whoever holds the key ``leader``; this says when to reach for it.
+"""Which member leads: the holder of the key ``leader``. Pure: decides when a member claims that key.
 
 Members are not asked in the order of their registration: etcd answers "who is next" by reading all of them, so a chain
-of predecessors costs O(N²) to build. One key that everybody watches anyway costs nothing while the leader lives, and
+of predecessors costs O(N²) to build. One key that all members watch anyway costs nothing while the leader lives, and
 members reach for a vacant one in the order of their places, so that as a rule only one does.
 """
 
@@ -15,11 +15,11 @@ FIRST = 8
 _STEP_SECONDS = 0.05
 _LONGEST_SECONDS = 1.0
 _LATE_SECONDS = 5.0
-"""Where this many seconds have passed nobody waits for anybody."""
+"""After so many seconds no member leaves the claim to another one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Candidate:
     """What one member knows about the leader's place."""
 
     member: str
@@ -34,7 +34,7 @@ class Standing:
     suspect: bool
     """A probe has found the leader dead."""
     since: float | None
-    """Since when it is vacant or suspect; None: it is neither, or nobody has ever led as far as this member knows."""
+    """Since when it is vacant or suspect; None: it is neither, or this member has never seen a leader."""
     place: int | None
     """The own place in the newest generation, from 0; None: not in it."""
 
@@ -46,9 +46,9 @@ class Claim:
     mod_revision: int
 
 
-def elect(standing: Standing, now: float) -> Claim | float | None:
+def elect(candidate: Candidate, now: float) -> Claim | float | None:
     """Reach for the leader's place now, or look again at the returned time; None: others lead, or we do."""
-    s = standing
+    s = candidate
     if not s.lease:
         return None
     if s.leader is not None and not s.suspect:
@@ -61,7 +61,7 @@ def elect(standing: Standing, now: float) -> Claim | float | None:
     return Claim(s.mod_revision) if now >= due else due
 
 
-def _patience(s: Standing) -> float:
+def _patience(s: Candidate) -> float:
     """Seconds to leave it to others."""
     if s.place is None:
         return _STEP_SECONDS + (zlib.crc32(s.member.encode()) % 1000) / 1000 * (_LONGEST_SECONDS - _STEP_SECONDS)

@@ -1,25 +1,24 @@
 """A member of a job: one object per agent.
 
-It holds the lease and the member's record; its :class:`~elastrain.rendezvous.driver.Executor` plays the member's part
-in the protocol. Its owner changes the own record by :meth:`Membership.update` and hears the rest from the queue of
-:mod:`~elastrain.rendezvous.events`.
+It holds the lease and the member's record; its :class:`~elastrain.rendezvous.driver.Driver` plays the member's part in
+the protocol. Its owner changes the own record by :meth:`Membership.update` and reads :attr:`Membership.view`, which
+``on_change`` announces.
 
-    events: queue.Queue[MembershipEvent] = queue.Queue()
-    member = Membership(client, keys, worker="digits-0", address="10.0.0.7", slots=1, events=events)
+    changed = threading.Event()
+    member = Membership(client, keys, worker="digits-0", address="10.0.0.7", slots=1, on_change=changed.set)
     member.start()                                    # registered with phase `warming`
     member.update(phase=Phase.READY, store_port=29500)
-    event = events.get(timeout=60)                    # NewGeneration(...)
-    member.update(generation=event.generation.number)
+    changed.wait(60)
+    member.update(generation=member.view.generation.number)
 
 Cost: a member writes its own key per change of its own state; the leader adds one transaction per generation, of which
-every member hears once. Only the leader hears what others say about themselves. While etcd is unreachable nobody acts
+every member receives once. Only the leader watches the other members' records. While etcd is unreachable no member acts
 and :meth:`update` still returns at once: the newest record is written when etcd is back.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 import uuid
@@ -31,8 +30,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, Phase, Progress
 from elastrain.etcd import EtcdClient, EtcdError, EtcdUnavailable, Lease, LeaseCallbacks
 from elastrain.rendezvous.decide import Action, Timing
-from elastrain.rendezvous.driver import Clock, Executor
-from elastrain.rendezvous.events import MembershipEvent
+from elastrain.rendezvous.driver import Clock, Driver
 from elastrain.rendezvous.progress import ProgressPost
 from elastrain.rendezvous.view import View
 
@@ -49,7 +47,7 @@ class Membership:
         *,
         worker: str,
         address: str,
-        events: queue.Queue[MembershipEvent] | None = None,
+        on_change: Callable[[], None] | None = None,
         slots: int = 1,
         node: str = "",
         agent_port: int = 0,
@@ -58,10 +56,13 @@ class Membership:
         clock: Clock = time.monotonic,
         sees_all: bool = False,
     ) -> None:
-        """``sees_all``: :attr:`view` has all members although another one leads. That costs every member an event per
-        change of any."""
+        """``on_change`` is called after each new :attr:`view` and each change of :attr:`reachable` or :attr:`fenced`,
+        from a thread of the membership; it must not block.
+
+        ``sees_all``: :attr:`view` has all members although another one leads. That costs every member an event per
+        change of any member.
+        """
         self.keys = keys
-        self._events = events
         self.lease_ttl = lease_ttl
         self._client = client
         self._record = Member(
@@ -71,8 +72,8 @@ class Membership:
         self._lease: Lease | None = None
         self._stopped = False
         self._progress = ProgressPost(client, keys)
-        self._executor = Executor(
-            client, keys, lambda: self._record, self._progress, self._emit,
+        self._driver = Driver(
+            client, keys, lambda: self._record, self._progress, on_change or _ignore,
             lease_ttl=lease_ttl, timing=timing, clock=clock, sees_all=sees_all,
         )  # fmt: skip
 
@@ -90,37 +91,48 @@ class Membership:
     @property
     def view(self) -> View:
         """The newest snapshot of the job."""
-        return self._executor.view
+        return self._driver.view
 
     @property
     def action(self) -> Action | None:
         """What was decided last, and why: for logs and error messages."""
-        return self._executor.action
+        return self._driver.action
 
     @property
     def reachable(self) -> bool:
         """Whether etcd answers; if not, :attr:`view` is from before."""
-        return self._executor.reachable
+        return self._driver.reachable
+
+    @property
+    def outage(self) -> EtcdError | None:
+        """Why etcd does not answer; None: it does, or the reason is not known yet."""
+        return self._driver.outage
+
+    @property
+    def fenced(self) -> float | None:
+        """Seconds without a confirmed lease at which this member, alone in its generation, was fenced; None: it is not.
+        No step may be committed until etcd answers again."""
+        return self._driver.fenced
 
     def wait_for(self, condition: Callable[[View], bool], timeout: float) -> bool:
         """Block until a view meets ``condition``; False if none did within ``timeout`` seconds."""
-        return self._executor.wait_for(condition, timeout)
+        return self._driver.wait_for(condition, timeout)
 
     def start(self, timeout: float = 10.0) -> None:
         """Register, and learn the state of the job. Blocks.
 
         Raises ``EtcdUnavailable`` or ``EtcdDenied`` if that fails, or takes longer than ``timeout`` seconds.
         """
-        callbacks = LeaseCallbacks(on_regained=self._on_regained, on_state=self._executor.lease_state)
+        callbacks = LeaseCallbacks(on_regained=self._on_regained, on_state=self._driver.lease_state)
         self._lease = self._client.lease(self.lease_ttl, callbacks)
         try:
             self._lease.set(self.keys.member(self.id), self._record.encode())
             if not self._lease.flush(timeout):
                 raise EtcdUnavailable(self._client.wire.endpoint, "register", f"not done within {timeout:g} s")
-            self._executor.start(self._lease, timeout)
+            self._driver.start(self._lease, timeout)
         except EtcdError:
             self._lease.close()
-            self._executor.close()
+            self._driver.close()
             raise
 
     def update(self, **changes: Any) -> Member:
@@ -158,7 +170,7 @@ class Membership:
     def publish(self, progress: Progress) -> None:
         """Write ``progress``, at most once a second; of several, the newest."""
         self._progress.put(self.id, progress)
-        self._executor.wake()
+        self._driver.wake()
 
     def flush(self, timeout: float) -> bool:
         """Wait until etcd has the own record and the progress; False if that took longer than ``timeout`` seconds.
@@ -191,23 +203,23 @@ class Membership:
             if self._stopped:
                 return
             self._stopped = True
-        self._executor.stop()
+        self._driver.stop()
         if self._lease is not None:
             self._lease.close(revoke=revoke)
-        self._executor.close()
+        self._driver.close()
 
     def _write(self) -> None:
         if self._lease is not None and not self._stopped:
             self._lease.set(self.keys.member(self._record.id), self._record.encode())
-            self._executor.wake()
+            self._driver.wake()
 
     def _on_regained(self) -> None:
         log.warning("the lease of %s had run out; registered again under the same id", self.id)
 
-    def _emit(self, event: MembershipEvent) -> None:
-        if self._events is not None:
-            self._events.put(event)
-
 
 def _new_id(worker: str) -> str:
     return f"{worker}.{uuid.uuid4().hex[:8]}"
+
+
+def _ignore() -> None:
+    """For a membership whose owner polls."""

@@ -1,6 +1,6 @@
 """Is that agent alive? Asked over TCP when a generation broke, so that a dead one is known before its lease ends.
 
-The answer is one line, ``elastrain <member id>``, sent to whoever connects.
+The answer is one line, ``elastrain <member id>``, sent on each connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIMEOUT = 0.5
 class Evidence(Enum):
     ALIVE = "alive"
     DEAD = "dead"
-    """The host says that nobody listens there, or somebody else answers."""
+    """The host refuses the connection, or another member answers."""
     NONE = "none"
     """No answer: a slow host, a lost packet or a cut network look the same. The lease decides."""
 

@@ -42,7 +42,7 @@ class ProgressPost:
     def write_now(self, timeout: float) -> None:
         """Write what waits within ``timeout`` seconds. Raises as :meth:`write_if_due` does.
 
-        Everybody hears of the end by the key ``closed``; of the steps until then only the leader does.
+        All members watch ``closed``, which reports the end; only the leader watches the steps until then.
         """
         with self._lock:
             taken, self._waiting = self._waiting, None

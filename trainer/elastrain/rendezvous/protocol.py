@@ -12,12 +12,12 @@ from elastrain.api import roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Ended, Leader, Member
 from elastrain.etcd import Batch, Event, KeyValue, Put, Range, Transaction
-from elastrain.rendezvous.decide import Action, Condemn, Memory, Nothing, Propose, Timing, Wait, decide, remember
-from elastrain.rendezvous.election import Claim, Standing, elect
-from elastrain.rendezvous.mirror import Mirror
+from elastrain.rendezvous.decide import Action, Condemn, DecisionState, Nothing, Propose, Timing, Wait, decide, remember
+from elastrain.rendezvous.election import Candidate, Claim, elect
 from elastrain.rendezvous.scope import everything, own_part
 from elastrain.rendezvous.suspicion import place_in
 from elastrain.rendezvous.view import View
+from elastrain.rendezvous.view_builder import ViewBuilder
 
 _AGAIN_SECONDS = 2.0
 """A transaction of which nothing has come is tried again after so long."""
@@ -28,7 +28,7 @@ _RESTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Todo:
-    """What to do now. Execute it, then come back with what the watch says, or at ``until``."""
+    """What to do now. Execute it, then call again after the next change from the watch, or at ``until``."""
 
     action: Action
     """What was decided for the job, and why."""
@@ -36,21 +36,21 @@ class Todo:
     what: str = ""
     """Completes "tried to ..."."""
     part: str | None = None
-    """A key to read, for :meth:`Seat.found`."""
+    """A key to read, for :meth:`MemberProtocol.found`."""
     until: float | None = None
 
 
-class Seat:
+class MemberProtocol:
     """Not thread-safe. ``own`` is always the member's record as it should be in etcd, ``lease`` the id of its lease."""
 
     def __init__(self, keys: JobKeys, timing: Timing, *, sees_all: bool = False) -> None:
-        """``sees_all``: watch all records even where somebody else leads."""
+        """``sees_all``: watch all records even while another member leads."""
         self.keys = keys
-        self.mirror = Mirror(keys)
+        self.views = ViewBuilder(keys)
         self._timing = timing
         self._sees_all = sees_all
-        self._memory = Memory()
-        self._led = False  # somebody has been seen to lead
+        self._memory = DecisionState()
+        self._led = False  # a leader has been seen
         self._vacant_since: float | None = None
         self._tried: tuple[Transaction, float] | None = None
         self._needed = 1
@@ -59,11 +59,11 @@ class Seat:
         self._scope: tuple[Range, ...] = ()
 
     def leads(self, own: Member) -> bool:
-        return self.mirror.leader is not None and self.mirror.leader.member == own.id
+        return self.views.leader is not None and self.views.leader.member == own.id
 
     def scope(self, own: Member) -> tuple[Range, ...]:
-        """What to watch now. In a small job everybody sees all, as the judgement of ranks' health needs it."""
-        target = self.mirror.target
+        """What to watch now. In a small job every member watches all records: the judgement of health needs them."""
+        target = self.views.state.target
         small = target is not None and target.max <= roster.INLINE
         everywhere = self._sees_all or small or self.leads(own)
         if (everywhere, own.id) != self._scoped:
@@ -76,28 +76,28 @@ class Seat:
         members = self.keys.members
         others = batch.snapshot or any(not _key_of(event).startswith(members) for event in batch.events)
         self._news += self._needed if others else len(batch.events)
-        self.mirror.apply(batch, keep_missing=outage)
+        self.views.apply(batch, keep_missing=outage)
 
     @property
     def may_wait(self) -> bool:
-        """What has come since :meth:`next` is too little to change what it said. The leader of a large job that gathers
+        """The changes since :meth:`next` are too few to change its answer. The leader of a large job that gathers
         need not look at all its members again for each of them."""
         return self._news < self._needed
 
     def found(self, own: Member, key: str, kv: KeyValue | None) -> None:
         """What :attr:`Todo.part` holds."""
-        self.mirror.found(own.id, key, kv)
+        self.views.found(own.id, key, kv)
 
     def bridge(self, *, outage: bool) -> None:
         """During an outage and for a lease's time after it, members without a key are missing; then they are lost."""
         if not outage:
-            self.mirror.drop_missing()
-        elif self.mirror.complete and self.mirror.generation is not None:
-            self.mirror.expect(self.mirror.generation)
+            self.views.drop_missing()
+        elif self.views.complete and self.views.generation is not None:
+            self.views.expect(self.views.generation)
 
     def look(self, own: Member, suspects: frozenset[str], unsure: frozenset[str]) -> View:
         """The job as this member sees it."""
-        return self.mirror.view(own.id, suspects, unsure)
+        return self.views.view(own.id, suspects, unsure)
 
     def next(self, view: View, own: Member, lease: int, now: float) -> Todo:
         """What to do about ``view``. Call it only while etcd answers."""
@@ -107,10 +107,10 @@ class Seat:
             action = decide(view, self._memory, now, self._timing)
             self._needed = action.changes if isinstance(action, Nothing) else 1
         else:
-            self._memory = Memory()
-            action = Nothing(f"{view.leader or 'nobody'} leads")
-        part = self.mirror.part_to_read(own.id) if not view.complete else None
-        claim = elect(self._standing(view, own, lease, now), now)
+            self._memory = DecisionState()
+            action = Nothing(f"{view.leader or 'no member'} leads")
+        part = self.views.part_to_read(own.id) if not view.complete else None
+        claim = elect(self._candidate(view, own, lease, now), now)
         transaction, what = None, ""
         if isinstance(claim, Claim):
             transaction, what = self._claim(claim, own, lease), "lead"
@@ -130,20 +130,20 @@ class Seat:
         self._tried = (transaction, now)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
-    def _standing(self, view: View, own: Member, lease: int, now: float) -> Standing:
-        mirror = self.mirror
-        leader = mirror.leader.member if mirror.leader else None
+    def _candidate(self, view: View, own: Member, lease: int, now: float) -> Candidate:
+        leadership = self.views.state.leadership
+        leader = self.views.leader.member if self.views.leader else None
         suspect = leader is not None and leader != own.id and leader in view.suspects
         if leader is not None and not suspect:
             self._led, self._vacant_since = True, None
         elif self._led and self._vacant_since is None:
             self._vacant_since = now
-        return Standing(
+        return Candidate(
             member=own.id,
             lease=lease,
             leader=leader,
-            leader_lease=mirror.leader_lease,
-            mod_revision=mirror.leader_mod_revision,
+            leader_lease=leadership.lease if leadership else 0,
+            mod_revision=leadership.mod_revision if leadership else 0,
             suspect=suspect,
             since=self._vacant_since,
             place=place_in(view.generation, own.id),

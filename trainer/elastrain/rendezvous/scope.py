@@ -1,4 +1,4 @@
-"""What a member watches of its job: all of it if it leads or the job is small, else what concerns everybody and itself.
+"""The keys that a member watches: all of its job if it leads or the job is small, else the shared ones and its own.
 
 Pure. A job is small if it can never have more than :data:`elastrain.api.roster.INLINE` members.
 """
@@ -10,12 +10,12 @@ from elastrain.etcd import Range
 
 
 def everything(keys: JobKeys) -> tuple[Range, ...]:
-    """The leader's: one range, so that all records are seen as they were at one revision."""
+    """The leader's scope: one range, so that all records are read at one revision."""
     return (Range.prefix(keys.prefix),)
 
 
 def own_part(keys: JobKeys, member_id: str) -> tuple[Range, ...]:
-    """Everybody else's. What others say about themselves is not in it.
+    """The scope of all other members: without the records of other members.
 
     ``closed``, ``generation`` and the keys below that one are neighbours, so one watch does for them. The own key is
     watched for its loss only. Progress is written every second and read once: it tells how far training has come.

@@ -1,4 +1,4 @@
-"""Which members look dead before their lease says so: who probes whom, and for how long an answer counts."""
+"""Which members look dead before their lease ends: which member probes which, and how long an answer counts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Suspicion:
 
     def look(self, wanted: Sequence[Silent], known: Container[str] | None) -> None:
         """Start the probes of ``wanted``. Forget old answers, and those of members that are not among the ``known``
-        (None: nobody knows)."""
+        (None: unknown)."""
         now = self._clock()
         with self._lock:
             for member_id, answer in list(self._answers.items()):

@@ -301,7 +301,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._generation = generation.number
         rank = [m.id for m in generation.members].index(member.id)
         return RendezvousInfo(
-            # Agents' keys are kept apart by generation, so that a store can serve again if nobody got this far.
+            # Agents' keys are kept apart by generation, so that a store can serve again if no agent got this far.
             store=PrefixStore(f"elastrain/{generation.number}", store),
             rank=rank,
             world_size=len(generation.members),

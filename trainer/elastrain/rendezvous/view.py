@@ -6,19 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from elastrain.api.records import Closed, Generation, Member, Phase, Target
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A member's record with its place in the order of registration."""
-
-    record: Member
-    create_revision: int
-
-    @property
-    def id(self) -> str:
-        return self.record.id
+from elastrain.api.records import Closed, Generation, Phase, Target
+from elastrain.jobstate import RegisteredMember
 
 
 @dataclass(frozen=True)
@@ -27,17 +16,17 @@ class View:
 
     self_id: str
     target: Target | None = None
-    members: tuple[Seen, ...] = ()
+    members: tuple[RegisteredMember, ...] = ()
     """Members that have a key, in any order. Empty for who does not lead."""
     complete: bool = True
-    """All records are known. Else only what concerns everybody: questions about members have no answer then."""
+    """All records are known. Else only the shared ones: questions about members have no answer."""
     leader: str | None = None
     """Id of the member that leads."""
     leader_mod_revision: int = 0
     """Of the key ``leader``."""
     generations: tuple[Generation, ...] = ()
     """The newest ones with all their members, oldest first; :attr:`generation` is the last."""
-    gone: tuple[Seen, ...] = ()
+    gone: tuple[RegisteredMember, ...] = ()
     """Last records of members of those generations that have no key any more."""
     was_adopted: frozenset[int] = frozenset()
     """Numbers of generations of which it was seen earlier that they were adopted."""
@@ -58,12 +47,12 @@ class View:
     unsure: frozenset[str] = frozenset()
     """Ids of silent members that are being probed now."""
     step: int = 0
-    """Greatest number of committed steps that anybody reported."""
+    """Greatest number of committed steps in any record."""
     revision: int = 0
     """etcd's revision of this snapshot."""
 
     @cached_property
-    def alive(self) -> dict[str, Seen]:
+    def alive(self) -> dict[str, RegisteredMember]:
         """Members that have a key, are not suspect and have no younger incarnation (a worker has one agent at a time,
         so an older one is dead even though its lease still runs); oldest first."""
         ordered = sorted(self.members, key=lambda m: m.create_revision)
@@ -71,7 +60,7 @@ class View:
         return {m.id: m for m in ordered if m.id not in self.suspects and youngest[m.record.worker] == m.id}
 
     @cached_property
-    def base_alive(self) -> tuple[Seen, ...]:
+    def base_alive(self) -> tuple[RegisteredMember, ...]:
         """Live members of the newest generation, in rank order."""
         if self.generation is None:
             return ()
@@ -102,41 +91,41 @@ class View:
         """The newest generation has all its members and none of them saw it fail. True of an empty one."""
         return not self.lost and not self.broken
 
-    def is_leaving(self, member: Seen) -> bool:
-        """By its own word or by the target's."""
+    def is_leaving(self, member: RegisteredMember) -> bool:
+        """By its own record or by the target."""
         wanted_out = self.target is not None and member.record.worker in self.target.leaving
         return wanted_out or member.record.phase is Phase.LEAVING
 
     @cached_property
-    def leavers(self) -> tuple[Seen, ...]:
+    def leavers(self) -> tuple[RegisteredMember, ...]:
         """Live members of the newest generation that are leaving."""
         return tuple(m for m in self.base_alive if self.is_leaving(m))
 
     @cached_property
-    def stayers(self) -> tuple[Seen, ...]:
+    def stayers(self) -> tuple[RegisteredMember, ...]:
         """Live members of the newest generation that can be in the next one now, in rank order."""
         return tuple(m for m in self.base_alive if is_ready(m) and not self.is_leaving(m))
 
     @cached_property
-    def unready(self) -> tuple[Seen, ...]:
+    def unready(self) -> tuple[RegisteredMember, ...]:
         """Live members of the newest generation that want to stay but cannot be in another one yet."""
         return tuple(m for m in self.base_alive if not is_ready(m) and not self.is_leaving(m))
 
     @cached_property
-    def outsiders(self) -> tuple[Seen, ...]:
+    def outsiders(self) -> tuple[RegisteredMember, ...]:
         """Live members, not leaving, that are not in the newest generation; oldest first."""
         inside = {m.id for m in self.base_alive}
         return tuple(m for m in self.alive.values() if m.id not in inside and not self.is_leaving(m))
 
     @cached_property
-    def joiners(self) -> tuple[Seen, ...]:
+    def joiners(self) -> tuple[RegisteredMember, ...]:
         """Outsiders that are ready and fit under the target's desired size; oldest first."""
         desired = self.target.desired if self.target else 0
         room = max(0, desired - len(self.stayers) - len(self.unready))
         return tuple(m for m in self.outsiders if is_ready(m))[:room]
 
     @cached_property
-    def warming(self) -> tuple[Seen, ...]:
+    def warming(self) -> tuple[RegisteredMember, ...]:
         """Outsiders that are on their way to be ready."""
         return tuple(m for m in self.outsiders if m.record.phase is Phase.WARMING)
 
@@ -145,7 +134,7 @@ class View:
         """Nothing is formed any more."""
         return self.finished or any(m.record.phase is Phase.FINISHED for m in self.members)
 
-    # ---- adoption: ranks adopt a generation together, so what one member of it says is true of all ------------------
+    # ---- adoption: ranks adopt a generation together, so one member's record holds for all ------------------
     @cached_property
     def taken(self) -> frozenset[int]:
         """Numbers of known generations that have been adopted."""
@@ -165,7 +154,7 @@ class View:
                 found.update(dict.fromkeys(generation.ids, generation.number))
         return found
 
-    def adopted_by(self, member: Seen) -> int:
+    def adopted_by(self, member: RegisteredMember) -> int:
         """Number of the newest generation that a member has adopted; 0: none."""
         return max(member.record.generation, self._adopted_by.get(member.id, 0))
 
@@ -204,7 +193,7 @@ class View:
         return {number: why for number, why in found if why}
 
     @cached_property
-    def _reporting(self) -> tuple[Seen, ...]:
+    def _reporting(self) -> tuple[RegisteredMember, ...]:
         """Live members that saw a generation fail."""
         return tuple(m for m in self.alive.values() if m.record.broken)
 
@@ -220,7 +209,7 @@ class View:
         failed = [m.worker for m in generation.members if m.id in broke] if broke else []
         return f"worker {failed[0]} reports a broken collective" if failed else ""
 
-    def _left(self, last: Seen | None, member_id: str, number: int) -> bool:
+    def _left(self, last: RegisteredMember | None, member_id: str, number: int) -> bool:
         """A member that is not there has not been lost from generation ``number`` if its last record says that it had
         finished, or if it had already stopped for a later one: its part in this one was done."""
         if last is None:
@@ -235,6 +224,6 @@ def _few(workers: list[str]) -> str:
     return f"workers {', '.join(workers[:3])}{more} are"
 
 
-def is_ready(member: Seen) -> bool:
+def is_ready(member: RegisteredMember) -> bool:
     """Can connect to a next generation, and serves a store in case it comes first in it."""
     return member.record.phase is Phase.READY and member.record.store_port > 0

@@ -1,13 +1,13 @@
-"""Until when an agent waits for its ranks. None: there is no bound now."""
+"""Deadlines of an agent's waits for its ranks. None: no deadline applies now."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 STRAGGLER_SECONDS = 60.0
-"""How long ranks of one worker may go on after another of them has ended its script without finishing its loop."""
+"""How long the other ranks of a worker may continue after one rank's script ended before its loop did."""
 KILL_SECONDS = 2.0
-"""From SIGTERM to SIGKILL where nothing is left to save."""
+"""From SIGTERM to SIGKILL when no state is left to save."""
 
 
 @dataclass(slots=True)
@@ -15,20 +15,20 @@ class Bounds:
     """Of one agent, in its monotonic seconds."""
 
     drain: float | None = None
-    """Set by a signal. A leave that the target asks for has no bound here: who asked bounds it, by a signal."""
+    """Set by a signal. A leave that the target requests has no deadline here: the operator enforces one by a signal."""
     exit: float | None = None
     """Set when the first rank was told to exit."""
     stragglers: float | None = None
-    """Set while ranks go on after another one has deserted them."""
+    """Set while ranks wait for one whose script has ended."""
     kill: float | None = None
-    """Set when the ranks were asked to end at last."""
+    """Set when the ranks received the signal that ends them."""
 
     def first(self) -> float | None:
-        """The first of those under which ranks still train."""
+        """The earliest deadline that applies while ranks train."""
         return min((b for b in (self.drain, self.exit, self.stragglers) if b is not None), default=None)
 
     def watch_stragglers(self, deserted: bool, now: float) -> None:
-        """``deserted``: some ranks wait, and one that they wait for has ended without a word."""
+        """``deserted``: ranks wait for one that ended without ``Left`` or ``Finished``."""
         if not deserted:
             self.stragglers = None
         elif self.stragglers is None:

@@ -1,4 +1,4 @@
-"""What an agent's look at its ranks leads to: words for the member's record, a restart, a resignation. Pure."""
+"""From heartbeat pages to consequences: the health in the member's record, a restart, a resignation. Pure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from elastrain.api.heartbeat import Beat
 from elastrain.api.records import Generation, Health, Member, Phase, Target
 
 EXCLUDE_SECONDS = 10.0
-"""From naming a straggler to its leave, where that is wanted: others that are named too show up by then."""
+"""From the report of a straggler to its leave: other stragglers have reported themselves by then."""
 LACK_SECONDS = 10.0
-"""A job is below its minimum at every start, for a while: this is no news before."""
+"""Every job is below its minimum while it starts; it is reported only after this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the agent knows besides the pages."""
+    """The facts beside the heartbeat pages."""
 
     me: str
     """Member id."""
     current: bool = True
-    """etcd answers and shows all members; else what follows is from before, or a part, and nobody leaves because of
-    it."""
+    """etcd answers and shows all members. Else the fields below are old or incomplete, and no worker leaves because of
+    them."""
     members: Mapping[str, Member] = field(default_factory=dict)
     """Those that live, by id."""
     target: Target | None = None
@@ -43,13 +43,13 @@ class Checkup:
     watch: Watch = field(default_factory=Watch)
     verdict: Verdict = field(default_factory=Verdict)
     lacking_since: float | None = None
-    """Since when the ranks could train and fewer than ``target.min`` members are ready."""
+    """Since when fewer than ``target.min`` members are ready although these ranks are."""
     health: Health = Health.OK
     message: str = ""
-    """For the member's record. The words change with the verdict only, so that figures cause no writes."""
+    """For the member's record. It changes only with the verdict, so that changing figures cause no writes."""
 
     def look(self, beats: Mapping[int, Beat], situation: Situation, now: float) -> Verdict:
-        """Judge anew; the result names the ranks to act upon."""
+        """Judge again; the result names the ranks to dump or restart."""
         self.verdict = self.watch.look(beats, peers(situation), now, self.policy)
         lacking = below_min(situation)
         self.lacking_since = (now if self.lacking_since is None else self.lacking_since) if lacking else None
@@ -60,7 +60,7 @@ class Checkup:
         return self.verdict
 
     def why_resign(self, situation: Situation, now: float) -> str | None:
-        """Why this worker should leave although nobody asked it to, or None."""
+        """Why this worker leaves of its own accord, or None."""
         if not situation.current:
             return None
         if self._lacks_for(now) >= self.policy.min_timeout:
@@ -91,7 +91,7 @@ def peers(situation: Situation) -> Peers:
 
 
 def below_min(situation: Situation) -> bool:
-    """Whether this worker could train and only the number of members stands in the way."""
+    """Whether this worker is ready and only too few members keep it from training."""
     target = situation.target
     if not situation.current or target is None or target.desired == 0 or situation.trains or not situation.idle:
         return False
@@ -99,7 +99,7 @@ def below_min(situation: Situation) -> bool:
 
 
 def stragglers(members: Mapping[str, Member]) -> tuple[str, ...]:
-    """Names of the workers that hold the others up."""
+    """Names of the workers that report themselves as slow."""
     return tuple(sorted(m.worker for m in members.values() if m.health == Health.SLOW))
 
 

@@ -70,7 +70,7 @@ def rank_stuck(step: int, exited: RankExited, rank: int | None, hung: str) -> Te
 
 
 def straggler(step: int, local_ranks: Sequence[int]) -> Termination:
-    """Some ranks of the worker left the loop by themselves while others wait in it for ever."""
+    """Some ranks of the worker left the loop while others wait in it without end."""
     return Termination(
         outcome=Outcome.FAILED,
         step=step,
@@ -82,7 +82,7 @@ def straggler(step: int, local_ranks: Sequence[int]) -> Termination:
 
 
 def infrastructure(reason: str, message: str, step: int = 0) -> Termination:
-    """The agent could not go on for a reason that is not the script's."""
+    """The agent could not continue, for a reason outside the script."""
     return Termination(outcome=Outcome.FAILED, step=step, exit_code=EXIT_INFRASTRUCTURE, reason=reason, message=message)
 
 
@@ -108,7 +108,7 @@ def encode(termination: Termination) -> bytes:
 
 
 def error_line(log: str) -> str:
-    """What a Python traceback at the end of ``log`` says, with where it was raised; the last line if there is none.
+    """The exception and its place from a Python traceback at the end of ``log``; the last line if there is none.
 
     >>> error_line('Traceback (most recent call last):\\n  File "/a/t.py", line 3, in f\\n    x\\nKeyError: 1\\nbye')
     'KeyError: 1 (/a/t.py:3 in f)'

@@ -1,4 +1,4 @@
-"""What happens to an agent (events) and what it does about it (effects), as plain values."""
+"""Inputs of the agent's state machine (events) and its outputs (effects), as plain values."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class JobSnapshot:
     """The job's records as etcd shows them now."""
 
     target: Target | None = None
     generation: Generation | None = None
     """The newest; of a large one, only this member's place in it."""
     ended: Mapping[int, str] = field(default_factory=dict)
-    """Numbers of generations that cannot go on, says the leader, and why."""
+    """Numbers of generations that the leader has ended, and why."""
     finished: bool = False
     """``progress.finished``."""
     step: int = 0
-    """Greatest number of committed steps that anybody has reported."""
+    """Greatest number of committed steps in any record."""
     members: Mapping[str, Member] | None = None
-    """All that live, by id; None where this member does not see them (in a large job only the leader does)."""
+    """All live members by id; None where this member does not watch them (in a large job only the leader does)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +77,12 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What the heartbeat pages of the ranks say, by local rank; those that cannot be read are left out."""
+    """The ranks' heartbeat pages by local rank; pages that cannot be read are left out."""
 
     incarnation: int
     beats: Mapping[int, Beat]
     current: bool = True
-    """etcd answers, so that what was :class:`Seen` is how things are."""
+    """etcd answers, so that the last :class:`JobSnapshot` is current."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,13 @@ class Tick:
     """Time has passed."""
 
 
-Event = Registered | Seen | Fenced | RankSaid | RankHungUp | RankExited | Signalled | Pulse | Tick
+Event = Registered | JobSnapshot | Fenced | RankSaid | RankHungUp | RankExited | Signalled | Pulse | Tick
 
 
 # ---- effects -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Reincarnate:
-    """Delete the member key now, so that everybody knows, and register under a new id; answered by
+    """Delete the member key now, so that all members see it, and register under a new id; answered by
     :class:`Registered`."""
 
 

@@ -1,15 +1,15 @@
 """Is a rank stuck, a worker a straggler? Decided from heartbeat pages; pure.
 
 *stuck*
-    A rank sits in the script's code while others wait for it in the step's collective. Its own page says the first;
-    that somebody waits is known from a sibling's page, or from another member's record: a member whose ranks wait for
-    long publishes so, and to keep this from being N writes, those later in rank order give the earlier ones time to
-    do it. Ranks that are all in the script's code at once (a long evaluation) wait for nobody and are left alone.
+    A rank stays in the script's code while others wait for it in the step's collective. Its own page shows the first;
+    a sibling's page or another member's record shows the second. A member whose ranks wait for long publishes that; to
+    avoid N writes, members later in rank order first leave time to the earlier ones. If all ranks are in the script's
+    code at once (a long evaluation), none waits and none is stuck.
 
 *straggler*
     The seconds that each rank computes per step travel with the gradients as a sum, so every rank can compare itself
-    with the mean of the others: a straggler names itself, with one write. That is at most about a third of the ranks,
-    whatever their times are: s >= 3 (T - s) / (N - 1) gives s >= 3 T / (N + 2), and all s together are at most T.
+    with the mean of the others: a straggler reports itself, with one write. At most about a third of the ranks do,
+    for any distribution of times: s >= 3 (T - s) / (N - 1) gives s >= 3 T / (N + 2), and all s together are at most T.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from elastrain.api.records import Health
 
 NAME_SECONDS = 60.0
 NAME_STEPS = 20.0
-"""A rank in the script's code that is waited for is named after the longer of so many seconds and so many times what
-its steps usually take; it is restarted after ``Policy.stuck_timeout``."""
+"""A rank that others wait for is reported as stuck after the longer of ``NAME_SECONDS`` and ``NAME_STEPS`` usual steps
+in the script's code; it is restarted after ``Policy.stuck_timeout``."""
 DUMP_SECONDS = 0.5
 """Between the request for its stacks and the end of a stuck rank: they are to be printed first."""
 SLOW_RATIO = 3.0
 """Own seconds per step over the mean of the others, from which on a rank is a straggler."""
 FAST_RATIO = 2.0
-"""Below this one it is none any more."""
+"""The ratio below which it stops being one."""
 SLOW_SECONDS = 0.005
-"""A difference per step that is not worth a word."""
+"""Smaller differences per step are ignored."""
 HOLD_SECONDS = 3.0
 HOLD_STEPS = 10
-"""For so long, and so many steps, must the evidence stand before the verdict about a straggler changes."""
+"""The verdict about a straggler changes after the evidence has held for so long and for so many steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Peers:
     """Of this member in rank order, from 0."""
     members: int = 1
     waiting: bool = False
-    """Another one says that its ranks wait."""
+    """Another member has published that its ranks wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Watch:
-    """What must be remembered from look to look, for one incarnation of the ranks."""
+    """State kept between two looks, for one incarnation of the ranks."""
 
     slow: Verdict | None = None
     slow_since: float = 0.0
@@ -90,7 +90,7 @@ class Watch:
     """Local rank: since when it is in the body, and when its stacks were asked for."""
     said_waiting: bool = False
     _contrary: tuple[float, int] | None = None
-    """Since when, and since which number of commits, the evidence says the opposite of ``slow``."""
+    """Since when, and since which number of commits, the evidence contradicts ``slow``."""
 
     def look(self, beats: Mapping[int, Beat], peers: Peers, now: float, policy: Policy) -> Verdict:
         """Judge the pages of all local ranks that have one."""
@@ -148,7 +148,7 @@ def restart_after(beat: Beat, policy: Policy) -> float:
 
 
 def stuck(beats: Mapping[int, Beat], peers: Peers, now: float, policy: Policy) -> dict[int, float]:
-    """Local ranks that hang in the script's code while somebody waits for them, and for how many seconds they do.
+    """Local ranks that hang in the script's code while others wait for them, with the seconds since they entered it.
 
     Never one that has not committed a step yet (compilation), is in the runtime (a checkpoint) or outside the loop.
     """
@@ -162,8 +162,8 @@ def stuck(beats: Mapping[int, Beat], peers: Peers, now: float, policy: Policy) -
 
 
 def waits(beats: Mapping[int, Beat], peers: Peers, now: float, policy: Policy, said: bool) -> bool:
-    """Whether this member should say that its ranks wait: they do, and nobody else says it although those that come
-    earlier had time to. ``said``: it says so already."""
+    """Whether this member must publish that its ranks wait: they do, and no earlier member has published it although it
+    had time to. ``said``: this member has already published it."""
     if peers.members <= 1 or not beats or (peers.waiting and not said):
         return False
     half = max(named_after(b, policy) for b in beats.values()) / 2
@@ -172,8 +172,8 @@ def waits(beats: Mapping[int, Beat], peers: Peers, now: float, policy: Policy, s
 
 
 def pace(beats: Mapping[int, Beat]) -> tuple[int, float] | None:
-    """The slowest local rank, and how many times as long as the others a step takes: it alone beside all other ranks,
-    or all local ones beside those of other members, whichever is more. None: not comparable (yet)."""
+    """The slowest local rank, and its seconds per step over those of the others: the greater of two ratios, the rank
+    alone over all other ranks, and all local ranks over those of other members. None: not comparable (yet)."""
     if not beats or any(b.commits < HOLD_STEPS or b.total <= 0 for b in beats.values()):
         return None
     rank, slowest = max(beats.items(), key=lambda item: item[1].compute)

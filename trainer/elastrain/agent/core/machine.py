@@ -1,7 +1,7 @@
-"""What an agent does: events in, effects out. Pure but for its own state; ``main`` feeds it and executes the effects.
+"""The agent's state machine: events in, effects out. Pure; ``agent/runtime.py`` feeds it and executes the effects.
 
-The state is small (a mode, what each rank said, what etcd shows) and every reaction is computed from all of it, so that
-the order in which news arrives does not matter and a lost or repeated event does no harm.
+The state is small (a mode, each rank's messages, the job's records) and every reaction is computed from all of it: the
+order of events does not matter, and a lost or repeated event does no harm.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from elastrain.agent.core import endings
-from elastrain.agent.core.abort import say_broken_at
+from elastrain.agent.core.abort import report_broken_at
 from elastrain.agent.core.bounds import KILL_SECONDS, Bounds, passed
 from elastrain.agent.core.checkup import Checkup, Situation, stragglers
 from elastrain.agent.core.events import (
@@ -20,6 +20,7 @@ from elastrain.agent.core.events import (
     End,
     Event,
     Fenced,
+    JobSnapshot,
     KillRank,
     KillRanks,
     Leave,
@@ -32,16 +33,15 @@ from elastrain.agent.core.events import (
     RankSaid,
     Registered,
     Reincarnate,
-    Seen,
     Send,
     Signalled,
     StartRanks,
     Tick,
 )
 from elastrain.agent.core.health import Policy
-from elastrain.agent.core.outbox import Known, words
+from elastrain.agent.core.outbox import RankContext, messages_for
 from elastrain.agent.core.places import Places
-from elastrain.agent.core.published import Told
+from elastrain.agent.core.published import PublishedRecord
 from elastrain.agent.core.rank import Rank
 from elastrain.agent.core.restart import may_restart
 from elastrain.api.messages import Exit, Hello, RankMessage, Report
@@ -78,14 +78,14 @@ class Core:
         self.mode = Mode.STARTING
         self.incarnation = 1
         self.ranks: list[Rank] = []
-        self.seen: Seen | None = None
+        self.seen: JobSnapshot | None = None
         self.places = Places()
         self.progress: Progress | None = None
-        self.told = Told()
+        self.published = PublishedRecord()
         self.restarts: list[float] = []
         self.checkup = Checkup(config.health)
         self.resigned = ""
-        """Why this worker leaves of its own accord, if it does."""
+        """Why this worker leaves of its own accord; empty: it does not."""
         self.bounds = Bounds()
         self.termination: Termination | None = None
 
@@ -96,7 +96,7 @@ class Core:
 
     # ---- events ----------------------------------------------------------------------------------------------------
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take note of ``event`` and say what to do about it. ``now`` is monotonic seconds."""
+        """Update the state by ``event``; returns the effects to execute. ``now``: monotonic seconds."""
         effects = list(self._note(event, now))
         effects += self._react(now)
         return effects
@@ -107,16 +107,16 @@ class Core:
             return self.bounds.kill
         if self.mode is not Mode.RUNNING:
             return None
-        deadlines = [self.bounds.first(), self._say_broken_at()]
+        deadlines = [self.bounds.first(), self._report_broken_at()]
         return min((d for d in deadlines if d is not None), default=None)
 
     def _note(self, event: Event, now: float) -> Iterator[Effect]:
         match event:
             case Registered(member_id=member_id):
-                self.places.me, self.told = member_id, Told()
+                self.places.me, self.published = member_id, PublishedRecord()
             case Fenced(seconds=seconds):
                 self.places.fence(seconds)
-            case Seen():
+            case JobSnapshot():
                 self._note_seen(event)
             case RankSaid(incarnation=self.incarnation, local_rank=local_rank, message=message):
                 if local_rank < len(self.ranks):
@@ -135,13 +135,13 @@ class Core:
             case RankSaid() | RankHungUp() | RankExited() | Pulse() | Tick():
                 pass  # of an earlier incarnation, or only time
 
-    def _note_seen(self, seen: Seen) -> None:
+    def _note_seen(self, seen: JobSnapshot) -> None:
         self.seen = seen
         if seen.generation is not None:
             self.places.learn(seen.generation, oldest=min((r.adopted for r in self.ranks), default=0))
 
     def _note_message(self, rank: Rank, message: RankMessage) -> Iterator[Effect]:
-        rank.heard(message)
+        rank.received(message)
         if isinstance(message, Hello):
             rank.welcomed = False
             rank.proposed.clear()
@@ -152,7 +152,7 @@ class Core:
             yield PublishProgress(self.progress)
 
     def _note_pulse(self, pulse: Pulse, now: float) -> Iterator[Effect]:
-        """Judge where the ranks are. A rank that hangs is killed like by anybody else's hand: its end follows."""
+        """Judge the heartbeat pages. A rank that hangs is killed; its exit follows as an event of its own."""
         if self.mode is not Mode.RUNNING or self.seen is None or self.member_id is None:
             return
         running = {r.local_rank for r in self.ranks if r.exited is None}
@@ -169,7 +169,7 @@ class Core:
         if why_resign is not None and not self.leaving:
             self.resigned, self.bounds.drain = why_resign, now + self.config.drain_timeout
 
-    def _situation(self, me: str, seen: Seen, current: bool) -> Situation:
+    def _situation(self, me: str, seen: JobSnapshot, current: bool) -> Situation:
         adopted = min((r.adopted for r in self.ranks), default=0)
         unbroken = all(r.broken < r.adopted and r.adopted not in r.aborted for r in self.ranks)
         return Situation(
@@ -232,7 +232,7 @@ class Core:
         elif (late := self._overdue(now)) is not None:
             yield from self._stop(late, signal.SIGTERM, now + KILL_SECONDS, now)
         elif self.leaving and any(not r.ready and not r.exited for r in self.ranks):
-            # It never was in a generation: nothing to hand over.
+            # It was in no generation: it holds no state to hand over.
             grace = self.bounds.drain or now + self.config.drain_timeout
             ending = endings.drained(self.step, "told to leave before its ranks were ready")
             yield from self._stop(ending, signal.SIGTERM, grace, now)
@@ -247,7 +247,7 @@ class Core:
             ending = endings.script_failed(self.step, exited, self.places.rank(rank.adopted, rank.local_rank))
             yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
         elif rank.ended == "finished" and self.places.rank(rank.adopted, rank.local_rank) != 0:
-            # Its work was done and nothing that is kept is written by it: treat a crash on the way out as the end.
+            # Its loop had finished and only rank 0 writes results: a crash while it exits counts as a normal end.
             rank.exited = RankExited(exited.incarnation, exited.local_rank)
             yield from self._run(now)
         elif self.leaving or not may_restart(self.restarts, now):
@@ -297,7 +297,7 @@ class Core:
     def _talk(self, now: float) -> Iterator[Effect]:
         if self.member_id is None or self.seen is None:
             return
-        known = Known(
+        context = RankContext(
             me=self.member_id,
             address=self.config.address,
             lease_ttl=self.config.lease_ttl,
@@ -306,12 +306,12 @@ class Core:
             why_leave=self.why_leave,
         )
         for rank in self.ranks:
-            for message in words(rank, known):
+            for message in messages_for(rank, context):
                 if isinstance(message, Exit):
                     self.bounds.exit = self.bounds.exit or now + self.config.drain_timeout
                 yield Send(rank.local_rank, message)
 
-    # ---- to everybody ----------------------------------------------------------------------------------------------
+    # ---- to etcd ---------------------------------------------------------------------------------------------------
     @property
     def step(self) -> int:
         """Committed steps of the rank that is furthest."""
@@ -319,7 +319,7 @@ class Core:
 
     @property
     def leaving(self) -> bool:
-        """Told to leave: by a signal, or by the target."""
+        """PublishedRecord to leave: by a signal, or by the target."""
         return self.why_leave is not None
 
     @property
@@ -345,7 +345,7 @@ class Core:
     def _publish(self, now: float) -> Iterator[Effect]:
         if self.member_id is None:
             return
-        self.told.note(max(r.broken for r in self.ranks), now)
+        self.published.note(max(r.broken for r in self.ranks), now)
         record = Publish(
             phase=self.phase,
             generation=min(r.adopted for r in self.ranks),
@@ -356,18 +356,18 @@ class Core:
             health_message=self.checkup.message,
             health_rank=self.checkup.verdict.rank,
         )
-        if self.told.is_news(record, self.places.mine(record.generation), self._say_broken_at(), now):
-            self.told.record = record
+        if self.published.must_be_written(record, self.places.mine(record.generation), self._report_broken_at(), now):
+            self.published.record = record
             yield record
 
-    def _say_broken_at(self) -> float | None:
-        """When it must be written that a generation broke; None: there is none, or the leader knows."""
-        number, me = self.told.broke, self.places.me
-        if self.seen is None or me is None or number <= self.told.record.broken:
+    def _report_broken_at(self) -> float | None:
+        """When the record must report a broken generation; None: none is broken, or the leader has ended it."""
+        number, me = self.published.broke, self.places.me
+        if self.seen is None or me is None or number <= self.published.record.broken:
             return None
         if number in self.seen.ended or number < min(r.adopted for r in self.ranks):
             return None
-        return say_broken_at(self.places.generation(number), me, self.told.broke_at)
+        return report_broken_at(self.places.generation(number), me, self.published.broke_at)
 
     def _holds_rank_zero(self) -> bool:
         return self.places.rank(min(r.adopted for r in self.ranks), 0) == 0

@@ -1,4 +1,4 @@
-"""The generations that an agent has heard of, and the place of its member in each."""
+"""The generations that an agent knows, and the place of its member in each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Places:
         self.me: str | None = None
         """The member's id; None while there is none: it is in no generation then."""
         self.fenced: dict[int, str] = {}
-        """Generations that must not commit any more, and why."""
+        """Generations that must not commit another step, and why."""
         self._generations: dict[int, Generation] = {}
 
     @property
@@ -31,7 +31,7 @@ class Places:
         return self._generations[number]
 
     def generation(self, number: int) -> Generation | None:
-        """None: it is not known, or of no use any more."""
+        """None: it is unknown, or older than any generation that a rank is in."""
         return self._generations.get(number)
 
     def mine(self, number: int) -> GenerationMember | None:
@@ -45,9 +45,10 @@ class Places:
         return None if place is None else place.rank_offset + local_rank
 
     def fence(self, seconds: float) -> None:
-        """Nobody else has seen us for ``seconds``. In a generation with others their part in every step is the proof
-        that no other one was formed; alone there is none, so training stops until etcd is back and a new generation
-        follows this one."""
+        """Stop generations of this member alone: etcd has not confirmed its lease for ``seconds``.
+
+        In a larger generation each step needs the other members, which proves that no other generation was formed. A
+        member alone has no such proof: training stops until etcd answers and a new generation follows."""
         for number, generation in self._generations.items():
             if generation.size == 1 and self.mine(number) is not None:
                 self.fenced[number] = f"etcd has not confirmed the lease for {seconds:.1f} s"

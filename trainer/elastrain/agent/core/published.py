@@ -1,4 +1,4 @@
-"""What the others know of a member by its record, and when they must be told more."""
+"""The member record as last written to etcd, and when it must be written again."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from elastrain.api.records import GenerationMember
 
 
 @dataclass(slots=True)
-class Told:
-    """Of one incarnation of a member. Times are the agent's monotonic seconds."""
+class PublishedRecord:
+    """One incarnation of a member. Times are the agent's monotonic seconds."""
 
     record: Publish = field(default_factory=Publish)
     """As last written."""
     broke: int = 0
-    """The greatest generation that a rank saw fail,"""
+    """The greatest generation that failed on a rank."""
     broke_at: float = 0.0
-    """and when."""
+    """When it failed."""
 
     def note(self, broken: int, now: float) -> None:
-        """A rank saw generation ``broken`` fail."""
+        """Generation ``broken`` failed on a rank."""
         if broken > self.broke:
             self.broke, self.broke_at = broken, now
 
-    def is_news(self, record: Publish, place: GenerationMember | None, say_broken_at: float | None, now: float) -> bool:
-        """Whether to write it now. What others know, or do not need, travels with the next change: the step (it is in
-        progress, too), that a generation was adopted (the member with rank 0 says so for all who are in it), that one
-        broke (where the leader knows).
+    def must_be_written(
+        self, record: Publish, place: GenerationMember | None, report_broken_at: float | None, now: float
+    ) -> bool:
+        """Whether to write ``record`` now.
 
-        ``place``: the member's in ``record.generation``. ``say_broken_at``: when it must be written that one broke.
+        Three changes wait for the next write: the step (``progress`` has it, too), an adopted generation (the member
+        with rank 0 reports it for all its members), and a broken generation that the leader has already ended.
+        ``place``: the member's in ``record.generation``. ``report_broken_at``: when a broken one must be written.
         """
         old = self.record
         adopted = record.generation != old.generation and (place is None or place.rank_offset == 0)
         rest = replace(record, step=old.step, generation=old.generation, broken=old.broken)
-        return rest != old or adopted or (say_broken_at is not None and now >= say_broken_at)
+        return rest != old or adopted or (report_broken_at is not None and now >= report_broken_at)

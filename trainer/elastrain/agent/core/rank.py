@@ -1,4 +1,4 @@
-"""What the agent knows about one of its ranks."""
+"""The state of one rank, as its messages and its process show it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Rank:
     joined: bool = False
     """It has said Hello."""
     pid: int = 0
-    """Of its Python process, in its own words; a shell around the script has another."""
+    """Of its Python process, from ``Hello``; a shell around the script has another pid."""
     hung: str = ""
-    """Why the agent killed it, where it did."""
+    """Why the agent killed it; empty: it did not."""
     connected: bool = False
     ready: bool = False
     """It has said Ready (and may have hung up since)."""
@@ -34,12 +34,12 @@ class Rank:
     """Generations that it was told to abort."""
     told_exit: bool = False
     ended: Literal["finished", "left"] | None = None
-    """How its training loop ended, in its own words."""
+    """How its training loop ended, from its last message."""
     exited: RankExited | None = None
 
     @property
     def listens(self) -> bool:
-        """It reads what it is sent, and acts on it."""
+        """It reads and executes messages."""
         return self.connected and self.welcomed and self.exited is None and self.ended is None
 
     @property
@@ -47,8 +47,8 @@ class Rank:
         """It could enter a generation now."""
         return self.connected and self.ready and self.exited is None
 
-    def heard(self, message: RankMessage) -> None:
-        """Take note of what the rank said."""
+    def received(self, message: RankMessage) -> None:
+        """Update the state from a message of the rank."""
         match message:
             case Hello(pid=pid):
                 self.joined = self.connected = True
@@ -67,7 +67,7 @@ class Rank:
                 self.ended, self.step = "finished", max(self.step, step)
 
     def hung_up(self) -> None:
-        """Its connection ended. Unless it had said that its loop ended, it has deserted its generation."""
+        """Its connection ended. Without ``Left`` or ``Finished`` before, the generation it was in is broken."""
         if self.connected and self.ended is None:
             self.broken = max(self.broken, self.adopted)
         self.connected = False

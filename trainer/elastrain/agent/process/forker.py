@@ -121,11 +121,11 @@ class Zygote:
                 why = f"the zygote did not answer within {FORK_SECONDS:g} s"
             except OSError as error:
                 why = f"the zygote ended: {error.strerror}"
-        self._give_up(why)  # a rank that it made too late ends by itself: nobody says GO
+        self._give_up(why)  # a rank that was forked too late ends by itself: it receives no GO
         raise ForkFailed(why)
 
     def reaped(self, pid: int, exit_code: int) -> bool:
-        """Take note that somebody has waited for ``pid``. Whether that was the zygote."""
+        """Note that ``pid`` was reaped. Returns whether it was the zygote."""
         if pid != self._process.pid:
             return False
         self._process.returncode = exit_code

@@ -43,7 +43,7 @@ class Executed:
     why: str
 
 
-NO_ZYGOTE = Executed("nobody has started a zygote")
+NO_ZYGOTE = Executed("no zygote was started")
 
 
 def plan_start(command: Sequence[str], environ: Mapping[str, str], *, own_interpreter: bool) -> Forked | Executed:
@@ -112,7 +112,7 @@ def rank_environment(base: Mapping[str, str], local_rank: int, nproc: int, socke
     """The environment of a rank. Pure.
 
     Variables that describe a fixed world (``RANK``, ``WORLD_SIZE``, ``MASTER_*``) are removed: generations say
-    that, and a stale value would mislead whoever reads it.
+    that, and a stale value would mislead its readers.
     """
     fixed_world = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"}
     env = {k: v for k, v in base.items() if k not in fixed_world}

@@ -236,6 +236,6 @@ class _Stream:
         self._tail.extend(line.decode(errors="replace") for line in lines if line)
 
     def _pass_on(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # nobody reads our output any more: training goes on
+        with contextlib.suppress(OSError):  # the reader of our output is gone: training continues
             while data:
                 data = data[os.write(self._fd, data) :]

@@ -32,7 +32,7 @@ from elastrain.cli.local.spec import LocalSpec, local_spec
 from elastrain.cli.local.status import LocalStatus, WorkerStatus, in_generation, phase_of
 from elastrain.cli.local.worker import LocalWorker
 from elastrain.etcd import Batch, EtcdClient, EtcdError
-from elastrain.rendezvous.mirror import Mirror
+from elastrain.rendezvous.view_builder import ViewBuilder
 
 log = structlog.get_logger()
 
@@ -81,7 +81,8 @@ class LocalJob:
         self._site = Site(self.spec, self.keys, etcd=etcd, lease_ttl=lease_ttl, on_line=on_line)
         self._client: EtcdClient | None = None
         self._changed = threading.Condition()
-        self._mirror = Mirror(self.keys)
+        self._views = ViewBuilder(self.keys)
+        self._state = self._views.state
         self._workers: list[LocalWorker] = []
         self._next_ordinal = 0
         self._target: Target | None = None
@@ -169,17 +170,17 @@ class LocalJob:
     def progress(self) -> Progress | None:
         """The newest progress record; None before the first."""
         with self._changed:
-            return self._mirror.progress
+            return self._state.progress
 
     def generation(self) -> Generation | None:
         """The newest generation."""
         with self._changed:
-            return self._mirror.generation
+            return self._state.generation
 
     def members(self) -> dict[str, Member]:
         """The members now registered, by worker; an incarnation that is about to expire is hidden by a younger one."""
         with self._changed:
-            ordered = sorted(self._mirror.members.values(), key=lambda m: m.create_revision)
+            ordered = sorted(self._state.members.values(), key=lambda m: m.create_revision)
             return {m.record.worker: m.record for m in ordered}
 
     def status(self) -> LocalStatus:
@@ -246,7 +247,7 @@ class LocalJob:
         return max(0.01, min(LOOP_SECONDS, decided.again_at - time.monotonic()))
 
     def _observe(self) -> Observed:
-        inside = in_generation(self._mirror.generation, (m.record for m in self._mirror.members.values()))
+        inside = in_generation(self._state.generation, (m.record for m in self._state.members.values()))
         return Observed(
             min=self.spec.min,
             max=self.spec.max,
@@ -257,7 +258,7 @@ class LocalJob:
                 Worker(w.name, w.ordinal, w.name in inside, w.leaving, w.ended, w.ended_at, w.trained)
                 for w in self._workers
             ],
-            finished=self._mirror.progress is not None and self._mirror.progress.finished,
+            finished=self._state.progress is not None and self._state.progress.finished,
             stopping=self._stopping,
         )
 
@@ -297,10 +298,10 @@ class LocalJob:
     # ---- news, from other threads ------------------------------------------------------------------------------------
     def _on_batch(self, batch: Batch) -> None:
         with self._changed:
-            before = self._mirror.progress
-            self._mirror.apply(batch)
-            progress = self._mirror.progress
-            trained = {m.record.worker for m in self._mirror.members.values() if m.record.generation}
+            before = self._state.progress
+            self._views.apply(batch)
+            progress = self._state.progress
+            trained = {m.record.worker for m in self._state.members.values() if m.record.generation}
             for worker in self._workers:
                 worker.trained = worker.trained or worker.name in trained
             self._changed.notify_all()
@@ -319,11 +320,11 @@ class LocalJob:
             )
 
     def _status(self) -> LocalStatus:
-        mirror = self._mirror
-        view = mirror.view("")
+        state = self._state
+        view = self._views.view("")
         members = {
             m.record.worker: m.record.model_copy(update={"generation": view.adopted_by(m)})
-            for m in mirror.members.values()
+            for m in state.members.values()
         }
         return LocalStatus(
             job=self.spec.name,
@@ -331,7 +332,7 @@ class LocalJob:
                 result=self.result,
                 stopping=self._stopping,
                 desired=self._desired,
-                generation=mirror.generation,
+                generation=state.generation,
                 members={m.id: m for m in members.values()},
             ),
             min=self.spec.min,
@@ -340,8 +341,8 @@ class LocalJob:
             spares=self.spec.spares,
             workers=tuple(_worker_status(w, members.get(w.name)) for w in self._workers),
             target=self._target,
-            generation=mirror.generation,
-            progress=mirror.progress,
+            generation=state.generation,
+            progress=state.progress,
             failures=sum(1 for w in self._workers if w.ended and w.ended.outcome is Outcome.FAILED),
             message=self.message,
         )

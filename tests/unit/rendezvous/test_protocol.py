@@ -9,8 +9,8 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Generation, Member, Phase, Target
 from elastrain.etcd import Batch, Delete, KeyValue, Put, Range
 from elastrain.rendezvous.decide import Timing
-from elastrain.rendezvous.election import Claim, Standing, elect
-from elastrain.rendezvous.protocol import LONGEST_REST, Seat, rest_after
+from elastrain.rendezvous.election import Candidate, Claim, elect
+from elastrain.rendezvous.protocol import LONGEST_REST, MemberProtocol, rest_after
 
 KEYS = JobKeys("test", "job", "1")
 
@@ -26,7 +26,7 @@ class Etcd:
         self.revision = 1
         self.keys: dict[str, KeyValue] = {}
         self.writes = 0
-        self.watches: dict[str, tuple[Seat, tuple[Range, ...]]] = {}
+        self.watches: dict[str, tuple[MemberProtocol, tuple[Range, ...]]] = {}
         self.events = 0
 
     def write(self, puts: dict[str, tuple[bytes, int]], deleted: tuple[str, ...] = ()) -> None:
@@ -52,7 +52,7 @@ class Etcd:
             covers(r, key) and not r.listed_only and not (r.deletes_only and isinstance(change, Put)) for r in ranges
         )
 
-    def watch(self, name: str, seat: Seat, ranges: tuple[Range, ...]) -> None:
+    def watch(self, name: str, seat: MemberProtocol, ranges: tuple[Range, ...]) -> None:
         self.watches[name] = (seat, ranges)
         held = tuple(Put(kv) for key, kv in sorted(self.keys.items()) if any(covers(r, key) for r in ranges))
         seat.take(Batch(held, self.revision, snapshot=True, ranges=ranges))
@@ -62,7 +62,7 @@ class Job:
     def __init__(self, size: int) -> None:
         self.etcd = Etcd()
         self.now = 0.0
-        self.seats: dict[str, Seat] = {}
+        self.seats: dict[str, MemberProtocol] = {}
         self.records: dict[str, Member] = {}
         most = size + roster.INLINE  # so that members do not see each other
         self.etcd.write({KEYS.target: (Target(min=1, max=most, desired=size).encode(), 0)})
@@ -71,7 +71,7 @@ class Job:
 
     def join(self, worker: str) -> None:
         record = Member(id=f"{worker}.x", worker=worker, address="h", phase=Phase.READY, store_port=1)
-        seat = Seat(KEYS, Timing())
+        seat = MemberProtocol(KEYS, Timing())
         self.seats[record.id], self.records[record.id] = seat, record
         self.etcd.write({KEYS.member(record.id): (record.encode(), self.lease(record.id))})
         self.etcd.watch(record.id, seat, seat.scope(record))
@@ -122,7 +122,7 @@ class Job:
         """Everybody's own place."""
         found = []
         for member, seat in self.seats.items():
-            generation = seat.mirror.generation
+            generation = seat.views.generation
             assert generation is not None
             place = generation.member(member)
             assert place is not None, f"{member} does not know its place"
@@ -136,7 +136,7 @@ def test_everybody_knows_its_place_whatever_the_size(size):
     job.settle()
     assert job.known() == {(1, size)}
     assert job.offsets() == list(range(size))
-    assert [s.mirror.complete for s in job.seats.values()].count(True) == 1
+    assert [s.views.complete for s in job.seats.values()].count(True) == 1
 
 
 @pytest.mark.parametrize("size", [65, 200])
@@ -170,7 +170,7 @@ def test_what_the_leader_knew_of_earlier_generations_its_successor_knows(size=70
     job.settle()
     job.die("w0000.x")
     job.settle()
-    leader = next(s for s in job.seats.values() if s.mirror.complete)
+    leader = next(s for s in job.seats.values() if s.views.complete)
     view = leader.look(job.records["w0001.x"], frozenset(), frozenset())
     assert [g.number for g in view.generations] == [1, 2, 3]
     assert view.generation is not None and view.generation.ended == (1, 2)
@@ -182,7 +182,7 @@ def test_members_of_old_generations_are_forgotten():
     for i in range(20):
         job.join(f"w{i + 10:04d}")
         job.etcd.write({KEYS.target: (Target(min=1, max=500, desired=4 + i).encode(), 0)})
-        leader = next(m for m, s in job.seats.items() if s.mirror.complete)
+        leader = next(m for m, s in job.seats.items() if s.views.complete)
         job.settle(0.2)
         number = next(iter(job.known()))[0]
         first = job.records[leader].model_copy(update={"generation": number})
@@ -198,7 +198,7 @@ def test_news_of_members_may_wait_until_they_are_as_many_as_are_missing():
     job = Job(3)
     job.etcd.write({KEYS.target: (Target(min=10, max=100, desired=10).encode(), 0)})
     job.settle(0.2)
-    leader = next(s for s in job.seats.values() if s.mirror.complete)
+    leader = next(s for s in job.seats.values() if s.views.complete)
     for i in range(3, 9):
         job.join(f"w{i:04d}")
         assert leader.may_wait
@@ -210,7 +210,7 @@ def test_news_of_anything_but_members_never_wait():
     job = Job(3)
     job.etcd.write({KEYS.target: (Target(min=10, max=100, desired=10).encode(), 0)})
     job.settle(0.2)
-    leader = next(s for s in job.seats.values() if s.mirror.complete)
+    leader = next(s for s in job.seats.values() if s.views.complete)
     job.etcd.write({KEYS.target: (Target(min=1, max=100, desired=10).encode(), 0)})
     assert not leader.may_wait
 
@@ -221,38 +221,38 @@ def test_a_look_at_the_job_takes_a_fifth_of_the_time_at_most_and_is_put_off_for_
 
 
 # ---- the leader's place --------------------------------------------------------------------------------------------
-def standing(**fields: object) -> Standing:
+def candidate(**fields: object) -> Candidate:
     base = {"member": "a", "lease": 1, "leader": None, "leader_lease": 0, "mod_revision": 0, "suspect": False}
-    return Standing(**{**base, "since": None, "place": None, **fields})
+    return Candidate(**{**base, "since": None, "place": None, **fields})
 
 
 def test_a_place_that_nobody_ever_held_is_taken_at_once():
-    assert elect(standing(), 5.0) == Claim(0)
+    assert elect(candidate(), 5.0) == Claim(0)
 
 
 def test_a_vacant_place_is_left_to_those_before_us_for_a_moment():
-    assert elect(standing(since=5.0, place=1), 5.0) == Claim(0)
-    due = elect(standing(since=5.0, place=4), 5.0)
+    assert elect(candidate(since=5.0, place=1), 5.0) == Claim(0)
+    due = elect(candidate(since=5.0, place=4), 5.0)
     assert isinstance(due, float) and 5.0 < due < 6.0
-    assert elect(standing(since=5.0, place=4), due) == Claim(0)
+    assert elect(candidate(since=5.0, place=4), due) == Claim(0)
 
 
 def test_nobody_reaches_for_a_place_that_is_held():
-    assert elect(standing(leader="b", leader_lease=2, mod_revision=7), 5.0) is None
-    assert elect(standing(leader="a", leader_lease=1, mod_revision=7), 5.0) is None
+    assert elect(candidate(leader="b", leader_lease=2, mod_revision=7), 5.0) is None
+    assert elect(candidate(leader="a", leader_lease=1, mod_revision=7), 5.0) is None
 
 
 def test_the_place_of_a_dead_leader_is_taken_over_only_if_nobody_else_has_taken_it():
-    dead = standing(leader="b", leader_lease=2, mod_revision=7, suspect=True, since=5.0, place=1)
+    dead = candidate(leader="b", leader_lease=2, mod_revision=7, suspect=True, since=5.0, place=1)
     assert elect(dead, 5.0) == Claim(7)
 
 
 def test_a_leader_says_who_it_is_now_if_its_ranks_were_started_anew():
-    assert elect(standing(leader="a.old", leader_lease=1, mod_revision=7), 5.0) == Claim(7)
+    assert elect(candidate(leader="a.old", leader_lease=1, mod_revision=7), 5.0) == Claim(7)
 
 
 def test_nobody_leads_without_a_lease():
-    assert elect(standing(lease=0), 5.0) is None
+    assert elect(candidate(lease=0), 5.0) is None
 
 
 # ---- large generations ---------------------------------------------------------------------------------------------

@@ -1,0 +1,174 @@
+"""The records of one job as etcd last reported them: the one mirror that agents, local mode and the operator keep.
+
+Pure: changes of keys go in, decoded records are attributes. A record that cannot be read counts as absent; its key is
+in :attr:`JobState.unreadable`, so that a reader can refuse to act on what it does not know.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from elastrain.api import roster
+from elastrain.api.issued import Issued
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import (
+    Closed,
+    Ended,
+    Generation,
+    GenerationMember,
+    Leader,
+    Member,
+    Progress,
+    Record,
+    Target,
+)
+from elastrain.etcd import Batch, KeyValue, Put
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredMember:
+    """A member's record with its place in the order of registration."""
+
+    record: Member
+    create_revision: int
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """The key ``leader``: which member leads, under which lease."""
+
+    record: Leader | None
+    """None: the record cannot be read."""
+    lease: int
+    mod_revision: int
+
+
+class JobState:
+    """The decoded records of one job. Not thread-safe: one thread applies changes and reads."""
+
+    def __init__(self, keys: JobKeys) -> None:
+        self.keys = keys
+        self.members: dict[str, RegisteredMember] = {}
+        """Members that have a key, by id."""
+        self.target: Target | None = None
+        self.header: Generation | None = None
+        """The newest generation as its key has it: a large one without its members (:mod:`elastrain.api.roster`)."""
+        self.generation_mod_revision = 0
+        """Of the key ``generation``; 0: it does not exist."""
+        self.leadership: Leadership | None = None
+        self.ended: dict[int, str] = {}
+        """Numbers of generations whose members were told that they cannot go on, and why."""
+        self.progress: Progress | None = None
+        self.closed: Closed | None = None
+        self.issued: Issued | None = None
+        self.unreadable: set[str] = set()
+        """Keys whose records could not be decoded: damaged, or of a newer version."""
+        self.parts: dict[int, dict[str, tuple[GenerationMember, ...]]] = {}
+        """Members of the last few generations: number -> key -> members in that part."""
+        self._whole: Generation | None = None  # the newest generation with the members of all its parts
+
+    def apply(self, batch: Batch) -> None:
+        """Take over the changes of a batch, in order."""
+        for event in batch.events:
+            if isinstance(event, Put):
+                self.put(event.kv.key, event.kv)
+            else:
+                self.put(event.key, None)
+
+    def put(self, key: str, kv: KeyValue | None) -> None:
+        """Take over one key; None: it was deleted."""
+        keys = self.keys
+        self.unreadable.discard(key)
+        if key.startswith(keys.members):
+            member = self._decode(Member, kv)
+            if member is None or kv is None:
+                self.members.pop(key.removeprefix(keys.members), None)
+            else:
+                self.members[member.id] = RegisteredMember(member, kv.create_revision)
+        elif key.startswith(keys.rosters):
+            self._put_part(key, kv)
+        elif key == keys.target:
+            self.target = self._decode(Target, kv)
+        elif key == keys.generation:
+            self.header = self._decode(Generation, kv)
+            self.generation_mod_revision = kv.mod_revision if kv else 0
+            if self.header is not None:
+                self._note_ended(self.header.ended, self.header.why)
+        elif key == keys.leader:
+            leader = self._decode(Leader, kv)
+            self.leadership = Leadership(leader, kv.lease, kv.mod_revision) if kv else None
+        elif key == keys.ended:
+            ended = self._decode(Ended, kv)
+            self._note_ended(ended.numbers if ended else (), ended.why if ended else "")
+        elif key == keys.progress:
+            self.progress = self._decode(Progress, kv)
+        elif key == keys.closed:
+            self.closed = self._decode(Closed, kv)
+        elif key == keys.issued:
+            self.issued = self._decode(Issued, kv)
+
+    @property
+    def finished(self) -> bool:
+        """Training is complete or the job was closed: no generation is formed any more."""
+        return self.closed is not None or (self.progress is not None and self.progress.finished)
+
+    @property
+    def generation(self) -> Generation | None:
+        """The newest generation with all its members; without them while some parts of a large one are missing."""
+        header = self.header
+        if header is None or header.roster is None:
+            return header
+        if self._whole is None or self._whole.number != header.number:
+            if len(self.parts.get(header.number, ())) < header.roster.parts:
+                return header
+            self._whole = roster.whole(header, self.members_of(header.number))
+        return self._whole
+
+    def members_of(self, number: int) -> tuple[GenerationMember, ...]:
+        """Members of one of the last few generations, in rank order; empty if they are not known."""
+        return roster.join(roster.Part(members=part) for part in self.parts.get(number, {}).values())
+
+    def _put_part(self, key: str, kv: KeyValue | None) -> None:
+        number = int(key.removeprefix(self.keys.rosters).partition("/")[0])
+        part = self._decode(roster.Part, kv)
+        if part is not None:
+            self.parts.setdefault(number, {})[key] = part.members
+        elif number in self.parts:
+            self.parts[number].pop(key, None)
+            if not self.parts[number]:
+                del self.parts[number]
+
+    def _note_ended(self, numbers: tuple[int, ...], why: str) -> None:
+        self.ended.update(dict.fromkeys(numbers, why))
+        if self.header is not None:
+            oldest = self.header.number - roster.KEPT
+            self.ended = {number: said for number, said in self.ended.items() if number > oldest}
+
+    def _decode(self, kind: type[R], kv: KeyValue | None) -> R | None:
+        record = decode_record(kind, kv)
+        if record is None and kv is not None:
+            self.unreadable.add(kv.key)
+        return record
+
+
+def decode_record(kind: type[R], kv: KeyValue | None) -> R | None:
+    """The record that ``kv`` holds; None without a key, or (logged) if it cannot be read."""
+    if kv is None:
+        return None
+    try:
+        return kind.decode(kv.value)
+    except ValidationError as error:
+        log.error("%s is not a valid %s and is ignored: %s", kv.key, kind.__name__, error)
+        return None

@@ -1,0 +1,150 @@
+"""From the records of a job to the :class:`~elastrain.rendezvous.view.View` that one member decides by.
+
+Beside the records (:class:`elastrain.jobstate.JobState`) it keeps what they do not show: members whose keys vanished
+around an outage of etcd, last records of lost members, and generations that were adopted.
+"""
+
+from __future__ import annotations
+
+from elastrain.api import roster
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import Generation, Leader, Member, Phase
+from elastrain.etcd import Batch, KeyValue, Put
+from elastrain.jobstate import JobState, RegisteredMember, decode_record
+from elastrain.rendezvous.scope import everything
+from elastrain.rendezvous.view import View
+
+
+class ViewBuilder:
+    """Not thread-safe: one thread applies batches and asks for views."""
+
+    def __init__(self, keys: JobKeys) -> None:
+        self.state = JobState(keys)
+        self.complete = False
+        """All of the job is watched; else what concerns every member (:mod:`~elastrain.rendezvous.scope`)."""
+        self.missing: dict[str, RegisteredMember] = {}
+        """Members whose keys vanished around an outage of etcd: they may only have had no chance to renew."""
+        self.generation: Generation | None = None
+        """The newest one; of a large one all members if all is watched, else the place that :meth:`found` reported."""
+        self.revision = 0
+        self._highest = 0
+        self._gone: dict[str, RegisteredMember] = {}
+        self._generations: dict[int, Generation] = {}
+        self._adopted: frozenset[int] = frozenset()
+
+    @property
+    def leader(self) -> Leader | None:
+        """The record of the member that leads."""
+        return self.state.leadership.record if self.state.leadership else None
+
+    # ---- from etcd -------------------------------------------------------------------------------------------------
+    def apply(self, batch: Batch, *, keep_missing: bool = False) -> None:
+        """Take over the changes of a batch.
+
+        With ``keep_missing``, members whose keys were deleted stay in the view until :meth:`drop_missing`.
+        """
+        if batch.snapshot:
+            self.complete = batch.ranges == everything(self.state.keys)
+        for event in batch.events:
+            if isinstance(event, Put):
+                self.state.put(event.kv.key, event.kv)
+                continue
+            member = self.state.members.get(event.key.removeprefix(self.state.keys.members))
+            if member is not None:
+                (self.missing if keep_missing else self._gone)[member.id] = member
+            self.state.put(event.key, None)
+        self.missing = {i: m for i, m in self.missing.items() if i not in self.state.members}
+        self.revision = batch.revision
+        if not self.complete:
+            self.missing.clear()
+            self._gone.clear()
+        self._update_generations()
+
+    def drop_missing(self) -> None:
+        """Count missing members as lost: their leases had time to be renewed."""
+        self._gone |= self.missing
+        self.missing.clear()
+
+    def expect(self, generation: Generation) -> None:
+        """After an outage: members of ``generation`` without a key count as missing, for now, not as lost."""
+        for m in generation.members:
+            if m.id not in self.state.members and m.id not in self._gone:
+                record = Member(
+                    id=m.id, worker=m.worker, address=m.address, store_port=m.store_port, slots=m.slots,
+                    phase=Phase.READY, generation=generation.number,
+                )  # fmt: skip
+                self.missing.setdefault(m.id, RegisteredMember(record, 0))
+
+    # ---- generations -----------------------------------------------------------------------------------------------
+    def _update_generations(self) -> None:
+        header = self.state.header
+        for number in self.state.parts.keys() - self._generations.keys():
+            if header is None or number != header.number:
+                self._generations[number] = Generation(
+                    number=number, members=self.state.members_of(number), reason="Earlier", leader=""
+                )
+        newest = self.state.generation
+        if newest is None or newest.roster is None:
+            self.generation = newest
+        if newest is not None and newest.roster is None:
+            self._generations[newest.number] = newest
+        if header is not None:
+            self._highest = max(self._highest, header.number)
+            oldest = header.number - roster.KEPT
+            self._generations = {n: g for n, g in self._generations.items() if n > oldest}
+
+    def known(self, number: int) -> Generation | None:
+        """One of the last few generations with all its members, if they were seen."""
+        return self._generations.get(number)
+
+    def part_to_read(self, self_id: str) -> str | None:
+        """The key that says where this member is in the newest generation, if that is not known."""
+        header, shown = self.state.header, self.generation
+        if header is None or header.roster is None or (shown is not None and shown.number == header.number):
+            return None
+        return self.state.keys.roster(header.number, roster.part_of(self_id, header.roster.parts))
+
+    def found(self, self_id: str, key: str, kv: KeyValue | None) -> None:
+        """What that key held; None: it is gone because a newer generation has replaced it."""
+        header, part = self.state.header, decode_record(roster.Part, kv)
+        if part is not None and header is not None and self.part_to_read(self_id) == key:
+            self.generation = roster.with_place(header, next((m for m in part.members if m.id == self_id), None))
+
+    # ---- for decisions ---------------------------------------------------------------------------------------------
+    def view(self, self_id: str, suspects: frozenset[str] = frozenset(), unsure: frozenset[str] = frozenset()) -> View:
+        """A snapshot, as ``self_id`` sees it."""
+        state = self.state
+        members = (*state.members.values(), *self.missing.values()) if self.complete else ()
+        generations = tuple(self._generations[n] for n in sorted(self._generations)) if self.complete else ()
+        if self._gone:
+            places = {i for g in generations for i in g.ids}
+            self._gone = {i: m for i, m in self._gone.items() if i in places and i not in state.members}
+        trained_in = (state.progress.generation,) if state.progress else ()
+        view = View(
+            self_id=self_id,
+            target=state.target,
+            members=members,
+            complete=self.complete,
+            leader=self.leader.member if self.leader and self.leader.member not in suspects else None,
+            leader_mod_revision=state.leadership.mod_revision if state.leadership else 0,
+            generation=self.generation,
+            highest=self._highest,
+            generation_mod_revision=state.generation_mod_revision,
+            generations=generations,
+            gone=tuple(self._gone.values()),
+            was_adopted=self._adopted.union(trained_in),
+            told=dict(state.ended),
+            finished=state.finished,
+            closed=state.closed,
+            suspects=suspects,
+            unsure=unsure,
+            step=self._step(members),
+            revision=self.revision,
+        )
+        self._adopted = view.taken
+        return view
+
+    def _step(self, members: tuple[RegisteredMember, ...]) -> int:
+        progress = self.state.progress
+        known = [progress.step if progress else 0, self.generation.step if self.generation else 0]
+        return max(known + [m.record.step for m in members])
