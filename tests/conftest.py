@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import socket
 import subprocess
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import trustme
 import yaml
 
 import budgets  # noqa: F401 - registers profiles
+import conditions
 from control_plane import ApiServer, control_plane, program
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
@@ -32,7 +32,7 @@ KUBERNETES = "1.31.0"  # `helm template` asks no cluster, and would take itself 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Tiers())
+    config.pluginmanager.register(Tiers(), "tiers")
 
 
 # ---- several processes -----------------------------------------------------------------------------------------------
@@ -86,15 +86,7 @@ def job_keys() -> JobKeys:
 @pytest.fixture
 def eventually() -> Callable[..., None]:
     """``eventually(condition, within=10.0, what="...")``: wait, or fail with ``what``."""
-
-    def wait(condition: Callable[[], object], within: float = 10.0, what: str = "") -> None:
-        deadline = time.monotonic() + within
-        while not condition():
-            if time.monotonic() > deadline:
-                pytest.fail(f"not within {within:g} s: {what or 'the condition'}")
-            time.sleep(0.02)
-
-    return wait
+    return conditions.eventually
 
 
 @pytest.fixture

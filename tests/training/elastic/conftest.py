@@ -6,13 +6,13 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from conditions import eventually
 from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.api.records import Generation, GenerationMember
@@ -24,13 +24,6 @@ from warm import Warm
 
 PATIENCE = 60.0
 """Seconds that a test waits for a condition before it fails, saying which."""
-
-
-def wait_until(what: str, condition: Callable[[], object], patience: float = PATIENCE) -> None:
-    end = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < end, f"not within {patience:.0f} s: {what}"
-        time.sleep(0.01)
 
 
 class Rank:
@@ -115,7 +108,7 @@ class World:
                 assert r.process.poll() in (None, 0, -signal.SIGKILL), f"{r.name} failed:\n{r.log.read_text()[-3000:]}"
             return condition()
 
-        wait_until(what, check)
+        eventually(check, PATIENCE, what)
 
     def ready(self, *ranks: str) -> None:
         self.wait(f"{ranks} ready", lambda: all(self.ranks[r].of_type("ready") for r in ranks))

@@ -12,13 +12,13 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from conditions import eventually
 from elastrain.agent.logs import ENV_AGENT_LOG
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
@@ -157,11 +157,8 @@ class Job:
 
     # -- what a test waits for -----------------------------------------------------------------------------------------
     def wait(self, what: str, condition: Callable[[], object], pause: float = 0.02) -> None:
-        """Look every ``pause`` seconds until ``condition`` holds; fail with ``what`` and the logs if it never does."""
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < end, f"not within {PATIENCE:.0f} s: {what}\n{self.story()}"
-            time.sleep(pause)
+        """Return when ``condition`` holds; fail with ``what`` and the logs if it does not in time."""
+        eventually(condition, PATIENCE, lambda: f"{what}\n{self.story()}", pause)
 
     def together(self, *workers: str, after: int = 0) -> int:
         """Wait until exactly these train in one generation numbered above ``after``; its number."""

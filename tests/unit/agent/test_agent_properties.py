@@ -7,6 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+import builders
 from budgets import examples
 from elastrain.agent.core.events import (
     End,
@@ -31,17 +32,13 @@ from elastrain.agent.core.health import Policy
 from elastrain.agent.core.machine import Config, Core, Mode
 from elastrain.api.heartbeat import Beat, Where
 from elastrain.api.messages import Abort, Adopted, Broken, Exit, Finished, Hello, Left, Proposed, Ready, Welcome
-from elastrain.api.records import Generation, GenerationMember, Target
+from elastrain.api.records import Generation, Target
 
 NPROC = 2
 
 
 def generation(number: int, ids: tuple[str, ...]) -> Generation:
-    places = tuple(
-        GenerationMember(id=i, worker=i[0], address="h", store_port=1, slots=NPROC, rank_offset=n * NPROC)
-        for n, i in enumerate(ids)
-    )
-    return Generation(number=number, members=places, reason="Grow", leader="a.1")
+    return builders.generation(number, *ids, slots=NPROC, leader="a.1")
 
 
 RANKS = st.integers(0, NPROC - 1)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import builders
 from budgets import examples
 from elastrain.api.job import AcceleratorSeconds, GenerationStatus
-from elastrain.api.records import Generation, GenerationMember, Member, Progress, Rescale, Target
+from elastrain.api.records import Member, Progress, Rescale, Target
 from elastrain_operator.model import Coordination, Ending, Pod
 from elastrain_operator.policy.report import accelerator_seconds
 from elastrain_operator.policy.report.accelerator_seconds import Place, account, continued, place, rounded
@@ -171,12 +172,8 @@ def seen(
     least: int = 1,
 ) -> Coordination:  # fmt: skip
     """Live members, all of generation 3; the newest one is ``number``."""
-    members = tuple(
-        GenerationMember(id=n, worker=f"job-{n}", address="x", store_port=1, rank_offset=i)
-        for i, n in enumerate(placed)
-    )
-    live = tuple(Member(id=n, worker=f"job-{n}", address="x", generation=3, broken=broken) for n in names)
-    newest = Generation(number=number, members=members, reason="Grow", leader="a", ended=ended)
+    live = tuple(Member(id=f"job-{n}", worker=f"job-{n}", address="x", generation=3, broken=broken) for n in names)
+    newest = builders.generation(number, *(f"job-{n}" for n in placed), ended=ended)
     return Coordination(target=Target(min=least, max=4, desired=2), members=live, generation=newest)
 
 

@@ -12,9 +12,10 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
+import builders
 from budgets import examples
 from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus, Leaving
-from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Progress, Target, Termination
+from elastrain.api.records import Generation, Member, Outcome, Phase, Progress, Target, Termination
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod
 from elastrain_operator.plan import plan
@@ -220,10 +221,7 @@ def _member(name: str, generation: int) -> Member:
 
 
 def _generation(number: int, pods: list[Pod]) -> Generation:
-    members = tuple(
-        GenerationMember(id=p.name, worker=p.name, address="a", store_port=1, rank_offset=i) for i, p in enumerate(pods)
-    )
-    return Generation(number=number, members=members, reason="Test", leader="l")
+    return builders.generation(number, *(p.name for p in pods))
 
 
 HAPPENINGS = st.one_of(

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import builders
 from budgets import examples
 from elastrain.api.job import JobSpec, JobStatus
-from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Termination
+from elastrain.api.records import Member, Outcome, Phase, Termination
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod, Refusal, Trouble
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.size import leaving, rollout
@@ -114,11 +115,7 @@ class World:
         number = self.records.generation.number if self.records.generation else 0
         if set(wanted) != self.training() and len(wanted) >= target.min:
             number += 1
-            places = tuple(
-                GenerationMember(id=n, worker=n, address="a", store_port=1, rank_offset=i) for i, n in enumerate(wanted)
-            )
-            made = Generation(number=number, members=places, reason="Test", leader="l")
-            self.records = dataclasses.replace(self.records, generation=made)
+            self.records = dataclasses.replace(self.records, generation=builders.generation(number, *wanted))
         members = tuple(Member(id=n, worker=n, address="a", phase=Phase.READY, generation=number) for n in able)
         self.records = dataclasses.replace(self.records, members=members)
         for name in set(ready) & set(target.leaving) - self.training():
