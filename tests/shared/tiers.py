@@ -21,7 +21,7 @@ import pytest
 TIERS = ("unit", "protocol", "training")
 STARTED = float(os.environ.get("ELASTRAIN_TESTS_STARTED") or time.time())
 """Seconds since the epoch at which the whole run, linters included, has begun; ``make test`` says so."""
-LONGEST_SLEEP = 0.25
+LONGEST_SLEEP = 0.3
 """Seconds that a unit test may sleep at a time."""
 FORBIDDEN_EVENTS = {
     "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen",
@@ -117,6 +117,15 @@ class Tiers:
         self.guard = Guard()
         self.costs: dict[str, Cost] = {}
         self._cpu = 0.0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, Any, Any]:
+        self.guard.active = isinstance(collector, pytest.Module) and tier(collector.nodeid) == "unit"
+        try:
+            return (yield)
+        finally:
+            self.guard.active = False
+            self.guard.broken.clear()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:

@@ -73,6 +73,8 @@ class Rank:
 
     def kill(self, how: int = signal.SIGKILL) -> None:
         self.process.send_signal(how)
+        if how == signal.SIGKILL:
+            self.process.wait(10)
 
     def stop(self) -> None:
         if self.process.poll() is None:
