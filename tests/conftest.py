@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 import trustme
 import yaml
+from click.testing import Result
+from typer.testing import CliRunner
 
 import budgets  # noqa: F401 - registers profiles
 import conditions
 from control_plane import ApiServer, control_plane, program
 from elastrain.api.keys import JobKeys
+from elastrain.cli.main import app
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
 from elastrain.etcd.server import EtcdServer
 from elastrain.etcd.wire import messages
@@ -44,6 +47,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # one process runs them as they lie in their folders
         items.sort(key=lambda item: place(item.nodeid))
+
+
+@pytest.fixture
+def elastrain(environment: dict[str, str]) -> Callable[..., Result]:
+    """``elastrain("status", job, NAME="value")``: the command line in this process, in the module's ``environment``."""
+
+    def run(*arguments: object, **variables: str) -> Result:
+        return CliRunner().invoke(app, [str(a) for a in arguments], env={**environment, **variables})
+
+    return run
 
 
 # ---- etcd ------------------------------------------------------------------------------------------------------------
