@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test nightly lint e2e cluster lock sbom bench bench-rendezvous bench-operator clean-cluster docs docs-serve reference
+.PHONY: help demo storm test nightly lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,15 +73,23 @@ lock: ## pin what the images install, by hash (requirements/*.lock), to the newe
 sbom: ## a bill of materials (CycloneDX) of each lock, in dist/sbom
 	@scripts/sbom
 
-bench: ## what a rescale costs, beside stock torchrun (more: docs/benchmarks.md)
+bench: ## the cost of a rescale, beside stock torchrun: half an hour (docs/benchmarks.md; `bench/rescale.py --help`)
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/rescale.py
 
-bench-rendezvous: ## thousands of simulated members through a real etcd, beside torch's rendezvous
+bench-steady: ## the cost of a step while nothing happens, beside plain DDP: 25 minutes
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/steady_state.py
+
+bench-numerics: ## the cost of bitwise numerics: ten minutes (docs/numerics.md)
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/numerics.py
+
+bench-rendezvous: ## thousands of simulated members through a real etcd, beside torch's rendezvous: ten minutes
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/rendezvous.py
 
-bench-operator: ## thousands of jobs on a control plane with simulated nodes, beside batch Jobs (docs/operator-scale.md)
+bench-operator: ## thousands of jobs on a control plane with simulated nodes, beside batch Jobs: half an hour
 	@scripts/dev-env
 	@e2e/cluster/build.sh kubernetes && scripts/get-kwok
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/operator_scale.py

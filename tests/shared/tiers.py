@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-TIERS = ("unit", "protocol", "training")
+TIERS = ("unit", "sim", "protocol", "training")
 STARTED = float(os.environ.get("ELASTRAIN_TESTS_STARTED") or time.time())
 """Seconds since the epoch at which the whole run, linters included, has begun; ``make test`` says so."""
 LONGEST_SLEEP = 0.3

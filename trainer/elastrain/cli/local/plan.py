@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elastrain.api.records import Outcome, Target, Termination
+from elastrain.sizing import WorkerFacts, leave_order, surplus
 
 FATAL = ("Usage",)
 """Reasons that no other try can cure."""
@@ -91,25 +92,18 @@ def plan(seen: Observed, now: float) -> Plan:
 
 def _resize(seen: Observed, running: list[Worker], failures: list[Worker], now: float) -> Plan:
     staying = [w for w in running if not w.leaving]
-    # Before anybody trains a spare would only slow the start down.
-    wanted = seen.desired + (seen.spares if any(w.ready or w.trained for w in seen.workers) else 0)
-    # Nobody who trains becomes a spare: the members keep whom they have.
-    training = [w for w in staying if w.ready]
-    first = victims(training, len(training) - seen.desired) if wanted > seen.desired else []
-    rest = [w for w in staying if w not in first]
-    surplus = first + victims(rest, len(rest) - wanted)
-    leaving = [w for w in running if w.leaving] + surplus
+    # Before the job has trained, a spare would only slow its start down.
+    spares = seen.spares if any(w.ready or w.trained for w in seen.workers) else 0
+    facts = [WorkerFacts(w.name, w.ordinal, trains=w.ready, ready=w.ready) for w in staying]
+    by_name = {w.name: w for w in staying}
+    too_many = [by_name[w.name] for w in surplus(leave_order(facts), seen.desired, spares)]
+    leaving = [w for w in running if w.leaving] + too_many
     target = _target(seen, seen.desired, leaving, "Drain" if leaving else "")
-    missing = wanted - len(staying) + len(surplus)
-    if missing <= 0 or surplus:
+    missing = seen.desired + spares - len(staying) + len(too_many)
+    if missing <= 0 or too_many:
         return Plan(target)
     again_at = not_before(failures)
     return Plan(target, again_at=again_at) if now < again_at else Plan(target, start=missing)
-
-
-def victims(staying: Sequence[Worker], count: int) -> list[Worker]:
-    """The workers that cost least to lose: those that do not train yet, then the youngest."""
-    return sorted(staying, key=lambda w: (w.ready, -w.ordinal))[: max(count, 0)]
 
 
 def not_before(failures: Sequence[Worker]) -> float:
