@@ -3,13 +3,14 @@
 # checkout, in $ELASTRAIN_CACHE (default ~/.cache/elastrain).
 PY := .venv/bin/python
 MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
-# Of the tests: more than there need be cores, as much of a test is waiting.
+# Of the tests: more than there need be cores, as half of a run is waiting.
 PROCESSES ?= 3
+PYTEST = etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -n $(PROCESSES)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics clean-cluster docs docs-serve reference
+.PHONY: help demo storm test nightly lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,8 +23,14 @@ storm: ## a language model trained through 50 random joins, leaves and kills; dr
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) examples/02-storm/storm.py --picture storm.png
 
-test: lint ## linters, types, and every test that needs no cluster
-	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -m "not e2e" -n $(PROCESSES)
+test: ## linters, types, and the tests that need no cluster: unit, protocol, training; prints what each tier costs
+	@scripts/dev-env
+	@export ELASTRAIN_TESTS_STARTED=$$(date +%s); $(PYTEST) --durations=10
+
+nightly: ## the tests that CI leaves out, and property tests with 20 times the examples
+	@scripts/dev-env
+	@$(PYTEST) -m nightly --durations=10
+	@$(PYTEST) -m hypothesis --hypothesis-profile=nightly --durations=10
 
 reference: ## what follows from the code: the CRD, and the pages of fields, commands, client and decisions
 	@scripts/dev-env
