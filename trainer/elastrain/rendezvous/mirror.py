@@ -112,18 +112,26 @@ class Mirror:
             self._header = _decode(Generation, kv)
             self.generation_mod_revision = kv.mod_revision if kv else 0
             if self._header is not None:
-                self._highest = max(self._highest, self._header.number)
+                self._hear_of(self._header.number)
                 self.told.update(dict.fromkeys(self._header.ended, self._header.why))
         elif key == keys.leader:
             self.leader = _decode(Leader, kv)
             self.leader_lease, self.leader_mod_revision = (kv.lease, kv.mod_revision) if kv else (0, 0)
         elif key == keys.ended:
             ended = _decode(Ended, kv)
-            self.told.update(dict.fromkeys(ended.numbers, ended.why) if ended else {})
+            if ended is not None:
+                self._hear_of(*ended.numbers)
+                self.told.update(dict.fromkeys(ended.numbers, ended.why))
         elif key == keys.progress:
             self.progress = _decode(Progress, kv)
+            if self.progress is not None:
+                self._hear_of(self.progress.generation)
         elif key == keys.closed:
             self.closed = _decode(Closed, kv)
+
+    def _hear_of(self, *numbers: int) -> None:
+        """No later generation has one of these numbers, whichever record it was that named them."""
+        self._highest = max(self._highest, *numbers)
 
     def _put_part(self, key: str, kv: KeyValue | None) -> None:
         number = int(key.removeprefix(self._keys.rosters).partition("/")[0])
@@ -131,6 +139,7 @@ class Mirror:
         if part is None:  # what is known of the generation stays: etcd may have lost its data while it trains
             self._rosters.pop(number, None)
         else:
+            self._hear_of(number)
             self._rosters.setdefault(number, {})[key] = part.members
 
     # ---- generations -----------------------------------------------------------------------------------------------
