@@ -145,7 +145,14 @@ def freeze_node(world: World) -> object:
     if node is None:
         return False
     world.clock.after(NOT_READY_AFTER, world.node_silent, node.name, node.kubelet)
-    return _freeze(node.processes())
+    thaw = _freeze(node.processes())
+
+    def go_on() -> None:
+        thaw()
+        if node.kubelet.alive:
+            node.is_heard()
+
+    return go_on
 
 
 def freeze_operator(world: World) -> object:

@@ -239,7 +239,8 @@ class Invariants:
             name, status = pod["metadata"]["name"], pod.get("status", {})
             running = status.get("phase") == "Running"
             ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ()))
-            if not running or not ready or self._job_is_over():
+            placed = any(m.worker == name for g in ledger.generations for m in g.members)
+            if not running or not ready or not placed or self._job_is_over():
                 continue
             if name not in ledger.leaving:
                 raise Violation(1, f"the operator deletes {name}, which runs and was not asked to leave")
@@ -327,7 +328,11 @@ class Invariants:
         if body is None or self._job_is_over():
             return
         status, spec = body.get("status", {}), body["spec"]
-        desired = 0 if spec.get("suspend") else spec["replicas"]
+        desired = 0 if spec.get("suspend") else spec.get("replicas", spec["maxReplicas"])
+        if world.room:  # the allocator decides, and the status says what
+            desired = min(desired, status.get("desiredReplicas", 0))
+            if not desired and not spec.get("suspend") and any(c.get("message") for c in status["conditions"]):
+                return
         pods = world.api.objects["pods"].values()
         live = [p for p in pods if p.get("status", {}).get("phase") not in ("Failed", "Succeeded")]
         if len(live) != desired:
