@@ -89,6 +89,8 @@ class Ledger:
     """Until when a fault that touches workers lasts, or has lasted."""
     breaks: list[tuple[Generation, float]] = field(default_factory=list)
     """Generations that replace a broken one, and the seconds since workers were harmed."""
+    _formed: dict[int, int] = field(default_factory=dict)
+    """Revisions at which generations were formed, by number."""
     _formed_at: float = 0.0
     _claimed_by: str = ""
     _names: set[str] = field(default_factory=set)
@@ -101,6 +103,7 @@ class Ledger:
         generation = Generation.decode(kv.value)
         self.world.note("generation", generation.number, generation.reason, *(m.worker for m in generation.members))
         self.generations.append(generation)
+        self._formed[generation.number] = kv.mod_revision
         agents = (a for a in self.world.agents if a.process.runs)
         self.known.append(max((a.part.view.highest for a in agents), default=0))
         if generation.reason in ("Lost", "Broken"):
@@ -142,13 +145,15 @@ class Ledger:
         steps = [
             r.step
             for r in self.world.ranks
-            if r.process.alive and r.has_state and id(r) not in inside and self._is_member(r)
+            if r.process.alive and r.has_state and id(r) not in inside and self._was_member(r, comm.generation.number)
         ]
         return max(steps, default=0)
 
-    def _is_member(self, rank: Rank) -> bool:
-        """Whether etcd shows the member: it is lost to nobody."""
-        return self.world.job.member(rank.member) in self.world.etcd.kvs and rank.agent.process.runs
+    def _was_member(self, rank: Rank, number: int) -> bool:
+        """Whether etcd showed the member when that generation was formed, and has done so since."""
+        record = self.world.etcd.kvs.get(self.world.job.member(rank.member))
+        known = record is not None and record.create_revision < self._formed.get(number, 0)
+        return known and rank.agent.process.runs
 
     def committed(self, rank: Rank, comm: Comm, parts: dict[int, Any]) -> None:
         self.commits.append((rank.process.name, comm.generation.number, rank.step, rank.state, comm.size - len(parts)))
