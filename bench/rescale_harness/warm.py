@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import psutil
 
-from elastrain.elastic.state.memory import left
-
 _BLOCK = 256 << 20
 _SHARE = 0.8
 _AT_MOST = 4 << 30
@@ -17,7 +15,7 @@ _AT_MOST = 4 << 30
 
 def touch_memory(
     tell: Callable[[str], None],
-    free: Callable[[], int] = lambda: min(psutil.virtual_memory().free, left()),
+    free: Callable[[], int] = lambda: int(psutil.virtual_memory().free),
 ) -> int:
     """Write to free memory, as much as a run may want, and give it back; returns how many bytes. ``tell`` is told how
     far it is.
