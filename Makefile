@@ -6,11 +6,14 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
 # Of the tests: more than there need be cores, as half of a run is waiting.
 PROCESSES ?= 3
 PYTEST = etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -n $(PROCESSES)
+# Of the simulation.
+SEEDS ?= 2000
+FIRST ?= 0
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test nightly lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics clean-cluster docs docs-serve reference
+.PHONY: help demo storm test nightly simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +54,10 @@ lint: ## ruff, mypy, and the layers of the architecture
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+simulate: ## random schedules of faults on a simulated cluster (SEEDS=2000 FIRST=0; a failure names the seed that replays it)
+	@scripts/dev-env
+	@PYTHONPATH=tests/sim $(PY) -m sim --seeds $(SEEDS) --first $(FIRST) --processes $(PROCESSES)
 
 e2e: ## the tests on a real Kubernetes cluster (kind): set up, install by Helm, train, rescale, break things
 	@scripts/dev-env

@@ -21,7 +21,7 @@ from rich.console import Console
 from tour import Tour, curves
 
 from elastrain.api.records import Progress, Rescale
-from elastrain.cli.local.changes import news
+from elastrain.cli.local.changes import changes
 from elastrain.cli.local.runner import LocalJob
 from elastrain.cli.local.status import LocalStatus
 from elastrain.data import audit
@@ -66,7 +66,7 @@ def narrate(job: LocalJob, recorder: Recorder, over: threading.Event) -> None:
     while not over.is_set():
         job.await_change(0.5)
         status = job.status()
-        for sentence in news(before, status):
+        for sentence in changes(before, status):
             if "checkpoint" not in sentence:
                 console.print(f"[dim]{recorder.now()}  {sentence}[/dim]")
         before = status

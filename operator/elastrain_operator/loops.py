@@ -294,6 +294,10 @@ class Loops:
     def __contains__(self, uid: object) -> bool:
         return uid in self._loops
 
+    def jobs(self) -> dict[str, JobKeys]:
+        """The jobs that have a loop, by UID."""
+        return {uid: JobKeys(loop.job.namespace, loop.job.name, uid) for uid, loop in self._loops.items()}
+
     @property
     def unplanned(self) -> int:
         """Jobs for which no pass has succeeded yet, as after a restart."""

@@ -131,12 +131,12 @@ def test_nobody_listening_is_said_with_the_address(elastrain, connect) -> None:
     connect("http://127.0.0.1:1")
     shown = elastrain("list")
     assert shown.exit_code == 3
-    assert "nobody listens at http://127.0.0.1:1; is the cluster up?" in shown.stderr
+    assert "http://127.0.0.1:1 refuses connections; is the cluster up?" in shown.stderr
 
 
 def test_a_name_that_nobody_knows_is_said_to_be_so(elastrain, connect) -> None:
     connect("https://cluster.invalid:6443")
-    assert "the name cluster.invalid is not known here; is the VPN on?" in elastrain("list").stderr
+    assert "the name cluster.invalid does not resolve; is the VPN on?" in elastrain("list").stderr
 
 
 def test_silence_is_bounded_and_said(elastrain, connect, serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_silence_is_bounded_and_said(elastrain, connect, serve, monkeypatch: pyt
         ((200, "<html>please log in</html>"), 3, "no API server of Kubernetes (<html>please log in</html>)"),
         ((200, "[1, 2]"), 3, "no API server of Kubernetes ([1, 2])"),
         ((200, '{"hello": "world"}'), 3, 'no API server of Kubernetes ({"hello": "world"})'),
-        ((502, "<html>Bad Gateway</html>"), 3, "the API server is not well: HTTP 502"),
+        ((502, "<html>Bad Gateway</html>"), 3, "the API server is unhealthy: HTTP 502"),
     ],
 )
 def test_a_wrong_answer_is_no_traceback(elastrain, connect, serve, answer, code: int, words: str) -> None:
@@ -231,7 +231,10 @@ def test_submit_says_so_if_no_operator_takes_note(elastrain, connect, serve, tmp
     shown = elastrain("submit", manifest)
     assert shown.exit_code == 0, "it was submitted"
     assert "digits: submitted to namespace research" in shown.stdout
-    assert "no operator has taken note of it in 0.5 s; it starts when one does. elastrain doctor" in shown.stderr
+    assert (
+        "no operator has observed the job within 0.5 s; the job starts when an operator runs. elastrain doctor"
+        in shown.stderr
+    )
 
 
 def test_status_says_how_long_no_operator_has_looked(elastrain, connect, serve) -> None:
@@ -241,7 +244,7 @@ def test_status_says_how_long_no_operator_has_looked(elastrain, connect, serve) 
 
     connect(serve(answer).address)
     assert re.search(
-        r"no operator has taken note of it in \d+d; elastrain doctor", elastrain("status", "digits").stdout
+        r"no operator has observed the job for \d+d; elastrain doctor", elastrain("status", "digits").stdout
     )
 
 

@@ -57,7 +57,7 @@ def test_errors_name_what_is_wrong_and_the_way_out(cluster, jobs, manifest) -> N
     with pytest.raises(JobNotFound, match=rf"cannot read job nope: namespace {cluster.namespace} has no job nope; "):
         jobs.get("nope")
     jobs.submit(manifest())
-    with pytest.raises(JobExists, match="has a job digits already; delete it"):
+    with pytest.raises(JobExists, match="already has a job digits; delete it"):
         jobs.submit(manifest())
     with pytest.raises(Refused, match=r"replicas.*maxReplicas"):
         jobs.scale("digits", 9)
@@ -83,7 +83,7 @@ def test_a_missing_kubeconfig_a_wrong_context_and_a_dead_server_are_told_apart(c
         dead.write_text(yaml.safe_dump(config))
         with (
             Jobs(kubeconfig=str(dead)) as jobs,
-            pytest.raises(NotConnected, match=r"nobody listens at https://127.*--context"),
+            pytest.raises(NotConnected, match=r"https://127\S* refuses connections.*--context"),
         ):
             jobs.list()
 
@@ -138,7 +138,7 @@ def test_waiting_ends_if_the_job_is_deleted(cluster, jobs, manifest) -> None:
     jobs.submit(manifest())
     timer = threading.Timer(0.3, lambda: cluster.kubectl("delete", "etj", "digits"))
     timer.start()
-    with pytest.raises(JobNotFound, match="deleted while it was waited for"):
+    with pytest.raises(JobNotFound, match="deleted during the wait"):
         jobs.wait("digits", timeout_seconds=30)
     timer.join()
 

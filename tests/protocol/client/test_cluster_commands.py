@@ -43,7 +43,7 @@ def job_file(manifest, tmp_path: Path) -> Path:
 def test_a_job_lives_by_commands_alone(elastrain, cluster, job_file: Path) -> None:
     empty = elastrain("list")
     assert (empty.exit_code, empty.stdout) == (0, "")
-    assert empty.stderr == f"no jobs in namespace {cluster.namespace}; elastrain submit FILE starts one\n"
+    assert empty.stderr == f"no jobs in namespace {cluster.namespace}; elastrain submit FILE starts a job\n"
     submitted = elastrain("submit", job_file)
     assert submitted.stdout == f"digits: submitted to namespace {cluster.namespace}; elastrain watch digits\n"
     assert re.search(r"digits +Pending +0/2", elastrain("list").stdout)
@@ -83,7 +83,7 @@ def test_a_script_becomes_a_job_with_the_script_in_it(elastrain, cluster, tmp_pa
     ("options", "words"),
     [
         (("--max", "8"), "--image must name an image"),
-        (("--image", "train:1"), "--max must say how many workers"),
+        (("--image", "train:1"), "--max must set the largest number of workers"),
         (("--max", "8", "--image", "x", "--limit", "gpu"), "--limit gpu: must be RESOURCE=N"),
         (("--max", "2", "--min", "3", "--image", "x"), "spec.minReplicas: 3: must not be greater than maxReplicas (2)"),
     ],
@@ -141,7 +141,7 @@ def test_explain_leads_from_a_job_without_operator_to_the_doctor(elastrain, job_
     elastrain("submit", job_file)
     assert elastrain("explain", "digits").stdout.splitlines() == [
         "digits  Pending, 0/2 workers",
-        "- no operator has looked at it yet",
+        "- no operator has observed the job",
         "  → elastrain doctor",
     ]
 
@@ -157,7 +157,7 @@ def test_the_doctor_finds_what_is_missing(elastrain) -> None:
 
 def test_logs_say_so_if_there_are_no_workers(elastrain, job_file: Path) -> None:
     elastrain("submit", job_file)
-    assert elastrain("logs", "digits").stderr == "digits: has no workers now; elastrain explain digits\n"
+    assert elastrain("logs", "digits").stderr == "digits: has no workers; elastrain explain digits\n"
 
 
 def test_without_a_cluster_the_exit_code_and_the_message_say_so(elastrain, environment, tmp_path: Path) -> None:

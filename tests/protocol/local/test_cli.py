@@ -134,7 +134,7 @@ def test_a_job_that_does_not_run_is_named(elastrain):
     shown = elastrain("scale", "nothing", 2)
     assert shown.exit_code == 3
     assert "cannot connect to a cluster" in shown.stderr
-    assert shown.stderr.endswith("and no job nothing runs on this machine (elastrain status lists those that do)\n")
+    assert shown.stderr.endswith("no job nothing runs on this machine either; elastrain status lists the local jobs\n")
 
 
 def test_the_audit_of_an_empty_directory_is_refused(elastrain, tmp_path):

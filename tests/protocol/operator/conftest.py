@@ -12,12 +12,12 @@ from control_plane import ApiServer
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
 from elastrain.etcd.server import EtcdServer
-from operator_fixtures import make_spec, now, pod_body, quick_loops, quick_reflector, terminated
+from operator_fixtures import make_spec, now, pod_body, quick_loops, terminated
 from operator_process import OperatorProcess, operator_account
 from played import Played
 from raw_cluster import Cluster
 
-__all__ = ["make_spec", "now", "pod_body", "quick_loops", "quick_reflector", "terminated"]
+__all__ = ["make_spec", "now", "pod_body", "quick_loops", "terminated"]
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sim import apiserver, etcd
+from sim.invariants import AFTERMATH
 from sim.kubelet import NOT_READY_AFTER, Container, Node
 from sim.process import Process
 
@@ -23,6 +24,7 @@ class Faults:
     def __init__(self, world: World) -> None:
         self.world = world
         self.counts: Counter[str] = Counter()
+        self._outage_ends = 0.0
 
     def plan(self, first: float, last: float) -> None:
         """From one to six faults between two times; all are over by ``last``."""
@@ -39,11 +41,19 @@ class Faults:
         if undo is False:
             return
         self.counts[kind] += 1
-        if kind not in OUTAGES:
-            self.world.ledger.harmed_until(self.world.clock.now + (seconds if undo else 0.0))
+        self._note_harm(kind, self.world.clock.now + (seconds if undo else 0.0))
         self.world.note("FAULT", kind, f"for {seconds:.1f} s" if undo else "")
         if callable(undo):
             self.world.clock.after(seconds, self._end, kind, undo)
+
+    def _note_harm(self, kind: str, until: float) -> None:
+        """What happens to workers during an outage, or just before it, may show after it only."""
+        ledger = self.world.ledger
+        if kind not in OUTAGES:
+            ledger.harm_ends = max(ledger.harm_ends, until, self._outage_ends)
+        elif self.world.clock.now < ledger.harm_ends + AFTERMATH:
+            ledger.harm_ends = max(ledger.harm_ends, until)
+        self._outage_ends = max(self._outage_ends, until) if kind in OUTAGES else self._outage_ends
 
     def _end(self, kind: str, undo: Callable[[], None]) -> None:
         self.world.note("FAULT ends", kind)
@@ -135,7 +145,14 @@ def freeze_node(world: World) -> object:
     if node is None:
         return False
     world.clock.after(NOT_READY_AFTER, world.node_silent, node.name, node.kubelet)
-    return _freeze(node.processes())
+    thaw = _freeze(node.processes())
+
+    def go_on() -> None:
+        thaw()
+        if node.kubelet.alive:
+            node.is_heard()
+
+    return go_on
 
 
 def freeze_operator(world: World) -> object:

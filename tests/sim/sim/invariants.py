@@ -37,6 +37,10 @@ AFTERMATH = 10.0
 """Seconds after a fault in which it may still show."""
 
 
+DRAIN_SECONDS = 19.0
+"""Seconds that a worker has to leave, of the job and the operator that are simulated."""
+
+
 class Violation(Exception):
     """A promise was broken. The message quotes it."""
 
@@ -66,12 +70,14 @@ class Ledger:
     world: World
     sums: list[Sum] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
+    known: list[int] = field(default_factory=list)
+    """For each of them the greatest number that a living member had heard of before."""
     commits: list[tuple[str, int, int, int, int]] = field(default_factory=list)
     """Process, generation, step, state, ranks that took part of how many."""
     deletions: list[Body] = field(default_factory=list)
     starts: list[tuple[str, int, bool]] = field(default_factory=list)
-    leaving: set[str] = field(default_factory=set)
-    asked_to_stop: bool = False
+    leaving: dict[str, float] = field(default_factory=dict)
+    """Workers that were asked to leave, and when first."""
     last_commit: float = 0.0
     news: int = 0
     statuses: list[Body] = field(default_factory=list)
@@ -83,6 +89,8 @@ class Ledger:
     """Until when a fault that touches workers lasts, or has lasted."""
     breaks: list[tuple[Generation, float]] = field(default_factory=list)
     """Generations that replace a broken one, and the seconds since workers were harmed."""
+    _formed: dict[int, int] = field(default_factory=dict)
+    """Revisions at which generations were formed, by number."""
     _formed_at: float = 0.0
     _claimed_by: str = ""
     _names: set[str] = field(default_factory=set)
@@ -95,6 +103,9 @@ class Ledger:
         generation = Generation.decode(kv.value)
         self.world.note("generation", generation.number, generation.reason, *(m.worker for m in generation.members))
         self.generations.append(generation)
+        self._formed[generation.number] = kv.mod_revision
+        agents = (a for a in self.world.agents if a.process.runs)
+        self.known.append(max((a.machine.view.highest for a in agents), default=0))
         if generation.reason in ("Lost", "Broken"):
             self._note_break(generation)
         self._formed_at = self.world.clock.now
@@ -110,8 +121,8 @@ class Ledger:
     def target(self, kv: KeyValue) -> None:
         target = Target.decode(kv.value)
         self.world.note("target", target.desired, target.reason, *target.leaving)
-        self.leaving.update(target.leaving)
-        self.asked_to_stop |= target.desired == 0
+        for worker in target.leaving:
+            self.leaving.setdefault(worker, self.world.clock.now)
 
     def summed(self, comm: Comm, name: Any, given: dict[int, Any]) -> None:
         if not isinstance(name, int):
@@ -134,13 +145,15 @@ class Ledger:
         steps = [
             r.step
             for r in self.world.ranks
-            if r.process.alive and r.has_state and id(r) not in inside and self._is_member(r)
+            if r.process.alive and r.has_state and id(r) not in inside and self._was_member(r, comm.generation.number)
         ]
         return max(steps, default=0)
 
-    def _is_member(self, rank: Rank) -> bool:
-        """Whether etcd shows the member: it is lost to nobody."""
-        return self.world.job.member(rank.member) in self.world.etcd.kvs and rank.agent.process.runs
+    def _was_member(self, rank: Rank, number: int) -> bool:
+        """Whether etcd showed the member when that generation was formed, and has done so since."""
+        record = self.world.etcd.kvs.get(self.world.job.member(rank.member))
+        known = record is not None and record.create_revision < self._formed.get(number, 0)
+        return known and rank.agent.process.runs
 
     def committed(self, rank: Rank, comm: Comm, parts: dict[int, Any]) -> None:
         self.commits.append((rank.process.name, comm.generation.number, rank.step, rank.state, comm.size - len(parts)))
@@ -165,10 +178,6 @@ class Ledger:
     def killed(self, agent: Agent) -> None:
         """A fault killed a rank of this agent: it may start its ranks anew."""
         self._killed.add(agent.process.name)
-
-    def harmed_until(self, when: float) -> None:
-        """A fault touches workers until then."""
-        self.harm_ends = max(self.harm_ends, when)
 
     def operator_wrote(self, operator: str, fence: bool) -> None:
         """An operator's transaction was accepted; ``fence``: it was the claim."""
@@ -235,9 +244,14 @@ class Invariants:
             name, status = pod["metadata"]["name"], pod.get("status", {})
             running = status.get("phase") == "Running"
             ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ()))
-            asked = name in ledger.leaving or ledger.asked_to_stop
-            if running and ready and not asked and not self._job_is_over():
+            placed = any(m.worker == name for g in ledger.generations for m in g.members)
+            if not running or not ready or not placed or self._job_is_over():
+                continue
+            if name not in ledger.leaving:
                 raise Violation(1, f"the operator deletes {name}, which runs and was not asked to leave")
+            since = self.world.clock.now - ledger.leaving[name]
+            if since < DRAIN_SECONDS:
+                raise Violation(1, f"the operator deletes {name}, which was asked to leave {since:.1f} s ago")
         for process, incarnation, killed in ledger.starts[self._starts :]:
             if incarnation > 1 and not killed:
                 raise Violation(1, f"{process} restarts its ranks (the {incarnation}th time); none was killed")
@@ -276,11 +290,14 @@ class Invariants:
                 raise Violation(5, f"generation {done.generation} computes step {step}, a replica has {done.living}")
 
     def one_generation_trains(self) -> None:
-        """Promise 6: numbers only grow, and once a generation has summed gradients no older one does."""
-        known = self.ledger.generations
-        for i in range(self._generations, len(known)):
-            if i and known[i].number <= known[i - 1].number:
-                raise Violation(6, f"generation {known[i].number} is formed after {known[i - 1].number}")
+        """Promise 6: numbers only grow while a member remembers them, and once a generation has summed gradients no
+        older one does."""
+        for i in range(self._generations, len(self.ledger.generations)):
+            number, before = self.ledger.generations[i].number, self.ledger.known[i]
+            if number <= before:
+                raise Violation(6, f"generation {number} is formed after {before}")
+            if not before:
+                self._trained = 0
         for done in self.ledger.sums[self._sums :]:
             if done.generation < self._trained:
                 raise Violation(6, f"generation {done.generation} trains after generation {self._trained} did")
@@ -316,7 +333,11 @@ class Invariants:
         if body is None or self._job_is_over():
             return
         status, spec = body.get("status", {}), body["spec"]
-        desired = 0 if spec.get("suspend") else spec["replicas"]
+        desired = 0 if spec.get("suspend") else spec.get("replicas", spec["maxReplicas"])
+        if world.room:  # the allocator decides, and the status says what
+            desired = min(desired, status.get("desiredReplicas", 0))
+            if not desired and not spec.get("suspend") and any(c.get("message") for c in status["conditions"]):
+                return
         pods = world.api.objects["pods"].values()
         live = [p for p in pods if p.get("status", {}).get("phase") not in ("Failed", "Succeeded")]
         if len(live) != desired:
@@ -341,7 +362,7 @@ class Invariants:
         if world.api.objects["pods"]:
             raise Wedge(f"no leaked pod: {sorted(world.api.objects['pods'])} outlive their job")
         left = [key for key in sorted(world.etcd.kvs) if key.startswith(world.job.prefix)]
-        if left:
+        if left and not world.etcd.lost:  # the record that says whose they are may be lost, too
             raise Wedge(f"no leaked record: {left} outlive their job")
 
 

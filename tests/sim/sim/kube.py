@@ -14,6 +14,8 @@ from sim.network import Network, Refused, Stream
 from sim.process import Process
 
 SECONDS = 10.0
+RETRY_SECONDS = 1.0
+GONE = 410
 
 
 class Kube:
@@ -64,6 +66,28 @@ class Kube:
     async def list_pages(self, path: str, what: str, query: Mapping[str, str]) -> AsyncIterator[tuple[list[Body], str]]:
         kind = _kind(path)
         yield await self._call(what, lambda: self._api.list(kind))
+
+    async def uids(self, path: str, what: str, query: Mapping[str, str]) -> set[str]:
+        items, _ = await self._call(what, lambda: self._api.list(_kind(path)))
+        return {body["metadata"]["uid"] for body in items}
+
+    async def watch_as_kopf(self, path: str, what: str, on_event: Callable[[str | None, Body], None]) -> None:
+        """kopf's list and watch: after 410 Gone it lists anew and reports no deletion of what the list lacks."""
+        version = ""
+        while True:
+            try:
+                if not version:
+                    async for items, listed in self.list_pages(path, f"list {what}", {}):
+                        for body in items:
+                            on_event(None, body)
+                        version = listed
+                async for event in self.changes(path, f"watch {what}", {}, version):
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    on_event(event["type"], event["object"])
+            except ApiError as error:
+                if error.code == GONE:
+                    version = ""
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def changes(self, path: str, what: str, query: Mapping[str, str], version: str) -> AsyncIterator[Body]:
         kind = _kind(path)

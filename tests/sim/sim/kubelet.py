@@ -75,9 +75,16 @@ class Node:
         self.world.dead.add(self.name)
         self.world.clock.after(NOT_READY_AFTER, self.world.node_silent, self.name, self.kubelet)
 
+    def is_heard(self) -> None:
+        """After a stop: pods are Ready again."""
+        self.world.node_heard(self.name)
+        for container in self.containers.values():
+            container.report_running()
+
     def reboot(self) -> None:
         """It comes back with nothing running; what was there has failed."""
         self.world.dead.discard(self.name)
+        self.world.node_heard(self.name)
         self.kubelet = Process(self.world.clock, f"kubelet {self.name}", self.name)
         gone, self.containers = self.containers, {}
         for uid, container in gone.items():
@@ -131,7 +138,11 @@ class Container:
             self.world, self.process, keys, self.name, self.node.name, self.address, config,
             int(env[names.ENV_LEASE_TTL]), self._ended, extra,
         )  # fmt: skip
-        self._report({"phase": "Running", **self._state({"running": {"startedAt": self._started}}, ready=True)})
+        self.report_running()
+
+    def report_running(self) -> None:
+        if self._started and not self.over:
+            self._report({"phase": "Running", **self._state({"running": {"startedAt": self._started}}, ready=True)})
 
     def stop(self) -> None:
         """The pod is being deleted: SIGTERM, and SIGKILL when its grace is over."""

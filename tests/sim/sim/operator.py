@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import Batch, EtcdConfig, EtcdUnavailable, KeyValue, Range, Transaction, WatchState
+from elastrain_operator.allocation.model import Node, Policy
 from elastrain_operator.apply.executor import Executor
 from elastrain_operator.apply.sweep import Sweeper
+from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import LeaseName, OperatorConfig, WorkerEtcd
-from elastrain_operator.kube.client import ApiError, NotLeading
+from elastrain_operator.kube.client import ApiError, NotLeading, jobs_path, pods_path
 from elastrain_operator.leader.decide import Terms
 from elastrain_operator.leader.election import Elector, Tenure
 from elastrain_operator.leader.fencing import FencedEtcd, fence_key
 from elastrain_operator.loops import JobLoop, Loops
 from elastrain_operator.model import JobRef, Pod
-from elastrain_operator.observe import jobs, pods
-from elastrain_operator.observe.pods import Pods
 from elastrain_operator.observe.records import Mirror
+from elastrain_operator.observe.watched import Watched
 from sim import apiserver, etcd
 from sim.etcd_client import Client, WatchKeeper
 from sim.kube import Kube
@@ -53,12 +55,17 @@ class Operator:
         self.process = Process(world.clock, f"{self.place}.{self.starts}", self.place)
         self.loop = Loop(self.process, world.network.delay, world.note_fault)
         self.leads = False
+        self._capacity: Capacity | None = None
         self.loop.run(lambda: self.loop.create_task(self._main()))
 
     def kill(self, restart_after: float) -> None:
         self.process.die()
         self.leads = False
         self.world.clock.after(restart_after, self.start)
+
+    def nodes_changed(self) -> None:
+        if self._capacity is not None:
+            self.loop.run(self._capacity.nudge)
 
     # ---- as elastrain_operator.__main__ and app put it together ------------------------------------------------------
     async def _main(self) -> None:
@@ -86,28 +93,44 @@ class Operator:
                 raise NotLeading("prove that this operator leads")
 
         fenced = FencedEtcd(EtcdCalls(self), FENCE, identity, tenure, prove)  # type: ignore[arg-type]
-        known = Pods()
+        watched = Watched(
+            kube,  # type: ignore[arg-type]
+            CONFIG.namespaces,
+            CONFIG.resync,
+            jobs=lambda: self._loops.jobs(),
+            on_job=lambda body: self._loops.see(body, watched.pods.of),
+            on_job_gone=self._job_gone,
+            on_pod=self._pod_event,
+        )
         mirror = Mirror(fenced, "sim", self._etcd_changed, lambda keys: self._loops.wake_later(keys.uid))
+        if world.room:
+            self._capacity = Capacity(Policy(hysteresis=5.0), lambda uid: self._loops.wake(uid))
+            loop.create_task(self._capacity.run(Inventory(world)))
         executor = Executor(kube, mirror, CONFIG)  # type: ignore[arg-type]
 
         def make(job: JobRef) -> JobLoop:
-            return JobLoop(job, executor, kube, mirror, CONFIG)  # type: ignore[arg-type]
+            return JobLoop(job, executor, kube, mirror, CONFIG, self._capacity)  # type: ignore[arg-type]
 
         self._loops = Loops(make)
         self._sweeper = Sweeper(
             kube,  # type: ignore[arg-type]
             mirror,
-            lambda keys: keys.uid in self._loops or bool(known.of(keys.uid)),
+            lambda keys: keys.uid in self._loops or bool(watched.pods.of(keys.uid)),
         )
         mirror.start()
 
         async def start() -> None:
             await mirror.wait_listed(5.0)
-            watch = pods.watch(kube, "", known, self._pod_event)
-            loop.create_task(watch.run())
-            await watch.listed.wait()
+            while True:
+                try:
+                    await watched.list_first()
+                    break
+                except ApiError:
+                    await asyncio.sleep(1.0)
             loop.create_task(self._sweeper.run())
-            await jobs.watch(kube, "", lambda body, gone: self._job_event(body, gone, known)).run()
+            loop.create_task(watched.run())
+            loop.create_task(kube.watch_as_kopf(pods_path(""), "worker pods", watched.pod_event))
+            await kube.watch_as_kopf(jobs_path(""), "jobs", watched.job_event)
 
         loop.create_task(start())
 
@@ -117,24 +140,39 @@ class Operator:
         else:
             self._loops.wake(keys.uid)
 
-    def _job_event(self, body: Mapping[str, Any], gone: bool, known: Pods) -> None:
-        meta = body["metadata"]
-        if not gone:
-            self._loops.see(body, known.of)
-            return
-
+    def _job_gone(self, job: JobKeys) -> None:
         async def forget() -> None:
-            await self._loops.forget(meta["uid"])
-            self._sweeper.nudge(JobKeys(meta["namespace"], meta["name"], meta["uid"]))
+            await self._loops.forget(job.uid)
+            if self._capacity:
+                self._capacity.forget(job.uid)
+            self._sweeper.nudge(job)
 
         self.loop.create_task(forget())
 
     def _pod_event(self, job: JobKeys, pod: Pod, gone: bool) -> None:
+        if self._capacity:
+            self._capacity.pod_seen(job.uid, None if gone else pod, pod.uid)
         if gone:
             self._loops.pod_gone(job.uid, pod.uid)
             self._sweeper.nudge(job)
         else:
             self._loops.pod_seen(job.uid, pod)
+
+
+class Inventory:
+    """The cluster, as an operator that shares it out sees it."""
+
+    problem, denied = None, False
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def nodes(self) -> tuple[Node, ...]:
+        room = {"cpu": 1000 * self._world.room, "pods": 100}
+        return tuple(Node(name, room, ready=name not in self._world.silent) for name in sorted(self._world.nodes))
+
+    def priority(self, name: str) -> int:
+        return 0
 
 
 class EtcdCalls:

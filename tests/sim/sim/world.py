@@ -61,6 +61,10 @@ class World:
         self._comms: dict[tuple[int, tuple[str, ...]], Comm] = {}
         self.api.on_write = self._api_wrote
         self.etcd.on_change = self._etcd_changed
+        self.silent: set[str] = set()
+        """Nodes that the API server counts as not ready."""
+        self.room = rng.choice((0, 0, 1, 2))
+        """Workers that a node takes, where operators share the cluster out; 0: they do not."""
         self.nodes = {f"node-{n}": Node(self, f"node-{n}") for n in range(rng.choice((3, 4)))}
         self.operators = [Operator(self, "operator-a")]
         if rng.random() < 0.5:
@@ -81,6 +85,10 @@ class World:
             "minReplicas": least, "maxReplicas": most, "replicas": rng.randint(least, most), "template": {"spec": pod},
             "nprocPerNode": rng.choice((1, 1, 1, 2)), "backoffLimit": 100,
         }  # fmt: skip
+        if self.room:
+            container["resources"] = {"requests": {"cpu": "1"}}
+            if rng.random() < 0.5:
+                del spec["replicas"]
         body = self.api.create("jobs", {"metadata": {"name": JOB, "namespace": NAMESPACE}, "spec": spec})
         return JobKeys(NAMESPACE, JOB, body["metadata"]["uid"])
 
@@ -120,7 +128,7 @@ class World:
 
     def _schedule(self, name: str, uid: str) -> None:
         body = self.api.objects["pods"].get(name)
-        live = [n for n in self.nodes if n not in self.dead]
+        live = [n for n in self.nodes if n not in self.dead and n not in self.silent and self._has_room(n)]
         if body is None or body["metadata"]["uid"] != uid or body["spec"].get("nodeName"):
             return
         if not self.api.up or not live:
@@ -128,6 +136,12 @@ class World:
             return
         node = self.rng.choice(live)
         self.api.replace("pods", name, lambda b: {**b, "spec": {**b["spec"], "nodeName": node}})
+
+    def _has_room(self, node: str) -> bool:
+        pods = self.api.objects["pods"].values()
+        ended = ("Failed", "Succeeded")
+        bound = [p for p in pods if p["spec"].get("nodeName") == node and p.get("status", {}).get("phase") not in ended]
+        return not self.room or len(bound) < self.room
 
     def _kubelet_sees(self, node: str, name: str, uid: str) -> None:
         body = self.api.objects["pods"].get(name)
@@ -146,10 +160,20 @@ class World:
         if not self.api.up:
             self.clock.after(1.0, self.node_silent, name, kubelet)
             return
+        self.silent.add(name)
+        self._nodes_changed()
         at = self.api.wire_time()
         for pod in [p for p in self.api.objects["pods"].values() if p["spec"].get("nodeName") == name]:
             self.api.replace("pods", pod["metadata"]["name"], lambda b: unready(b, at))
         self.clock.after(EVICT_AFTER, self._evict, name, kubelet)
+
+    def node_heard(self, name: str) -> None:
+        self.silent.discard(name)
+        self._nodes_changed()
+
+    def _nodes_changed(self) -> None:
+        for operator in self.operators:
+            operator.process.after(self.watch_lag(), operator.nodes_changed)
 
     def _evict(self, name: str, kubelet: Process) -> None:
         if self.nodes[name].kubelet is not kubelet or (name not in self.dead and not kubelet.stopped):

@@ -177,10 +177,10 @@ def test_a_long_value_is_shortened() -> None:
         ("a: [", "line 1, column 5: while parsing a flow node, expected the node content, but found '<stream end>'"),
         ("a: *b", "line 1, column 4: found undefined alias 'b'"),
         ("1: 2", "line 1, column 1: key 1 is not a string"),
-        ("a: &b [*b]", "cannot be sent as JSON, as Kubernetes needs it: Circular reference detected"),
+        ("a: &b [*b]", "has no JSON form, which Kubernetes requires: Circular reference detected"),
         (
             "a: .nan",
-            "cannot be sent as JSON, as Kubernetes needs it: Out of range float values are not JSON compliant: nan",
+            "has no JSON form, which Kubernetes requires: Out of range float values are not JSON compliant: nan",
         ),
         ("a: 1\n---\nb: 1", "has 0 documents of kind ElasticTrainingJob: must have one"),
         (f"{VALID}---\n{VALID}", "has 2 documents of kind ElasticTrainingJob: must have one"),

@@ -84,14 +84,14 @@ def test_details_show_why_the_phases_of_the_pause_workers_and_events() -> None:
 # ---- explain -------------------------------------------------------------------------------------------------------
 def test_a_missing_operator_is_the_explanation_if_nobody_has_looked_at_the_job() -> None:
     assert [(r.says, r.change) for r in explain(job(), ())] == [
-        ("no operator has looked at it yet", "elastrain doctor")
+        ("no operator has observed the job", "elastrain doctor")
     ]
 
 
 def test_an_end_explains_itself() -> None:
     failed = {"observedGeneration": 1, "conditions": [condition("Failed", "True", "exit code 3 in rank 1")]}
     (reason,) = explain(job(failed), [worker(0, phase="Failed", reason="Error")])
-    assert reason.says == "it has failed: exit code 3 in rank 1"
+    assert reason.says == "the job failed: exit code 3 in rank 1"
     assert "elastrain logs digits" in reason.change
 
 
@@ -104,7 +104,7 @@ def test_workers_that_cannot_start_are_told_together_with_the_remedy() -> None:
     stuck = {"phase": "Pending", "reason": "Unschedulable", "message": "0/3 nodes: insufficient nvidia.com/gpu"}
     reasons = explain(job(RUNNING), [worker(0), worker(2, **stuck), worker(3, **stuck)])
     assert reasons[0].says == "digits-2, digits-3: Unschedulable: 0/3 nodes: insufficient nvidia.com/gpu"
-    assert reasons[0].change == "free or add nodes with what it asks for, or lower replicas"
+    assert reasons[0].change == "free or add nodes with these resources, or lower replicas"
 
 
 def test_workers_that_start_are_named_and_nobody_is_told_to_want_more_meanwhile() -> None:
@@ -139,9 +139,9 @@ def test_details_tell_how_many_warm_spares_are_ready() -> None:
         ({"spares": {"ready": 2, "desired": 2}}, None),
         ({"spares": {"ready": 1, "desired": 2}}, "1 of 2 warm spares are ready: the others are starting"),
         ({"spares": {"ready": 1, "desired": 1}},
-         "1 of 2 warm spares are ready: there is room for 1 that no worker of any job needs"),
+         "1 of 2 warm spares are ready: the unused capacity holds 1"),
         ({"spares": {"ready": 0, "desired": 0}, "generation": None},
-         "0 of 2 warm spares are ready: they are started when the job trains"),
+         "0 of 2 warm spares are ready: they start once the job trains"),
     ],
 )  # fmt: skip
 def test_missing_spares_are_explained(more: dict[str, Any], says: str | None) -> None:
@@ -227,8 +227,8 @@ def test_nothing_is_cut_on_a_narrow_terminal() -> None:
 def test_a_change_that_the_operator_has_not_noted_is_said() -> None:
     old = job(RUNNING)
     old.metadata["generation"] = 2
-    assert "has not taken note of its last change" in view.standing(old, NOW)
-    assert "no operator has taken note of it in 2h" in view.standing(job(), NOW)
+    assert "has not observed the last change" in view.standing(old, NOW)
+    assert "no operator has observed the job for 2h" in view.standing(job(), NOW)
     fresh = job()
     assert view.unseen(fresh, NOW - timedelta(hours=2) + timedelta(seconds=3)) == ""
 

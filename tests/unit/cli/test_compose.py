@@ -26,7 +26,7 @@ def test_the_job_is_called_as_the_script(file: str, name: str) -> None:
 
 
 def test_a_name_that_cannot_be_made_is_asked_for() -> None:
-    with pytest.raises(BadScript, match=r"1\.py: no name for a job.*--name"):
+    with pytest.raises(BadScript, match=r"1\.py: the file name yields no valid job name.*--name"):
         job_name(PurePath("1.py"))
 
 

@@ -65,20 +65,20 @@ def denial(user: str, verb: str, where: str = ' in the namespace "research"') ->
     [
         (401, '{"kind": "Status", "message": "Unauthorized"}', NotAllowed, "have expired or belong to another cluster"),
         (403, denial("ada", "create"), NotAllowed,
-         "user ada may not create elastictrainingjobs.elastrain.dev in namespace research; ask for a role with this "
+         "user ada may not create elastictrainingjobs.elastrain.dev in namespace research; request a role with this "
          "verb: kubectl create rolebinding elastrain-edit -n research --clusterrole=edit --user=ada"),
         (403, denial("system:serviceaccount:research:bot", "list", " at the cluster scope"), NotAllowed,
-         "cluster-wide; ask for a role with this verb: kubectl create clusterrolebinding elastrain-view "
-         "--clusterrole=view --serviceaccount=research:bot; in one namespace it may be allowed: -n research"),
-        (403, denial("system:anonymous", "list"), NotAllowed, "the cluster saw no credentials"),
+         "cluster-wide; request a role with this verb: kubectl create clusterrolebinding elastrain-view "
+         "--clusterrole=view --serviceaccount=research:bot; or select one namespace: -n research"),
+        (403, denial("system:anonymous", "list"), NotAllowed, "the request had no credentials"),
         (403, '{"kind": "Status", "message": "exceeded quota: gpus"}', Refused, "exceeded quota: gpus"),
         (404, "404 page not found\n", NotInstalled, "its operator is not installed; helm install elastrain"),
         (404, '{"kind": "Status", "message": "x not found", "details": {"kind": "namespaces"}}', Refused,
          "there is no namespace research; kubectl create namespace research"),
         (404, '{"kind": "Status", "message": "gone", "details": {"kind": "elastictrainingjobs"}}', JobNotFound,
          "namespace research has no job digits"),
-        (404, "<html>nginx</html>", NotConnected, "no API server of Kubernetes (HTTP 404: <html>nginx</html>)"),
-        (503, "upstream connect error", NotConnected, "the API server is not well: HTTP 503: upstream connect error"),
+        (404, "<html>nginx</html>", NotConnected, "not from a Kubernetes API server (HTTP 404: <html>nginx</html>)"),
+        (503, "upstream connect error", NotConnected, "the API server is unhealthy: HTTP 503: upstream connect error"),
         (400, "An HTTP request to an HTTPS server.", NotConnected, "is the address in the kubeconfig right"),
         (422, '{"kind": "Status", "message": "spec.replicas: 9"}', Refused, "spec.replicas: 9"),
     ],

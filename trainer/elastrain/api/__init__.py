@@ -1,5 +1,5 @@
-"""The words of elastrain as types: the custom resource, the etcd records, the agent protocol and every shared name.
+"""The shared types of elastrain: the custom resource, the etcd records, the agent protocol and all shared names.
 
-This is the single source of the CRD, of what is written to etcd and of labels and environment variables. It imports
-neither torch, kopf nor any client.
+The CRD, the records in etcd, labels and environment variables all derive from this package. It imports neither torch,
+kopf nor any client.
 """

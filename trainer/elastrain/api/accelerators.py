@@ -1,4 +1,4 @@
-"""How many accelerators a worker has, and so how many ranks. Pure; reads resource limits of the pod template only."""
+"""Derives the accelerators of a worker, and so its ranks, from the pod template's resource limits. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 AUTO = "auto"
-"""Value of ``nprocPerNode``: one rank per accelerator, one where there is none."""
+"""Value of ``nprocPerNode``: one rank per accelerator, or one rank without accelerators."""
 
 KNOWN = frozenset(
     {
@@ -15,12 +15,12 @@ KNOWN = frozenset(
         "aws.amazon.com/neuron", "aws.amazon.com/neuroncore", "huawei.com/Ascend910", "cambricon.com/mlu",
     }
 )  # fmt: skip
-"""What device plugins call accelerators. Needed only to tell one from other devices beside it (network cards)."""
+"""Known accelerator resources of device plugins. They distinguish an accelerator from other devices (network cards)."""
 _KNOWN_PREFIX = "nvidia.com/mig-"
 
 
 class AcceleratorUnclear(ValueError):
-    """Nobody can tell which resource is the accelerator, or how many there are; the message names field and way out."""
+    """The accelerator resource or its number is ambiguous; the message names the field and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ class Accelerator:
     resource: str
     """Name of the extended resource, such as ``nvidia.com/gpu``."""
     count: int
-    """In each worker."""
+    """Accelerators in each worker."""
 
 
 def accelerator(trainer: Mapping[str, Any], named: str | None) -> Accelerator | None:
-    """The accelerator that the limits of the container ``trainer`` ask for; None: the worker is CPU-only.
+    """The accelerator in the limits of the container ``trainer``; None: a CPU-only worker.
 
-    ``named`` is ``spec.accelerator``. Without it: the only extended resource there is, or, of several, the only one
-    that is a known accelerator. Raises :class:`AcceleratorUnclear`.
+    ``named`` is ``spec.accelerator``. Without it: the only extended resource, or the only known accelerator among
+    several. Raises :class:`AcceleratorUnclear`.
     """
     limits = limits_of(trainer)
     where = f"spec.template.spec.containers[{trainer.get('name', 0)}].resources.limits"
@@ -56,12 +56,13 @@ def accelerator(trainer: Mapping[str, Any], named: str | None) -> Accelerator | 
 
 
 def extended(trainer: Mapping[str, Any]) -> list[str]:
-    """Extended resources in the limits of the container ``trainer``, by name: accelerators, network cards, ..."""
+    """Names of the extended resources in the limits of the container ``trainer``: accelerators, network cards, and
+    others."""
     return sorted(name for name in limits_of(trainer) if is_extended(name))
 
 
 def is_extended(resource: str) -> bool:
-    """Kubernetes' own rule: a name with a domain that is not ``kubernetes.io``."""
+    """Kubernetes' rule: a name with a domain other than ``kubernetes.io``."""
     domain, slash, _ = resource.partition("/")
     return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
 
@@ -78,14 +79,14 @@ def ranks(nproc: int | str, trainer: Mapping[str, Any], named: str | None) -> in
 
 
 def limits_of(trainer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Resource limits of the container ``trainer``; none where they have a shape that the API server will refuse."""
+    """Resource limits of the container ``trainer``; empty if the API server will refuse their shape."""
     resources = trainer.get("resources")
     limits = resources.get("limits") if isinstance(resources, Mapping) else None
     return limits if isinstance(limits, Mapping) else {}
 
 
 def _count(value: Any, where: str) -> int:
-    """Extended resources are whole numbers."""
+    """The number in ``value``, which must be whole for an extended resource."""
     text = str(value)
     if isinstance(value, bool) or not text.isascii() or not text.isdigit():
         raise AcceleratorUnclear(f"{where} ({value}) must be a whole number")

@@ -22,7 +22,7 @@ CHART_FILE = Path("charts/elastrain/templates/crd.yaml")
 
 _HEADER = "# Generated from trainer/elastrain/api/job/ by `python -m elastrain.api.crd --write`. Do not edit.\n"
 
-# (name, type, JSON path, shown only by `-o wide`)
+# (name, type, JSON path, only in `-o wide`)
 _COLUMNS = (
     ("Phase", "string", ".status.phase", False),
     ("Workers", "integer", ".status.readyReplicas", False),
@@ -43,21 +43,21 @@ _COLUMNS = (
 _COLUMN_HELP = {
     "Phase": "Pending, Running, Rescaling, Suspended, Succeeded or Failed",
     "Workers": "Workers in the generation in force",
-    "Desired": "Workers wanted now",
+    "Desired": "Desired number of workers",
     "Generation": "Number of the generation in force",
     "Step": "Committed steps",
-    "Of": "Committed steps with which the job will be finished",
-    "Samples/s": "Samples per second, at the pace of undisturbed steps",
-    "ETA": "When the last step will be committed at that pace",
+    "Of": "Committed steps at which the job finishes",
+    "Samples/s": "Samples per second, at the rate of undisturbed steps",
+    "ETA": "Time of the last step at that rate",
     "Pause": "Seconds that the last rescale took, from one committed step to the next",
-    "Failures": "Failures of the training script, which count against backoffLimit",
+    "Failures": "Failures of the training script, counted against backoffLimit",
     "Lost": "Workers lost to their node, to eviction or to a signal",
     "Preempted": "Workers preempted by the scheduler",
 }
 
 
 def crd() -> dict[str, Any]:
-    """The CustomResourceDefinition as plain data. Pure: the same models give the same dictionary."""
+    """The CustomResourceDefinition as plain data. Pure and deterministic."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -107,10 +107,10 @@ def _column(name: str, kind: str, path: str, wide: bool) -> dict[str, Any]:
 def _root_schema() -> Schema:
     root = structural_schema(ElasticTrainingJob)
     fields = root["properties"]
-    # The API server owns these three; it refuses most of what a schema could say about them.
+    # The API server owns these three fields and refuses most schemas for them.
     fields["apiVersion"] = {"type": "string"}
     fields["kind"] = {"type": "string"}
-    # 253 is Kubernetes' own limit; said here, it bounds the cost of the rule about the name.
+    # 253 is Kubernetes' own limit; the schema needs it to bound the cost of the name rule.
     fields["metadata"] = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}}
     root["required"] = ["metadata", "spec"]
     root["x-kubernetes-validations"] = [rules.NAME.as_validation(".metadata.name", "self.metadata.name")]
@@ -131,7 +131,7 @@ def _add_spec_rules(spec: Schema) -> None:
     fields = spec["properties"]
     fields["checkpoint"]["x-kubernetes-validations"] = [rules.CHECKPOINT_PATH.as_validation(".path", "self.path")]
     containers = fields["template"]["properties"]["spec"]["properties"]["containers"]
-    # As in Kubernetes' own pod spec: names differ, and server-side apply merges by name.
+    # As in Kubernetes' own pod spec: names are unique, and server-side apply merges by name.
     containers |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
     containers["x-kubernetes-validations"] = [
         rules.TRAINER_HAS_COMMAND.as_validation("", "self.exists(c, c.name == 'trainer') ? 'trainer' : self[0].name")
@@ -139,10 +139,10 @@ def _add_spec_rules(spec: Schema) -> None:
 
 
 def _relax_status(status: Schema) -> None:
-    """A status is written by one program, newer or older than this CRD: it must never be refused or pruned.
+    """Relax the status: an older or newer operator writes it, and the API server must neither refuse nor prune it.
 
-    And it has one writer, so the API server need not keep account of who wrote which field of it (``managedFields``):
-    that was half of the object, and a third of what it took to write a status.
+    The status has one writer, so the API server need not track field ownership (``managedFields``). That was half of
+    the object, and a third of the cost of writing a status.
     """
     status["x-kubernetes-map-type"] = "atomic"
     conditions = status["properties"]["conditions"]
@@ -161,7 +161,7 @@ def _relax(schema: Schema) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Literal values in the order given, lists indented as people write them, no anchors."""
+    """Literal values in the given order, indented lists, no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -176,10 +176,10 @@ def to_yaml(document: dict[str, Any]) -> str:
 
 
 def to_chart_template(document: dict[str, Any]) -> str:
-    """The text of the chart's template: the same CRD, installed if ``crds.install``, left behind by ``helm uninstall``
-    if ``crds.keep``. (Helm never upgrades what is in a chart's ``crds/`` folder; hence a template.)
+    """The text of the chart's template: the same CRD, installed if ``crds.install``, kept by ``helm uninstall`` if
+    ``crds.keep``. (Helm never upgrades a chart's ``crds/`` folder; hence a template.)
 
-    Raises ``ValueError`` if the CRD contains what Helm would take for a template.
+    Raises ``ValueError`` if the CRD contains the start of a Helm template.
     """
     text = to_yaml(document).removeprefix(_HEADER)
     if "{{" in text:
@@ -194,12 +194,12 @@ def to_chart_template(document: dict[str, Any]) -> str:
         "  {{- end }}\n"
     )
     if text.count(plain) != 1:
-        raise ValueError("the CRD's metadata.labels are not where the chart's template is put together")
+        raise ValueError("the CRD's metadata.labels are not at the place that the chart's template expects")
     return f"{_HEADER}{{{{- if .Values.crds.install }}}}\n{text.replace(plain, templated)}{{{{- end }}}}\n"
 
 
 def generated_files() -> dict[Path, str]:
-    """What ``--write`` writes: path under the repository's root -> text."""
+    """The files of ``--write``: path under the repository's root -> text."""
     document = crd()
     return {CRD_FILE: to_yaml(document), CHART_FILE: to_chart_template(document)}
 

@@ -1,8 +1,8 @@
-"""Where a rank is, in a few bytes that it shares with its agent: the layout of a heartbeat page.
+"""The layout of a heartbeat page: the position of a rank, in a few bytes shared with its agent.
 
-A rank writes its page at each step boundary and change of phase, by memory stores only; the agent reads it about once
-a second. No message is sent and nothing waits, so that it costs a step a few microseconds and works while the
-interpreter of the rank hangs. One page per rank, beside the agent's socket.
+A rank writes its page at each step boundary and change of phase, by memory stores only. The agent reads it about once a
+second. No message is sent and neither side waits, so a write takes a few microseconds, and the page stays readable
+while the rank's interpreter hangs. One page per rank, beside the agent's socket.
 """
 
 from __future__ import annotations
@@ -13,60 +13,60 @@ from enum import IntEnum
 
 
 class Where(IntEnum):
-    """What a rank is doing."""
+    """The activity of a rank."""
 
     STARTING = 0
-    """Before its first committed step: imports, warm-up and compilation may take minutes."""
+    """Before the first committed step: imports, warm-up and compilation may take minutes."""
     BODY = 1
-    """In the loop body: the script's code, its data loader, its forward and backward."""
+    """In the loop body: the script's code, data loader, forward and backward."""
     COLLECTIVE = 2
-    """Its own part of the step is done; it waits for the gradients of the others."""
+    """Waiting for the gradients of other ranks; the rank's own part of the step is done."""
     RUNTIME = 3
-    """Between two steps: commits, saves a checkpoint, changes generation or waits for one."""
+    """Between two steps: commits, saves a checkpoint, or enters a generation."""
     OUTSIDE = 4
-    """The loop has ended, for good or until the script calls ``job.steps`` again."""
+    """After the loop, finally or until the script calls ``job.steps`` again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a page says."""
+    """The content of a page."""
 
     where: Where = Where.STARTING
     since: float = 0.0
-    """``time.monotonic()`` when it came there; one clock for all processes of a machine."""
+    """``time.monotonic()`` at the start of this activity; all processes of a machine share the clock."""
     generation: int = 0
     world_size: int = 1
     commits: int = 0
-    """Steps that this process has committed."""
+    """Steps committed by this process."""
     compute: float = 0.0
-    """Seconds that the rank itself needs per step, without waiting for others; smoothed, as last sent to the others."""
+    """Seconds of the rank's own work per step, without waiting; smoothed, as last sent to the other ranks."""
     total: float = 0.0
-    """Sum of ``compute`` over all ranks, from the collective of the last step; 0: not known yet."""
+    """Sum of ``compute`` over all ranks, from the last step's collective; 0: unknown."""
 
 
 _LAYOUT = struct.Struct("<q qdqqqdd q")
-"""The number of the write, the fields of :class:`Beat` in their order, the number again."""
+"""Sequence number, the fields of :class:`Beat` in order, sequence number again."""
 SIZE = _LAYOUT.size
 """Bytes of a page."""
 
 
 def path_of(socket_path: str, local_rank: int) -> str:
-    """Where the page of a rank is, beside the agent's socket of its incarnation."""
+    """Path of a rank's page, beside the socket of its agent's incarnation."""
     return f"{socket_path}.{local_rank}.beat"
 
 
 def write(page: memoryview, count: int, *fields: float) -> None:
-    """Store ``fields``, those of :class:`Beat` in their order, into ``page`` (``SIZE`` bytes).
+    """Store ``fields``, in the order of :class:`Beat`, into ``page`` (``SIZE`` bytes).
 
-    ``count`` is greater with each write, from 1 on. No ``Beat`` is made here: this runs several times per step.
+    ``count`` grows with each write, from 1. Takes no ``Beat``, since it runs several times per step.
     """
     _LAYOUT.pack_into(page, 0, count, *fields, count)
 
 
 def parse(raw: bytes) -> Beat | None:
-    """What a copy of a page says; None if nothing was written yet or it was copied in the middle of a write.
+    """The content of a copied page; None for an unwritten page or a torn copy.
 
-    A write may overtake a copy and leave no trace in it: copy twice, and trust two equal ones.
+    A write can overtake a copy undetected: copy twice, and accept two equal copies.
     """
     if len(raw) != SIZE:
         return None

@@ -1,4 +1,4 @@
-"""Where the records of one job live in etcd."""
+"""Key names of a job's records in etcd."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = "/elastrain/"
 
 @dataclass(frozen=True, slots=True)
 class JobKeys:
-    """Key names of one job; ``uid`` keeps a job apart from an earlier one of the same name."""
+    """Key names of one job; ``uid`` distinguishes it from an earlier job of the same name."""
 
     namespace: str
     job: str
@@ -31,12 +31,12 @@ class JobKeys:
 
     @property
     def leader(self) -> str:
-        """Held by the member that leads, under its lease; taken by compare-and-swap when it is vacant."""
+        """Held by the leading member under its lease; a vacant key is taken by compare-and-swap."""
         return self.generation + "/leader"
 
     @property
     def ended(self) -> str:
-        """Written by the leader: generations that cannot go on, where no next one says so."""
+        """Written by the leader: broken generations that no later generation replaces yet."""
         return self.generation + "/ended"
 
     @property
@@ -60,7 +60,7 @@ class JobKeys:
 
     @property
     def issued(self) -> str:
-        """Written by the operator: what the workers log in to etcd with."""
+        """Written by the operator: the credentials that the workers use for etcd."""
         return self.prefix + "issued"
 
     @property
@@ -74,15 +74,15 @@ class JobKeys:
 
     @property
     def pairs(self) -> str:
-        """Prefix of what pre-flight checks write that measure pairs of nodes (``elastrain/pairs``)."""
+        """Prefix of the records of pre-flight checks that measure pairs of nodes (:mod:`elastrain.nodecheck`)."""
         return self.prefix + "pairs/"
 
     def pairs_contestant(self, contestant_id: str) -> str:
-        """Written by that check, bound to its lease."""
+        """Written by that participant, bound to its lease."""
         return self.pairs + "contestants/" + contestant_id
 
     def pairs_heat(self, leader_id: str) -> str:
-        """Written by the check that leads the heat."""
+        """Written by the round's leader."""
         return self.pairs + "heats/" + leader_id
 
     @classmethod

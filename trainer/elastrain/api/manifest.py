@@ -1,7 +1,7 @@
-"""Manifests as users write them: YAML text to an :class:`ElasticTrainingJob`, or a message that says what is wrong.
+"""Parses users' manifests: YAML text to an :class:`ElasticTrainingJob`, or a message that names the fault.
 
-Stricter than YAML and pydantic are by themselves, and as strict as ``kubectl apply --validate=strict``: no key twice,
-no string where a number belongs, no unknown field.
+The rules are stricter than YAML's and pydantic's defaults, and as strict as ``kubectl apply --validate=strict``: no
+duplicate key, no string in place of a number, no unknown field.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from elastrain.api.job import ElasticTrainingJob
 
 
 class InvalidManifest(ValueError):
-    """A manifest that is no valid ``ElasticTrainingJob``. ``str()`` lists every problem, one a line.
+    """An invalid manifest. ``str()`` lists every problem, one per line.
 
     A problem reads ``field: value: rule``, as in ``spec.minReplicas: 5: must not be greater than maxReplicas (4)``.
     """
 
     def __init__(self, source: str, problems: Iterable[str]) -> None:
         self.source = source
-        """The file that it came from, or what else to call it."""
+        """The manifest's file, or another name for the text."""
         self.problems = tuple(problems)
         super().__init__("\n".join([f"{source}: not a valid {names.KIND}", *(f"  {p}" for p in self.problems)]))
 
 
 def load(path: str | Path) -> ElasticTrainingJob:
-    """The job in the file ``path``. Raises :class:`InvalidManifest`, also where the file cannot be read."""
+    """The job in the file ``path``. Raises :class:`InvalidManifest`, also if the file is unreadable."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -47,9 +47,9 @@ def load(path: str | Path) -> ElasticTrainingJob:
 
 
 def loads(text: str, source: str = "manifest") -> ElasticTrainingJob:
-    """The job in ``text``. Other documents beside it (a PersistentVolumeClaim, say) are left to ``kubectl``.
+    """The job in ``text``. Skips other documents (a PersistentVolumeClaim, for example).
 
-    Raises :class:`InvalidManifest`; ``source`` is what its message calls the text.
+    Raises :class:`InvalidManifest`; its message calls the text ``source``.
     """
     try:
         documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
@@ -58,17 +58,17 @@ def loads(text: str, source: str = "manifest") -> ElasticTrainingJob:
     job = _only_job(documents, source)
     try:
         as_json = json.dumps(job, allow_nan=False)
-    except (TypeError, ValueError) as error:  # an alias inside what it names, .nan, !!binary
-        raise InvalidManifest(source, [f"cannot be sent as JSON, as Kubernetes needs it: {error}"]) from error
+    except (TypeError, ValueError) as error:  # a recursive alias, .nan, !!binary
+        raise InvalidManifest(source, [f"has no JSON form, which Kubernetes requires: {error}"]) from error
     try:
-        # From JSON, since pydantic is then strict about types but takes strings for enums.
+        # From JSON, since pydantic then checks types strictly but accepts strings for enums.
         return ElasticTrainingJob.model_validate_json(as_json, strict=True)
     except ValidationError as error:
         raise InvalidManifest(source, [problem(e) for e in error.errors(include_url=False)]) from error
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as Kubernetes reads it: a key given twice is an error, and a date is a string."""
+    """YAML as Kubernetes reads it: a duplicate key is an error, and a date is a string."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -91,7 +91,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
-    """One line: where, and what YAML's reader says."""
+    """The position and YAML's message, in one line."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return f"is not YAML: {' '.join(str(error).split())}"
     said = ", ".join(part for part in (error.context, error.problem) if part)
@@ -100,7 +100,7 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 
 def _only_job(documents: list[Any], source: str) -> dict[str, Any]:
-    """The one document that is meant to be a job: the only one there is, or the only one of the kind."""
+    """The document of the job: the only document, or the only one of the kind."""
     if len(documents) > 1:
         of_kind = [d for d in documents if isinstance(d, dict) and d.get("kind") == names.KIND]
         if len(of_kind) != 1:
@@ -116,7 +116,7 @@ def _only_job(documents: list[Any], source: str) -> dict[str, Any]:
 
 
 def problem(error: ErrorDetails, *parents: str) -> str:
-    """A validation error as ``field: value: rule``; ``parents``: the fields that what was validated is in."""
+    """A validation error as ``field: value: rule``; ``parents``: the path of the validated value."""
     loc = (*parents, *error["loc"])
     path, context = _path(loc), error.get("ctx", {})
     match error["type"]:
@@ -150,7 +150,7 @@ _RULES = {
     "too_short": "must have at least {min_length} item(s)",
     "too_long": "must have at most {max_length} items",
 }
-"""Pydantic's error types as rules in the words of this project; ``{}`` is from the error's context."""
+"""Pydantic's error types as this project's rules; ``{}`` comes from the error's context."""
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
@@ -162,13 +162,13 @@ def _path(loc: tuple[int | str, ...]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as it would stand in a manifest, shortened to 60 characters."""
+    """A value in manifest form, shortened to 60 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _suggestion(loc: tuple[int | str, ...]) -> str:
-    """The known field that an unknown one comes nearest to, or all there are."""
+    """The most similar known field, or the list of known fields."""
     *parents, unknown = loc
     model: type[BaseModel] = ElasticTrainingJob
     for part in parents:

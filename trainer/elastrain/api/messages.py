@@ -1,7 +1,7 @@
-"""What an agent and its ranks say to each other over a Unix socket: one JSON object a line.
+"""The messages between an agent and its ranks over a Unix socket: one JSON object per line.
 
-The agent listens on ``$ELASTRAIN_AGENT_SOCKET``; each rank opens one connection and keeps it. A rank whose connection
-ends without :class:`Finished` or :class:`Left` is gone; an agent whose connection ends is gone, and the rank must end.
+The agent listens on ``$ELASTRAIN_AGENT_SOCKET``; each rank keeps one connection. If a connection ends without
+:class:`Finished` or :class:`Left`, the rank is gone. A rank that loses its connection to the agent must end.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ class Hello(Record):
 
 
 class Ready(Record):
-    """The rank has built and warmed its model and can connect to a generation at any time from now on.
+    """The rank has built and warmed its model and can connect to a generation at any time.
 
-    Local rank 0 names the port of the store that it serves."""
+    Local rank 0 names the port of its store.
+    """
 
     type: Literal["ready"] = "ready"
     store_port: int = 0
@@ -33,7 +34,7 @@ class Ready(Record):
 
 
 class Adopted(Record):
-    """The rank now trains in (or, if it is not a member of it, has stopped for) this generation."""
+    """The rank trains in this generation or, if it is not a member, has stopped for it."""
 
     type: Literal["adopted"] = "adopted"
     generation: int
@@ -57,14 +58,14 @@ class Report(Record):
 
 
 class Left(Record):
-    """The rank is in no generation, was told to exit, and will now end its loop."""
+    """The rank is in no generation, received :class:`Exit`, and ends its loop."""
 
     type: Literal["left"] = "left"
     step: int
 
 
 class Finished(Record):
-    """The rank's training loop has ended: all steps that it was asked for are committed."""
+    """The rank's training loop has ended: all requested steps are committed."""
 
     type: Literal["finished"] = "finished"
     step: int
@@ -80,25 +81,25 @@ class Welcome(Record):
 
     type: Literal["welcome"] = "welcome"
     member: str
-    """This member's id; the rank finds its global rank in a generation by it."""
+    """This member's id; it identifies the rank's place in a generation."""
     address: str
-    """Where other members reach this one: the network interface of the collectives."""
+    """Address at which other members reach this one: the network interface of the collectives."""
     lease_ttl: float
     """Seconds."""
     step: int = 0
-    """Greatest number of committed steps that anybody has reported: what is lost if no state of it is left."""
+    """Greatest number of committed steps in any report: the number of lost steps if no state is left."""
 
 
 class Proposed(Record):
     """The newest generation. A rank in a healthy generation connects to it in the background and switches when all its
-    peers can; a rank in none, or in a broken one, enters it at once."""
+    peers can. A rank outside of one, or in a broken one, enters it at once."""
 
     type: Literal["proposed"] = "proposed"
     generation: Generation
 
 
 class Abort(Record):
-    """A member of this generation is lost: whatever blocks in its collectives must be broken off now."""
+    """A member of this generation is lost: the rank must break off all blocking collectives now."""
 
     type: Literal["abort"] = "abort"
     generation: int
@@ -106,7 +107,7 @@ class Abort(Record):
 
 
 class Exit(Record):
-    """No generation will include this rank any more: end the loop, keep nothing waiting."""
+    """No generation will include this rank: end the loop and do not delay others."""
 
     type: Literal["exit"] = "exit"
     reason: str

@@ -13,7 +13,7 @@ SINGULAR = "elastictrainingjob"
 SHORT_NAME = "etj"
 
 TRAINER_CONTAINER = "trainer"
-"""The container of the pod template that trains; where no container has this name, the first one does."""
+"""The training container of the pod template; without a container of this name, the first one."""
 
 # Labels on worker pods.
 LABEL_JOB = f"{GROUP}/job"
@@ -21,17 +21,17 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_ORDINAL = f"{GROUP}/ordinal"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "elastrain"
-LABEL_TEMPLATE = f"{GROUP}/template"  # which version of spec.template a worker was made from
+LABEL_TEMPLATE = f"{GROUP}/template"  # the version of spec.template that a worker was made from
 
 CONTROLLER = f"{GROUP}/operator"
-"""Value of ``spec.managedBy`` that means this project's operator, as its absence does."""
+"""Value of ``spec.managedBy`` for this operator; absence means the same."""
 
 PREFLIGHT = ("elastrain", "preflight")
 """The command of the pre-flight check, before its options."""
 PREFLIGHT_CONTAINER = "elastrain-preflight"
 """The init container that runs it."""
 PREFLIGHT_EXITS = {10: "accelerator", 11: "compute", 12: "bandwidth", 13: "shared memory", 14: "time", 15: "pairs"}
-"""Its exit codes that judge the node, and the check that failed; 0: fit. Any other: it could not run."""
+"""Its exit codes for a failed node, and the failed check; 0: passed. Another code: the check could not run."""
 
 # Environment of an agent (set on the pod by the operator, on the process by local mode).
 ENV_ETCD_ENDPOINTS = "ELASTRAIN_ETCD_ENDPOINTS"  # host:port[,host:port]
@@ -43,35 +43,35 @@ ENV_ETCD_KEY = "ELASTRAIN_ETCD_KEY"
 ENV_NAMESPACE = "ELASTRAIN_NAMESPACE"
 ENV_JOB = "ELASTRAIN_JOB"
 ENV_JOB_UID = "ELASTRAIN_JOB_UID"
-ENV_WORKER = "ELASTRAIN_WORKER"  # the worker's (pod's) name
+ENV_WORKER = "ELASTRAIN_WORKER"  # name of the worker (pod)
 ENV_NODE = "ELASTRAIN_NODE"
-ENV_ADDRESS = "ELASTRAIN_ADDRESS"  # the address other members reach this one at (pod IP)
+ENV_ADDRESS = "ELASTRAIN_ADDRESS"  # address at which other members reach this one (pod IP)
 ENV_NPROC = "ELASTRAIN_NPROC_PER_NODE"
 ENV_LEASE_TTL = "ELASTRAIN_LEASE_TTL"  # seconds, at least 2
 ENV_DRAIN_TIMEOUT = "ELASTRAIN_DRAIN_TIMEOUT"  # seconds, shorter than the pod's grace period
 ENV_CHECKPOINT = "ELASTRAIN_CHECKPOINT"  # spec.checkpoint as JSON
-ENV_AUDIT_DIR = "ELASTRAIN_AUDIT_DIR"  # where ranks write the audit log; absent: none is written
+ENV_AUDIT_DIR = "ELASTRAIN_AUDIT_DIR"  # directory of the ranks' audit log; absent: no audit log
 ENV_TERMINATION_LOG = "ELASTRAIN_TERMINATION_LOG"  # default /dev/termination-log
 ENV_FORK_RANKS = "ELASTRAIN_FORK_RANKS"  # "on" (default) or "off": execute the command for each rank instead
 ENV_PRELOAD = "ELASTRAIN_PRELOAD"  # modules that the zygote imports beside torch, separated by commas
-ENV_STUCK_TIMEOUT = "ELASTRAIN_STUCK_TIMEOUT"  # seconds after which a rank that others wait for is restarted; 0: never
+ENV_STUCK_TIMEOUT = "ELASTRAIN_STUCK_TIMEOUT"  # seconds until a rank that blocks others is restarted; 0: never
 ENV_STRAGGLERS = "ELASTRAIN_STRAGGLERS"  # name (default) or exclude
 ENV_MIN_TIMEOUT = "ELASTRAIN_MIN_TIMEOUT"  # seconds that a worker waits for the least number of members
 
 # Environment of a rank (set by its agent).
 ENV_AGENT_SOCKET = "ELASTRAIN_AGENT_SOCKET"
 ENV_LOCAL_RANK = "LOCAL_RANK"  # torch's own name: scripts choose their device by it
-ENV_BACKEND = "ELASTRAIN_BACKEND"  # what sums gradients: "auto" (default), "nccl" or "gloo"
+ENV_BACKEND = "ELASTRAIN_BACKEND"  # transport of gradient sums: "auto" (default), "nccl" or "gloo"
 
 STACKS_SIGNAL = signal.SIGRTMIN + 1
-"""At this signal a rank prints the stacks of its Python threads; no script and no scheduler uses it by custom."""
+"""A rank prints the stacks of its Python threads at this signal. Scripts and schedulers do not use it by convention."""
 
 DEFAULT_ETCD_PORT = 2379
 DEFAULT_LEASE_TTL = 5
 DEFAULT_TERMINATION_LOG = "/dev/termination-log"
 
 EXIT_FINISHED = 0
-"""The job's work is done, or this worker was drained; the termination record tells which."""
+"""The job is done, or this worker was drained; the termination record distinguishes the two."""
 EXIT_USAGE = 2
 EXIT_INFRASTRUCTURE = 75
-"""EX_TEMPFAIL: the agent could not go on for a reason that is not the script's (etcd refused it, fenced, ...)."""
+"""EX_TEMPFAIL: the agent failed for a reason outside of the script (refused by etcd, fenced, ...)."""

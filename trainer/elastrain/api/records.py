@@ -1,7 +1,7 @@
-"""The records in etcd and what they mean. Each docstring says who writes it and who reads it.
+"""The records in etcd. Each docstring names the record's writer and readers.
 
-Records are small JSON documents. Unknown fields are ignored on reading, so that a newer writer and an older reader
-can share a job during an upgrade.
+Records are small JSON documents. Readers ignore unknown fields, so that a newer writer and an older reader can share a
+job during an upgrade.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Record(BaseModel):
-    """Base of all records: immutable, camelCase-free, tolerant of unknown fields."""
+    """Base of all records: immutable, snake_case, tolerant of unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -28,84 +28,84 @@ class Record(BaseModel):
 
 
 class Target(Record):
-    """What the operator wants. Written by the operator or the local runner, read by every agent."""
+    """The target of a job. Written by the operator or the local runner, read by every agent."""
 
     min: Annotated[int, Field(ge=1)]
-    """Fewest members a generation may have."""
+    """Smallest number of members of a generation."""
     max: Annotated[int, Field(ge=1)]
-    """Most members a generation may ever have."""
+    """Largest number of members of a generation."""
     desired: Annotated[int, Field(ge=0)]
-    """Members wanted now. 0: everybody leaves (suspend)."""
+    """Desired number of members. 0: all members leave (suspend)."""
     leaving: tuple[str, ...] = ()
-    """Names of workers (pods, not member ids) that must not be in the next generation."""
+    """Names of workers (pods, not member ids) to exclude from the next generation."""
     reason: str = ""
-    """Why the target is as it is, one CamelCase word; it becomes the generation's reason."""
+    """Reason of the target, one CamelCase word; the generation inherits it."""
 
 
 class Phase(StrEnum):
     WARMING = "warming"
     """The agent runs; its ranks are not ready for a generation (starting, building the model, restarting)."""
     READY = "ready"
-    """All its ranks can connect to a next generation now. Members of a running generation that can switch in process
-    stay ready; a stock torchrun member is ready only while it is in the rendezvous."""
+    """All ranks can connect to a next generation now. Members of a running generation that can switch in process stay
+    ready; a stock torchrun member is ready only while it is in the rendezvous."""
     LEAVING = "leaving"
-    """The agent was told to stop: it trains on until a generation without it is in force."""
+    """The agent was asked to stop: it trains until a generation without it is in force."""
     FINISHED = "finished"
-    """All its ranks have ended the training loop. Nothing is formed any more."""
+    """All ranks have ended the training loop. No further generation is formed."""
 
 
 class Health(StrEnum):
-    """What is wrong with a member's ranks, in its agent's judgement (``agent/core/health.py``)."""
+    """The health of a member's ranks, as judged by its agent (``agent/core/health.py``)."""
 
     OK = ""
     WAITING = "waiting"
-    """They have waited for others in a collective for unusually long."""
+    """The ranks have waited for others in a collective for unusually long."""
     SLOW = "slow"
-    """A straggler: its ranks compute several times as long per step as the others do."""
+    """A straggler: its ranks compute several times as long per step as the other ranks."""
     STUCK = "stuck"
-    """One of them does not come back from the script's code while others wait for it."""
+    """One rank does not return from the script's code while others wait for it."""
     BELOW_MIN = "belowMin"
-    """They could train, but fewer than ``target.min`` members are ready."""
+    """The ranks could train, but fewer than ``target.min`` members are ready."""
 
 
 class Member(Record):
     """One incarnation of a worker's agent. Written by that agent under its lease; read by all agents and the operator.
 
-    A rank that dies takes its member with it: the agent deletes the key and, where it restarts the rank, registers
-    under a new id. So a member that is in ``generation`` but has no key is lost, whatever the reason.
+    A dead rank ends its member: the agent deletes the key and, if it restarts the rank, registers under a new id. So a
+    member of ``generation`` without a key is lost, for any cause.
     """
 
     id: str
-    """Unique for ever: ``<worker>.<random>``."""
+    """Unique for all time: ``<worker>.<random>``."""
     worker: str
     """Name of the pod (or local worker)."""
     node: str = ""
     address: str
-    """Host or IP at which others reach this member."""
+    """Host or IP at which other members reach this member."""
     agent_port: int = 0
     """TCP port on which the agent answers probes; 0: it does not."""
     store_port: int = 0
-    """TCP port of the store that this member serves for generations in which it comes first; 0 until ready."""
+    """TCP port of this member's store, for generations in which it comes first; 0 until ready."""
     slots: Annotated[int, Field(ge=1)] = 1
     """Ranks of this member."""
     phase: Phase = Phase.WARMING
     generation: int = 0
-    """Number of the generation that all its ranks have adopted; 0: none yet. Written at once by a member that holds the
-    generation's rank 0, or is not in it: ranks adopt together, so one word is enough. Others' comes with their next
-    change."""
+    """Number of the generation that all its ranks have adopted; 0: none yet. The member that holds the generation's
+    rank 0, or is not in the generation, writes it at once: ranks adopt together, so one report is enough. Other members
+    write it with their next change."""
     step: int = 0
     """Committed steps when the record was written; not a heartbeat."""
     broken: int = 0
-    """Greatest generation number whose collectives were seen to fail by this member; 0: none. Not written where the
-    leader has already said that it ended."""
+    """Greatest generation number whose collectives this member saw fail; 0: none. Not written if the leader has already
+    ended that generation."""
     restarts: int = 0
-    """How often this worker's ranks were restarted in place."""
+    """In-place restarts of this worker's ranks."""
     health: str = Health.OK
-    """A word of :class:`Health`; readers take words that they do not know as they are."""
+    """A value of :class:`Health`; readers keep unknown values unchanged."""
     health_message: str = ""
-    """The same for people. Written when ``health`` changes, not with every new figure."""
+    """The health as a sentence. Written when ``health`` changes, not with each new measurement."""
     health_rank: int | None = None
-    """Local rank that is slow or stuck; None: it is not about one."""
+    """Local rank that is slow or stuck; None: no single rank."""
 
 
 class GenerationMember(Record):
@@ -121,7 +121,7 @@ class GenerationMember(Record):
 
 
 class Roster(Record):
-    """What the record of a large generation says instead of all its members; they are in ``roster/``, in parts."""
+    """Replaces the member list in the record of a large generation; the members are in ``roster/``, in parts."""
 
     size: Annotated[int, Field(ge=1)]
     """Members."""
@@ -129,32 +129,32 @@ class Roster(Record):
     """Ranks."""
     first: GenerationMember
     parts: Annotated[int, Field(ge=1)]
-    """Keys over which the members are spread: see :mod:`elastrain.api.roster`."""
+    """Number of keys that hold the members: see :mod:`elastrain.api.roster`."""
 
 
 class Generation(Record):
     """A numbered, immutable set of members that train together. Written by the leader by compare-and-swap.
 
-    Numbers only grow; gaps do not occur. An empty set is the order to stop at a step boundary: everybody checkpoints,
-    leaving members exit, the others wait with their state for the next generation.
+    Numbers grow without gaps. An empty set orders a stop at a step boundary: all members checkpoint, leaving members
+    exit, and the others keep their state and wait for the next generation.
     """
 
     number: Annotated[int, Field(ge=1)]
     members: tuple[GenerationMember, ...] = ()
-    """In rank order. The first one's store is the generation's rendezvous point. Where ``roster`` is set: none of them,
-    or just the one that the reader asked for."""
+    """Members in rank order. The first member's store is the generation's rendezvous point. With ``roster``: empty, or
+    only the member that the reader requested."""
     reason: str
-    """Why it was formed, one CamelCase word: Start, Grow, Drain, Lost, Broken, Replace, Suspend, Stop."""
+    """Reason of its formation, one CamelCase word: Start, Grow, Drain, Lost, Broken, Replace, Suspend, Stop."""
     leader: str
     """Id of the member that wrote it."""
     step: int = 0
-    """Committed steps that the leader knew of."""
+    """Committed steps known to the leader."""
     ended: tuple[int, ...] = ()
-    """Earlier generations that cannot go on, since they lost a member or broke: whoever is in one must give it up."""
+    """Earlier generations that lost a member or broke; their members must leave them."""
     why: str = ""
-    """What ended them, in words."""
+    """The cause of their end."""
     roster: Roster | None = None
-    """Set where there are too many members for a record that everybody gets."""
+    """Set if the generation has too many members for a record that all members receive."""
 
     @model_validator(mode="after")
     def _offsets_follow_slots(self) -> Self:
@@ -167,17 +167,17 @@ class Generation(Record):
 
     @property
     def size(self) -> int:
-        """Members in all; 0: the order to stop."""
+        """Number of members; 0: the order to stop."""
         return self.roster.size if self.roster else len(self.members)
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Number of ranks."""
         return self.roster.world_size if self.roster else sum(m.slots for m in self.members)
 
     @property
     def first(self) -> GenerationMember | None:
-        """The member that has rank 0 and serves the store; None for an empty generation."""
+        """The member with rank 0, which serves the store; None for an empty generation."""
         return self.roster.first if self.roster else next(iter(self.members), None)
 
     @property
@@ -191,7 +191,7 @@ class Generation(Record):
 
     @property
     def ids(self) -> Set[str]:
-        """Of the members that are listed, in rank order."""
+        """Ids of the listed members, in rank order."""
         return self._places.keys()
 
     def member(self, member_id: str) -> GenerationMember | None:
@@ -199,18 +199,18 @@ class Generation(Record):
 
 
 class Leader(Record):
-    """Who leads: watches all members and writes generations. Held under that member's lease, read by all agents."""
+    """The leader: it watches all members and writes generations. Held under that member's lease, read by all agents."""
 
     member: str
     """Id of the member."""
     worker: str
     address: str
     agent_port: int = 0
-    """Where it answers probes; 0: it does not."""
+    """TCP port on which the leader answers probes; 0: none."""
 
 
 class Ended(Record):
-    """Generations that cannot go on although no next one was formed yet. Written by the leader, read by all agents."""
+    """Broken generations without a successor yet. Written by the leader, read by all agents."""
 
     numbers: tuple[int, ...]
     why: str
@@ -218,11 +218,11 @@ class Ended(Record):
 
 
 PHASES = ("detect", "decide", "connect", "transfer", "first_step")
-"""Of a rescale, in their order."""
+"""Phases of a rescale, in order."""
 
 
 class Rescale(Record):
-    """How one change of generation went, as a survivor saw it. Measured by rank 0 of the new generation."""
+    """One rescale, as measured by rank 0 of the new generation, a survivor."""
 
     generation: int
     from_size: int
@@ -232,31 +232,31 @@ class Rescale(Record):
     step: int
     """Committed steps at the switch."""
     pause_seconds: float
-    """Last committed step of the old generation to the first of the new one (design page)."""
+    """Seconds from the last committed step of the old generation to the first of the new one."""
     lost_steps: int = 0
-    """Committed steps that had to be done again."""
+    """Committed steps that were repeated."""
     phases: dict[str, float] = {}
-    """Seconds by phase: ``detect`` and ``decide`` (unplanned changes only), ``connect`` (in a planned change it goes on
-    beside training and is no part of the pause), ``transfer`` (until joiners have the state; the first
-    step is computed meanwhile), ``first_step`` (what was left of it)."""
+    """Seconds by phase: ``detect`` and ``decide`` (unplanned changes only); ``connect`` (in a planned change it
+    overlaps training and is not part of the pause); ``transfer`` (until joiners have the state; the first step is
+    computed meanwhile); ``first_step`` (its remainder)."""
 
 
 def in_words(phases: Mapping[str, float]) -> str:
-    """The phases of a rescale for people: ``detect 21 ms, connect 12 ms, first step 150 ms``."""
+    """The phases of a rescale as text: ``detect 21 ms, connect 12 ms, first step 150 ms``."""
     return ", ".join(f"{name.replace('_', ' ')} {seconds * 1000:.0f} ms" for name, seconds in phases.items())
 
 
 class CheckpointState(Record):
-    """The newest durable checkpoint and, if the last attempt failed, why."""
+    """The newest durable checkpoint, and the error of the last attempt if it failed."""
 
     step: int = 0
     path: str = ""
     error: str = ""
-    """Empty when the last attempt succeeded; else the operation, the path and the system's words."""
+    """Empty if the last attempt succeeded; else the operation, the path and the system's message."""
 
 
 class Progress(Record):
-    """Where training stands. Written by rank 0's agent at most once a second; read by the operator and the CLI."""
+    """The progress of training. Written by rank 0's agent at most once a second; read by the operator and the CLI."""
 
     generation: int
     world_size: int
@@ -265,32 +265,32 @@ class Progress(Record):
     total_steps: int | None = None
     epoch: int = 0
     samples: int = 0
-    """Samples consumed by committed steps, all epochs."""
+    """Samples of committed steps, over all epochs."""
     loss: float | None = None
     """Mean loss over the last committed global batch."""
     step_seconds: float | None = None
-    """Smoothed time of an undisturbed step."""
+    """Smoothed duration of an undisturbed step, in seconds."""
     rescales: tuple[Rescale, ...] = ()
     """The newest ten, oldest first."""
     checkpoint: CheckpointState | None = None
     stragglers: tuple[str, ...] = ()
-    """Workers that hold the others up (``Member.health`` is ``slow``), by name. Added by rank 0's agent."""
+    """Names of workers that delay the others (``Member.health`` is ``slow``). Added by rank 0's agent."""
     finished: bool = False
-    """The training loop has ended on every rank and the script of rank 0's worker exited with 0."""
+    """The training loop has ended on every rank, and the script of rank 0's worker exited with 0."""
 
 
 class Closed(Record):
-    """The job is over for stock torchrun: written by the first of its agents that finished, or gave up for good.
+    """The end of the job for stock torchrun. Written by the first of its agents that finishes, or fails for good.
 
-    It lives for a while only, so that the same ``--rdzv-id`` can be used again later.
+    The record expires, so that the same ``--rdzv-id`` can be reused later.
     """
 
     member: str
     """Id of the member that wrote it."""
     reason: str
-    """``Finished``, ``Failed``, or ``Closed`` where a program called ``set_closed()``."""
+    """``Finished``, ``Failed``, or ``Closed`` if a program called ``set_closed()``."""
     message: str = ""
-    """Why it failed, in one line."""
+    """The cause of a failure, in one line."""
 
 
 class Outcome(StrEnum):
@@ -300,17 +300,17 @@ class Outcome(StrEnum):
 
 
 class Termination(Record):
-    """Last words of a worker: written by its agent to the termination log, read by the operator or local runner."""
+    """The end of a worker. Written by its agent to the termination log, read by the operator or local runner."""
 
     outcome: Outcome
     step: int = 0
     exit_code: int = 0
     signal: int = 0
     rank: int | None = None
-    """Global rank that failed first."""
+    """Global rank of the first failure."""
     reason: str = ""
     """One CamelCase word: ScriptFailed, RankKilled, EtcdUnreachable, EtcdDenied, Usage, ..."""
     message: str = ""
-    """What failed, where, in one line."""
+    """The failure and its place, in one line."""
     log_tail: str = ""
-    """Last lines that the failed rank wrote (bounded: a termination log holds 4096 bytes)."""
+    """Last lines of the failed rank (bounded: a termination log holds 4096 bytes)."""

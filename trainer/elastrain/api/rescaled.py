@@ -1,7 +1,7 @@
-"""The event ``Rescaled``: one sentence, written by the operator, read back by the dashboard.
+"""The event ``Rescaled``: one sentence, written by the operator and parsed by the dashboard.
 
-Events are the only record of more than the newest rescale that whoever reads the Kubernetes API can find. Both
-directions are here, so that a change of the words changes both.
+Only events record more than the newest rescale in the Kubernetes API. This module holds both directions, so that one
+change of the text changes both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def tell(rescale: LastRescale) -> str:
 
 
 def read(sentence: str) -> LastRescale | None:
-    """What :func:`tell` told, to the digits that it told; None if it is another sentence (of another version)."""
+    """The rescale in a sentence of :func:`tell`, to its digits; None for another sentence (of another version)."""
     found = _SENTENCE.fullmatch(sentence)
     if found is None:
         return None

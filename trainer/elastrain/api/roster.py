@@ -1,8 +1,8 @@
-"""How the members of a generation are spread over keys, so that nobody reads a list as long as the job is large.
+"""Distributes the members of a generation over keys, so that no reader needs a list as long as the job is large.
 
-The key ``generation`` reaches every member. Up to :data:`INLINE` members are in it; of a larger generation it has the
-sizes and the store only. All are in ``roster/<number>/<part>`` besides, written in the same transaction: a member finds
-its own place in the one part that its id hashes to, a new leader and the operator read all parts.
+The key ``generation`` reaches every member. It holds up to :data:`INLINE` members; for a larger generation it holds
+only the sizes and the store. The same transaction writes all members to ``roster/<number>/<part>``. A member reads its
+own place from the one part that its id hashes to; a new leader and the operator read all parts.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from collections.abc import Iterable
 from elastrain.api.records import Generation, GenerationMember, Record, Roster
 
 INLINE = 64
-"""Members that the record itself may hold."""
+"""Largest number of members in the record itself."""
 MAX_PARTS = 100
-"""etcd takes 128 operations in a transaction."""
+"""etcd accepts 128 operations in a transaction."""
 KEPT = 8
-"""Generations whose members are kept: as many as may be outstanding, and the one in force."""
+"""Generations whose members are kept: the largest number of outstanding ones, and the one in force."""
 
 
 class Part(Record):
-    """Some members of a generation, in rank order. Written by the leader, never changed, deleted a few generations
+    """Some members of a generation, in rank order. Written by the leader, immutable, deleted a few generations
     later."""
 
     members: tuple[GenerationMember, ...] = ()
 
 
 def parts_of(size: int) -> int:
-    """Number of parts for so many members; at least one."""
+    """Number of parts for ``size`` members; at least one."""
     return max(1, min(MAX_PARTS, math.ceil(size / INLINE)))
 
 
 def part_of(member_id: str, parts: int) -> int:
-    """The part that says where ``member_id`` is."""
+    """The part that holds ``member_id``."""
     return zlib.crc32(member_id.encode()) % parts
 
 
 def split(generation: Generation) -> list[Part]:
-    """All members of a whole generation, by part."""
+    """All members of a complete generation, by part."""
     parts: list[list[GenerationMember]] = [[] for _ in range(parts_of(generation.size))]
     for member in generation.members:
         parts[part_of(member.id, len(parts))].append(member)
@@ -52,25 +52,25 @@ def join(parts: Iterable[Part]) -> tuple[GenerationMember, ...]:
 
 
 def header(generation: Generation) -> Generation:
-    """A whole generation as it is written to the key that everybody watches."""
+    """The header of a complete generation, as the watched key holds it."""
     return _part(generation, ())
 
 
 def seen_by(generation: Generation, member_id: str) -> Generation:
-    """``generation`` as one member needs it: of a large one, only that member's place."""
+    """The view of one member on ``generation``: of a large one, only that member's place."""
     if generation.roster is not None:
-        return generation  # it is what this member has found
+        return generation  # holds this member's place already
     place = generation.member(member_id)
     return _part(generation, (place,) if place else ())
 
 
 def whole(short: Generation, members: tuple[GenerationMember, ...]) -> Generation:
-    """The header of a large generation with all its members."""
+    """The header of a large generation, completed with all its members."""
     return Generation.model_validate({**_fields(short), "members": members, "roster": None})
 
 
 def with_place(short: Generation, place: GenerationMember | None) -> Generation:
-    """The header of a large generation with the reader's place, if it has one."""
+    """The header of a large generation, completed with the reader's place, if it has one."""
     return Generation.model_validate({**_fields(short), "members": (place,) if place else ()})
 
 

@@ -1,7 +1,7 @@
-"""Rules between fields, each said once: in Python for local mode and in CEL for the API server, with the same words.
+"""Rules between fields, each in one place: in Python for local mode and in CEL for the API server, with the same text.
 
-Rules about one field (positive, enum, pattern) are in the field's type and become plain schema; here is what needs more
-than one field, the object's name, or its former value.
+Rules about one field (positive, enum, pattern) are in the field's type and become plain schema. This module holds rules
+that need several fields, the object's name, or a former value.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_NAME_LENGTH = 50
-"""Pods are called ``<job>-<ordinal>`` and their names, at most 63 characters long, become host names."""
+"""Pods are named ``<job>-<ordinal>``; their names, of at most 63 characters, become host names."""
 
 _LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -25,14 +25,14 @@ class Rule:
     """One rule about ``field`` of an object."""
 
     field: str
-    """Wire name of the field that is at fault where the rule does not hold."""
+    """Wire name of the field that is at fault if the rule is broken."""
     words: str
-    """The rule, to be read after the field and its value. ``{name}`` stands for the value of another field."""
+    """The rule's text, which follows the field and its value. ``{name}`` stands for the value of another field."""
     cel: str
-    """True where the rule holds; ``self`` is the object (and ``oldSelf`` what it was, in a transition rule)."""
+    """True if the rule holds; ``self`` is the object (and ``oldSelf`` its former value, in a transition rule)."""
 
     def in_words(self, values: dict[str, Any]) -> str:
-        """The rule with the values of the other fields (wire names) filled in."""
+        """The rule's text with the values of the other fields (wire names)."""
         return _PLACEHOLDER.sub(lambda m: str(values[m[1]]), self.words)
 
     def as_validation(self, field_path: str, value: str) -> dict[str, str]:
@@ -45,9 +45,9 @@ class Rule:
         values = [value, *(f"self.{name}" for name in _PLACEHOLDER.findall(self.words))]
         validation = {
             "rule": self.cel,
-            # `message` is what an API server shows where messageExpression fails to evaluate.
+            # The API server shows `message` if messageExpression fails to evaluate.
             "message": f"{self.field} {_PLACEHOLDER_IN_BRACKETS.sub('', self.words)}",
-            # format() rather than `+`: the API server takes a sum of strings for too expensive.
+            # format() rather than `+`: the API server estimates a sum of strings as too expensive.
             "messageExpression": f"{json.dumps(text)}.format([{', '.join(values)}])",
         }
         return validation | ({"fieldPath": field_path} if field_path else {})
@@ -58,9 +58,9 @@ class SizeRule(Rule):
     """A rule between the sizes of a job, with its twin in Python."""
 
     needs: frozenset[str]
-    """Wire names of the fields that ``holds`` reads."""
+    """Wire names of the fields of ``holds``."""
     holds: Callable[[dict[str, Any]], bool]
-    """Of the sizes that are present, by wire name."""
+    """Whether the rule holds for the present sizes, by wire name."""
 
 
 SIZES = {
@@ -89,8 +89,8 @@ SIZES = {
         ),
     )
 }
-"""``1 <= minReplicas <= replicas <= maxReplicas`` and ``warmSpares <= maxReplicas``, by the field at fault; that they
-are not negative is in their type."""
+"""``1 <= minReplicas <= replicas <= maxReplicas`` and ``warmSpares <= maxReplicas``, by the field at fault; the field
+types exclude negative values."""
 
 NAME = Rule(
     field="metadata.name",
@@ -105,14 +105,15 @@ CHECKPOINT_PATH = Rule(
     cel="self.path.startsWith('/') || self.path.startsWith('.')",
 )
 
-_ONLY_WHILE_SUSPENDED = "may only change while suspend is true: running workers keep what they were started with"
+_ONLY_WHILE_SUSPENDED = "may only change while suspend is true: running workers keep their former setting"
 
 NPROC_IS_FIXED = Rule(
     field="nprocPerNode",
     words=_ONLY_WHILE_SUSPENDED,
     cel="self.suspend || oldSelf.suspend || self.nprocPerNode == oldSelf.nprocPerNode",
 )
-"""Workers of both kinds would share a generation until the last old one is lost, at a world size nobody asked for."""
+"""Otherwise old and new workers would share a generation until the last old one is lost, at an unintended world
+size."""
 
 CHECKPOINT_PATH_IS_FIXED = Rule(
     field="checkpoint.path",
@@ -120,11 +121,11 @@ CHECKPOINT_PATH_IS_FIXED = Rule(
     cel="self.suspend || oldSelf.suspend || (has(self.checkpoint) ? self.checkpoint.path : '')"
     " == (has(oldSelf.checkpoint) ? oldSelf.checkpoint.path : '')",
 )
-"""Workers started later would save to, and resume from, another place than the running ones: progress would be lost."""
+"""Later workers would otherwise save to, and resume from, another path than the running ones, and lose progress."""
 
 MANAGED_BY_IS_FIXED = Rule(
     field="managedBy",
-    words="must not change: two managers would act on the same workers; create the job anew",
+    words="must not change: two managers would act on the same workers; recreate the job",
     cel="(has(self.managedBy) ? self.managedBy : '') == (has(oldSelf.managedBy) ? oldSelf.managedBy : '')",
 )
 

@@ -1,7 +1,8 @@
-"""From a pydantic model to a structural schema, the subset of OpenAPI v3 that a CustomResourceDefinition may use.
+"""Converts a pydantic model to a structural schema, the subset of OpenAPI v3 for CustomResourceDefinitions.
 
-Pydantic says ``$ref``, ``anyOf`` with null, ``title``, ``const`` and ``additionalProperties: false``; the API server
-takes none of these. (The last is not needed: it prunes unknown fields, and refuses them under strict validation.)
+Pydantic emits ``$ref``, ``anyOf`` with null, ``title``, ``const`` and ``additionalProperties: false``; the API server
+accepts none of these. (The last one is unnecessary: the API server prunes unknown fields, and refuses them under strict
+validation.)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ Schema = dict[str, Any]
 
 _INT32_MAX = 2**31 - 1
 _INT_OR_STRING = "x-kubernetes-int-or-string"
-"""The one choice of types that Kubernetes knows; a field says so in its JSON schema."""
+"""Kubernetes' only choice of types; a field declares it in its JSON schema."""
 _KEPT = (
     "type", "description", "default", "enum", "pattern", "format", "required",
     "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
@@ -22,10 +23,11 @@ _KEPT = (
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
-    """The structural schema of ``model`` as users write it (camelCase), with docstrings as descriptions.
+    """The structural schema of ``model`` in wire form (camelCase), with docstrings as descriptions.
 
-    An optional field loses its null: absence is how a manifest says "none". A model that allows extra fields keeps
-    unknown ones. Raises ``ValueError`` naming the path for what a structural schema cannot say (a real union, say).
+    An optional field loses its null: a manifest expresses "none" by absence. A model that allows extra fields keeps
+    unknown ones. Raises ``ValueError`` with the path of a construct that a structural schema cannot express (a real
+    union, for example).
     """
     schema = model.model_json_schema(by_alias=True, mode="validation")
     return _structural(schema, schema.get("$defs", {}), model.__name__)
@@ -55,13 +57,13 @@ def _structural(schema: Schema, defs: dict[str, Schema], path: str) -> Schema:
     elif extra:
         out["additionalProperties"] = _structural(extra, defs, f"{path}.*")
     if "type" not in out:
-        raise ValueError(f"{path}: a structural schema needs one type, but pydantic says {schema}")
+        raise ValueError(f"{path}: a structural schema needs one type, but pydantic emits {schema}")
     return out
 
 
 def _resolved(schema: Schema, defs: dict[str, Schema], path: str) -> Schema:
-    """``schema`` without ``$ref`` and without a null alternative; what is said beside them (a field's own description,
-    its default) wins over what they bring."""
+    """``schema`` without ``$ref`` and without a null alternative. Keys beside them (a field's own description, its
+    default) take precedence."""
     own = {k: v for k, v in schema.items() if k not in ("$ref", "anyOf")}
     if "anyOf" in schema:
         others = [s for s in schema["anyOf"] if s.get("type") != "null"]

@@ -1,1 +1,1 @@
-"""What a person runs: ``elastrain`` and ``kubectl etj``, on a cluster or on this machine."""
+"""The commands ``elastrain`` and ``kubectl etj``, on a cluster or on this machine."""

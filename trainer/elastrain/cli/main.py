@@ -1,4 +1,4 @@
-"""The command line. Each command imports what it needs when it runs, so that an agent starts fast and without torch."""
+"""The command line. Each command imports its modules when it runs, so that an agent starts fast and without torch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from elastrain.cli.shell.spelling import Commands, job_name
 PANELS = HERE, BOTH, CLUSTER, PROGRAM, OPERATOR = (
     "On this machine", "On this machine or a cluster", "On a cluster", "This program", "Called by the operator",
 )  # fmt: skip
-"""Of the commands in ``--help``, in this order."""
+"""Panels of ``--help``, in this order."""
 
 app = Program(
     name="elastrain",
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,  # its options would be the longest lines of the help; there is a command
+    add_completion=False,  # the options would be the longest lines of the help; the command replaces them
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="""Elastic PyTorch training: jobs that grow, shrink and survive losses without a restart.
@@ -36,28 +36,28 @@ app = Program(
 
         elastrain run job.yaml                      train; Ctrl-C drains
         elastrain scale digits 4                    in another terminal: four workers from now on
-        elastrain status digits                     how it stands
+        elastrain status digits                     the state of the job
         elastrain audit .elastrain/digits/audit/*   was every sample used exactly once?
 
     [bold]On a cluster[/bold] (the same as kubectl etj ...):
 
         elastrain submit job.yaml                   or a script: train.py --max 8 --image ...
         elastrain list                              all jobs of the namespace
-        elastrain watch digits                      until it ends
-        elastrain explain digits                    why it has this size, and what would change it
-        elastrain doctor                            is everything there?
-        elastrain dashboard                         a page about all of it, in your browser
+        elastrain watch digits                      follow the job until it ends
+        elastrain explain digits                    the reasons for its size, and how to change it
+        elastrain doctor                            check the installation
+        elastrain dashboard                         a live page about the jobs, in the browser
 
-    A job of this machine comes first where a name is given; -n or --context mean the cluster.
+    A name selects a job of this machine first; -n or --context select the cluster.
 
-    Exit codes: 0 done; 1 the job has failed; 2 asked wrongly, or refused; 3 no cluster, or not allowed there;
-    130 Ctrl-C; 141 whoever read the output has gone.
+    Exit codes: 0: done; 1: the job failed; 2: invalid or refused request; 3: no cluster, or access denied; 130: Ctrl-C;
+    141: the reader of the output closed the pipe (SIGPIPE).
     """,
 )
 
 
 def _job_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: jobs of this machine, and of the cluster."""
+    """Completion candidates: job names of this machine and of the cluster."""
     from elastrain.cli.local.control import control_directory, running_jobs
 
     here = [name for name in running_jobs(control_directory()) if name.startswith(incomplete)]
@@ -80,9 +80,9 @@ Manifest = Annotated[Path, typer.Argument(help="The job's manifest: YAML of kind
 def agent(
     command: Annotated[list[str], typer.Argument(help="The training command of one rank.", metavar="CMD...")],
 ) -> None:
-    """Be the agent of a worker: register it, run CMD as its ranks, pass generations on.
+    """Run the agent of a worker: it registers the worker, runs CMD as its ranks and forwards generations to them.
 
-    The operator and local mode call this; settings come from the environment.
+    The operator and local mode call this command. The environment holds the settings.
 
     Example: elastrain agent -- python train.py --epochs 3
     """
@@ -94,26 +94,26 @@ def agent(
 @app.command(rich_help_panel=OPERATOR)
 def preflight(
     *,
-    accelerators: Annotated[int, typer.Option(help="How many there must be. 0: the CPU is what trains.", min=0)] = 0,
+    accelerators: Annotated[int, typer.Option(help="Required number of accelerators. 0: train on the CPU.", min=0)] = 0,
     min_bandwidth: Annotated[
-        float | None, typer.Option(help="Least memory bandwidth of each, in GB/s. Default: measured only.", min=0)
+        float | None, typer.Option(help="Least memory bandwidth of each, in GB/s. Default: no limit.", min=0)
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that the node's own checks may take.", min=1)] = 300.0,
+    timeout: Annotated[float, typer.Option(help="Limit of the node's own checks, in seconds.", min=1)] = 300.0,
     pairs_wait: Annotated[
         float | None,
         typer.Option(
-            help="Then measure all-reduces with other workers' nodes, waiting so many seconds for them. Needs the "
+            help="Then measure all-reduces with other nodes; wait this many seconds for their workers. Needs the "
             "ELASTRAIN_ variables of a worker. Default: no.",
             min=1,
         ),
     ] = None,
 ) -> None:
-    """Check that this node is fit to train: accelerators, arithmetic, memory bandwidth, /dev/shm, network to others.
+    """Check that this node can train: accelerators, arithmetic, memory bandwidth, /dev/shm, network to other nodes.
 
-    The operator runs it before a worker whose job has `spec.preflight`.
+    The operator runs this check before a worker whose job sets `spec.preflight`.
 
-    Exit codes: 0 fit, 10 accelerators missing, 11 wrong results, 12 slow memory, 13 /dev/shm, 14 took too long, 15
-    no sums, or slow ones, with two other nodes.
+    Exit codes: 0 all checks passed, 10 accelerators missing, 11 wrong results, 12 slow memory, 13 /dev/shm, 14 time
+    limit exceeded, 15 failed or slow all-reduces with two other nodes.
 
     Example: elastrain preflight --accelerators 8 --min-bandwidth 1500
     """
@@ -129,7 +129,7 @@ def run(
     manifest: Annotated[
         Path,
         typer.Argument(
-            help="A manifest (.yaml), or a training script (.py): named after it, 2 of 1 to 8 workers.", metavar="FILE"
+            help="A manifest (.yaml), or a script (.py), which starts with 2 of 1 to 8 workers.", metavar="FILE"
         ),
     ],
     arguments: Annotated[
@@ -138,22 +138,22 @@ def run(
     *,
     etcd: Annotated[Path | None, typer.Option(help="The etcd binary. Default: $ELASTRAIN_ETCD, PATH.")] = None,
     state_dir: Annotated[
-        Path | None, typer.Option(help="Logs, audit logs and volumes. Default: .elastrain/JOB beside the manifest.")
+        Path | None, typer.Option(help="Directory of logs and volumes. Default: .elastrain/JOB beside the manifest.")
     ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live picture.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live display.")] = False,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change a field: replicas=2, checkpoint.everySteps=50, name=other.", metavar="F=V"),
+        typer.Option("--set", help="Set a field: replicas=2, checkpoint.everySteps=50, name=other.", metavar="F=V"),
     ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", help="Set a variable for the workers.", metavar="NAME=VALUE")
     ] = None,
 ) -> None:
-    """Train a job on this machine: etcd, agents and ranks as processes.
+    """Train a job on this machine: etcd, agents and ranks run as processes.
 
-    Ctrl-C drains: all ranks stop at the same step, a durable checkpoint is written where the manifest has one, exit
-    code 130; running it again resumes. A second Ctrl-C kills. Exit codes: 0 finished, 1 failed, 2 cannot be started as
-    asked.
+    Ctrl-C drains: all ranks stop at the same step, a job with spec.checkpoint writes a checkpoint, and the command
+    exits with 130. The next run resumes from the checkpoint. A second Ctrl-C kills the job. Exit codes: 0: finished; 1:
+    failed; 2: the job cannot be started as requested.
 
     Examples:
 
@@ -179,11 +179,11 @@ def run(
 @app.command(rich_help_panel=BOTH)
 def scale(
     job: Job,
-    replicas: Annotated[int, typer.Argument(help="Workers wanted, between minReplicas and maxReplicas.")],
+    replicas: Annotated[int, typer.Argument(help="Number of workers, between minReplicas and maxReplicas.")],
     namespace: cluster.Namespace = None,
     context: cluster.Context = None,
 ) -> None:
-    """Change how many workers a running job has, on this machine or on the cluster. It goes on training meanwhile.
+    """Change the number of workers of a running job, on this machine or on the cluster. Training continues meanwhile.
 
     Examples: elastrain scale digits 4, elastrain scale digits 4 -n research
     """
@@ -204,14 +204,14 @@ def status(
     job: Annotated[
         str | None,
         typer.Argument(
-            help="Name of the job; absent: all that run on this machine.", callback=job_name, autocompletion=_job_names
+            help="Name of the job; absent: all jobs of this machine.", callback=job_name, autocompletion=_job_names
         ),
     ] = None,
     output: cluster.Format = Output.TABLE,
     namespace: cluster.Namespace = None,
     context: cluster.Context = None,
 ) -> None:
-    """Show how a job stands, on this machine or on the cluster.
+    """Show the state of a job, on this machine or on the cluster.
 
     Examples: elastrain status, elastrain status digits, elastrain status digits -n research -o yaml
     """
@@ -229,17 +229,17 @@ def status(
 
 @contextlib.contextmanager
 def _nor_here(job: str) -> Iterator[None]:
-    """Where there is no cluster, a local job may have been meant."""
+    """Add the local jobs to the error if there is no cluster."""
     try:
         yield
     except typer.Exit as leaving:
         if leaving.exit_code == EXIT_NO_CLUSTER:
-            typer.echo(f"and no job {job} runs on this machine (elastrain status lists those that do)", err=True)
+            typer.echo(f"no job {job} runs on this machine either; elastrain status lists the local jobs", err=True)
         raise
 
 
 def _is_local(job: str, namespace: str | None, context: str | None) -> bool:
-    """Whether the job of this name is one that runs on this machine."""
+    """Whether a job of this name runs on this machine."""
     if namespace or context:
         return False
     from elastrain.cli.local.control import control_directory, running_jobs
@@ -249,8 +249,8 @@ def _is_local(job: str, namespace: str | None, context: str | None) -> bool:
 
 @app.command(rich_help_panel=HERE)
 def validate(manifest: Manifest) -> None:
-    """Check a manifest as the cluster would: each problem names the field, the value and the rule. Exit code 2 if there
-    is one.
+    """Check a manifest by the cluster's rules: each problem names the field, the value and the rule. Exit code 2 if the
+    manifest is invalid.
 
     Example: elastrain validate job.yaml
     """
@@ -274,11 +274,11 @@ def validate(manifest: Manifest) -> None:
 
 @app.command(rich_help_panel=HERE)
 def audit(
-    directory: Annotated[Path, typer.Argument(help="Audit logs of one run: STATE_DIR/audit/RUN.", metavar="DIR")],
+    directory: Annotated[Path, typer.Argument(help="A run's audit logs: STATE_DIR/audit/RUN.", metavar="DIR")],
     *,
-    json: Annotated[bool, typer.Option("--json", help="The verdict as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
-    """Judge the audit logs of a run: was every sample of every epoch used exactly once? Exit code 1 if not.
+    """Check the audit logs of a run: did training use every sample of every epoch exactly once? Exit code 1 if not.
 
     Example: elastrain audit .elastrain/digits/audit/3f2a90c1d7be
     """
@@ -298,14 +298,15 @@ def options(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
     ] = False,
 ) -> None:
-    """Options of the program itself."""
+    """Options of the program."""
 
 
 @app.command(rich_help_panel=PROGRAM)
 def completion(
     shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish.", metavar="SHELL")],
 ) -> None:
-    """Print what your shell must read to complete commands, options, and names of jobs, namespaces and contexts.
+    """Print the completion script of a shell. It completes commands, options, and names of jobs, namespaces and
+    contexts.
 
     Examples:
 
@@ -313,8 +314,8 @@ def completion(
         zsh:  elastrain completion zsh > "${fpath[1]}/_elastrain"
         fish: elastrain completion fish > ~/.config/fish/completions/elastrain.fish
 
-    The directory must exist; then open a new shell. zsh needs `autoload -Uz compinit && compinit` in ~/.zshrc, bash the
-    package bash-completion (or: source <(elastrain completion bash)).
+    The directory must exist; open a new shell afterwards. zsh needs `autoload -Uz compinit && compinit` in ~/.zshrc.
+    bash needs the package bash-completion (or: source <(elastrain completion bash)).
     """
     typer.echo(script(shell))
 
@@ -326,7 +327,7 @@ def version() -> None:
 
 
 for _command in cluster.app.registered_commands:
-    if _command.callback not in {cluster.scale, cluster.status}:  # they have a local meaning, too: above
+    if _command.callback not in {cluster.scale, cluster.status}:  # replaced above: they also serve local jobs
         _command = copy.copy(_command)  # kubectl etj has no panels
         _command.rich_help_panel = CLUSTER
         app.registered_commands.append(_command)
@@ -334,13 +335,13 @@ app.registered_commands.sort(key=lambda command: PANELS.index(str(command.rich_h
 
 
 def _refuse(message: str) -> NoReturn:
-    """Say why on standard error; exit code 2."""
+    """Print the reason on standard error and exit with code 2."""
     typer.echo(message, err=True)
     raise typer.Exit(2)
 
 
 def main() -> None:
-    """All commands. (The ``elastrain`` script begins in ``__main__``.)"""
+    """Run the command line. (The ``elastrain`` script starts in ``__main__``.)"""
     cluster.start(app, "elastrain")
 
 

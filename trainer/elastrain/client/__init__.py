@@ -9,8 +9,8 @@
         job = jobs.wait("digits", timeout_seconds=3600)
         print(job.status.phase, job.status.step)
 
-:class:`AsyncJobs` is the same with ``await``. Every error is a :class:`ClusterError` that says what was asked, why it
-was refused, and what to do.
+:class:`AsyncJobs` is the same client with ``await``. Every error is a :class:`ClusterError`; its message names the
+request, the cause and the remedy.
 """
 
 from elastrain.client.asynchronous import AsyncJobs

@@ -1,4 +1,4 @@
-"""The client for programs with an event loop; ``Jobs`` is the same for those without."""
+"""The client for programs with an event loop; ``Jobs`` is the same client for programs without one."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from elastrain.client.records import Event, LogLine, Worker, event_of, job_of, w
 
 ENDED = ("Succeeded", "Failed")
 _WATCH_SECONDS = 300
-"""The API server ends a watch after this long; it is taken up again."""
+"""Seconds after which the API server ends a watch; the client then resumes it."""
 _AGAIN_SECONDS = 1.0
-"""Between the end of a watch and the next."""
+"""Seconds between the end of a watch and the next."""
 _PAGE = 500
-"""Objects of one answer to a list."""
+"""Objects in one page of a list."""
 
 
 class AsyncJobs:
     """The ``ElasticTrainingJob`` resources of one namespace.
 
-    ``async with await AsyncJobs.connect() as jobs: job = await jobs.get("digits")``. Every method may raise a
-    :class:`~elastrain.client.ClusterError`.
+    ``async with await AsyncJobs.connect() as jobs: job = await jobs.get("digits")``.
+
+    Every method can raise a :class:`~elastrain.client.ClusterError`. Its subclasses name the cause: ``NotConnected``,
+    ``NotInstalled``, ``NotAllowed``, ``JobNotFound``, ``JobExists`` and ``Refused``.
     """
 
     def __init__(self, connection: Connection) -> None:
-        """Over a connection that exists already; :meth:`connect` makes one."""
+        """Use an existing connection; :meth:`connect` opens one."""
         self._connection = connection
         self.namespace = connection.namespace
 
@@ -39,15 +41,15 @@ class AsyncJobs:
     async def connect(
         cls, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
     ) -> Self:
-        """By a kubeconfig (``kubeconfig``, else ``$KUBECONFIG``, else ``~/.kube/config``), or in a pod by its service
-        account.
+        """Connect by a kubeconfig, or in a pod by its service account.
 
-        ``namespace``: None means the context's own, or the pod's. Raises :class:`~elastrain.client.NotConnected`.
+        ``kubeconfig``: a path; None: ``$KUBECONFIG``, else ``~/.kube/config``. ``namespace``: None: the context's
+        namespace, or the pod's. Raises :class:`~elastrain.client.NotConnected`.
         """
         return cls(await Connection.open(namespace=namespace, context=context, kubeconfig=kubeconfig))
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         await self._connection.close()
 
     async def __aenter__(self) -> Self:
@@ -58,8 +60,10 @@ class AsyncJobs:
 
     # -- jobs --------------------------------------------------------------------------------------------------------
     async def submit(self, job: ElasticTrainingJob | Mapping[str, Any], *, dry_run: bool = False) -> ElasticTrainingJob:
-        """Create the job, in the namespace that its metadata names, else in this one; with ``dry_run`` the API server
-        only checks it. Raises ``JobExists`` and ``Refused``.
+        """Create the job in the namespace of its metadata, else in this client's namespace, and return it.
+
+        ``dry_run``: the API server only validates the job. Raises ``JobExists`` if the name is taken and ``Refused`` if
+        the job breaks a rule.
         """
         body = _body(job)
         metadata = body.get("metadata", {})
@@ -68,9 +72,10 @@ class AsyncJobs:
         return job_of(await self._connection.call("POST", path, f"submit job {name}", name, body=body, query=query))
 
     async def add_files(self, job: ElasticTrainingJob, name: str, files: Mapping[str, str]) -> None:
-        """Create the ConfigMap ``name`` with text ``files`` for a job that mounts it; it is deleted with the job.
+        """Create the ConfigMap ``name`` with text ``files`` for a job that mounts it. Kubernetes deletes it with the
+        job.
 
-        Raises ``Refused`` if there is one of this name already, or the files are too large together (1 MiB).
+        Raises ``Refused`` if the ConfigMap exists, or the files together exceed 1 MiB.
         """
         owner = {
             "apiVersion": names.API_VERSION, "kind": names.KIND, "name": job.name, "uid": job.metadata["uid"],
@@ -83,43 +88,46 @@ class AsyncJobs:
         await self._connection.call("POST", path, f"send the files of job {job.name}", job.name, body=body)
 
     async def get(self, name: str) -> ElasticTrainingJob:
-        """The job as it is now. Raises ``JobNotFound``."""
+        """The current state of the job. Raises ``JobNotFound``."""
         return job_of(await self._connection.call("GET", self._path(name), f"read job {name}", name))
 
     async def list(self, *, all_namespaces: bool = False) -> tuple[ElasticTrainingJob, ...]:
-        """All jobs of the namespace, or of the cluster, by namespace and name."""
+        """All jobs of the namespace or, with ``all_namespaces``, of the cluster, sorted by namespace and name."""
         path = f"/apis/{names.API_VERSION}/{names.PLURAL}" if all_namespaces else self._path()
         found = [job_of(item) for item in await self._all(path, "list jobs")]
         return tuple(sorted(found, key=lambda job: (job.namespace, job.name)))
 
     async def scale(self, name: str, replicas: int) -> int:
-        """Want ``replicas`` workers, within the job's bounds; returns how many were wanted before."""
+        """Set the desired number of workers; returns the previous number.
+
+        Raises ``JobNotFound``, and ``Refused`` if ``replicas`` is outside the job's bounds.
+        """
         before = (await self.get(name)).spec.desired_replicas
         await self._patch(name, {"replicas": replicas}, f"scale job {name} to {headcount(replicas)}")
         return before
 
     async def suspend(self, name: str) -> None:
-        """Drain all workers at a step boundary and keep the job."""
+        """Drain all workers at a step boundary and keep the job. Raises ``JobNotFound``."""
         await self._patch(name, {"suspend": True}, f"suspend job {name}")
 
     async def resume(self, name: str) -> None:
-        """Start the workers of a suspended job again."""
+        """Start the workers of a suspended job again. Raises ``JobNotFound``."""
         await self._patch(name, {"suspend": False}, f"resume job {name}")
 
     async def delete(self, name: str) -> None:
-        """Delete the job, and with it its pods."""
+        """Delete the job and its pods. Raises ``JobNotFound``."""
         await self._connection.call("DELETE", self._path(name), f"delete job {name}", name)
 
-    # -- what becomes of them ----------------------------------------------------------------------------------------
+    # -- state and output ----------------------------------------------------------------------------------------
     async def watch(self, name: str) -> AsyncIterator[ElasticTrainingJob]:
-        """The job as it is, and again after each change; ends when it has been deleted.
+        """Yield the job now and after each change, until it is deleted. Raises ``JobNotFound`` if there is no such job.
 
-        A watch that breaks off is taken up again; if the API server cannot be reached then, ``NotConnected`` is raised.
+        The client resumes a broken watch, and raises ``NotConnected`` if the API server stays unreachable.
         """
         version = ""
         while True:
             try:
-                job = await self.get(name)  # what the last watch may have missed is in here
+                job = await self.get(name)  # includes the changes that the last watch missed
             except errors.JobNotFound:
                 if not version:
                     raise
@@ -138,8 +146,10 @@ class AsyncJobs:
     async def wait(
         self, name: str, *, until: tuple[str, ...] = ENDED, timeout_seconds: float | None = None
     ) -> ElasticTrainingJob:
-        """The job once its phase is one of ``until``. Raises ``TimeoutError`` saying what it was instead, and
-        ``JobNotFound`` if it is deleted meanwhile.
+        """Wait until the job's phase is one of ``until``, and return the job.
+
+        ``timeout_seconds``: None: no limit. Raises ``TimeoutError`` with the current phase, and ``JobNotFound`` if the
+        job is deleted meanwhile.
         """
         phase: str | None = None
         try:
@@ -150,19 +160,19 @@ class AsyncJobs:
                         return job
         except TimeoutError:
             raise TimeoutError(
-                f"job {name} is {phase or 'not seen by an operator yet'} after {timeout_seconds:g} s, "
+                f"job {name} is {phase or 'not observed by an operator'} after {timeout_seconds:g} s, "
                 f"waited for {' or '.join(until)}"
             ) from None
-        raise errors.JobNotFound(f"job {name} was deleted while it was waited for")
+        raise errors.JobNotFound(f"job {name} was deleted during the wait")
 
     async def workers(self, name: str) -> tuple[Worker, ...]:
-        """Its pods, oldest first."""
+        """The job's worker pods, oldest first; empty if the job has none."""
         path, selector = f"/api/v1/namespaces/{self.namespace}/pods", f"{names.LABEL_JOB}={name}"
         found = await self._all(path, f"list the workers of job {name}", labelSelector=selector)
         return tuple(sorted(map(worker_of, found), key=lambda worker: worker.ordinal))
 
     async def events(self, name: str) -> tuple[Event, ...]:
-        """What was told about it, oldest first. The API server forgets after an hour."""
+        """The job's events, oldest first. The API server keeps an event for 1 h by default."""
         path = f"/api/v1/namespaces/{self.namespace}/events"
         selector = f"involvedObject.kind={names.KIND},involvedObject.name={name}"
         found = await self._all(path, f"read the events of job {name}", fieldSelector=selector)
@@ -170,7 +180,10 @@ class AsyncJobs:
         return tuple(events)
 
     async def logs(self, worker: str, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
-        """Lines of one worker's training container: all or the last ``tail``, with ``follow`` until it ends."""
+        """Yield the lines of one worker's training container: all lines, or the last ``tail``.
+
+        ``follow``: continue until the container ends. Raises ``Refused`` if the container has not started.
+        """
         what, path = f"read the log of {worker}", f"/api/v1/namespaces/{self.namespace}/pods/{worker}"
         pod = await self._connection.call("GET", path, what, worker)
         containers = [c["name"] for c in pod["spec"]["containers"]]
@@ -190,7 +203,7 @@ class AsyncJobs:
         await self._connection.call("PATCH", self._path(name), what, name, body={"spec": spec}, content=MERGE_PATCH)
 
     async def _all(self, path: str, what: str, **query: str) -> Sequence[dict[str, Any]]:
-        """Every object of a list, page by page."""
+        """All objects of a list, read page by page."""
         items = []
         go_on = ""
         while True:
@@ -202,7 +215,7 @@ class AsyncJobs:
                 return items
 
     async def _changes(self, name: str, version: str) -> AsyncIterator[dict[str, Any] | None]:
-        """The job after each change since ``version``, None when it has been deleted; ends when the watch does."""
+        """The job after each change since ``version``; None after its deletion. Ends with the watch."""
         query = {
             "watch": "true", "fieldSelector": f"metadata.name={name}", "resourceVersion": version,
             "timeoutSeconds": str(_WATCH_SECONDS),
@@ -214,11 +227,11 @@ class AsyncJobs:
                     return
                 yield None if change["type"] == "DELETED" else change["object"]
         except errors.NotConnected:
-            return  # the caller finds out whether the API server is there
+            return  # the caller's next request detects an unreachable API server
 
 
 def _change(line: bytes) -> dict[str, Any] | None:
-    """An event of a watch; None for what ends it: the version is too old, the line torn."""
+    """One event of a watch; None for an event that ends it: an expired version or a torn line."""
     try:
         change = json.loads(line)
     except ValueError:

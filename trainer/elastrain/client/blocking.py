@@ -1,6 +1,6 @@
-"""The client for programs without an event loop: :class:`AsyncJobs`, whose loop runs in a thread of its own.
+"""The client for programs without an event loop: runs :class:`AsyncJobs` on a loop in its own thread.
 
-In a thread, so that it also works where a loop runs already, as in a notebook.
+The thread makes the client usable where a loop already runs, as in a notebook.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from elastrain.client.records import Event, LogLine, Worker
 T = TypeVar("T")
 
 STOP_SECONDS = 1.0
-"""How long a loop that is to stop may take; one that hangs (in a file system, say) ends with the process."""
+"""Seconds to wait for the loop to stop; a blocked loop (in a file system, for example) ends with the process."""
 
 
 class Jobs:
     """The ``ElasticTrainingJob`` resources of one namespace.
 
-    ``with Jobs() as jobs: print(jobs.get("digits").status.phase)``. Each method does what its namesake of
-    :class:`AsyncJobs` does, and raises what that raises. For one thread at a time.
+    ``with Jobs() as jobs: print(jobs.get("digits").status.phase)``. Each method has the behavior and the errors of the
+    method of the same name in :class:`AsyncJobs`. Not thread-safe.
     """
 
     def __init__(
         self, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
     ) -> None:
-        """Connect, as :meth:`AsyncJobs.connect` does."""
+        """Connect as :meth:`AsyncJobs.connect` does; ``namespace`` None: the context's namespace. Raises
+        ``NotConnected``."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="elastrain-client", daemon=True)
         self._thread.start()
@@ -45,7 +46,7 @@ class Jobs:
         return self._jobs.namespace
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections and stop the loop."""
         if not self._loop.is_closed():
             self._do(self._jobs.close())
             self._stop()
@@ -103,11 +104,11 @@ class Jobs:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # Ctrl-C ends the call, too
+            future.cancel()  # Ctrl-C ends the call too
             raise
 
     def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """The items of an asynchronous generator, which is closed when the caller has had enough."""
+        """The items of an asynchronous generator; closes the generator when the caller stops iterating."""
 
         async def following() -> T | None:
             return await anext(items, None)

@@ -1,4 +1,4 @@
-"""Requests to the API server on plain dicts: typed models would cost ten times the time of the call."""
+"""Requests to the API server as plain dicts: typed models would take ten times the duration of the call."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from elastrain.client import errors, kubeconfig, reach
 from elastrain.client.kubeconfig import places
 
 REQUEST_SECONDS = 15.0
-"""One call. Watches and followed logs are bounded only until the answer begins."""
+"""Seconds for one call. A watch or a followed log has this limit only until its answer begins."""
 LOGIN_SECONDS = 120.0
-"""For the program that a kubeconfig may name to log in; a person may have to type."""
+"""Seconds for a kubeconfig's login program; the user may have to type."""
 MERGE_PATCH = "application/merge-patch+json"
 _NAMESPACE_OF_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _UNUSABLE = (
     kubernetes_config.ConfigException, OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError,
 )  # fmt: skip
-"""What reading a kubeconfig ends with where it is missing, broken, or names a certificate that is."""
+"""Errors of the ``kubernetes`` package for a kubeconfig that is missing or invalid, or names an invalid certificate."""
 
 
 class Connection:
-    """To one API server, as one user."""
+    """A connection to one API server as one user."""
 
     def __init__(self, api: kubernetes_client.ApiClient, namespace: str, request_seconds: float) -> None:
         self._api = api
         self.namespace = namespace
-        """The one that calls are about, if they say nothing else."""
+        """Default namespace of calls."""
         self._seconds = request_seconds
 
     @classmethod
@@ -48,27 +48,27 @@ class Connection:
         kubeconfig: str | None = None,
         request_seconds: float | None = None,
     ) -> Self:
-        """By ``kubeconfig``, else ``$KUBECONFIG``, else ``~/.kube/config``, or in a pod by its service account.
+        """Connect by ``kubeconfig``, else ``$KUBECONFIG``, else ``~/.kube/config``, or in a pod by its service account.
 
-        ``namespace``: None means that of the context, or of the pod. ``request_seconds``: bound of each call.
-        Through
-        the kubeconfig's ``proxy-url`` if it has one, else through what the environment names (``HTTPS_PROXY``,
-        ``NO_PROXY``), as kubectl does. No request is made yet. Raises :class:`~elastrain.client.NotConnected`.
+        ``namespace``: None: the namespace of the context, or of the pod. ``request_seconds``: limit of each call. The
+        proxy is the kubeconfig's ``proxy-url``, else the environment's (``HTTPS_PROXY``, ``NO_PROXY``), as in kubectl.
+        Sends no request. Raises :class:`~elastrain.client.NotConnected`.
         """
         configuration = kubernetes_client.Configuration()
         try:
             async with asyncio.timeout(LOGIN_SECONDS):
-                # The package reads $KUBECONFIG only once, when it is imported.
+                # The package reads $KUBECONFIG only once, at its import.
                 own = await _load(configuration, context, kubeconfig or os.environ.get("KUBECONFIG"))
             configuration.proxy = configuration.proxy or reach.proxy_of(configuration.host, os.environ)
-            # aiohttp's own reading of the environment knows no networks in NO_PROXY, and takes passwords from .netrc.
+            # aiohttp ignores networks in NO_PROXY and takes passwords from .netrc, so this code reads the environment
+            # itself.
             configuration.client_session_kwargs = {"trust_env": False}
             api = kubernetes_client.ApiClient(configuration)
-            api.user_agent = f"elastrain/{version('elastrain')}"  # in audit logs; up to the slash, in managedFields
+            api.user_agent = f"elastrain/{version('elastrain')}"  # in audit logs; in managedFields up to '/'
         except TimeoutError as error:
             raise errors.NotConnected(
-                f"cannot connect to a cluster: the kubeconfig's login has not ended within {LOGIN_SECONDS:g} s; "
-                "does kubectl get namespaces ask for something?"
+                f"cannot connect to a cluster: the kubeconfig's login did not end within {LOGIN_SECONDS:g} s; "
+                "does kubectl get namespaces prompt for input?"
             ) from error
         except _UNUSABLE as error:
             raise errors.NotConnected(f"cannot connect to a cluster: {_why_not(error, context, kubeconfig)}") from error
@@ -76,7 +76,7 @@ class Connection:
 
     @property
     def server(self) -> str:
-        """Address of the API server."""
+        """URL of the API server."""
         return str(self._api.configuration.host)
 
     async def close(self) -> None:
@@ -93,7 +93,8 @@ class Connection:
         query: Mapping[str, str] | None = None,
         content: str = "application/json",
     ) -> dict[str, Any]:
-        """One request and its answer. ``what`` is tried, with the job ``name``: for the error, a ``ClusterError``."""
+        """Send one request and return its answer. ``what`` and the job's ``name`` describe the request in a
+        ``ClusterError``."""
         try:
             response = await self._request(
                 method, path, query=query or {}, bounds=self._seconds, body=body, content=content
@@ -106,7 +107,7 @@ class Connection:
         return _object(text, what, path)
 
     async def lines(self, path: str, what: str, name: str, query: Mapping[str, str]) -> AsyncIterator[bytes]:
-        """The lines of an answer as they come, until it ends. Raises ``ClusterError``, also if it breaks off."""
+        """The lines of an answer as they arrive. Raises ``ClusterError``, also if the answer breaks off."""
         bounds = aiohttp.ClientTimeout(total=None, sock_connect=self._seconds)
         try:
             response = await self._request("GET", path, query=query, bounds=bounds, content="application/json")
@@ -125,7 +126,7 @@ class Connection:
     async def _request(
         self, method: str, path: str, *, query: Mapping[str, str], bounds: Any, body: Any = None, content: str
     ) -> aiohttp.ClientResponse:
-        # Serialised for every request: a token may have been renewed since the last one.
+        # Serialised for each request, since a token may have been renewed.
         method, url, headers, data, _ = await self._api.param_serialize(
             method,
             path,
@@ -140,7 +141,7 @@ class Connection:
 
 
 def _object(text: bytes, what: str, path: str) -> dict[str, Any]:
-    """The API server's answer. Raises ``NotConnected`` for one that comes from something else."""
+    """The API server's answer. Raises ``NotConnected`` if another server answered."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -155,8 +156,8 @@ def _why_not(error: BaseException, context: str | None, named: str | None) -> st
 
 
 async def _load(configuration: Any, context: str | None, kubeconfig: str | None) -> str:
-    """Fill ``configuration``; returns the namespace that it is for."""
-    # Looked for here, since the package warns in the log of what may be no trouble at all.
+    """Fill ``configuration``; returns its namespace."""
+    # Read here, since the package logs warnings about harmless states.
     if not (context or kubeconfig or any(file.exists() for file in places())):
         kubernetes_config.load_incluster_config(client_configuration=configuration)
         return _NAMESPACE_OF_POD.read_text().strip()  # noqa: ASYNC240 - a file in memory

@@ -1,4 +1,4 @@
-"""What can go wrong between a program and a cluster, each with the way out in its message."""
+"""Errors between a program and a cluster; each message contains the remedy."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from typing import Any
 from elastrain.api import names
 
 INSTALL = "helm install elastrain charts/elastrain --namespace elastrain --create-namespace"
-"""The command that installs the operator, and with it the CRD."""
+"""The command that installs the operator and its CRD."""
 
 
 class ClusterError(Exception):
-    """A call could not be done. ``str()`` says what was asked, why not, and what to do."""
+    """A call failed. ``str()`` names the request, the cause and the remedy."""
 
 
 class NotConnected(ClusterError):
-    """There is no cluster to talk to: no kubeconfig, no such context, nobody answers, or not as an API server does."""
+    """No API server answers: no kubeconfig, no such context, no answer, or an answer of another server."""
 
 
 class NotInstalled(ClusterError):
-    """The cluster does not know ``ElasticTrainingJob``."""
+    """The cluster has no ``ElasticTrainingJob`` resource."""
 
 
 class JobNotFound(ClusterError):
-    """There is no job of this name."""
+    """The namespace has no job of this name."""
 
 
 class JobExists(ClusterError):
-    """There is a job of this name already."""
+    """The namespace already has a job of this name."""
 
 
 class NotAllowed(ClusterError):
-    """The cluster does not let this user do that."""
+    """The user lacks the permission for this call."""
 
 
 class Refused(ClusterError):
-    """The API server refused what was sent, in its own words: field, value and rule."""
+    """The API server refused the request; the message quotes field, value and rule."""
 
 
 def of_answer(what: str, namespace: str, name: str, code: int, body: str | bytes | None) -> ClusterError:  # noqa: PLR0911 - one return per kind of answer
     """The error for an answer of the API server with HTTP status ``code``. Pure.
 
-    ``what``: the thing tried, as "scale job digits". ``name``: of the job; empty where the call is about no single one.
+    ``what``: the attempted action, such as "scale job digits". ``name``: the job; empty for a call about several jobs.
     """
     text = body.decode(errors="replace") if isinstance(body, bytes) else body or ""
     status = _status(text)
@@ -65,12 +65,12 @@ def of_answer(what: str, namespace: str, name: str, code: int, body: str | bytes
             return _not_found(what, namespace, name, message, str((status.get("details") or {}).get("kind") or ""))
         case 409 if status and status.get("reason") == "AlreadyExists" and names.PLURAL in message:
             return JobExists(
-                f"cannot {what}: namespace {namespace} has a job {name} already; "
+                f"cannot {what}: namespace {namespace} already has a job {name}; "
                 f"delete it (elastrain delete {name}) or choose another name"
             )
         case 429 | 500 | 502 | 503 | 504:
             return NotConnected(
-                f"cannot {what}: the API server is not well: {message}; try again, and see: kubectl get --raw /readyz"
+                f"cannot {what}: the API server is unhealthy: {message}; try again, and see: kubectl get --raw /readyz"
             )
         case _ if status:
             return Refused(f"cannot {what}: {message}")
@@ -79,9 +79,9 @@ def of_answer(what: str, namespace: str, name: str, code: int, body: str | bytes
 
 
 def of_stranger(what: str, answer: str) -> NotConnected:
-    """Something answered that is no API server: a proxy, a login page, a service of another kind. Pure."""
+    """The error for an answer that is not from an API server: from a proxy, a login page or another service. Pure."""
     return NotConnected(
-        f"cannot {what}: what answers is no API server of Kubernetes ({_start(answer)}); is the address in the "
+        f"cannot {what}: the answer is not from a Kubernetes API server ({_start(answer)}); is the address in the "
         "kubeconfig right (kubectl config view --minify), and no proxy in between ($HTTPS_PROXY, $NO_PROXY)?"
     )
 
@@ -94,12 +94,12 @@ _DENIAL = re.compile(
 
 def _forbidden(what: str, namespace: str, message: str) -> ClusterError:
     found = _DENIAL.search(message)
-    if found is None:  # a quota, an admission rule: no role would help
+    if found is None:  # a quota or an admission rule, which no role changes
         return Refused(f"cannot {what}: {message}")
     user, verb, where = found["user"], found["verb"], found["namespace"]
     if user == "system:anonymous":
         return NotAllowed(
-            f"cannot {what}: the cluster saw no credentials; does the context of the kubeconfig name a user, and is "
+            f"cannot {what}: the request had no credentials; does the context of the kubeconfig name a user, and is "
             "its login still valid (kubectl auth whoami)?"
         )
     resource = f"{found['resource']}.{found['group']}" if found["group"] else found["resource"]
@@ -107,8 +107,8 @@ def _forbidden(what: str, namespace: str, message: str) -> ClusterError:
     binding = f"rolebinding elastrain-{role} -n {where}" if where else f"clusterrolebinding elastrain-{role}"
     return NotAllowed(
         f"cannot {what}: user {user} may not {verb} {resource} {f'in namespace {where}' if where else 'cluster-wide'}; "
-        f"ask for a role with this verb: kubectl create {binding} --clusterrole={role} {_subject(user)}"
-        + ("" if where or verb != "list" else f"; in one namespace it may be allowed: -n {namespace}")
+        f"request a role with this verb: kubectl create {binding} --clusterrole={role} {_subject(user)}"
+        + ("" if where or verb != "list" else f"; or select one namespace: -n {namespace}")
     )
 
 
@@ -121,24 +121,24 @@ def _not_found(what: str, namespace: str, name: str, message: str, kind: str) ->
     if kind == "namespaces":
         return Refused(
             f"cannot {what}: there is no namespace {namespace}; kubectl create namespace {namespace}, or choose "
-            "another by -n"
+            "another namespace with -n"
         )
     if kind in {names.PLURAL, ""} and name:
         return JobNotFound(
-            f"cannot {what}: namespace {namespace} has no job {name}; elastrain list --all-namespaces shows all"
+            f"cannot {what}: namespace {namespace} has no job {name}; elastrain list --all-namespaces shows all jobs"
         )
     return Refused(f"cannot {what}: {message}")
 
 
 def _lacks_resource(status: Mapping[str, Any] | None, text: str) -> bool:
-    """Whether the API server does not know the path at all; it says so in plain text, a proxied one by a Status."""
+    """Whether the API server lacks the path. It answers in plain text, an aggregated one with a Status."""
     if status is None:
         return text.strip() == "404 page not found"
     return "could not find the requested resource" in str(status.get("message"))
 
 
 def _status(text: str) -> Mapping[str, Any] | None:
-    """The API server's Status object; None for what is not one (a proxy's page)."""
+    """The API server's Status object; None for another body, such as a proxy's page."""
     try:
         status = json.loads(text)
     except ValueError:
@@ -147,6 +147,6 @@ def _status(text: str) -> Mapping[str, Any] | None:
 
 
 def _start(text: str) -> str:
-    """Its first words, in one line."""
+    """The first words of ``text`` in one line."""
     line = " ".join(text.split())
     return line if len(line) <= 120 else f"{line[:117]}..."

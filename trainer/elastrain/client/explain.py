@@ -1,4 +1,4 @@
-"""Why a job has the size that it has, and what would change it. Pure."""
+"""Explains the size of a job and how to change it. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from elastrain.client import Worker
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A fact, and what can be done about it."""
+    """A fact and its remedy."""
 
     says: str
     change: str = ""
-    """A command or a step; empty where there is nothing to do."""
+    """A command or a step; empty if no action is needed."""
 
 
 def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
-    """What keeps the job from being larger or from training at all, the most important first; the last one says what
-    its size is bounded by.
-    """
+    """The reasons that limit the job's size or stop its training, most important first. The last reason names the
+    bounds of the size."""
     status = job.status or JobStatus()
     conditions = {c.type: c for c in status.conditions}
 
@@ -30,14 +29,14 @@ def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
         return found.message if found and found.status == "True" else None
 
     if (message := holds(ConditionType.FAILED)) is not None:
-        return [Reason(f"it has failed: {message}", f"elastrain logs {job.name}; then delete it and submit it again")]
+        return [Reason(f"the job failed: {message}", f"elastrain logs {job.name}; then delete it and submit it again")]
     if (message := holds(ConditionType.SUCCEEDED)) is not None:
-        return [Reason(f"it has finished: {message}")]
+        return [Reason(f"the job finished: {message}")]
     if status.observed_generation is None:
-        return [Reason("no operator has looked at it yet", "elastrain doctor")]
+        return [Reason("no operator has observed the job", "elastrain doctor")]
     if job.spec.suspend:
-        return [Reason("it is suspended: 0 workers are wanted", f"elastrain resume {job.name}")]
-    # The last reason says how many train; the condition may know no more than that.
+        return [Reason("the job is suspended: 0 workers desired", f"elastrain resume {job.name}")]
+    # The last reason contains this text too; a condition may contain no more.
     bare = f"{status.ready_replicas} of {_wanted(job, status)} workers train"
     unmet = [reason for reason in _unmet(conditions) if reason.says != bare]
     return [*unmet, *_stopped(workers), *_starting(workers), *_spares(job, status), _bounds(job, status)]
@@ -45,12 +44,12 @@ def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
 
 def _unmet(conditions: Mapping[str, Condition]) -> list[Reason]:
     remedies = {
-        ConditionType.COORDINATION_AVAILABLE: "elastrain doctor; healthy jobs train on meanwhile",
+        ConditionType.COORDINATION_AVAILABLE: "elastrain doctor; healthy jobs continue meanwhile",
         ConditionType.PODS_READY: "",
         ConditionType.GROWN: "",
         ConditionType.WORKERS_HEALTHY: "",
         ConditionType.UP_TO_DATE: "",
-        ConditionType.CHECKPOINT_HEALTHY: "look at the volume of spec.checkpoint.path",
+        ConditionType.CHECKPOINT_HEALTHY: "check the volume of spec.checkpoint.path",
     }
     reasons = []
     for kind, remedy in remedies.items():
@@ -64,16 +63,16 @@ def _unmet(conditions: Mapping[str, Condition]) -> list[Reason]:
 
 
 _REMEDIES = {
-    "Unschedulable": "free or add nodes with what it asks for, or lower replicas",
+    "Unschedulable": "free or add nodes with these resources, or lower replicas",
     "ImagePullBackOff": "check the image's name, and imagePullSecrets",
     "ErrImagePull": "check the image's name, and imagePullSecrets",
-    "CreateContainerConfigError": "check the secrets and config maps that the template names",
+    "CreateContainerConfigError": "check the secrets and config maps named in the template",
     "OOMKilled": "raise the memory limit in the template",
 }
 
 
 def _stopped(workers: Sequence[Worker]) -> list[Reason]:
-    """Workers that do not run, those with the same reason together."""
+    """Workers that do not run, grouped by reason."""
     together: dict[tuple[str, str], list[str]] = {}
     for worker in workers:
         if worker.reason and worker.phase in {"Pending", "Failed"}:
@@ -97,15 +96,15 @@ def _wanted(job: ElasticTrainingJob, status: JobStatus) -> int:
 
 
 def _spares(job: ElasticTrainingJob, status: JobStatus) -> list[Reason]:
-    """Why fewer warm spares stand by than the spec asks for; nothing while all of them do."""
+    """Why fewer warm spares are ready than the spec requests; empty if all are ready."""
     asked, found = job.spec.warm_spares, status.spares
     if found is None or found.ready >= asked:
         return []
     said = f"{found.ready} of {asked} warm spares are ready"
     if status.generation is None or not status.generation.size:
-        return [Reason(f"{said}: they are started when the job trains")]
+        return [Reason(f"{said}: they start once the job trains")]
     if found.desired < asked:
-        why = f"there is room for {found.desired} that no worker of any job needs"
+        why = f"the unused capacity holds {found.desired}"
         return [Reason(f"{said}: {why}", "free or add nodes, or lower spec.warmSpares")]
     return [Reason(f"{said}: the others are starting")]
 
@@ -114,7 +113,7 @@ def _bounds(job: ElasticTrainingJob, status: JobStatus) -> Reason:
     spec, wanted = job.spec, _wanted(job, status)
     said = f"{status.ready_replicas} of {wanted} wanted workers train"
     if wanted >= spec.max_replicas:
-        return Reason(f"{said}; more than maxReplicas ({spec.max_replicas}) it may not have", "raise spec.maxReplicas")
+        return Reason(f"{said}; maxReplicas is {spec.max_replicas}", "raise spec.maxReplicas")
     if spec.replicas is None:
         return Reason(f"{said}; the operator chooses between {spec.min_replicas} and {spec.max_replicas}")
     return Reason(

@@ -1,4 +1,4 @@
-"""What kubeconfigs say, for messages and completions. Clusters are connected to by the ``kubernetes`` package."""
+"""Reads kubeconfigs for messages and completion. The ``kubernetes`` package itself connects to clusters."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import yaml
 
 
 def places(kubeconfig: str | None = None, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """Where kubeconfigs are looked for: ``kubeconfig``, else ``$KUBECONFIG`` (several, as in PATH), else
-    ``~/.kube/config``.
-    """
+    """The paths of kubeconfigs: ``kubeconfig``, else ``$KUBECONFIG`` (several, as in PATH), else ``~/.kube/config``."""
     named = kubeconfig or environ.get("KUBECONFIG")
     if not named:
         return (Path.home() / ".kube" / "config",)
@@ -21,26 +19,26 @@ def places(kubeconfig: str | None = None, environ: Mapping[str, str] = os.enviro
 
 
 def contexts(files: Sequence[Path]) -> tuple[str, ...]:
-    """Names of the contexts in ``files``; none from a file that cannot be read, or is no kubeconfig."""
+    """Names of the contexts in ``files``; skips files that are unreadable or not kubeconfigs."""
     found: dict[str, None] = {}
     for file in files:
         try:
             document = yaml.safe_load(file.read_text(encoding="utf-8"))
             found |= dict.fromkeys(str(context["name"]) for context in document.get("contexts") or [])
         except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
-            continue  # whoever connects by it says what is wrong with it
+            continue  # the connection reports the fault of the file
     return tuple(found)
 
 
 def why_not(
     error: BaseException, files: Sequence[Path], context: str | None, environ: Mapping[str, str] = os.environ
 ) -> str:
-    """Why there is nothing to connect to, and what to do; ``error`` is what reading ``files`` has led to."""
+    """Why the kubeconfig yields no connection, and the remedy; ``error`` is the error of reading ``files``."""
     named = "$KUBECONFIG" if environ.get("KUBECONFIG") else "the kubeconfig"
     if not any(file.exists() for file in files):
         missing = " and ".join(map(str, files))
         return (
-            f"there is no kubeconfig: {missing} does not exist; copy the one of your cluster there, or name it by "
+            f"there is no kubeconfig: {missing} does not exist; copy your cluster's kubeconfig there, or name it in "
             "$KUBECONFIG. Without a cluster: elastrain run FILE trains on this machine"
         )
     known = contexts(files)

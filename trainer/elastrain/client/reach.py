@@ -1,4 +1,4 @@
-"""Why an API server could not be reached, and what to do about it. Pure."""
+"""Explains why an API server is unreachable, with the remedy. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ _CHOICE = "is the right cluster chosen (--context, $KUBECONFIG)?"
 
 
 def why(error: BaseException, server: str, proxy: str | None, seconds: float) -> str:  # noqa: PLR0911 - one per kind
-    """What happened to a call of ``server`` through ``proxy`` (None: directly) that may take ``seconds``, and what to
-    do, in words.
-    """
+    """The cause and the remedy for a failed call of ``server`` through ``proxy`` (None: directly) with a limit of
+    ``seconds``."""
     by = f" through the proxy {shown(proxy)}" if proxy else ""
     match error:
         case aiohttp.ClientProxyConnectionError():
@@ -30,9 +29,9 @@ def why(error: BaseException, server: str, proxy: str | None, seconds: float) ->
         case aiohttp.ClientSSLError() | ssl.SSLError():
             return f"{server} does not speak TLS as an API server does{by} ({system_words(error)}); {_CHOICE}"
         case aiohttp.ClientConnectorDNSError():
-            return f"the name {urlsplit(server).hostname} is not known here{by}; is the VPN on? {_CHOICE}"
+            return f"the name {urlsplit(server).hostname} does not resolve{by}; is the VPN on? {_CHOICE}"
         case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
-            return f"nobody listens at {server}; is the cluster up? {_CHOICE}"
+            return f"{server} refuses connections; is the cluster up? {_CHOICE}"
         case TimeoutError():
             return f"no answer from {server}{by} within {seconds:g} s; is the cluster up, the VPN on? {_CHOICE}"
         case _:
@@ -40,7 +39,7 @@ def why(error: BaseException, server: str, proxy: str | None, seconds: float) ->
 
 
 def shown(proxy: str | None) -> str:
-    """A proxy's address without the password in it."""
+    """A proxy's address without its password."""
     if not proxy:
         return "of the environment"
     parts = urlsplit(proxy)
@@ -48,7 +47,7 @@ def shown(proxy: str | None) -> str:
 
 
 def system_words(error: BaseException) -> str:
-    """The operating system's own words if there are any, in one line."""
+    """The operating system's message in one line, if there is one."""
     inner = getattr(error, "os_error", None)
     words = (getattr(inner, "strerror", None) or str(inner)) if inner is not None else str(error)
     return " ".join(words.split()) or type(error).__name__
@@ -61,15 +60,15 @@ def _certificate_words(error: BaseException) -> str:
 
 def _proxy_hint(server: str) -> str:
     host = urlsplit(server).hostname
-    return f"it comes from $HTTPS_PROXY or the kubeconfig's proxy-url; to go without: NO_PROXY={host}"
+    return f"set by $HTTPS_PROXY or the kubeconfig's proxy-url; to bypass it: NO_PROXY={host}"
 
 
 def proxy_of(server: str, environ: Mapping[str, str]) -> str | None:
-    """The proxy that a call of ``server`` (``https://host:port``) goes through by the environment's wish; None: none.
+    """The environment's proxy for a call of ``server`` (``https://host:port``); None: no proxy.
 
-    As kubectl does it (Go's golang.org/x/net/http/httpproxy): ``HTTPS_PROXY`` or ``HTTP_PROXY`` by the scheme, small
-    letters too; never for this machine itself; not where ``NO_PROXY`` names ``*``, the host, a domain that it is in,
-    its address, or a network (``10.0.0.0/8``) that it is in, each with or without a port.
+    Follows kubectl (Go's golang.org/x/net/http/httpproxy): ``HTTPS_PROXY`` or ``HTTP_PROXY`` by the scheme, also in
+    lower case. This machine is always exempt. ``NO_PROXY`` exempts ``*``, the host, its domain, its address, or its
+    network (``10.0.0.0/8``), each with or without a port.
     """
     parts = urlsplit(server)
     scheme, host = parts.scheme, (parts.hostname or "").rstrip(".")
@@ -85,13 +84,13 @@ def proxy_of(server: str, environ: Mapping[str, str]) -> str | None:
 
 
 def is_local(host: str) -> bool:
-    """Whether ``host`` is this machine, by its name or address."""
+    """Whether ``host`` is this machine, by name or address."""
     address = _address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def _covers(entry: str, host: str, port: int) -> bool:
-    """Whether one entry of ``NO_PROXY`` is about ``host``."""
+    """Whether one entry of ``NO_PROXY`` covers ``host``."""
     if entry == "*":
         return True
     address = _address(host)
@@ -108,7 +107,7 @@ def _covers(entry: str, host: str, port: int) -> bool:
     if address is not None:
         return _address(entry) == address
     domain = entry.removeprefix("*").lstrip(".")
-    # With a dot before it, a domain means what is in it; without, itself as well.
+    # A leading dot excludes the domain itself.
     return host.endswith(f".{domain}") or (host == domain and not entry.startswith((".", "*.")))
 
 

@@ -1,4 +1,4 @@
-"""What the client returns beside jobs. Plain values, read from the API server's objects here and nowhere else."""
+"""The client's records beside jobs, as plain values. The only parser of these API objects."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class Worker:
 
     name: str
     ordinal: int
-    """Ordinals are never used twice by a job: a higher one is a younger worker."""
+    """A job never reuses an ordinal: a higher one is a younger worker."""
     phase: str
-    """Of the pod: Pending, Running, Succeeded, Failed or Unknown; Terminating once it is being deleted."""
+    """The pod's phase: Pending, Running, Succeeded, Failed or Unknown; Terminating during its deletion."""
     node: str
-    """Empty before it is scheduled."""
+    """Empty before the pod is scheduled."""
     reason: str
-    """Why it waits or has ended, in Kubernetes' words: Unschedulable, ImagePullBackOff, OOMKilled; often empty."""
+    """Kubernetes' reason for waiting or ending: Unschedulable, ImagePullBackOff, OOMKilled; often empty."""
     message: str
-    """The same as a sentence."""
+    """The reason as a sentence."""
     started: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a job, as the operator told it."""
+    """One Kubernetes event of a job."""
 
     time: datetime | None
     type: str
@@ -54,19 +54,20 @@ class LogLine:
 
 
 def job_of(body: Mapping[str, Any]) -> ElasticTrainingJob:
-    """The job. Raises :class:`Refused` if it has fields that this version does not know."""
+    """The job of an API object. Raises :class:`Refused` if it has fields unknown to this version."""
     try:
         return ElasticTrainingJob.model_validate(body)
     except ValidationError as error:
         name = body.get("metadata", {}).get("name", "?")
         fields = ", ".join(".".join(map(str, e["loc"])) for e in error.errors(include_url=False))
         raise Refused(
-            f"job {name} is of another version of elastrain: {fields}; upgrade this client (pip install -U elastrain)"
+            f"job {name} has fields of another version of elastrain: {fields}; upgrade this client "
+            "(pip install -U elastrain)"
         ) from error
 
 
 def worker_of(pod: Mapping[str, Any]) -> Worker:
-    """The worker whose pod this is."""
+    """The worker of a pod."""
     meta, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
     reason, message = _why(status)
     terminating = bool(meta.get("deletionTimestamp"))
@@ -94,12 +95,12 @@ def event_of(body: Mapping[str, Any]) -> Event:
 
 
 def time_of(text: Any) -> datetime | None:
-    """Kubernetes' time stamp; None where there is none."""
+    """Kubernetes' time stamp; None if absent."""
     return datetime.fromisoformat(text) if isinstance(text, str) and text else None
 
 
 def _why(status: Mapping[str, Any]) -> tuple[str, str]:
-    """Reason and message of whatever keeps the pod, or one of its containers, from running."""
+    """Reason and message of the first fault that keeps the pod or a container from running."""
     containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
     for state in (c.get("state", {}) for c in containers):
         stopped = state.get("waiting") or state.get("terminated")
@@ -112,7 +113,7 @@ def _why(status: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _in_words(reason: str, message: str) -> tuple[str, str]:
-    """The same of an ended container; where its agent has left last words, which are JSON, theirs."""
+    """Reason and message of an ended container; those of the agent's termination record (JSON) if there is one."""
     try:
         last = Termination.decode(message)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""Jobs of a cluster as a person reads them. Pure, ``now`` is given."""
+"""Formats jobs of a cluster for the terminal. Pure; ``now`` is a parameter."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PHASE_STYLES = {
     "Failed": "red",
 }  # fmt: skip
 UNSEEN_SECONDS = 10.0
-"""An operator that is there has taken note of a new job long before."""
+"""A running operator observes a new job well within this time."""
 _EVENTS = 6
 _TAIL = 8
 """Last lines of a failed rank."""
 
 
 def age(since: datetime | None, now: datetime) -> str:
-    """How long ago, as kubectl says it: 45s, 12m, 3h, 6d; nothing where it is not known."""
+    """Time since ``since`` in kubectl's form: 45s, 12m, 3h, 6d; empty if unknown."""
     if since is None:
         return ""
     seconds = max(0, int((now - since).total_seconds()))
@@ -38,35 +38,34 @@ def age(since: datetime | None, now: datetime) -> str:
 
 
 def phase_of(job: ElasticTrainingJob) -> str:
-    """One word; a job that no operator has looked at yet is Pending, too."""
+    """The phase in one word; Pending also for a job without a status."""
     return (job.status.phase if job.status else None) or "Pending"
 
 
 def size_of(job: ElasticTrainingJob) -> str:
-    """Workers that train and that are wanted: ``2/4``."""
+    """Training and desired workers: ``2/4``."""
     status = job.status or JobStatus()
     wanted = status.desired_replicas if status.desired_replicas is not None else job.spec.desired_replicas
     return f"{status.ready_replicas}/{wanted}"
 
 
 def spares_of(job: ElasticTrainingJob) -> str:
-    """Warm spares that are ready and that are wanted: ``1/2``; empty where none are asked for."""
+    """Ready and desired warm spares: ``1/2``; empty if the job requests none."""
     found = job.status.spares if job.status else None
     return f"{found.ready}/{found.desired}" if found else ""
 
 
 def unseen(job: ElasticTrainingJob, now: datetime) -> str:
-    """What to say where no operator has taken note of the job, or of its last change; empty where all is well, or it
-    is too early to tell.
-    """
+    """A notice if no operator has observed the job or its last change; empty if one has, or the job is too new to
+    judge."""
     status = job.status or JobStatus()
     if status.observed_generation is None:
         since = time_of(job.metadata.get("creationTimestamp"))
         if since is None or (now - since).total_seconds() < UNSEEN_SECONDS:
             return ""
-        return f"no operator has taken note of it in {age(since, now)}; elastrain doctor says why"
+        return f"no operator has observed the job for {age(since, now)}; elastrain doctor names the cause"
     if status.completion_time is None and int(job.metadata.get("generation", 0)) > status.observed_generation:
-        return "the operator has not taken note of its last change yet; elastrain doctor, if it stays so"
+        return "the operator has not observed the last change yet; if this persists: elastrain doctor"
     return ""
 
 
@@ -81,7 +80,7 @@ def rescale_line(rescale: LastRescale) -> str:
 
 
 def table(jobs: Iterable[ElasticTrainingJob], now: datetime, *, namespaces: bool, wide: bool) -> Table:
-    """One line a job."""
+    """A table with one line for each job."""
     shown = _table((["NAMESPACE"] if namespaces else []) + ["NAME", "PHASE", "WORKERS", "STEP", "PAUSE", "AGE"])
     for column in ["MIN", "MAX", "GENERATION", "RESTARTS", "WHY"] if wide else []:
         shown.add_column(column, no_wrap=column != "WHY")
@@ -116,9 +115,9 @@ def _step(status: JobStatus) -> str:
 
 
 def standing(job: ElasticTrainingJob, now: datetime | None = None) -> str:
-    """The sentence that matters most: how it ended, or what it waits for; empty where all is well.
+    """The most important sentence: how the job ended, or which condition it waits for; empty for a healthy job.
 
-    Without ``now`` nothing is said of an operator that takes no note of it.
+    Without ``now`` the sentence leaves an absent operator out.
     """
     conditions = {c.type: c for c in (job.status.conditions if job.status else [])}
     for kind in (ConditionType.FAILED, ConditionType.SUCCEEDED):
@@ -175,20 +174,20 @@ def details(
 
 
 def why_not_larger(status: JobStatus) -> str:
-    """Why the operator, which chooses the size, does not give the job more; empty where it does, or does not choose."""
+    """Why the operator gives the job no more workers; empty if the job is at its largest, or its size is fixed."""
     grown = next((c for c in status.conditions if c.type == ConditionType.GROWN), None)
     return grown.message if grown is not None and grown.status == "False" else ""
 
 
 def position_of(job: ElasticTrainingJob) -> str:
-    """Step and loss, as the end of a sentence; empty where neither is known."""
+    """Step and loss as the end of a sentence; empty if both are unknown."""
     status = job.status or JobStatus()
     words = ["" if status.step is None else f"step {status.step}", _loss(status.progress)]
     return "".join(f", {word}" for word in words if word)
 
 
 def _loss(progress: ProgressStatus | None) -> str:
-    """Four digits of it, whatever its size; empty where the script reports none."""
+    """The loss with four digits; empty if the script reports none."""
     return "" if progress is None or progress.loss is None else f"loss {progress.loss:.4g}"
 
 
@@ -210,7 +209,7 @@ def _progress(progress: ProgressStatus, now: datetime) -> Table:
 
 
 def _indented(words: str, style: str) -> Padding:
-    """A sentence below the headline, also where it takes several lines."""
+    """A wrapped and indented sentence below the headline."""
     return Padding(Text(words, style=style), (0, 0, 0, 2), expand=False)
 
 
@@ -221,7 +220,7 @@ def _duration(seconds: float) -> str:
 
 
 def last_words(job: ElasticTrainingJob, now: datetime) -> list[RenderableType]:
-    """Of a job that has failed: whom it has died of, and what that worker said last; empty for any other."""
+    """For a failed job: the lost worker and its last lines; empty otherwise."""
     failure = job.status.last_failure if job.status else None
     if failure is None or phase_of(job) != "Failed":
         return []
@@ -230,7 +229,7 @@ def last_words(job: ElasticTrainingJob, now: datetime) -> list[RenderableType]:
 
 
 def _lost(failure: LastFailure, now: datetime, style: str) -> RenderableType:
-    """The newest lost worker, and why."""
+    """The newest lost worker and the reason."""
     who = failure.worker if failure.rank is None else f"rank {failure.rank} in {failure.worker}"
     ago = age(time_of(failure.time), now)
     words = f"last failure: {f'{ago} ago, ' if ago else ''}{who}: {failure.reason}: {failure.message}".rstrip(": ")
@@ -255,7 +254,8 @@ def _events(events: Sequence[Event], now: datetime) -> Table:
 
 
 def _table(columns: Iterable[str]) -> Table:
-    """On a narrow terminal sentences are wrapped and names are folded, never cut: people copy them."""
+    """A table for narrow terminals: wraps sentences and folds names without cutting them, so that names can be
+    copied."""
     shown = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for column in columns:
         folds = column in {"NAME", "NAMESPACE", "WORKER", "NODE", "EVENT", "WHY", "MESSAGE"}

@@ -1,6 +1,6 @@
 """``ElasticTrainingJob``: the resource that users write and read. ``crd.py`` generates the CRD from these models.
 
-Every field says who writes it, who reads it and what its absence means. Field names are camelCase on the wire.
+Each field names its writer, its reader and the meaning of its absence. Field names are camelCase on the wire.
 """
 
 from elastrain.api.job.base import ApiModel, AwareTime, NonNegativeInt, PositiveInt

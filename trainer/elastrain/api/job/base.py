@@ -1,4 +1,4 @@
-"""What all models of the resource share."""
+"""Shared base of the resource's models."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 def aware(text: str) -> str:
-    """``text``, a moment. Raises ``ValueError`` for one that no time zone belongs to."""
+    """``text``, a point in time. Raises ``ValueError`` if it lacks a time zone."""
     if datetime.fromisoformat(text).tzinfo is None:
         raise ValueError("must name its time zone")
     return text
 
 
 AwareTime = Annotated[str, AfterValidator(aware)]
-"""A moment as RFC 3339 has it."""
+"""A point in time, in RFC 3339 format."""

@@ -1,6 +1,6 @@
-"""The parts of Kubernetes' own types that a job embeds: what elastrain reads is spelt out, the rest passes through.
+"""The parts of Kubernetes' own types inside a job: fields that elastrain reads are declared, all others pass through.
 
-In code these parts stay plain dictionaries, since they go on to the API server as they came.
+These parts stay plain dictionaries in code, since they go to the API server unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastrain.api import names, rules
 
 
 def rule_broken(words: str, value: Any) -> PydanticCustomError:
-    """The error of a validator that found a rule broken: the rule in words, and the value to show for the field."""
+    """A validator's error for a broken rule: the rule's text, and the value to show for the field."""
     return PydanticCustomError("rule", "{words}", {"words": words, "value": value})
 
 
@@ -60,16 +60,16 @@ class Container(Embedded):
     name: Annotated[str, Field(min_length=1, max_length=63)]
     """The container named `trainer`, else the first one, runs the training command."""
     image: Annotated[str, Field(min_length=1)]
-    """Image with elastrain installed (for the container that trains). Local mode does not use it."""
+    """Image with elastrain installed (for the training container). Local mode ignores it."""
     command: Annotated[list[str], Field(max_length=1024)] | None = None
-    """The training command, as in `["python", "train.py"]`. The container that trains must have one."""
+    """The training command, such as `["python", "train.py"]`. The training container must have one."""
 
 
 class PodSpec(Embedded):
     """Pod spec of a worker; all fields of Kubernetes' own PodSpec are allowed."""
 
     containers: Annotated[list[Container], Field(min_length=1, max_length=32)]
-    """The containers of a worker. One of them trains: the one named `trainer`, else the first."""
+    """The containers of a worker. The one named `trainer`, else the first, runs the training command."""
 
     @field_validator("containers")
     @classmethod
@@ -84,18 +84,18 @@ class PodSpec(Embedded):
 
 
 class PodTemplateMeta(Embedded):
-    """Metadata given to worker pods."""
+    """Metadata of worker pods."""
 
     labels: dict[str, str] | None = None
-    """Labels given to worker pods, beside those that elastrain sets."""
+    """Labels of worker pods, in addition to elastrain's own."""
     annotations: dict[str, str] | None = None
-    """Annotations given to worker pods."""
+    """Annotations of worker pods."""
 
 
 class PodTemplate(Embedded):
     """Pod template of a worker."""
 
     metadata: PodTemplateMeta | None = None
-    """Labels and annotations given to worker pods; their names are set by elastrain."""
+    """Labels and annotations of worker pods; elastrain sets the pods' names."""
     spec: PodSpec
     """Pod spec of a worker; all fields of Kubernetes' own PodSpec are allowed."""

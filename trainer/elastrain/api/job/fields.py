@@ -1,4 +1,4 @@
-"""Types of single fields that need more than a bound: each with its rule in words and in the CRD's schema."""
+"""Types of fields that need more than a bound, each with its rule as text and as CRD schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The resource as a whole."""
+"""The complete resource."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from elastrain.api.job.status import JobStatus
 
 
 class ElasticTrainingJob(ApiModel):
-    """A data-parallel training job whose workers may join, leave and be lost while it trains."""
+    """A data-parallel training job whose workers may join, leave and be lost during training."""
 
     api_version: Literal["elastrain.dev/v1alpha1"]
     kind: Literal["ElasticTrainingJob"]
     metadata: Annotated[dict[str, Any], AsDict(JobMeta)]
     spec: JobSpec
-    """What is wanted. Written by users; the operator only reads it."""
+    """The desired state. Written by users; the operator only reads it."""
     status: JobStatus | None = None
-    """What is. Written by the operator only."""
+    """The observed state. Written by the operator only."""
 
     @property
     def name(self) -> str:

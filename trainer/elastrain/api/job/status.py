@@ -1,4 +1,4 @@
-"""What is, of a job. Written by the operator only."""
+"""The observed state of a job. Written by the operator only."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from elastrain.api.job.base import ApiModel, AwareTime, aware
 
 
 class ConditionType(StrEnum):
-    """Types of ``status.conditions``; exactly one of the last three is ever True."""
+    """Types of ``status.conditions``; at most one of the last three is True."""
 
     PODS_READY = "PodsReady"
-    """As many workers train as are wanted."""
+    """All desired workers train."""
     RUNNING = "Running"
     """A generation is in force and trains."""
     RESCALING = "Rescaling"
-    """The generation in force is not the wanted one."""
+    """The generation in force differs from the desired one."""
     GROWN = "Grown"
-    """As many workers are wanted as the spec allows; its message says why not more. Only where the operator shares the
-    cluster out."""
+    """The desired number of workers is the largest that the spec allows; otherwise the message names the cause. Only
+    where the operator shares the cluster out."""
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
     """The last durable checkpoint succeeded."""
     WORKERS_HEALTHY = "WorkersHealthy"
-    """No worker of the generation in force is a straggler, and none hangs."""
+    """The generation in force has no straggler and no hanging worker."""
     COORDINATION_AVAILABLE = "CoordinationAvailable"
     """The operator reaches etcd."""
     UP_TO_DATE = "UpToDate"
-    """All workers are of the present template. Absent while it has never changed."""
+    """All workers use the present template. Absent until the first change of the template."""
     NODES_EXCLUDED = "NodesExcluded"
-    """New workers keep off some nodes for a while. Absent while they never did."""
+    """New workers avoid some nodes for a while. Absent until the first exclusion."""
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -41,28 +41,28 @@ class Condition(ApiModel):
     """One observation about the job."""
 
     type: str
-    """What is observed, such as Running or CheckpointHealthy."""
+    """The type of the condition, such as Running or CheckpointHealthy."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """True, False or Unknown."""
     reason: str
-    """Why, as one CamelCase word for programs."""
+    """The cause, as one CamelCase word for programs."""
     message: str = ""
-    """Why, as a sentence for people."""
+    """The cause, as a sentence for people."""
     last_transition_time: str
-    """When ``status`` last changed."""
+    """Time of the last change of ``status``."""
     observed_generation: int | None = None
-    """``metadata.generation`` of the spec that this condition answers."""
+    """``metadata.generation`` of the spec that this condition describes."""
 
 
 class GenerationStatus(ApiModel):
     """The generation in force."""
 
     number: int
-    """Counts the generations of this job, from 1."""
+    """Number of the generation in this job, from 1."""
     size: int
-    """Workers in it."""
+    """Workers in the generation."""
     reason: str
-    """Why it was formed: Start, Grow, Drain, Lost, Broken, Replace, Suspend or Stop."""
+    """Reason of its formation: Start, Grow, Drain, Lost, Broken, Replace, Suspend or Stop."""
 
 
 class LastRescale(ApiModel):
@@ -73,79 +73,79 @@ class LastRescale(ApiModel):
     to: int
     """Ranks after."""
     reason: str
-    """Reason of the generation that it led to."""
+    """Reason of the generation after the rescale."""
     pause_seconds: float
-    """From the last committed step before it to the first after it, as a survivor saw it."""
+    """Seconds from the last committed step before the rescale to the first after it, measured by a survivor."""
     lost_steps: int
-    """Committed steps that had to be done again."""
+    """Committed steps that were repeated."""
     phases: dict[str, float] = {}
-    """Seconds by phase of the rescale, as rank 0 measured them: detect, decide, connect, transfer, first_step. Those of
-    detect and decide are there for unplanned changes only; in planned ones ranks connect while training goes on."""
+    """Seconds by phase of the rescale, as rank 0 measured them: detect, decide, connect, transfer, first_step. Only
+    unplanned changes have detect and decide; in planned changes ranks connect during training."""
     time: str | None = None
-    """When the operator first saw it."""
+    """Time at which the operator first observed the rescale."""
 
 
 class RestartCounts(ApiModel):
-    """Workers replaced, per cause; only ``user`` counts against ``backoffLimit``."""
+    """Replaced workers by cause; only ``user`` counts against ``backoffLimit``."""
 
     user: int = 0
     """The training script ended with an error."""
     infrastructure: int = 0
-    """Node lost, pod evicted or deleted by others, rank killed by a signal."""
+    """Node lost, pod evicted or deleted by another client, or rank killed by a signal."""
     preemption: int = 0
     """The scheduler preempted the pod."""
 
 
 class LossStreak(ApiModel):
-    """Workers lost in a row, without a committed step in between, through no fault of the script."""
+    """Workers lost in a row without a committed step in between, for causes other than the script."""
 
     infrastructure: int = 0
-    """To their node, to eviction or to a signal."""
+    """Lost to their node, to eviction or to a signal."""
     preemption: int = 0
-    """To the scheduler."""
+    """Lost to the scheduler."""
     step: int | None = None
     """Committed steps at the last loss."""
     time: AwareTime
-    """When the last loss was counted."""
+    """Time at which the last loss was counted."""
     message: str = ""
-    """The last loss, for people."""
+    """The last loss, as a sentence."""
 
 
 class Withdrawal(ApiModel):
-    """Workers that did not start within `pendingDeadlineSeconds` and are not tried again for a while."""
+    """Workers that did not start within `pendingDeadlineSeconds`; the operator retries them later."""
 
     until: AwareTime
-    """When they are."""
+    """Time of the retry."""
     reason: str
-    """What kept the first of them, as one CamelCase word."""
+    """The cause for the first worker, as one CamelCase word."""
     message: str
-    """The same for people, with the pod's name and Kubernetes' own words."""
+    """The cause as a sentence, with the pod's name and Kubernetes' own message."""
 
 
 class ExcludedNode(ApiModel):
-    """A node that new workers keep off."""
+    """A node that new workers avoid."""
 
     node: str
     """Its name."""
     until: AwareTime
-    """When that ends."""
+    """End of the exclusion."""
     reason: str
     """PreflightFailed or WorkersLost."""
     message: str
-    """The same for people."""
+    """The cause as a sentence."""
 
 
 class NodeLoss(ApiModel):
-    """A worker lost on a node for infrastructure's sake."""
+    """A worker lost on a node through an infrastructure fault."""
 
     node: str
     """The node's name."""
     time: AwareTime
-    """When it was counted."""
+    """Time at which the loss was counted."""
 
 
 class Figures(ApiModel):
-    """Base of what the operator measures. Unknown fields (of a newer operator) are ignored on reading."""
+    """Base of the operator's measurements. Readers ignore unknown fields (of a newer operator)."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -156,115 +156,115 @@ class Figures(ApiModel):
 
 
 class ProgressStatus(Figures):
-    """How far training is, as rank 0 last reported it."""
+    """Progress of training, from rank 0's last report."""
 
     step: int
     """Committed steps."""
     of: int | None = None
-    """Committed steps with which the job will be finished. Absent: the script has not said."""
+    """Committed steps at which the job finishes. Absent: the script has not set it."""
     epoch: int = 0
     """Epochs completed."""
     samples_per_second: float | None = None
-    """At the pace of undisturbed steps; absent until it is known."""
+    """Samples per second at the rate of undisturbed steps. Absent: unknown."""
     loss: float | None = None
-    """Mean loss over the last committed global batch, to six digits. Absent: not known, or no finite number."""
+    """Mean loss over the last committed global batch, to six digits. Absent: unknown or not finite."""
     eta: str | None = None
-    """When the last step will be committed at that pace, all that may disturb it left out. Absent: not known."""
+    """Estimated time of the last step at that rate, without disturbances. Absent: unknown."""
 
 
 class AcceleratorSeconds(Figures):
-    """Where the accelerator seconds of a job went: the first five add up to what its pods have held. The other fields
-    are the operator's bookmarks, by which the next operator goes on. A worker that asks for no accelerator counts as
-    one."""
+    """Use of the job's accelerator seconds: the first five fields add up to the total that its pods have held. The
+    other fields are the operator's bookkeeping, from which the next operator continues. A worker without accelerators
+    counts as one."""
 
     training: float = 0.0
     """In a generation that trains."""
     rescaling: float = 0.0
-    """In a generation, without a step being committed, because it was changing or had lost a worker: the pauses."""
+    """In a generation that commits no step, during a change or after a loss: the pauses."""
     waiting: float = 0.0
-    """Held outside of any generation, starting or leaving, or in one that fewer than ``minReplicas`` were left of."""
+    """Outside of a generation (starting or leaving), or in a generation with fewer than ``minReplicas`` members
+    left."""
     redone: float = 0.0
-    """Training again what had been committed before and was lost with the last copy of it."""
+    """Repeated training of committed steps, after the last copy of their state was lost."""
     spare: float = 0.0
-    """Held by warm spares that stood by, ready to train."""
+    """Warm spares, ready to train."""
     held: int = 0
     """Accelerators that the job's pods hold."""
     in_generation: int = 0
-    """Those of them that belong to workers in the generation in force."""
+    """Held accelerators of workers in the generation in force."""
     standing_by: int = 0
-    """Those of them that belong to warm spares."""
+    """Held accelerators of warm spares."""
     use: Literal["training", "rescaling", "waiting"] = "waiting"
-    """What those in the generation do."""
+    """State of the accelerators in the generation."""
     owed_rescaling: float = 0.0
-    """Seconds of pauses that the trainer has measured and that are still to be taken from ``training``; negative: seen
-    by the operator and not yet measured by the trainer."""
+    """Seconds of pauses measured by the trainer and not yet subtracted from ``training``. Negative: observed by the
+    operator and not yet measured by the trainer."""
     owed_redone: float = 0.0
-    """The same for steps that had to be done again."""
+    """The same for repeated steps."""
     unpriced_steps: int = 0
-    """Steps that had to be done again and that nobody knows the duration of yet."""
+    """Repeated steps of unknown duration."""
     redone_steps: int = 0
-    """All steps that had to be done again."""
+    """All repeated steps."""
     generation: int = 0
-    """Newest generation whose rescale is in the books."""
+    """Newest generation whose rescale is included."""
     until: str | None = None
-    """Up to when all this is counted."""
+    """End of the counted time."""
 
 
 class SparesStatus(Figures):
-    """Warm spares, beside the workers that train."""
+    """Warm spares, in addition to the training workers."""
 
     ready: int = 0
-    """Those that could train at once."""
+    """Spares that are ready to train."""
     desired: int = 0
-    """Those wanted now: ``spec.warmSpares``, or as many as there is room for. None before the job trains."""
+    """Desired spares: ``spec.warmSpares``, or fewer if capacity is short. None before the job trains."""
 
 
 class UnhealthyWorker(Figures):
-    """A worker that holds the others up."""
+    """A worker that delays the others."""
 
     worker: str
     """Its pod."""
     node: str = ""
-    """Where the pod runs."""
+    """Node of the pod."""
     ranks: str = ""
-    """Global rank that it is about, as 3; all of the worker, as 8-15, where its agent does not say; empty: it is in no
-    generation."""
+    """Affected global rank, such as 3; all ranks of the worker, such as 8-15, if the agent reports no single rank;
+    empty: the worker is in no generation."""
     health: str
-    """``slow``: its ranks compute several times as long per step as the others do. ``stuck``: one of them does not come
-    back from the script while the others wait."""
+    """``slow``: its ranks compute several times as long per step as the other ranks. ``stuck``: one rank does not
+    return from the script while the others wait."""
     message: str = ""
-    """What its agent has measured."""
+    """The agent's measurement."""
     since: str
-    """When the operator first saw it."""
+    """Time at which the operator first observed it."""
 
 
 class LastFailure(Figures):
-    """The newest worker that was lost, with the last words of its rank; of several in the same ten seconds the one that
-    failed first."""
+    """The newest lost worker, with the last lines of its rank. Of several losses within 10 s, the first."""
 
     time: str
-    """When it ended."""
+    """Time at which the worker ended."""
     worker: str
     """Its pod."""
     rank: int | None = None
-    """Global rank of the process that failed. Absent: the agent could not say."""
+    """Global rank of the failed process. Absent: the agent did not report it."""
     cause: str
-    """Field of ``restarts`` in which it counts."""
+    """Field of ``restarts`` that counts this loss."""
     reason: str
-    """One CamelCase word."""
+    """The cause, as one CamelCase word."""
     message: str = ""
-    """What happened, in one line."""
+    """The cause, in one line."""
     log_tail: str = ""
-    """Last lines that the failed rank wrote, as it wrote them; at most 2,000 characters."""
+    """Last lines of the failed rank, unchanged; at most 2,000 characters."""
 
 
 class Leaving(ApiModel):
     """Workers that were asked to leave at the same time."""
 
     since: AwareTime
-    """When they were asked: the clock of their drain deadline."""
+    """Time of the request: the start of their drain deadline."""
     workers: list[str]
-    """Names of their pods, as long as those exist."""
+    """Names of their pods, as long as the pods exist."""
 
 
 class JobStatus(ApiModel):
@@ -273,17 +273,18 @@ class JobStatus(ApiModel):
     model_config = ConfigDict(extra="ignore")
 
     phase: str | None = None
-    """One word for a person: Pending, Running, Rescaling, Suspended, Succeeded, Failed. Programs read conditions."""
+    """The state in one word, for people: Pending, Running, Rescaling, Suspended, Succeeded, Failed. Programs read
+    conditions."""
     conditions: list[Condition] = []
-    """What programs read: one entry per type."""
+    """The state for programs: one entry per type."""
     replicas: int = 0
-    """Worker pods that exist and have not ended, warm spares left out."""
+    """Worker pods that exist and have not ended, without warm spares."""
     desired_replicas: int | None = None
-    """Workers wanted now, with an absent ``spec.replicas`` and ``suspend`` resolved."""
+    """Desired number of workers, with an absent ``spec.replicas`` and ``suspend`` resolved."""
     ready_replicas: int = 0
     """Workers in the generation in force."""
     spares: SparesStatus | None = None
-    """Warm spares. Absent: ``spec.warmSpares`` asks for none, or the job has ended."""
+    """Warm spares. Absent: ``spec.warmSpares`` is 0, or the job has ended."""
     selector: str = ""
     """Label selector of the worker pods, for the scale subresource and the HPA."""
     generation: GenerationStatus | None = None
@@ -291,34 +292,34 @@ class JobStatus(ApiModel):
     step: int | None = None
     """Committed steps, as last reported."""
     progress: ProgressStatus | None = None
-    """How far training is."""
+    """Progress of training."""
     last_rescale: LastRescale | None = None
     """The newest completed rescale."""
     accelerator_seconds: AcceleratorSeconds | None = None
-    """Where the accelerator seconds of the job went."""
+    """Use of the job's accelerator seconds."""
     unhealthy_workers: list[UnhealthyWorker] = []
-    """Stragglers and workers that hang: the first ten, those that hang first."""
+    """Stragglers and hanging workers: at most ten, hanging workers first."""
     restarts: RestartCounts = RestartCounts()
-    """Workers replaced, per cause."""
+    """Replaced workers, by cause."""
     last_failure: LastFailure | None = None
-    """The newest lost worker, and what its rank wrote last."""
+    """The newest lost worker, with the last lines of its rank."""
     counted_failures: list[str] = []
-    """UIDs of ended pods that are already in ``restarts`` and still exist, so that each counts once."""
+    """UIDs of existing ended pods that ``restarts`` already includes, so that each counts once."""
     leaving: list[Leaving] = []
-    """Workers that were asked to leave and still exist."""
+    """Existing workers that were asked to leave."""
     next_ordinal: int = 0
-    """Ordinal of the next worker pod; ordinals are never used twice."""
+    """Ordinal of the next worker pod; ordinals are never reused."""
     start_time: AwareTime | None = None
-    """When the job became active, for ``activeDeadlineSeconds``. Absent while it is suspended."""
+    """Time at which the job became active, for ``activeDeadlineSeconds``. Absent while suspended."""
     completion_time: AwareTime | None = None
-    """When the job succeeded or failed."""
+    """Time at which the job succeeded or failed."""
     loss_streak: LossStreak | None = None
     """Losses since the last committed step. Absent: none."""
     withdrawal: Withdrawal | None = None
-    """Workers that did not start in time. Absent: none, or it is time to try again."""
+    """Workers that did not start in time. Absent: none, or the retry is due."""
     excluded_nodes: list[ExcludedNode] = []
-    """Nodes that new workers keep off; the newest 16."""
+    """Nodes that new workers avoid; the newest 16."""
     node_losses: list[NodeLoss] = []
     """Recent losses by node; the newest 64."""
     observed_generation: int | None = None
-    """``metadata.generation`` of the spec that this status answers."""
+    """``metadata.generation`` of the spec that this status describes."""

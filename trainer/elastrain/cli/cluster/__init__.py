@@ -1,1 +1,1 @@
-"""The command line on a cluster: what ``elastrain`` does with :mod:`elastrain.client`, in words and tables."""
+"""The commands for a cluster: they call :mod:`elastrain.client` and print text and tables."""

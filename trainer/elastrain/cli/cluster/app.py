@@ -1,7 +1,7 @@
-"""The commands that need a cluster, and ``kubectl etj``, which is these alone.
+"""The commands that need a cluster. ``kubectl etj`` consists of these alone.
 
-Exit codes: 0 done; 1 the job that was waited for has failed; 2 asked wrongly, or refused; 3 the cluster cannot be
-reached, does not know elastrain or does not allow it; 130 Ctrl-C; 141 the reader of the output has gone.
+Exit codes: 0: done; 1: the awaited job failed; 2: invalid or refused request; 3: the cluster is unreachable, lacks
+elastrain or denies access; 130: Ctrl-C; 141: the reader of the output closed the pipe (SIGPIPE).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Namespace = Annotated[
     typer.Option(
         "--namespace",
         "-n",
-        help="Default: that of the kubeconfig's context.",
+        help="Default: the namespace of the kubeconfig's context.",
         metavar="NAME",
         autocompletion=completion.namespaces,
     ),
 ]
 Context = Annotated[
     str | None,
-    typer.Option(help="Context of the kubeconfig. Default: its current one.", autocompletion=completion.contexts),
+    typer.Option(help="Context of the kubeconfig. Default: the current context.", autocompletion=completion.contexts),
 ]
 Format = Annotated[Output, typer.Option("--output", "-o", help="table, wide, json, yaml or name.")]
 
@@ -60,7 +60,9 @@ app = Program(
 @app.command("list")
 def list_(
     *,
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of the whole cluster.")] = False,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="List the jobs of all namespaces.")
+    ] = False,
     output: Format = Output.TABLE,
     namespace: Namespace = None,
     context: Context = None,
@@ -85,19 +87,21 @@ def submit(
     image: Annotated[str | None, typer.Option(help="For a script: an image with torch and elastrain.")] = None,
     least: Annotated[int, typer.Option("--min", help="For a script: minReplicas.", min=1)] = 1,
     most: Annotated[int | None, typer.Option("--max", help="For a script: maxReplicas.", min=1)] = None,
-    replicas: Annotated[int | None, typer.Option(help="For a script: workers wanted at first.", min=1)] = None,
+    replicas: Annotated[int | None, typer.Option(help="For a script: initial number of workers.", min=1)] = None,
     limit: Annotated[
         list[str] | None,
-        typer.Option(help="For a script: of each worker, as nvidia.com/gpu=1 or memory=8Gi.", metavar="RESOURCE=N"),
+        typer.Option(
+            help="For a script: a worker's limit, such as nvidia.com/gpu=1 or memory=8Gi.", metavar="RESOURCE=N"
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="For a script: the job's name. Default: the file's.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing; print what would be.")] = False,
+    name: Annotated[str | None, typer.Option(help="For a script: the job's name. Default: the file's name.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing; print the manifest.")] = False,
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Start a job on the cluster, from a manifest or straight from a training script.
+    """Start a job on the cluster, from a manifest or from a training script.
 
-    A script travels in a ConfigMap, which is deleted with the job.
+    A ConfigMap carries the script; it is deleted with the job.
 
     Examples:
 
@@ -114,7 +118,7 @@ def submit(
 
 @app.command()
 def status(job: Job, output: Format = Output.TABLE, namespace: Namespace = None, context: Context = None) -> None:
-    """Show how a job stands: its size, workers, last rescale and events.
+    """Show the state of a job: its size, workers, last rescale and events.
 
     Examples: elastrain status digits, elastrain status digits -o yaml
     """
@@ -126,8 +130,7 @@ def status(job: Job, output: Format = Output.TABLE, namespace: Namespace = None,
 
 @app.command()
 def watch(job: Job, namespace: Namespace = None, context: Context = None) -> None:
-    """Follow a job until it ends. Exit code 0 if it has succeeded, 1 if it has failed. Ctrl-C leaves it running
-    (130).
+    """Follow a job until it ends. Exit code 0 if it succeeds, 1 if it fails. Ctrl-C exits with 130; the job continues.
 
     Example: elastrain watch digits
     """
@@ -140,11 +143,11 @@ def watch(job: Job, namespace: Namespace = None, context: Context = None) -> Non
 @app.command()
 def scale(
     job: Job,
-    replicas: Annotated[int, typer.Argument(help="Workers wanted, between minReplicas and maxReplicas.")],
+    replicas: Annotated[int, typer.Argument(help="Number of workers, between minReplicas and maxReplicas.")],
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Change how many workers a job wants. It goes on training meanwhile.
+    """Change the number of workers of a job. Training continues meanwhile.
 
     Example: elastrain scale digits 4
     """
@@ -156,7 +159,8 @@ def scale(
 
 @app.command()
 def suspend(job: Job, namespace: Namespace = None, context: Context = None) -> None:
-    """Drain all workers of a job at a step boundary, write a checkpoint where it has one, and keep the job.
+    """Drain all workers of a job at a step boundary and keep the job. A job with spec.checkpoint writes a checkpoint
+    first.
 
     Example: elastrain suspend digits
     """
@@ -194,13 +198,13 @@ def delete(job: Job, namespace: Namespace = None, context: Context = None) -> No
 def logs(
     job: Job,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the workers end.")] = False,
-    tail: Annotated[int, typer.Option(help="Lines of each worker.", min=0)] = 50,
-    raw: Annotated[bool, typer.Option("--raw", help="The agents' own lines, too, as they are: JSON.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the logs until the workers end.")] = False,
+    tail: Annotated[int, typer.Option(help="Number of last lines of each worker.", min=0)] = 50,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the agents' log lines unchanged, as JSON.")] = False,
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Print the logs of all workers, those of a failed one first.
+    """Print the logs of all workers, failed workers first.
 
     Examples: elastrain logs digits, elastrain logs digits -f --tail 10
     """
@@ -212,7 +216,7 @@ def logs(
 
 @app.command()
 def explain(job: Job, namespace: Namespace = None, context: Context = None) -> None:
-    """Say why a job has the size that it has, and what would change it.
+    """Explain the current size of a job and how to change it.
 
     Example: elastrain explain digits
     """
@@ -224,8 +228,8 @@ def explain(job: Job, namespace: Namespace = None, context: Context = None) -> N
 
 @app.command()
 def doctor(namespace: Namespace = None, context: Context = None) -> None:
-    """Check cluster, operator, etcd, accelerators and permissions; each finding comes with its fix. Exit code 3 if
-    something is broken.
+    """Check cluster, operator, etcd, accelerators and permissions; each finding names its remedy. Exit code 3 if a
+    check finds a fault.
 
     Example: elastrain doctor
     """
@@ -240,16 +244,18 @@ def dashboard(
     *,
     namespaces: Annotated[
         list[str] | None,
-        typer.Option("--namespace", "-n", help="May be repeated. Default: that of the kubeconfig's context."),
+        typer.Option("--namespace", "-n", help="May be repeated. Default: the namespace of the kubeconfig's context."),
     ] = None,
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of the whole cluster.")] = False,
-    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8090,
-    address: Annotated[str, typer.Option(help="Where to listen. Default: for this machine only.")] = "127.0.0.1",
-    key: Annotated[bool, typer.Option("--key/--no-key", help="Whether the address has a key in it.")] = True,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="Show the jobs of all namespaces.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="TCP port. 0: any free port.", min=0, max=65535)] = 8090,
+    address: Annotated[str, typer.Option(help="Address to listen at. Default: this machine only.")] = "127.0.0.1",
+    key: Annotated[bool, typer.Option("--key/--no-key", help="Put an access key into the printed address.")] = True,
     context: Context = None,
 ) -> None:
-    """Serve a page about the jobs, live, until Ctrl-C: state, accelerators, every rescale, losses. It only reads, by
-    your own rights; nothing has to be installed on the cluster.
+    """Serve a live page about the jobs until Ctrl-C: state, accelerators, every rescale, losses. The dashboard only
+    reads, with your own permissions, and installs nothing on the cluster.
 
     Examples: elastrain dashboard, elastrain dashboard -A, elastrain dashboard -n research --port 0
     """
@@ -265,7 +271,7 @@ def dashboard(
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Say which part of elastrain is not installed, if a command needs it."""
+    """Name the missing extra of elastrain if a command cannot import a package."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -276,7 +282,7 @@ def explained() -> Iterator[None]:
 
 
 def start(program: typer.Typer, name: str) -> None:
-    """Run ``program``, or answer the shell's question what may stand for a word of its command line."""
+    """Run ``program``, or answer a completion request of the shell."""
     if completion.variable(name) in os.environ:
         completion.prepare()
     with courteous(), explained():

@@ -1,4 +1,4 @@
-"""What the commands do: ask the client, print, and return the exit code."""
+"""The cluster commands: each calls the client, prints, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def list_jobs(place: Place, output: Output, *, all_namespaces: bool) -> int:
     elif output in {Output.JSON, Output.YAML}:
         print_data({"apiVersion": "v1", "kind": "List", "items": [document(job) for job in found]}, output)
     elif not found:
-        print(f"no jobs {where}; elastrain submit FILE starts one", file=sys.stderr)  # noqa: T201
+        print(f"no jobs {where}; elastrain submit FILE starts a job", file=sys.stderr)  # noqa: T201
     else:
         wide = output is Output.WIDE
         table_console().print(view.table(found, datetime.now(UTC), namespaces=all_namespaces, wide=wide))
@@ -83,7 +83,7 @@ def watch(place: Place, name: str) -> int:
                 if phase in ENDED:
                     return EXIT_FAILED if phase == "Failed" else 0
     except KeyboardInterrupt:
-        print(f"{name} goes on; elastrain watch {name} shows it again", file=sys.stderr)  # noqa: T201
+        print(f"{name} continues; elastrain watch {name} shows it again", file=sys.stderr)  # noqa: T201
         return EXIT_INTERRUPTED
     raise Refused(f"{name}: was deleted")
 
@@ -173,7 +173,7 @@ def dashboard(
 
 # ---- inside --------------------------------------------------------------------------------------------------------
 def _if_allowed(ask: Callable[[], Sequence[T]], *, say: bool = True) -> Sequence[T]:
-    """What is shown beside the job; whoever may read jobs need not be allowed to read it."""
+    """The answer of ``ask``; empty, with the error on stderr, where the user may not read it."""
     try:
         return ask()
     except NotAllowed as error:
@@ -184,7 +184,7 @@ def _if_allowed(ask: Callable[[], Sequence[T]], *, say: bool = True) -> Sequence
 
 @contextlib.contextmanager
 def _screen(console: Console) -> Any:
-    """A function that shows a job: over and over in place on a terminal, elsewhere one line whenever it differs."""
+    """Yields a function that shows a job: on a terminal in place, elsewhere as one line for each change."""
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4) as live:
             yield lambda job, workers: live.update(view.details(job, workers, (), datetime.now(UTC)))

@@ -1,4 +1,4 @@
-"""A manifest from a plain training script: what ``elastrain submit train.py`` sends. Pure."""
+"""Builds the manifest of a plain training script, for ``elastrain submit train.py``. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from elastrain.api import names
 
 MAX_SCRIPT_BYTES = 900_000
-"""A ConfigMap holds one mebibyte, its metadata included."""
+"""Bytes of a script; a ConfigMap holds 1 MiB, metadata included."""
 _SCRIPT_DIRECTORY = "/opt/elastrain/script"
 
 
@@ -19,13 +19,13 @@ class BadScript(ValueError):
 
 
 def job_name(script: PurePath) -> str:
-    """A name that Kubernetes takes, from the file's: ``train_gpt2.py`` becomes ``train-gpt2``.
+    """A valid Kubernetes name from the file's name: ``train_gpt2.py`` becomes ``train-gpt2``.
 
-    Raises :class:`BadScript`.
+    Raises :class:`BadScript` if the file's name has no usable character.
     """
     name = re.sub(r"[^a-z0-9]+", "-", script.stem.lower()).strip("-")[:50].rstrip("-")
     if not name or not name[0].isalpha():
-        raise BadScript(f"{script}: no name for a job can be made of it; give one by --name")
+        raise BadScript(f"{script}: the file name yields no valid job name; set --name")
     return name
 
 
@@ -40,11 +40,11 @@ def compose(
     resources: Mapping[str, str],
     nproc_per_node: int = 1,
 ) -> dict[str, Any]:
-    """The job that runs ``script`` (its text) with ``arguments``, from a ConfigMap :func:`files_name` that holds it as
+    """The job that runs ``script`` (its text) with ``arguments``. The ConfigMap :func:`files_name` holds the script as
     ``file``.
 
     ``sizes``: minReplicas, maxReplicas, replicas. ``resources``: limits of each worker by name. Raises
-    :class:`BadScript` for a script that a ConfigMap cannot hold.
+    :class:`BadScript` if the script exceeds the size of a ConfigMap.
     """
     if len(script.encode()) > MAX_SCRIPT_BYTES:
         raise BadScript(

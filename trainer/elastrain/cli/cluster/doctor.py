@@ -1,4 +1,4 @@
-"""What ``elastrain doctor`` looks at: each check says what it found, and how to mend it."""
+"""The checks of ``elastrain doctor``: each returns a finding and its remedy."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NEEDS: Sequence[tuple[str, str, str]] = (
     ("get", "", "pods/log"),
     ("list", "", "events"),
 )
-"""(verb, API group, resource): what the commands of this program need in a namespace."""
+"""(verb, API group, resource): the permissions that the commands need in a namespace."""
 OLDEST = (1, 29)
-"""Kubernetes' first release in which the CRD's rules (CEL) are generally available."""
+"""The first Kubernetes release with CEL rules in CRDs generally available."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Of one check."""
+    """The result of one check."""
 
     check: str
     state: Literal["ok", "warning", "broken", "unknown"]
@@ -37,9 +37,9 @@ class Finding:
 
 
 async def examine(connection: Connection) -> list[Finding]:
-    """All checks, in the order in which one depends on the other; after one that is broken beyond hope, no more.
+    """Run all checks in the order of their dependencies. Stops after a fault that makes the later checks meaningless.
 
-    Does not raise: what cannot be asked is a finding.
+    Does not raise: a failed request becomes a finding.
     """
     try:
         version = await connection.call("GET", "/version", "ask for the cluster's version")
@@ -67,7 +67,7 @@ def api_server(version: Mapping[str, Any]) -> Finding:
     try:
         release = (int(version["major"]), int(str(version["minor"]).rstrip("+")))
     except (KeyError, ValueError):
-        return Finding("API server", "unknown", f"answers, with a version that cannot be read: {words}")
+        return Finding("API server", "unknown", f"answers with an unreadable version: {words}")
     if release < OLDEST:
         least = ".".join(map(str, OLDEST))
         return Finding("API server", "broken", f"{words}", f"elastrain needs Kubernetes {least} or newer")
@@ -75,33 +75,34 @@ def api_server(version: Mapping[str, Any]) -> Finding:
 
 
 def resource(group: Mapping[str, Any]) -> Finding:
-    """``group``: the API server's own account of the group, empty if it has none."""
+    """``group``: the API server's description of the API group; empty if the group is absent."""
     served = [v["version"] for v in group.get("versions", [])]
     if not served:
-        return Finding(names.KIND, "broken", "this cluster does not know it", INSTALL)
+        return Finding(names.KIND, "broken", "this cluster has no such resource", INSTALL)
     if names.VERSION not in served:
         return Finding(
-            names.KIND, "broken", f"served as {', '.join(served)}; this program speaks {names.VERSION}",
-            "install the version of elastrain that the operator has",
+            names.KIND, "broken", f"served as {', '.join(served)}; this program uses {names.VERSION}",
+            "install the operator's version of elastrain",
         )  # fmt: skip
     return Finding(names.KIND, "ok", f"served as {', '.join(served)}")
 
 
 def permissions(allowed: Mapping[tuple[str, str, str], bool], namespace: str) -> Finding:
-    """``allowed``: for each of :data:`NEEDS` whether this user may; empty if the cluster would not say."""
+    """``allowed``: for each of :data:`NEEDS`, whether this user has the permission; empty if the cluster does not
+    answer."""
     if not allowed:
-        return Finding("permissions", "unknown", "the cluster does not say what this user may do")
+        return Finding("permissions", "unknown", "the cluster did not report this user's permissions")
     lacks = [f"{verb} {resource}" for (verb, _, resource), may in allowed.items() if not may]
     if lacks:
         return Finding(
             "permissions", "warning", f"in namespace {namespace} this user may not {', '.join(lacks)}",
             "ask for a role with these verbs",
         )  # fmt: skip
-    return Finding("permissions", "ok", f"all that is needed in namespace {namespace}")
+    return Finding("permissions", "ok", f"all required permissions in namespace {namespace}")
 
 
 def operator(deployments: Sequence[Mapping[str, Any]] | None) -> Finding:
-    """``deployments``: those of elastrain in the cluster; None if this user may not see them."""
+    """``deployments``: the cluster's elastrain deployments; None if this user may not list them."""
     if deployments is None:
         return Finding("operator", "unknown", "this user may not list deployments")
     ours = [d for d in deployments if d["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "operator"]
@@ -112,7 +113,7 @@ def operator(deployments: Sequence[Mapping[str, Any]] | None) -> Finding:
     if down:
         namespace, name = down[0].split("/")
         return Finding(
-            "operator", "broken", f"{', '.join(down)}: no replica is ready; running jobs train on, nothing changes",
+            "operator", "broken", f"{', '.join(down)}: no replica is ready; running jobs continue at their size",
             f"kubectl -n {namespace} describe deployment {name}; kubectl -n {namespace} logs deployment/{name}",
         )  # fmt: skip
     ready = ", ".join(f"{place} ({status['readyReplicas']} ready)" for place, status in places.items())
@@ -120,22 +121,24 @@ def operator(deployments: Sequence[Mapping[str, Any]] | None) -> Finding:
 
 
 def coordination(pods: Sequence[Mapping[str, Any]] | None) -> Finding:
-    """``pods``: those of the chart's etcd; None if this user may not see them."""
+    """``pods``: the pods of the chart's etcd; None if this user may not list them."""
     if pods is None:
         return Finding("etcd", "unknown", "this user may not list pods of all namespaces")
     if not pods:
-        return Finding("etcd", "unknown", "not the chart's own; the operator's log says whether it reaches it")
+        return Finding(
+            "etcd", "unknown", "not installed by the chart; the operator's log shows whether it reaches etcd"
+        )
     down = [p["metadata"]["name"] for p in pods if not _is_ready(p)]
     if down:
         return Finding(
-            "etcd", "broken", f"{', '.join(down)}: not ready; running jobs train on, none can change its size",
+            "etcd", "broken", f"{', '.join(down)}: not ready; running jobs continue at their size",
             f"kubectl -n {pods[0]['metadata']['namespace']} describe pod {down[0]}",
         )  # fmt: skip
     return Finding("etcd", "ok", f"{len(pods)} of {len(pods)} ready")
 
 
 def accelerators(nodes: Sequence[Mapping[str, Any]] | None) -> Finding:
-    """``nodes``: of the cluster; None if this user may not see them."""
+    """``nodes``: the cluster's nodes; None if this user may not list them."""
     if nodes is None:
         return Finding("accelerators", "unknown", "this user may not list nodes")
     total: dict[str, int] = {}

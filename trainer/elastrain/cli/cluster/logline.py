@@ -1,8 +1,7 @@
-"""One line of a worker's log, for reading. Pure.
+"""Formats one line of a worker's log for reading. Pure.
 
-What the agent says about itself stands among what the script prints, one JSON object a line
-(:mod:`elastrain.agent.logs`): right for a log collector, hard to read past. Everything else is the script's, and stays
-as it is, JSON or not.
+A worker's log mixes the agent's JSON objects (:mod:`elastrain.agent.logs`) with the script's output. This module
+formats the agent's objects; it leaves all other lines unchanged, JSON included.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red"}
 
 
 def readable(text: str) -> Text:
-    """``text`` as a person wants it: the agent's objects as a dim sentence, the script's lines as they are."""
+    """``text`` for a terminal: an object of the agent as a dim sentence, a line of the script unchanged."""
     said = _of_the_agent(text)
     if said is None:
         return Text.from_ansi(text)

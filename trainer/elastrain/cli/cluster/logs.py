@@ -1,4 +1,4 @@
-"""``logs``: what all workers of a job print, now or as they go on."""
+"""``logs``: prints the output of all workers of a job, once or continuously."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from elastrain.client import AsyncJobs, ClusterError, Worker, view
 from elastrain.client.asynchronous import ENDED
 
 Show = Callable[[str], Text]
-"""How a line is shown."""
+"""Formats a line."""
 
 
 @answers
 def logs(place: Place, name: str, *, follow: bool, tail: int, raw: bool) -> int:
-    """``raw``: the agents' lines as they are, too."""
+    """Print the logs and return the exit code. ``raw``: print the agents' lines unchanged."""
     show = Text.from_ansi if raw else logline.readable
 
     async def run() -> None:
         async with await AsyncJobs.connect(namespace=place.namespace, context=place.context) as jobs:
-            await jobs.get(name)  # says so if there is none
+            await jobs.get(name)  # raises if there is no such job
             workers = sorted(await jobs.workers(name), key=lambda w: w.phase != "Failed")
             if not workers:
-                print(f"{name}: has no workers now; elastrain explain {name}", file=sys.stderr)  # noqa: T201
+                print(f"{name}: has no workers; elastrain explain {name}", file=sys.stderr)  # noqa: T201
             if follow:
                 await _follow(jobs, name, tail, show)
             else:
@@ -40,7 +40,7 @@ def logs(place: Place, name: str, *, follow: bool, tail: int, raw: bool) -> int:
 
 
 async def _follow(jobs: AsyncJobs, name: str, tail: int, show: Show) -> None:
-    """The logs of all workers as they are written, of those that join later, too; until the job ends."""
+    """Print the logs of all workers, later joiners included, until the job ends."""
     followed: dict[str, asyncio.Task[None]] = {}
     try:
         async for job in jobs.watch(name):
@@ -62,5 +62,5 @@ async def _print_log(jobs: AsyncJobs, worker: Worker, show: Show, *, follow: boo
         async for line in jobs.logs(worker.name, follow=follow, tail=tail):
             for row in show(line.text).split("\n", allow_blank=True):
                 console.print(Text.assemble((f"{line.worker} │ ", "cyan"), row))
-    except ClusterError as error:  # its container has not started: the others' logs are still wanted
+    except ClusterError as error:  # the container has not started; the other logs follow
         print(f"{worker.name} │ no log: {worker.reason or worker.phase} ({error})", file=sys.stderr)  # noqa: T201

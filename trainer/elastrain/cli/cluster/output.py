@@ -1,4 +1,4 @@
-"""What all commands do alike: where they look, how they print, and how an error becomes words and an exit code."""
+"""Shared by all cluster commands: the selected cluster and namespace, printing, and errors as text and exit codes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from elastrain.client import ClusterError, JobNotFound, Jobs, NotAllowed, NotCon
 P = ParamSpec("P")
 
 _UNCUT = 4096
-"""Columns of a table that goes into a pipe or a file: nothing is cut there."""
+"""Columns of a table in a pipe or a file; wide enough that no cell is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where on which cluster; None: as the kubeconfig says."""
+    """The selected cluster and namespace; None: the kubeconfig's default."""
 
     namespace: str | None = None
     context: str | None = None
@@ -39,11 +39,11 @@ class Place:
 
 
 class Misused(Exception):
-    """The options do not fit together; the message names them."""
+    """The options contradict each other; the message names them."""
 
 
 def answers(command: Callable[P, int]) -> Callable[P, int]:
-    """``command``, but errors are printed and become exit codes."""
+    """``command`` with its errors printed and turned into exit codes."""
 
     @functools.wraps(command)
     def answering(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -62,31 +62,31 @@ def answers(command: Callable[P, int]) -> Callable[P, int]:
 
 
 def table_console() -> Console:
-    """For tables: as wide as the terminal; anywhere else nothing is cut, unless $COLUMNS says how wide that is."""
+    """A console for tables: as wide as the terminal, or ``$COLUMNS``; elsewhere wide enough that no cell is cut."""
     width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _UNCUT
     return Console(width=width)
 
 
 def document(job: ElasticTrainingJob) -> dict[str, Any]:
-    """The job as it is printed: only what was set, in the words of its manifest."""
+    """The job as its manifest: only the fields that are set."""
     found: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     found.get("metadata", {}).pop("managedFields", None)
     return found
 
 
 def print_data(value: Any, output: Output) -> None:
-    """As JSON, else as YAML."""
+    """Print as JSON, or as YAML."""
     print_text(json.dumps(value, indent=2) if output is Output.JSON else yaml.safe_dump(value, sort_keys=False))
 
 
 def print_text(text: str) -> None:
-    """With one newline at its end; nothing at all if it is empty."""
+    """Print with one final newline; print nothing if ``text`` is empty."""
     if text:
         print(text.rstrip("\n"))  # noqa: T201 - this is a command
 
 
 def print_now(text: str) -> None:
-    """Also where standard output is a pipe, as for a program that waits for the address."""
+    """Print and flush, for a program that waits for the line."""
     print(text, flush=True)  # noqa: T201 - this is a command
 
 

@@ -1,4 +1,4 @@
-"""``submit``: a job from a manifest, or straight from a training script."""
+"""``submit``: creates a job from a manifest or from a training script."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from elastrain.client import ClusterError, view
 from elastrain.client.asynchronous import ENDED
 
 NOTICE_SECONDS = view.UNSEEN_SECONDS
-"""How long ``submit`` waits for the operator to take note of the job."""
+"""Seconds that ``submit`` waits for the operator to observe the job."""
 PHASES = ("Pending", "Running", "Rescaling", "Suspended", *ENDED)
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptJob:
-    """What ``submit`` was told about a script; its options, for a manifest, must be absent."""
+    """The options of ``submit`` for a script; for a manifest they must be absent."""
 
     name: str | None
     image: str | None
@@ -37,7 +37,7 @@ def submit(place: Place, file: Path, asked: ScriptJob, *, dry_run: bool) -> int:
         body, files = _of_script(file, asked)
     else:
         if asked.image or asked.name or asked.limits or asked.arguments or asked.sizes != (1, None, None):
-            raise Misused(f"{file}: is a manifest, which has name, image, sizes and arguments in itself")
+            raise Misused(f"{file}: is a manifest; name, image, sizes and arguments belong into the file")
         body, files = document(load(file)), {}
     name = body["metadata"]["name"]
     if dry_run:
@@ -53,7 +53,7 @@ def submit(place: Place, file: Path, asked: ScriptJob, *, dry_run: bool) -> int:
             try:
                 jobs.add_files(job, compose.files_name(name), files)
             except ClusterError:
-                jobs.delete(name)  # without its script it would only wait
+                jobs.delete(name)  # a job without its script would wait for ever
                 raise
         elsewhere = bool(place.namespace) or job.namespace != jobs.namespace
     where = f" -n {job.namespace}" if elsewhere else ""
@@ -64,33 +64,33 @@ def submit(place: Place, file: Path, asked: ScriptJob, *, dry_run: bool) -> int:
 
 # ---- inside --------------------------------------------------------------------------------------------------------
 def _await_operator(place: Place, name: str) -> None:
-    """Say so if nobody takes note of a job that was just submitted. It stays submitted."""
+    """Print a warning if no operator observes the new job in time. The job stays submitted."""
     try:
         with place.jobs() as jobs:
             jobs.wait(name, until=PHASES, timeout_seconds=NOTICE_SECONDS)
     except TimeoutError:
         print(  # noqa: T201
-            f"{name}: no operator has taken note of it in {NOTICE_SECONDS:g} s; it starts when one does. "
-            "elastrain doctor says what is wrong",
+            f"{name}: no operator has observed the job within {NOTICE_SECONDS:g} s; the job starts when an operator "
+            "runs. elastrain doctor names the cause",
             file=sys.stderr,
         )
     except ClusterError as error:
-        print(f"{name}: whether it starts is not known: {error}", file=sys.stderr)  # noqa: T201
+        print(f"{name}: the operator's state is unknown: {error}", file=sys.stderr)  # noqa: T201
 
 
 def _of_script(file: Path, asked: ScriptJob) -> tuple[dict[str, Any], dict[str, str]]:
-    """The job that runs the script, and the files that travel with it."""
+    """The job that runs the script, and the files of its ConfigMap."""
     least, most, replicas = asked.sizes
     if asked.image is None:
         raise Misused(f"{file}: is a script: --image must name an image with torch and elastrain")
     if most is None:
-        raise Misused(f"{file}: is a script: --max must say how many workers it may have")
+        raise Misused(f"{file}: is a script: --max must set the largest number of workers")
     try:
         script = file.read_text(encoding="utf-8")
     except OSError as error:
         raise Misused(f"{file}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise Misused(f"{file}: is not UTF-8 text, so it is no Python script: {error.reason}") from error
+        raise Misused(f"{file}: is not UTF-8 text: {error.reason}") from error
     pairs = [limit.partition("=") for limit in asked.limits]
     for key, equals, value in pairs:
         if not (key and equals and value):

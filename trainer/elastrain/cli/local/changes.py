@@ -1,4 +1,4 @@
-"""What changed between two looks at a local job, in sentences. Pure."""
+"""The differences between two statuses of a local job, as sentences. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from elastrain.api.records import Progress, Rescale, in_words
 from elastrain.cli.local.status import LocalStatus, WorkerStatus, eta_seconds
 
 HEALTH_WORDS = {"belowMin": "ready", "slow": "a straggler"}
-"""For people; other words of ``Health`` are used as they are."""
+"""Text for the terminal; other values of ``Health`` are printed unchanged."""
 
 
-def news(before: LocalStatus | None, after: LocalStatus) -> list[str]:
-    """One sentence per change, in a fixed order; steps and losses are no news (see :func:`progress_line`)."""
+def changes(before: LocalStatus | None, after: LocalStatus) -> list[str]:
+    """One sentence for each change, in a fixed order. Steps and losses are in :func:`progress_line` instead."""
     return [
         *_phase(before, after),
         *_workers(before, after),
@@ -39,13 +39,13 @@ def _workers(before: LocalStatus | None, after: LocalStatus) -> Iterator[str]:
                 yield _ended(worker)
             continue
         if worker.leaving and not (old and old.leaving):
-            yield f"{worker.name} was told to leave"
+            yield f"{worker.name} was asked to leave"
         if old and worker.restarts > old.restarts:
             yield f"{worker.name}: a rank was killed; its ranks are started again"
         if worker.health and not (old and old.health == worker.health):
             yield f"{worker.name} is {HEALTH_WORDS.get(worker.health, worker.health)}: {worker.message}"
         if old and old.health and not worker.health:
-            yield f"{worker.name} is well again"
+            yield f"{worker.name} is healthy again"
         if worker.phase == "ready" and (old is None or old.phase in ("starting", "warming")):
             yield f"{worker.name} is ready"
 
@@ -59,7 +59,7 @@ def _generation(before: LocalStatus | None, after: LocalStatus) -> Iterator[str]
     old, new = before.generation if before else None, after.generation
     if new is None or (old is not None and old.number == new.number):
         return
-    who = ", ".join(m.worker for m in new.members) or "nobody: all stop and wait"
+    who = ", ".join(m.worker for m in new.members) or "no members: all workers stop and wait"
     yield f"generation {new.number} ({new.reason}): {who}"
 
 
@@ -77,7 +77,7 @@ def _progress(old: Progress | None, new: Progress | None) -> Iterator[str]:
 
 
 def rescale_line(rescale: Rescale) -> str:
-    """How one change of generation went."""
+    """One rescale in one line."""
     if rescale.from_size == 0:
         return f"training starts on {rescale.to_size} rank{'s' * (rescale.to_size != 1)} at step {rescale.step}"
     phases = f" ({in_words(rescale.phases)})" if rescale.phases else ""
@@ -89,7 +89,7 @@ def rescale_line(rescale: Rescale) -> str:
 
 
 def progress_line(progress: Progress, samples_per_second: float | None = None) -> str:
-    """Where training stands, in one line."""
+    """The progress of training in one line."""
     total = f"/{progress.total_steps}" if progress.total_steps else ""
     parts = [f"step {progress.step}{total}", f"epoch {progress.epoch}", f"{progress.world_size} ranks"]
     if progress.loss is not None:

@@ -1,4 +1,4 @@
-"""What the command line does with local jobs: run one in this terminal, talk to one in another."""
+"""The commands for local jobs: run a job in this terminal, or control a job that runs in another terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WATCH_SECONDS = 0.25
 
 
 class BadOption(ValueError):
-    """An option of the command line has a wrong value; the message names both and the rule."""
+    """An option of the command line has an invalid value; the message names the option, the value and the rule."""
 
 
 def run_job(
@@ -85,7 +85,7 @@ def _run_job(
         )
         control = ControlServer(control_directory(), job.spec.name, lambda request: _serve(job, request))
     except (InvalidManifest, EtcdNotFound, ControlError, BadOption) as error:
-        if signals.caught:  # what they interrupted may have failed for it
+        if signals.caught:  # a signal may have caused the error
             return signals.exit_code
         print(error, file=sys.stderr)  # noqa: T201 - this is the command line
         return names.EXIT_USAGE
@@ -99,7 +99,7 @@ def _run_job(
 
 
 class _Signals:
-    """In here Ctrl-C and SIGTERM are only noted: a handler may interrupt the very lock that draining needs."""
+    """Records Ctrl-C and SIGTERM without acting on them: a handler could interrupt the lock that draining needs."""
 
     def __init__(self) -> None:
         self.caught: list[int] = []
@@ -114,7 +114,7 @@ class _Signals:
 
     @property
     def exit_code(self) -> int:
-        """As shells count it, by the first one."""
+        """The shell's exit code for the first signal: 128 plus its number."""
         return 128 + self.caught[0]
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
@@ -122,7 +122,7 @@ class _Signals:
 
 
 class _Run:
-    """One ``elastrain run``: signals, the view and the exit code."""
+    """One ``elastrain run``: signals, view and exit code."""
 
     def __init__(self, job: LocalJob, view: View, signals: _Signals) -> None:
         self._job = job
@@ -154,7 +154,7 @@ class _Run:
         while self._acted < len(self._signals.caught):
             self._acted += 1
             if self._acted == 1:
-                self._view.say("draining: all workers stop at the same step (again to kill them)", style="bold yellow")
+                self._view.say("draining: all workers stop at the same step (repeat to kill them)", style="bold yellow")
                 self._job.drain()
             else:
                 self._view.say("killing all workers", style="bold red")
@@ -178,7 +178,7 @@ class _Run:
                 return EXIT_FAILED
             case _ if not self._signals.caught:
                 self._view.say(
-                    f"job {status.job}: spec.suspend: true: nothing runs until it is false", style="bold yellow"
+                    f"job {status.job}: spec.suspend is true: no worker runs until it is false", style="bold yellow"
                 )
                 return 0
             case _:
@@ -187,21 +187,21 @@ class _Run:
 
     def _resume(self, status: LocalStatus) -> str:
         if self._job.spec.checkpoint is None:
-            return "spec.checkpoint is not set, so it starts from the beginning next time"
+            return "spec.checkpoint is not set, so the next run starts from step 0"
         saved = status.progress.checkpoint if status.progress else None
         if saved is None or saved.error:
             return f"no checkpoint was written{': ' + saved.error if saved else ''}"
-        return f"run it again to resume from step {saved.step} ({saved.path})"
+        return f"run the job again to resume from step {saved.step} ({saved.path})"
 
 
 def with_overrides(manifest: Path, overrides: Sequence[str], arguments: Sequence[str] = ()) -> ElasticTrainingJob:
-    """The job in ``manifest``, or that runs it if it is a Python script (with ``arguments``), with ``field=value``
-    changes: fields of the spec by their path, or ``name``.
+    """The job in ``manifest``, or the job that runs ``manifest`` with ``arguments`` if it is a Python script.
+    ``overrides`` are ``field=value`` changes: a field of the spec by its path, or ``name``.
 
     Raises :class:`~elastrain.api.manifest.InvalidManifest` and :class:`BadOption`.
     """
     if arguments and manifest.suffix != ".py":
-        raise BadOption(f"{arguments[0]}: {manifest} is a manifest, which has the arguments of its command in itself")
+        raise BadOption(f"{arguments[0]}: {manifest} is a manifest; the arguments belong into its command")
     job = job_of(manifest, arguments) if manifest.suffix == ".py" else load(manifest)
     if not overrides:
         return job
@@ -226,7 +226,7 @@ def _pair(text: str, option: str) -> tuple[str, str]:
 
 
 def _serve(job: LocalJob, request: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request of another terminal. Raises ``ValueError`` with words for the user."""
+    """The answer to another terminal's request. Raises ``ValueError`` with a message for the user."""
     match request:
         case {"do": "scale", "replicas": int(replicas)}:
             before = job.status().desired
@@ -235,19 +235,17 @@ def _serve(job: LocalJob, request: dict[str, Any]) -> dict[str, Any]:
         case {"do": "status"}:
             return to_json(job.status())
         case _:
-            raise ValueError(f"request not known: {request}")
+            raise ValueError(f"unknown request: {request}")
 
 
 def scale_job(job: str, replicas: int) -> str:
-    """``elastrain scale``; returns what to print. Raises :class:`ControlError`."""
+    """``elastrain scale``: returns the text to print. Raises :class:`ControlError`."""
     answer = ask(control_directory(), job, {"do": "scale", "replicas": replicas})
     return f"{job}: {headcount(answer['desired'])} wanted (was {answer['before']})"
 
 
 def show_status(job: str | None, output: str) -> None:
-    """``elastrain status``: prints, as a table, ``json``, ``yaml`` or only each ``name``. Raises
-    :class:`ControlError`.
-    """
+    """``elastrain status``: prints a table, ``json``, ``yaml`` or only the names. Raises :class:`ControlError`."""
     directory = control_directory()
     jobs = [job] if job else running_jobs(directory)
     stati = [ask(directory, name, {"do": "status"}) for name in jobs]
@@ -263,11 +261,11 @@ def show_status(job: str | None, output: str) -> None:
             for status in stati:
                 console.print(render(LocalStatus.model_validate(status), None))
             if not stati:
-                console.print("no local job is running; elastrain list shows those of the cluster")
+                console.print("no local job is running; elastrain list shows the jobs of the cluster")
 
 
 def audit_directory(directory: Path, *, as_json: bool) -> bool:
-    """``elastrain audit``: print the verdict; True if nothing was lost or repeated. Raises ``ValueError``."""
+    """``elastrain audit``: prints the verdict; True if no sample was lost or repeated. Raises ``ValueError``."""
     verdict = audit.verify(directory)
     console = Console()
     if as_json:

@@ -1,6 +1,6 @@
-"""The socket by which other terminals reach a running local job: one JSON request a connection, one JSON answer.
+"""The control socket of a local job. Each connection carries one JSON request and one JSON answer.
 
-The socket lies in a directory that only its user may enter; the file name is the job's name.
+The socket lies in a directory that only its user can enter. Its file name is the job's name.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ MAX_BYTES = 1 << 20
 
 
 class ControlError(Exception):
-    """The job cannot be reached or refused the request; the message is for the user."""
+    """The job is unreachable or refused the request; the message is for the user."""
 
 
 def control_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the sockets are: ``$XDG_RUNTIME_DIR/elastrain``, else ``~/.cache/elastrain/run``. Made, mode 0700."""
+    """The directory of the sockets: ``$XDG_RUNTIME_DIR/elastrain``, else ``~/.cache/elastrain/run``. Created with mode
+    0700."""
     runtime = environ.get("XDG_RUNTIME_DIR")
     directory = Path(runtime) / "elastrain" if runtime else Path.home() / ".cache" / "elastrain" / "run"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -32,7 +33,7 @@ def control_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def running_jobs(directory: Path) -> list[str]:
-    """Names of the jobs that answer; sockets that nobody serves any more are removed."""
+    """Names of the jobs that answer. Removes stale sockets."""
     jobs = []
     for path in sorted(directory.glob("*.sock")):
         if _answers(path):
@@ -69,12 +70,12 @@ class ControlServer:
     """Serves one job's socket from a thread. ``handle`` returns the answer, or raises ``ValueError`` for the user."""
 
     def __init__(self, directory: Path, job: str, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """Raises :class:`ControlError` if a job of this name runs already, or its name is too long for a socket."""
+        """Raises :class:`ControlError` if a job of this name already runs, or the name is too long for a socket."""
         self.path = directory / f"{job}.sock"
         self._handle = handle
         if self.path.exists() and _answers(self.path):
             raise ControlError(
-                f"metadata.name: {job}: a local job of this name runs already; see `elastrain status {job}`, "
+                f"metadata.name: {job}: a local job of this name already runs; see `elastrain status {job}`, "
                 "or use --set name=OTHER"
             )
         self.path.unlink(missing_ok=True)
@@ -88,7 +89,7 @@ class ControlServer:
 
     def close(self) -> None:
         self.path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not connected is the normal answer; it wakes accept()
+        with contextlib.suppress(OSError):  # shutdown wakes accept(); an unconnected socket raises
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
@@ -96,16 +97,16 @@ class ControlServer:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # closed
+            except OSError:  # the socket was closed
                 return
-            with connection, contextlib.suppress(OSError):  # a client that went away has lost only its own answer
+            with connection, contextlib.suppress(OSError):  # a client that disconnects loses only its own answer
                 connection.settimeout(REQUEST_SECONDS)
                 self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
         line = connection.makefile("rb").readline(MAX_BYTES)
         if not line:
-            return  # somebody asked whether anybody is here
+            return  # a probe: the client only tests whether the job answers
         try:
             reply = self._handle(json.loads(line))
         except ValueError as error:

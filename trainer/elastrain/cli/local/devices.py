@@ -1,4 +1,4 @@
-"""How many CUDA devices this machine lets its processes use. Without torch, which local mode does not import."""
+"""Counts the CUDA devices that processes of this machine may use, without importing torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _DEVICE = re.compile(r"nvidia\d+")
 
 
 def cuda_devices(environ: Mapping[str, str], found: Iterable[str] | None = None) -> int:
-    """Devices by ``CUDA_VISIBLE_DEVICES`` where it is set (the first word that is none ends its list, as in CUDA), else
-    by the driver's files. ``found``: names in ``/dev``; None: look."""
+    """The number of devices. ``CUDA_VISIBLE_DEVICES`` decides where it is set; as in CUDA, its first invalid entry ends
+    the list. Otherwise the driver's files decide. ``found``: names in ``/dev``; None: read the directory."""
     names = [p.name for p in Path("/dev").glob("nvidia*")] if found is None else found
     there = sum(_DEVICE.fullmatch(name) is not None for name in names)
     visible = environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""What to do about the ways in which a script fails on its first try. Pure."""
+"""Remedies for common first failures of a script. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ _OURS = {"torch", "numpy", "xxhash"}
 
 
 def hint(tail: str, python: str, directory: Path) -> str:
-    """A sentence for the last lines that a failed worker printed, which ran ``python`` in ``directory``; empty where
-    they say enough by themselves.
-    """
+    """A remedy for the last lines of a failed worker, which ran ``python`` in ``directory``. Empty if the lines are
+    clear without one."""
     if found := re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", tail):
         module = found[1].partition(".")[0]
         package = "'elastrain[trainer]'" if module in _OURS else f"PACKAGE, where PACKAGE has the module {module}"

@@ -1,7 +1,7 @@
-"""What local mode does next for its job: the operator's decisions, for one machine. Pure.
+"""The decisions of local mode, which correspond to the operator's decisions for one machine. Pure.
 
-The operator proper has pods, budgets per cause and other jobs to think of; here a worker is a process that either runs
-or has ended with a termination record.
+The operator also handles pods, budgets per cause and other jobs. Here a worker is a process that runs, or has ended
+with a termination record.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from elastrain.api.records import Outcome, Target, Termination
 from elastrain.sizing import WorkerFacts, leave_order, surplus
 
 FATAL = ("Usage",)
-"""Reasons that no other try can cure."""
+"""Reasons for which a retry is useless."""
 RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker that was started, as plain facts."""
+    """A worker that was started."""
 
     name: str
     ordinal: int
     ready: bool = False
-    """It is a member of the generation in force, or could be of the next one."""
+    """The worker is in the generation in force, or is ready for the next one."""
     leaving: bool = False
-    """It was told to leave."""
+    """The worker was asked to leave."""
     ended: Termination | None = None
     ended_at: float = 0.0
     trained: bool = False
-    """It has been in a generation in force."""
+    """The worker has been in a generation in force."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything a decision may depend on."""
+    """All inputs of a decision."""
 
     min: int
     max: int
     desired: int
-    """Wanted workers; 0 when suspended."""
+    """Desired number of workers; 0 while suspended."""
     backoff_limit: int
     workers: Sequence[Worker] = ()
     finished: bool = False
     """``progress.finished``."""
     stopping: bool = False
-    """The user wants the job to stop (Ctrl-C): drain everything."""
+    """The user stops the job (Ctrl-C): drain all workers."""
     spares: int = 0
-    """Workers beyond ``desired`` that stand by, once the job has trained."""
+    """Warm spares beyond ``desired``, started after the job has trained."""
 
 
 class Result(StrEnum):
@@ -63,22 +63,23 @@ class Result(StrEnum):
 class Plan:
     target: Target
     start: int = 0
-    """How many workers to start, with new ordinals."""
+    """Number of workers to start, with new ordinals."""
     result: Result | None = None
-    """The job is over: nothing runs any more."""
+    """The result of the job, set once no worker runs."""
     failure: Worker | None = None
-    """The worker whose end made the job fail."""
+    """The worker whose failure ends the job."""
     again_at: float | None = None
-    """When to decide again even if nothing happens."""
+    """Time of the next decision if no event comes earlier."""
 
 
 def plan(seen: Observed, now: float) -> Plan:
-    """The target, the workers to start and, in the end, the result; ``runner`` executes it. ``now``: monotonic s."""
+    """The target, the workers to start and, at the end, the result. ``runner`` executes the plan. ``now``: monotonic
+    seconds."""
     running = [w for w in seen.workers if w.ended is None]
     failures = [w for w in seen.workers if w.ended is not None and w.ended.outcome is Outcome.FAILED]
     failure = _fatal(failures, seen.backoff_limit)
     if seen.finished or any(w.ended.outcome is Outcome.FINISHED for w in seen.workers if w.ended):
-        # Nobody is sent away: ranks end by themselves, and agents that start late end at once.
+        # No worker is asked to leave: ranks end by themselves, and agents that start late end at once.
         leaving = [w for w in running if w.leaving]
         return Plan(_target(seen, seen.desired, leaving, ""), result=None if running else Result.FINISHED)
     if failure is not None:
@@ -107,9 +108,9 @@ def _resize(seen: Observed, running: list[Worker], failures: list[Worker], now: 
 
 
 def not_before(failures: Sequence[Worker]) -> float:
-    """When a failed worker may be replaced: at once after the first failure in a row, then after a growing, bounded
-    pause. The loss of a worker that had trained begins a new row: whatever kills machines is not cured by waiting.
-    """
+    """The time at which a failed worker may be replaced: at once after the first failure in a row, then after a
+    growing, bounded pause. The loss of a worker that has trained starts a new row, since waiting does not cure machine
+    failures."""
     ordered = sorted(failures, key=lambda w: w.ended_at)
     row = next((i for i, w in enumerate(reversed(ordered), 1) if w.trained), len(ordered))
     if row < 2:
@@ -119,7 +120,7 @@ def not_before(failures: Sequence[Worker]) -> float:
 
 
 def _fatal(failures: Sequence[Worker], backoff_limit: int) -> Worker | None:
-    """The failure that ends the job. Only the script's own count; a lost worker is replaced however often."""
+    """The failure that ends the job. Only failures of the script count; lost workers are always replaced."""
     for worker in failures:
         if worker.ended is not None and worker.ended.reason in FATAL:
             return worker

@@ -1,4 +1,4 @@
-"""A job on this machine: etcd, workers as processes, and the loop that is their operator. Executes ``plan``.
+"""Runs a job on this machine: etcd, workers as processes, and the loop that executes ``plan``.
 
 ::
 
@@ -37,7 +37,7 @@ from elastrain.rendezvous.view_builder import ViewBuilder
 log = structlog.get_logger()
 
 LOOP_SECONDS = 1.0
-"""Longest time between two looks at things that nobody reports, such as etcd's process."""
+"""Seconds between two checks of state that sends no events, such as etcd's process."""
 
 
 class LocalJob:
@@ -58,9 +58,9 @@ class LocalJob:
     ) -> None:
         """``manifest``: a file, or a job whose paths are relative to ``directory`` (default: the current one).
 
-        ``etcd``: the binary, if it is not on PATH. ``replicas``: instead of the manifest's. ``environment``: for the
-        workers, over what the manifest sets. ``on_line(worker, line)`` gets what workers print, ``on_progress`` each
-        new progress record; both are called from threads of the job and must not block.
+        ``etcd``: the binary, if it is not on PATH. ``replicas``: overrides the manifest. ``environment``: variables for
+        the workers; they override the manifest. ``on_line(worker, line)`` gets the workers' output, ``on_progress``
+        each new progress record. Threads of the job call both; they must not block.
 
         Raises ``InvalidManifest``, ``EtcdNotFound``, and ``ValueError`` if ``replicas`` is not in the manifest's range.
         """
@@ -117,32 +117,32 @@ class LocalJob:
 
     @property
     def logs_dir(self) -> Path:
-        """What each worker printed: ``<worker>.log``, and its agent's own log: ``<worker>.agent.log``."""
+        """The workers' output, ``<worker>.log``, and the agents' logs, ``<worker>.agent.log``."""
         return self._site.logs_dir
 
     @property
     def audit_dir(self) -> Path:
-        """The audit log of this run: which rank consumed which samples."""
+        """The audit log of this run: the samples that each rank consumed."""
         return self._site.audit_dir
 
     # ---- what to do ------------------------------------------------------------------------------------------------
     def scale(self, replicas: int) -> None:
-        """Want ``replicas`` workers from now on. Raises ``ValueError`` if that is not between min and max."""
+        """Set the desired number of workers. Raises ``ValueError`` if ``replicas`` is not between min and max."""
         self._check_size(replicas)
         with self._changed:
             if self.result is not None or self._stopping:
-                raise ValueError(f"replicas: {replicas}: the job is ending and cannot be scaled any more")
+                raise ValueError(f"replicas: {replicas}: the job is ending and cannot be scaled")
             self._desired = replicas
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Stop at a step boundary, with a durable checkpoint where the manifest asks for checkpoints."""
+        """Stop at a step boundary, with a durable checkpoint if the manifest sets ``checkpoint``."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
 
     def kill(self) -> None:
-        """``kill -9`` everything."""
+        """Send SIGKILL to all processes of the job."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -151,11 +151,11 @@ class LocalJob:
             worker.kill()
 
     def kill_worker(self, name: str, what: Literal["rank", "agent", "worker"] = "worker") -> None:
-        """``kill -9`` of the worker's first rank, of its agent, or of both at once. Raises ``KeyError``."""
+        """Send SIGKILL to the worker's first rank, its agent, or both. Raises ``KeyError``."""
         self.worker(name).kill(what)
 
     def stop_worker(self, name: str) -> None:
-        """SIGTERM, as from the deletion of a pod: it drains, and another takes its place. Raises ``KeyError``."""
+        """Send SIGTERM, as the deletion of a pod does: the worker drains and is replaced. Raises ``KeyError``."""
         self.worker(name).signal(signal.SIGTERM)
 
     # ---- how it stands -----------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class LocalJob:
             return self._state.generation
 
     def members(self) -> dict[str, Member]:
-        """The members now registered, by worker; an incarnation that is about to expire is hidden by a younger one."""
+        """The registered members by worker; a younger incarnation hides an older one whose lease is about to expire."""
         with self._changed:
             ordered = sorted(self._state.members.values(), key=lambda m: m.create_revision)
             return {m.record.worker: m.record for m in ordered}
@@ -190,10 +190,10 @@ class LocalJob:
     def wait(
         self, condition: Callable[[LocalStatus], object] | None = None, *, timeout: float, what: str = "the job to end"
     ) -> LocalStatus:
-        """Wait until ``condition`` holds (absent: until the job is over) and return the status.
+        """Wait until ``condition`` holds and return the status. Without ``condition``, wait until the job ends.
 
-        Raises ``TimeoutError``, and ``RuntimeError`` if the job ends before ``condition`` has held; both say ``what``
-        was waited for and how things stand.
+        ``timeout``: seconds. Raises ``TimeoutError``, and ``RuntimeError`` if the job ends before ``condition`` holds.
+        Both messages contain ``what`` and the current status.
         """
         end = time.monotonic() + timeout
         with self._changed:
@@ -209,21 +209,21 @@ class LocalJob:
                 self._changed.wait(left)
 
     def await_change(self, timeout: float) -> None:
-        """Wait until something has changed, at most ``timeout`` seconds."""
+        """Wait until the status changes, at most ``timeout`` seconds."""
         with self._changed:
             self._changed.wait(timeout)
 
     def failure_tail(self, lines: int) -> str:
-        """The last lines that the worker printed whose failure ended the job; empty if none did."""
+        """The last lines of the worker whose failure ended the job; empty if the job did not fail."""
         return self._site.tail(self._failed, lines) if self._failed is not None else ""
 
     # ---- the operator's loop -----------------------------------------------------------------------------------------
     def _run(self) -> None:
-        """Lives as long as the workers, which are told to stop when this thread ends."""
+        """The loop's thread. Workers get SIGTERM when this thread ends."""
         try:
             self._operate()
         except (RuntimeError, OSError) as error:  # etcd or a worker cannot be started
-            log.exception("local mode cannot go on")
+            log.exception("local mode cannot continue")
             with self._changed:
                 self.result, self.message = Result.FAILED, str(error)
             self.kill()
@@ -286,7 +286,7 @@ class LocalJob:
             self._client.put(self.keys.target, target.encode())
             self._written = target
         except EtcdError as error:
-            log.warning("target not written, will be tried again", error=str(error))
+            log.warning("target not written; the next pass retries", error=str(error))
 
     def _start_worker(self) -> None:
         worker = self._site.start_worker(self._next_ordinal, self._on_end)
@@ -295,7 +295,7 @@ class LocalJob:
             self._workers.append(worker)
             self._changed.notify_all()
 
-    # ---- news, from other threads ------------------------------------------------------------------------------------
+    # ---- events from other threads ---------------------------------------------------------------------------------
     def _on_batch(self, batch: Batch) -> None:
         with self._changed:
             before = self._state.progress

@@ -1,4 +1,4 @@
-"""A job from a plain training script, for ``elastrain run train.py``."""
+"""Builds a job from a plain training script, for ``elastrain run train.py``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.manifest import InvalidManifest, loads
 
 FIRST, MOST = 2, 8
-"""Workers at first, and that ``elastrain scale`` may ask for; ``--set`` changes both."""
+"""Initial workers, and the largest number for ``elastrain scale``; ``--set`` changes both."""
 
 
 def job_of(script: Path, arguments: Sequence[str]) -> ElasticTrainingJob:
-    """The job that runs ``script`` with ``arguments`` on this machine, named after the file. Its image is unused here.
+    """The job that runs ``script`` with ``arguments`` on this machine. Its name is the file's name; its image is
+    unused.
 
-    Raises :class:`~elastrain.api.manifest.InvalidManifest` if there is no such file.
+    Raises :class:`~elastrain.api.manifest.InvalidManifest` if the file does not exist.
     """
     if not script.is_file():
         raise InvalidManifest(str(script), ["cannot be read: no such file"])

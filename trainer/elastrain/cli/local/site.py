@@ -1,4 +1,4 @@
-"""What a local job has on this machine: its directories, its etcd, and what a worker needs to be started."""
+"""The resources of a local job: its directories, its etcd, and the start of its workers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from elastrain.etcd.server import EtcdServer
 log = structlog.get_logger()
 
 ETCD_STARTS = 5
-"""How often etcd is started in one run; the ports and the data stay the same."""
+"""Number of starts of etcd in one run; ports and data stay the same."""
 
 
 class Site:
-    """For one run of a job. Its methods are called from one thread at a time."""
+    """One run of a job. At most one thread at a time may call its methods."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Site:
         lease_ttl: int,
         on_line: Callable[[str, str], None] | None,
     ) -> None:
-        """``etcd``: the binary, if it is not on PATH. ``on_line(worker, line)`` gets what workers print, from threads
+        """``etcd``: the binary, if it is not on PATH. ``on_line(worker, line)`` gets the workers' output, from threads
         of the workers. Raises ``EtcdNotFound``."""
         self._spec = spec
         self._keys = keys
@@ -46,12 +46,12 @@ class Site:
 
     @property
     def logs_dir(self) -> Path:
-        """What each worker printed: ``<worker>.log``, and its agent's own log: ``<worker>.agent.log``."""
+        """The workers' output, ``<worker>.log``, and the agents' logs, ``<worker>.agent.log``."""
         return self._spec.state_dir / "logs"
 
     @property
     def audit_dir(self) -> Path:
-        """The audit log of this run: which rank consumed which samples."""
+        """The audit log of this run: the samples that each rank consumed."""
         return self._spec.state_dir / "audit" / self._keys.uid
 
     @property
@@ -60,11 +60,11 @@ class Site:
 
     @property
     def etcd(self) -> EtcdConfig:
-        """How etcd, once it was started, is reached."""
+        """The connection to etcd, valid after its first start."""
         return EtcdConfig.of(self._etcd.endpoint)
 
     def prepare(self) -> None:
-        """Make the directories and start etcd. Raises ``OSError``, and ``RuntimeError`` if etcd cannot be started."""
+        """Create the directories and start etcd. Raises ``OSError``, and ``RuntimeError`` if etcd cannot be started."""
         for directory in (self.logs_dir, self.audit_dir, self._terminations):
             directory.mkdir(parents=True, exist_ok=True)
         if self._spec.state_dir.parent.name == ".elastrain":
@@ -72,18 +72,18 @@ class Site:
         self.keep_etcd()
 
     def keep_etcd(self) -> None:
-        """Start etcd if it does not run. Raises ``RuntimeError`` if it cannot be started, or has ended too often."""
+        """Restart etcd if it has ended. Raises ``RuntimeError`` if it cannot be started or has ended too often."""
         if self._etcd.pid is not None:
             return
         self._etcd_starts += 1
         if self._etcd_starts > ETCD_STARTS:
             raise RuntimeError(f"etcd ended {ETCD_STARTS} times; see {self._etcd.log_path}")
         if self._etcd_starts > 1:
-            log.warning("etcd has ended; starting it again", log=str(self._etcd.log_path))
+            log.warning("etcd has ended; restarting it", log=str(self._etcd.log_path))
         self._etcd.start()
 
     def start_worker(self, ordinal: int, on_end: Callable[[], None]) -> LocalWorker:
-        """A new worker. ``on_end`` as of :class:`LocalWorker`. Raises ``OSError``."""
+        """Start a worker. ``on_end``: see :class:`LocalWorker`. Raises ``OSError``."""
         name = f"{self._spec.name}-{ordinal}"
         checkpoint = self._spec.checkpoint
         termination_log = self._terminations / f"{name}.json"
@@ -114,7 +114,7 @@ class Site:
         )
 
     def tail(self, worker: LocalWorker, lines: int) -> str:
-        """The last lines that an ended worker printed."""
+        """The last lines of an ended worker's output."""
         if worker.ended is None:
             return ""
         path = self._log_of(worker.name)

@@ -1,5 +1,5 @@
-"""What a manifest means on this machine: the command, environment and directories of its workers. Pure but for looking
-at which directories exist."""
+"""The local form of a manifest: command, environment and directories of its workers. Pure, except that it tests which
+directories exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 @dataclass(frozen=True, slots=True)
 class LocalSpec:
-    """Everything local mode takes from a manifest."""
+    """The fields of a manifest that local mode uses."""
 
     name: str
     namespace: str
@@ -27,19 +27,19 @@ class LocalSpec:
     max: int
     desired: int
     spares: int
-    """Workers that stand by beside those."""
+    """Number of warm spares."""
     nproc: int
     backoff_limit: int
     command: tuple[str, ...]
     environment: dict[str, str]
-    """What the manifest sets; the rest comes from elastrain's own environment."""
+    """Variables of the manifest; workers inherit the rest from elastrain's own environment."""
     directory: Path
     """Working directory of the workers."""
     checkpoint: CheckpointSpec | None
-    """With an absolute path on this machine."""
+    """The path is absolute and valid on this machine."""
     state_dir: Path
     notes: tuple[str, ...] = ()
-    """What differs from the cluster, for the user to know."""
+    """Differences from the cluster, for the user."""
 
 
 def local_spec(
@@ -48,11 +48,11 @@ def local_spec(
     state_dir: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> LocalSpec:
-    """Read ``job`` as it stands in a manifest in ``manifest_dir`` (absolute).
+    """The local form of ``job``; ``manifest_dir`` (absolute) is the directory of its manifest.
 
-    ``variables`` replace or add to the container's environment, before anything refers to it.
+    ``variables`` override the container's environment before references to it are expanded.
 
-    Images, volumes, resources and everything else that only a cluster has are ignored.
+    Ignores images, volumes, resources and all other fields that only a cluster can serve.
     """
     state = state_dir or manifest_dir / ".elastrain" / job.name
     container = trainer_container(job.spec.template)
@@ -79,12 +79,12 @@ def local_spec(
 
 
 def _ranks(nproc: int | str, environment: Mapping[str, str]) -> int:
-    """A manifest's ``auto`` counts what this machine has, not what its limits ask a cluster for."""
+    """Ranks of a worker. ``auto`` counts the devices of this machine and ignores the limits."""
     return nproc if isinstance(nproc, int) else max(cuda_devices({**os.environ, **environment}), 1)
 
 
 def expand(text: str, environment: Mapping[str, str]) -> str:
-    """``$(NAME)`` as Kubernetes expands it: ``$$`` is a dollar, unknown names are left as they are."""
+    """Expand ``$(NAME)`` as Kubernetes does: ``$$`` is a dollar sign, and unknown names stay unchanged."""
     return _REFERENCE.sub(lambda m: "$" if m[0] == "$$" else environment.get(m[1], m[0]), text)
 
 
@@ -98,14 +98,15 @@ def _environment(
         if name in variables:
             continue
         if "valueFrom" in entry:
-            notes.append(f"{where}.env[{name}]: valueFrom needs a cluster; not set here")
+            notes.append(f"{where}.env[{name}]: valueFrom needs a cluster; the variable is not set")
         else:
             environment[name] = expand(str(entry.get("value") or ""), environment)
     return environment, notes
 
 
 def _directory(wanted: str | None, manifest_dir: Path, where: str) -> tuple[Path, list[str]]:
-    """``workingDir`` if this machine has it, else where the manifest is: images keep their code elsewhere."""
+    """``workingDir`` if it exists on this machine, else the directory of the manifest: images keep their code
+    elsewhere."""
     if wanted is None:
         return manifest_dir, []
     directory = manifest_dir / wanted
@@ -115,7 +116,7 @@ def _directory(wanted: str | None, manifest_dir: Path, where: str) -> tuple[Path
 
 
 def _checkpoint(spec: CheckpointSpec | None, manifest_dir: Path, state_dir: Path) -> CheckpointSpec | None:
-    """An absolute path is a volume's mount point in the cluster. Where this machine does not have it, it is placed
+    """On a cluster an absolute path is a volume's mount point. If the path does not exist here, the checkpoint goes
     below the state directory."""
     if spec is None:
         return None

@@ -1,4 +1,4 @@
-"""How a local job stands, as one value: what the live view shows and ``elastrain status`` prints. Pure."""
+"""The status of a local job as one value, for the live view and ``elastrain status``. Pure."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class WorkerStatus(BaseModel):
 
     name: str
     pid: int
-    """Of its agent."""
+    """Pid of the agent."""
     phase: str
-    """``starting`` before it has registered, then the member's phase, then its outcome."""
+    """``starting`` before the worker registers, then the member's phase, then the outcome."""
     ended: bool = False
-    """Its agent has exited; ``phase`` is its outcome."""
+    """The agent has exited; ``phase`` is its outcome."""
     node: str = ""
     member: str = ""
-    """Member id; empty before it has registered and after it has ended."""
+    """Member id; empty before registration and after the end."""
     generation: int = 0
     step: int = 0
     restarts: int = 0
     leaving: bool = False
     health: str = ""
-    """A word of ``api.records.Health``; empty: nothing is wrong."""
+    """A value of ``api.records.Health``; empty: healthy."""
     message: str = ""
-    """Why it ended, or what is wrong with it, where there is something to say."""
+    """Why the worker ended, or is unhealthy; empty otherwise."""
 
 
 class LocalStatus(BaseModel):
@@ -47,9 +47,9 @@ class LocalStatus(BaseModel):
     max: int
     desired: int
     spares: int = 0
-    """Warm spares that the manifest asks for."""
+    """Desired number of warm spares."""
     workers: tuple[WorkerStatus, ...] = ()
-    """Those that run, and those that ended with something to say; oldest first."""
+    """Workers that run, and ended workers with a message; oldest first."""
     target: Target | None = None
     generation: Generation | None = None
     progress: Progress | None = None
@@ -63,7 +63,7 @@ class LocalStatus(BaseModel):
 
     @property
     def in_force(self) -> int:
-        """Workers that have adopted the newest generation and are in it. One speaks for all: they adopt it together."""
+        """Workers of the newest generation that have adopted it. All members adopt together: one report suffices."""
         if self.generation is None:
             return 0
         inside = [w for w in self.workers if self.generation.member(w.member)]
@@ -71,7 +71,7 @@ class LocalStatus(BaseModel):
 
     @property
     def standing_by(self) -> tuple[str, ...]:
-        """Workers that could train and are not needed: warm spares."""
+        """The warm spares: ready workers outside of the generation."""
         if not self.spares or not self.desired or self.generation is None or self.generation.size < self.desired:
             return ()
         outside = [w for w in self.running if not self.generation.member(w.member)]
@@ -79,7 +79,7 @@ class LocalStatus(BaseModel):
 
 
 def in_generation(generation: Generation | None, members: Iterable[Member]) -> set[str]:
-    """Workers that are in ``generation`` as they are now: one whose ranks were killed and started again is not."""
+    """Workers whose current incarnation is in ``generation``. A worker with restarted ranks is not."""
     inside = {m.id for m in generation.members} if generation else set()
     return {m.worker for m in members if m.id in inside}
 
@@ -92,7 +92,7 @@ def phase_of(
     generation: Generation | None,
     members: Mapping[str, Member],
 ) -> str:
-    """One word for a person; the operator's words where it has them."""
+    """The phase of the job; the operator's terms where they exist."""
     if result is not None:
         return {"finished": "Succeeded", "failed": "Failed"}.get(result, "Stopped")
     if stopping:
@@ -107,14 +107,14 @@ def phase_of(
 
 
 def eta_seconds(progress: Progress) -> float | None:
-    """Seconds that the remaining steps take at the present speed; None where it is not known."""
+    """Seconds until the last step at the present rate; None: unknown."""
     if progress.total_steps is None or progress.step_seconds is None:
         return None
     return max(0, progress.total_steps - progress.step) * progress.step_seconds
 
 
 def samples_per_second(earlier: tuple[float, Progress] | None, later: tuple[float, Progress]) -> float | None:
-    """From two looks at the progress, each with its time."""
+    """Samples per second between two progress records, each with its time."""
     if earlier is None or later[0] <= earlier[0]:
         return None
     return max(0.0, (later[1].samples - earlier[1].samples) / (later[0] - earlier[0]))

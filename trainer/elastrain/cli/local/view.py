@@ -1,4 +1,4 @@
-"""A local job on the terminal: live where there is one, plain lines elsewhere."""
+"""Shows a local job on the terminal: a live display, or plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rich.table import Table
 from rich.text import Text
 
 from elastrain.api.records import Progress
-from elastrain.cli.local.changes import duration, news, progress_line, rescale_line
+from elastrain.cli.local.changes import changes, duration, progress_line, rescale_line
 from elastrain.cli.local.status import LocalStatus, eta_seconds, samples_per_second
 from elastrain.cli.shell.terminal import ReaderGone
 
 PROGRESS_SECONDS = 5.0
-"""Between two progress lines of the plain view."""
+"""Seconds between two progress lines of the plain view."""
 PHASE_STYLES = {"Running": "green", "Succeeded": "green", "Failed": "red", "Rescaling": "yellow", "Draining": "yellow"}
 
 
 class View:
-    """Shows a job; a context manager. :meth:`show` is called at every change, :meth:`line` with what workers print."""
+    """Shows a job; a context manager. Call :meth:`show` at every change and :meth:`line` for each line of a worker."""
 
     def __init__(self, console: Console | None = None, *, live: bool) -> None:
         self.console = console or Console()
         self.reader_gone = False
-        """Whoever read this has gone, as ``head`` does; nothing is seen any more."""
+        """True once the reader closed the pipe, as ``head`` does. Later output is discarded."""
         self._lock = threading.Lock()
         self._before: LocalStatus | None = None
         self._rate: float | None = None
@@ -48,18 +48,18 @@ class View:
             self._live.stop()
 
     def line(self, worker: str, text: str) -> None:
-        """Something that a worker printed."""
+        """Print one line of a worker."""
         self._print(Text.assemble((f"{worker} │ ", "cyan"), Text.from_ansi(text)))
 
     def say(self, text: str, style: str = "bold") -> None:
-        """Something that elastrain has to say."""
+        """Print a message of elastrain."""
         self._print(Text(text, style=style))
 
     def show(self, status: LocalStatus) -> None:
-        """The job's newest status."""
+        """Show the job's newest status."""
         with self._lock:
             before, self._before = self._before, status
-        for sentence in news(before, status):
+        for sentence in changes(before, status):
             self.say(sentence, style="dim")
         self._measure(status)
         if self._live is not None:
@@ -78,7 +78,7 @@ class View:
     def _print(self, text: Text) -> None:
         try:
             self.console.print(text, highlight=False, soft_wrap=True)
-        except ReaderGone:  # raised once, in whichever thread prints first
+        except ReaderGone:  # raised once, in the thread that prints first
             self.reader_gone = True
 
 
@@ -136,11 +136,11 @@ def _workers(status: LocalStatus) -> Table:
             Text(w.phase, style=style),
             str(w.generation or ""),
             str(w.restarts or ""),
-            Text(note),  # may be a script's words, which are not markup
+            Text(note),  # a note may contain the script's text, which is not markup
         )
     return table
 
 
 def wants_live(plain: bool) -> bool:
-    """Live only where a person watches a terminal."""
+    """Whether to use the live display: only on a terminal."""
     return not plain and sys.stdout.isatty()

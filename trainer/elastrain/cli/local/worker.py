@@ -1,4 +1,4 @@
-"""One worker of a local job: an agent process, what it prints and how it ends."""
+"""One worker of a local job: its agent process, its output and its end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from elastrain.api.records import Outcome, Termination
 from elastrain.tether import tethered
 
 STREAM_SECONDS = 1.0
-"""How long the output of an ended agent is waited for."""
+"""Seconds to wait for the output of an ended agent."""
 
 
 class LocalWorker:
-    """An agent in a session of its own: Ctrl-C in the terminal does not reach it, the death of its runner does."""
+    """An agent in its own session. Ctrl-C in the terminal does not reach it; the end of its runner does."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class LocalWorker:
         on_line: Callable[[str, str], None],
         on_end: Callable[[], None],
     ) -> None:
-        """Start it. Call from a thread that lives as long as the worker. ``on_line(worker, line)`` gets what is
-        printed, ``on_end()`` is called after :attr:`ended` is set; both from a thread of the worker."""
+        """Start the agent. Call this from a thread that outlives the worker. ``on_line(worker, line)`` gets each line
+        of output. ``on_end()`` follows after :attr:`ended` is set. Threads of the worker call both."""
         self.name = name
         self.ordinal = ordinal
         self.leaving = False
@@ -48,7 +48,7 @@ class LocalWorker:
         self._on_line = on_line
         self._on_end = on_end
         self._process = subprocess.Popen(
-            # SIGTERM: if elastrain itself is killed, the job drains.
+            # SIGTERM: the job drains if elastrain itself is killed.
             tethered([sys.executable, "-m", "elastrain", "agent", "--", *command], signal.SIGTERM),
             env=dict(environment),
             cwd=directory,
@@ -63,30 +63,30 @@ class LocalWorker:
 
     @property
     def pid(self) -> int:
-        """Of the agent."""
+        """Pid of the agent."""
         return self._process.pid
 
     def rank_pids(self) -> list[int]:
-        """Pids of the ranks that the agent runs, oldest first; empty when it has ended."""
+        """Pids of the agent's ranks, oldest first; empty after the agent has ended."""
         if self.ended is not None:
             return []
         pids = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # it ended while we looked
+            with contextlib.suppress(OSError):  # the process may end during the read
                 state, parent, _, session = stat.read_text().rpartition(")")[2].split()[:4]
-                # Ranks lead sessions of their own; the agent's helper and what a dead rank has left behind do not.
+                # Ranks lead their own sessions; the agent's helper and the children of a dead rank do not.
                 if int(parent) == self.pid and session == stat.parent.name and state != "Z":
                     pids.append(int(session))
         return sorted(pids)
 
     def signal(self, signum: int) -> None:
-        """Send ``signum`` to the agent; nothing happens if it has ended."""
+        """Send ``signum`` to the agent; does nothing if it has ended."""
         if self.ended is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signum)
 
     def kill(self, what: str = "worker") -> None:
-        """``kill -9`` of a ``rank`` (its first, with its children), the ``agent``, or the whole ``worker`` at once."""
+        """Send SIGKILL to the first ``rank`` with its children, to the ``agent``, or to the whole ``worker``."""
         ranks = self.rank_pids()
         if what == "agent":
             self.signal(signal.SIGKILL)
@@ -94,7 +94,7 @@ class LocalWorker:
         if what == "worker":
             self.signal(signal.SIGKILL)
         for pid in ranks[:1] if what == "rank" else ranks:
-            with contextlib.suppress(ProcessLookupError):  # it died with its agent
+            with contextlib.suppress(ProcessLookupError):  # the rank died with its agent
                 os.killpg(pid, signal.SIGKILL)
 
     def _read(self) -> None:
@@ -112,12 +112,13 @@ class LocalWorker:
 
 
 def read_termination(path: Path, exit_code: int) -> Termination:
-    """An agent's last words, or what its exit code says if it left none (it was killed). Negative codes are signals."""
+    """The agent's termination record. Without one (the agent was killed), a record made from its exit code; a negative
+    code is a signal."""
     try:
         return Termination.decode(path.read_bytes())
     except (OSError, ValidationError):
         signum = max(0, -exit_code)
-        how = f"was killed by signal {signum}" if signum else f"exited with {exit_code} without a word"
+        how = f"was killed by signal {signum}" if signum else f"exited with {exit_code} without a termination record"
         return Termination(
             outcome=Outcome.FAILED,
             exit_code=exit_code if exit_code >= 0 else 128 + signum,

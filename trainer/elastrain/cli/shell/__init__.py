@@ -1,1 +1,1 @@
-"""What all commands share: help, completion, output formats, spelling, the terminal."""
+"""Shared by all commands: help, completion, output formats, spelling, the terminal."""

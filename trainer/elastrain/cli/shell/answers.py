@@ -1,19 +1,19 @@
-"""How a command answers: the forms of its output, and its exit codes."""
+"""Output formats and exit codes of the commands."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 EXIT_FAILED = 1
-"""The job that was waited for has failed."""
+"""The awaited job failed."""
 EXIT_REFUSED = 2
-"""Asked wrongly, or refused."""
+"""The request is invalid, or was refused."""
 EXIT_NO_CLUSTER = 3
-"""The cluster cannot be reached, does not know elastrain, or does not allow it."""
+"""The cluster is unreachable, lacks elastrain, or denies access."""
 
 
 class Output(StrEnum):
-    """How an answer is printed."""
+    """Format of the output."""
 
     TABLE = "table"
     WIDE = "wide"

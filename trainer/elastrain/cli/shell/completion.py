@@ -1,4 +1,4 @@
-"""What the shell may offer for a word that is being typed. Whatever goes wrong, it offers less and says nothing."""
+"""Shell completion: candidates for the current word. An error reduces the candidates and prints nothing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import typer
 from elastrain.api import names
 
 SECONDS = 2.0
-"""Longest time that the cluster is waited for. The person waits, too."""
+"""Seconds to wait for the cluster, while the user waits for the candidates."""
 
 
 class Shell(StrEnum):
-    """Shells that a script is made for."""
+    """Shells with completion scripts."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -39,11 +39,12 @@ else
   compdef _{name}_completion {program}
 fi
 """
-"""typer's own script, loaded so, only defines itself: the first Tab of each shell offers nothing."""
+"""A wrapper for typer's script. typer's own only defines the function when loaded: the first Tab of each shell offers
+nothing."""
 
 
 def script(shell: Shell, program: str = "elastrain") -> str:
-    """What the shell must read for ``program`` to be completed."""
+    """The completion script of ``program`` for ``shell``."""
     if shell is Shell.ZSH:
         return _ZSH.format(program=program, name=program.replace("-", "_"), variable=variable(program)).rstrip()
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
@@ -52,19 +53,19 @@ def script(shell: Shell, program: str = "elastrain") -> str:
 
 
 def variable(program: str) -> str:
-    """Of the environment, by which the shell asks."""
+    """The environment variable that requests completion."""
     return f"_{program.replace('-', '_').upper()}_COMPLETE"
 
 
 def prepare() -> None:
-    """Have typer know the shells, which it does by itself only where the program has its completion options."""
+    """Register the shells with typer, which does so itself only for programs with its completion options."""
     from typer.completion import completion_init  # type: ignore[attr-defined]
 
     completion_init()
 
 
 def jobs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of jobs in the namespace of the command line, or of the context."""
+    """Job names in the namespace of the command line, or of the context."""
     return _starting(incomplete, _ask(ctx, _jobs_path))
 
 
@@ -85,7 +86,7 @@ def contexts(incomplete: str) -> list[str]:
 def kubectl() -> None:
     """Entry point of ``kubectl_complete-etj``, which kubectl runs to complete ``kubectl etj ...``.
 
-    Gets the words so far, the one being typed last; prints candidates and, as the last line, cobra's directive: 4 (no
+    Reads the words of the command line; the last is incomplete. Prints the candidates and then cobra's directive: 4 (no
     file names) or 0. Source: https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/
     """
     words = sys.argv[1:] or [""]
@@ -96,7 +97,7 @@ def kubectl() -> None:
 
 
 def offered(words: list[str], incomplete: str) -> Iterator[str]:
-    """What may stand for ``incomplete`` after ``words`` of ``kubectl etj``."""
+    """Candidates for ``incomplete`` after ``words`` of ``kubectl etj``."""
     from typer.main import get_command
 
     from elastrain.cli.cluster.app import app
@@ -123,7 +124,7 @@ def _jobs_path(namespace: str) -> str:
 
 
 def _ask(ctx: typer.Context, path: Any) -> list[str]:
-    """Names of the objects at ``path(namespace)``; none if they are not known in time."""
+    """Names of the objects at ``path(namespace)``; empty if the cluster does not answer in time."""
     with _silently():
         return asyncio.run(_names(ctx.params.get("namespace"), ctx.params.get("context"), path))
     return []
@@ -144,6 +145,6 @@ async def _names(namespace: str | None, context: str | None, path: Any) -> list[
 
 @contextlib.contextmanager
 def _silently() -> Iterator[None]:
-    """Nothing may be written between a person's words, so errors of every kind only mean that nothing is offered."""
+    """Suppress all errors and output: any text would land inside the user's command line."""
     with contextlib.suppress(Exception), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):  # noqa: PTH123
         yield

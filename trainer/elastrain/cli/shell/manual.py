@@ -1,7 +1,7 @@
-"""How ``--help`` reads: paragraphs in the width of the terminal, a sentence for each command in the list, no types.
+"""Formats ``--help``: paragraphs fill the terminal, and the list of commands shows one sentence each, without types.
 
-typer keeps the line breaks of a docstring and says of a flag that it takes a ``<bool>``, of a job's name that it is a
-``<str>`` in braces. Docstrings here are written for the editor; this makes them fit where they are read.
+typer keeps the line breaks of a docstring, shows a flag as ``<bool>`` and a job's name as ``<str>`` in braces.
+Docstrings here wrap for the editor; this module wraps them for the terminal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Readable:
-    """For a command or a group of commands: its help flows, and its options are named as one would type them."""
+    """A command or group whose help text is reflowed and whose options show the name of their value."""
 
     help: str | None
     short_help: str | None
@@ -41,7 +41,7 @@ class Readable:
 
 
 class Command(Readable, TyperCommand):
-    """A command whose usage line is what one would type, too, and whose refusals name the value and the rule."""
+    """A command with a typeable usage line; its refusals name the value and the rule."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -63,13 +63,13 @@ class Program(typer.Typer):
 
 
 def usage(argument: Any) -> str:
-    """What stands for ``argument`` in a usage line: ``JOB``, ``[JOB]`` where it may be absent."""
-    shown = str(argument.metavar or argument.name.upper())  # the operator's own command is plain typer's
+    """The usage text of ``argument``: ``JOB``, or ``[JOB]`` if it is optional."""
+    shown = str(argument.metavar or argument.name.upper())  # the operator's own command uses plain typer
     return shown if argument.required or shown.startswith("[") else f"[{shown}]"
 
 
 def refusal(error: typer.BadParameter) -> str:
-    """Why a value is refused, without the words of the library that looked at it."""
+    """The reason for a refused value, without the library's own prefix."""
     cause = error.__cause__ or error.__context__
     message = error.message.removeprefix("Value error, ")
     if not isinstance(cause, ValidationError):
@@ -80,13 +80,13 @@ def refusal(error: typer.BadParameter) -> str:
 
 
 def flowing(text: str) -> str:
-    """``text`` without the line breaks inside its paragraphs. Indented lines (examples) stay as they are."""
+    """``text`` without line breaks inside its paragraphs. Indented lines (examples) stay unchanged."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(p if p.startswith(" ") else " ".join(p.split()) for p in paragraphs)
 
 
 def first_sentence(text: str) -> str:
-    """Of a docstring: for a list, where each thing has one line."""
+    """The first sentence of a docstring, for a list with one line for each command."""
     return re.split(r"(?<=[.?]) ", " ".join(text.partition("\n\n")[0].split()))[0]
 
 

@@ -1,4 +1,4 @@
-"""Commands that are called otherwise elsewhere, and what is given as a job's name."""
+"""Command names of other programs, and job names in other notations."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MEANT = {
     "remove": "delete", "resize": "scale", "restart": "resume", "rm": "delete", "show": "status", "start": "submit",
     "stop": "suspend", "tail": "logs", "top": "watch", "train": "run", "verify": "audit", "why": "explain",
 }  # fmt: skip
-"""What kubectl, docker, Slurm and people call our commands."""
+"""Names that kubectl, docker, Slurm and users give to these commands."""
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _KINDS = ("etj/", "elastictrainingjob/", "elastictrainingjobs/", "elastictrainingjob.elastrain.dev/")
 
 
 class Commands(Readable, TyperGroup):
-    """Names the command that is meant where another program's name for it, or a typing error, was given."""
+    """Suggests the command for another program's name or a typing error."""
 
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]
         meant = MEANT.get(args[0]) if args and args[0] not in self.commands else None
@@ -33,9 +33,9 @@ class Commands(Readable, TyperGroup):
 
 
 def job_name(given: str | None) -> str | None:
-    """The name in what was given: ``digits``, or as kubectl prints it, ``etj/digits``.
+    """The job name in ``given``: ``digits``, or ``etj/digits`` as kubectl prints it.
 
-    Raises ``typer.BadParameter`` for what cannot be one. None, where none was given, stays None.
+    None stays None. Raises ``typer.BadParameter`` for an invalid name.
     """
     if given is None:
         return None
@@ -44,5 +44,5 @@ def job_name(given: str | None) -> str | None:
         return name
     namespace, slash, rest = name.partition("/")
     if slash and _NAME.fullmatch(namespace) and _NAME.fullmatch(rest):
-        raise typer.BadParameter(f"{given}: has a namespace in it; give that by itself: {rest} -n {namespace}")
-    raise typer.BadParameter(f"{given}: is no name of a job: small letters, digits and dashes")
+        raise typer.BadParameter(f"{given}: contains a namespace; use {rest} -n {namespace}")
+    raise typer.BadParameter(f"{given}: is not a job name: use lower-case letters, digits and '-'")

@@ -1,6 +1,6 @@
-"""The terminal as it is: of another alphabet, or a pipe whose reader has gone.
+"""Adapts output to the terminal: to alphabets without some characters, and to pipes that the reader closes.
 
-:func:`courteous` is for entry points. It imports nothing heavy, so that it is in force before anything else is.
+:func:`courteous` is for entry points. It imports only small modules, so that it takes effect early.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 EXIT_INTERRUPTED = 130
-"""128 and SIGINT, as shells count it."""
+"""128 plus SIGINT, as in a shell."""
 EXIT_READER_GONE = 141
-"""128 and SIGPIPE: what a program in C would have ended with."""
+"""128 plus SIGPIPE, as for a program in C."""
 
 _PLAIN = {
     "→": "->", "−": "-", "×": "x", "│": "|", "✓": "+", "✗": "x", "▶": ">", "…": "...", "█": "#", "─": "-", "━": "-",
     "╸": "-", "╺": "-", "╭": "+", "╮": "+", "╰": "+", "╯": "+", "•": "*", "·": ".", "▲": "^", "▼": "v",
     **dict(zip("▁▂▃▄▅▆▇", "_.,-=+*", strict=True)),
 }  # fmt: skip
-"""What we print, for an alphabet that lacks it; other characters become a question mark."""
+"""Replacements for characters that the terminal's alphabet lacks; other characters become a question mark."""
 
 
 class ReaderGone(SystemExit):
-    """Whoever read what this program prints has gone, as ``head`` does. Nothing more is printed."""
+    """The reader of the output closed the pipe, as ``head`` does. The program prints no more."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_READER_GONE)
 
 
 class _Stream(io.TextIOWrapper):
-    """Standard output or error. Raises :class:`ReaderGone` once where Python would raise ``BrokenPipeError`` (which
-    typer and rich each turn into an exit code that means something else here)."""
+    """Standard output or error. Raises :class:`ReaderGone` once in place of ``BrokenPipeError``, which typer and rich
+    turn into exit codes with another meaning."""
 
     def write(self, text: str) -> int:
         try:
@@ -51,13 +51,13 @@ class _Stream(io.TextIOWrapper):
 
     def _lose(self) -> NoReturn:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.fileno())  # what is still buffered goes there, and all that follows
+        os.dup2(nowhere, self.fileno())  # discards the buffered output and all later output
         os.close(nowhere)
         raise ReaderGone from None
 
 
 def spell_out(error: UnicodeError) -> tuple[str, int]:
-    """An error handler for :func:`codecs.register_error`: what cannot be encoded, in ASCII."""
+    """An error handler for :func:`codecs.register_error`: replaces a character by ASCII."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(_PLAIN.get(c, "?") for c in error.object[error.start : error.end]), error.end
@@ -65,13 +65,12 @@ def spell_out(error: UnicodeError) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def courteous() -> Iterator[None]:
-    """Run a command in here. Ctrl-C ends it with 130, a reader that has gone with 141, neither with a traceback; what
-    the terminal's alphabet lacks is spelled out.
-    """
+    """Run a command in this context. Ctrl-C ends it with 130 and a closed pipe with 141, both without a traceback.
+    Characters that the terminal's alphabet lacks are spelled out."""
     codecs.register_error("elastrain", spell_out)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if type(stream) is io.TextIOWrapper:  # not a test's, nor None
+        if type(stream) is io.TextIOWrapper:  # not a test's stream, nor None
             _adopt(name, stream)
     try:
         try:

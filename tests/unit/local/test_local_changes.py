@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builders
 from elastrain.api.records import CheckpointState, Progress, Rescale
-from elastrain.cli.local.changes import duration, news, progress_line, rescale_line
+from elastrain.cli.local.changes import changes, duration, progress_line, rescale_line
 from elastrain.cli.local.status import LocalStatus, WorkerStatus
 
 
@@ -20,8 +20,8 @@ def progress(**fields) -> Progress:
 
 def test_nothing_is_said_twice():
     now = status(WorkerStatus(name="j-0", pid=1, phase="ready"), progress=progress())
-    assert news(None, now)
-    assert news(now, now) == []
+    assert changes(None, now)
+    assert changes(now, now) == []
 
 
 def test_a_worker_is_followed_from_start_to_end():
@@ -30,30 +30,30 @@ def test_a_worker_is_followed_from_start_to_end():
     ended = status(
         WorkerStatus(name="j-0", pid=7, phase="failed", ended=True, step=3, message="ScriptFailed: KeyError: 1")
     )
-    assert news(None, started) == ["j-0 started (pid 7)"]
-    assert news(started, ready) == ["j-0 is ready"]
-    assert news(ready, ended) == ["j-0 failed at step 3: ScriptFailed: KeyError: 1"]
+    assert changes(None, started) == ["j-0 started (pid 7)"]
+    assert changes(started, ready) == ["j-0 is ready"]
+    assert changes(ready, ended) == ["j-0 failed at step 3: ScriptFailed: KeyError: 1"]
 
 
 def test_a_restart_in_place_is_told():
     before = status(WorkerStatus(name="j-0", pid=7, phase="ready"))
     after = status(WorkerStatus(name="j-0", pid=7, phase="warming", restarts=1))
-    assert news(before, after) == ["j-0: a rank was killed; its ranks are started again"]
+    assert changes(before, after) == ["j-0: a rank was killed; its ranks are started again"]
 
 
 def test_what_is_wrong_with_a_worker_is_told_and_when_it_is_well_again():
     well = status(WorkerStatus(name="j-0", pid=7, phase="ready"))
     slow = status(WorkerStatus(name="j-0", pid=7, phase="ready", health="slow", message="10 times as long"))
-    assert news(well, slow) == ["j-0 is a straggler: 10 times as long"]
-    assert news(slow, slow) == []
-    assert news(slow, well) == ["j-0 is well again"]
+    assert changes(well, slow) == ["j-0 is a straggler: 10 times as long"]
+    assert changes(slow, slow) == []
+    assert changes(slow, well) == ["j-0 is healthy again"]
 
 
 def test_a_generation_and_its_rescale_are_told_once():
     formed = builders.generation(2, "j-0.x")
     rescale = Rescale(generation=2, from_size=1, to_size=2, reason="Grow", step=90, pause_seconds=0.0521)
     before, after = status(), status(generation=formed, progress=progress(rescales=(rescale,)))
-    assert news(before, after) == [
+    assert changes(before, after) == [
         "generation 2 (Grow): j-0",
         "1 → 2 ranks (Grow) at step 90: pause 52 ms, no step lost",
     ]
@@ -72,7 +72,7 @@ def test_a_pause_explains_itself_if_its_phases_are_known():
 
 def test_a_failed_checkpoint_is_told_with_its_reason():
     failed = progress(checkpoint=CheckpointState(error="write /c: No space left on device"))
-    assert news(status(progress=progress()), status(progress=failed)) == [
+    assert changes(status(progress=progress()), status(progress=failed)) == [
         "checkpoint failed: write /c: No space left on device"
     ]
 
