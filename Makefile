@@ -32,8 +32,7 @@ test: ## linters, types, and the tests that need no cluster: unit, protocol, tra
 
 nightly: ## the tests that CI leaves out, and property tests with 20 times the examples
 	@scripts/dev-env
-	@$(PYTEST) -m nightly --durations=10
-	@$(PYTEST) -m hypothesis --hypothesis-profile=nightly --durations=10
+	@$(PYTEST) -m "nightly or hypothesis" --hypothesis-profile=nightly --override-ini=timeout=1800 --durations=10
 
 reference: ## what follows from the code: the CRD, and the pages of fields, commands, client and decisions
 	@scripts/dev-env

@@ -14,7 +14,7 @@ from elastrain.api import names
 if TYPE_CHECKING:
     from control_plane import ApiServer
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.nightly]
 
 PATIENCE = 30.0
 

@@ -17,7 +17,7 @@ def known() -> dict[str, bool]:
     for file in (file for folder in ("tests", "e2e") for file in (ROOT / folder).rglob("test_*.py")):
         module = ast.parse(file.read_text())
         whole = any("pytestmark" in ast.unparse(n) and "nightly" in ast.unparse(n) for n in module.body)
-        for node in ast.walk(module):
+        for node in module.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                 marked = any(ast.unparse(d) == "pytest.mark.nightly" for d in node.decorator_list)
                 found[node.name] = not (whole or marked)

@@ -184,6 +184,7 @@ class AnyHistory(RuleBasedStateMachine):
             assert view.intact and view.adopted, "the generation in force is whole"
 
 
+@pytest.mark.hypothesis  # which its plugin sees by itself of functions only
 @pytest.mark.timeout(600)  # a failure takes minutes to be made small; it must not be cut off before it is shown
 def test_promises_are_kept_whatever_happens(make_job):
     run_state_machine_as_test(
