@@ -12,8 +12,8 @@
             optimizer.step()
             optimizer.zero_grad()
 
-Fabric, and not Lightning's Trainer: in Fabric the loop is the script's, so it can be the job's. The Trainer's loop
-counts each execution of a step, and fetches the next batch before this one is done.
+In Fabric the script owns the loop, so the job can provide it. Lightning's Trainer counts each execution of a step and
+fetches the next batch before the present step ends.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from elastrain.elastic.job import Job
 
 
 class ElasticStrategy(SingleDeviceStrategy):
-    """One rank of ``job``; the device is this process's own. Batches come from ``job.dataloader`` and ``job.steps``,
-    not from ``fabric.setup_dataloaders``.
+    """One rank of ``job`` on this process's device. Batches come from ``job.dataloader`` and ``job.steps``, not from
+    ``fabric.setup_dataloaders``.
 
     Each loop body calls ``fabric.backward(loss)`` exactly once; Fabric itself refuses ``loss.backward()``.
     """
@@ -40,7 +40,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         self._job = job
         self._optimizers = 0
 
-    # -- who this is ---------------------------------------------------------------------------------------------------
+    # -- place in the world --------------------------------------------------------------------------------------------
     @property
     def is_global_zero(self) -> bool:
         return self._job.rank == 0
@@ -51,7 +51,7 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     @global_rank.setter
     def global_rank(self, rank: int) -> None:
-        """Fabric sets it to that of a process that is alone; here it follows from the generation."""
+        """Ignored: Fabric sets the rank of a single process; the generation determines the rank here."""
 
     @property
     def world_size(self) -> int:
@@ -63,13 +63,13 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     # -- one step ------------------------------------------------------------------------------------------------------
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """Raises ``ValueError`` for a precision that scales the loss: the scale would have to travel with the job."""
+        """Raises ``ValueError`` for a precision with loss scaling: the scale is not part of the job's state."""
         if getattr(self.precision, "scaler", None) is not None:
             raise ValueError(f"precision: {self.precision.precision}: not in an elastic job; use 'bf16-mixed'")
         return self._job.wrap(module)
 
     def setup_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Also tracks it: as ``optimizer``, a second one as ``optimizer1``, and so on."""
+        """Set up and track the optimizer: the first as ``optimizer``, the second as ``optimizer1``, and so on."""
         name = f"optimizer{self._optimizers or ''}"
         self._job.track(**{name: optimizer})
         self._optimizers += 1
@@ -77,7 +77,7 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     def backward(self, tensor: torch.Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
         if args or kwargs:
-            raise ValueError("fabric.backward(loss): takes nothing but the loss in an elastic job")
+            raise ValueError("fabric.backward(loss): takes only the loss in an elastic job")
         self._job.backward(tensor)
 
     def clip_gradients_norm(
@@ -88,7 +88,10 @@ class ElasticStrategy(SingleDeviceStrategy):
         norm_type: float | int = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Any:
-        """The norm of the global batch's gradient; None, and nothing happens, before a step's last micro-batch."""
+        """The gradient norm of the global batch; None, without an effect, before a step's last micro-batch.
+
+        Raises ``RuntimeError`` if ``error_if_nonfinite`` is set and the norm is not finite.
+        """
         norm = self._job.clip_grad_norm_(float(max_norm), float(norm_type))
         if error_if_nonfinite and norm is not None and self._job.committed and not norm.isfinite():
             raise RuntimeError(f"the norm of the gradient is {norm.item()}")
@@ -98,7 +101,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         if self._job.synchronised:
             super().clip_gradients_value(module, optimizer, clip_val)
 
-    # -- what ranks say to each other ----------------------------------------------------------------------------------
+    # -- collectives ---------------------------------------------------------------------------------------------------
     def all_reduce(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(_NO_COLLECTIVES)
 
@@ -111,5 +114,5 @@ class ElasticStrategy(SingleDeviceStrategy):
 
 _NO_COLLECTIVES = (
     "fabric.all_reduce, all_gather and broadcast: the world may change in the middle of one. The mean loss over the "
-    "global batch is job.loss; state that all ranks need belongs into job.track(...)"
+    "global batch is job.loss; state that all ranks need belongs in job.track(...)"
 )
