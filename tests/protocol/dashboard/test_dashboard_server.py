@@ -139,7 +139,7 @@ def test_jobs_are_told_as_data(filled, stage) -> None:
             devices = await (await s.client.get("/api/accelerators")).json()
             assert [(r["resource"], r["held"], r["total"]) for r in devices["now"]] == [("nvidia.com/gpu", 2, 8)]
             gone = await s.client.get("/api/jobs/research/other")
-            assert (gone.status, await gone.json()) == (404, {"error": "there is no job research/other"})
+            assert (gone.status, await gone.json()) == (404, {"error": "no job research/other"})
 
     run(scenario)
 

@@ -1,4 +1,4 @@
-"""What the page gets to know of a job, as JSON has it. Pure; what a status means, ``view`` and ``explain`` say."""
+"""The page's view of a job, in JSON form. Pure; ``view`` and ``explain`` interpret the status."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from elastrain.client import explain as explanations
 from elastrain.dashboard.timeline import Moment
 
 EVENTS = 50
-"""Of a job, the newest ones."""
+"""Shown events of a job, newest first."""
 WORKERS = 500
-"""Of a job; with more, those that do not run come first."""
+"""Shown workers of a job; workers that do not run take precedence."""
 
 Json = dict[str, Any]
 
 
 def row(job: ElasticTrainingJob) -> Json:
-    """A job in the list."""
+    """A job's row in the list."""
     status = job.status or JobStatus()
     progress = status.progress
     return {
@@ -44,7 +44,7 @@ def row(job: ElasticTrainingJob) -> Json:
 
 
 def unreadable(body: Mapping[str, Any], says: str) -> Json:
-    """A job of another version in the list: its name and what is wrong."""
+    """The row of a job of another version: its name and the error."""
     meta, status = body["metadata"], body.get("status") or {}
     nothing = dict.fromkeys(
         ("ready", "wanted", "min", "max", "step", "of", "loss", "pace", "eta", "goodput"),
@@ -57,13 +57,13 @@ def unreadable(body: Mapping[str, Any], says: str) -> Json:
 
 
 def wanted(job: ElasticTrainingJob) -> int:
-    """Workers wanted now, as the operator has decided, else as the spec says."""
+    """Desired workers by the operator's decision, else by the spec."""
     decided = job.status.desired_replicas if job.status else None
     return job.spec.desired_replicas if decided is None else decided
 
 
 def goodput(books: AcceleratorSeconds | None) -> float | None:
-    """Part of the accelerator seconds held so far that went into training, from 0 to 1; None while none are known."""
+    """Share of the held accelerator seconds that trained, from 0 to 1; None if unknown."""
     if books is None:
         return None
     held = books.training + books.rescaling + books.waiting + books.redone
@@ -71,7 +71,7 @@ def goodput(books: AcceleratorSeconds | None) -> float | None:
 
 
 def why(job: ElasticTrainingJob) -> str:
-    """How it ended, what it waits for, or why it is not larger; empty where all is well."""
+    """How the job ended, which condition it waits for, or why it is not larger; empty for a healthy job."""
     grown = next((c for c in (job.status.conditions if job.status else []) if c.type == ConditionType.GROWN), None)
     return view.standing(job) or (grown.message if grown and grown.status == "False" else "")
 
@@ -79,7 +79,7 @@ def why(job: ElasticTrainingJob) -> str:
 def detail(
     job: ElasticTrainingJob, workers: Sequence[Worker], events: Iterable[Event], moments: Sequence[Moment]
 ) -> Json:
-    """A job's page, without its figures over time."""
+    """A job's page, without its values over time."""
     status = job.status or JobStatus()
     waiting_first = sorted(workers, key=lambda w: (w.phase == "Running", w.ordinal))
     return {
@@ -128,7 +128,7 @@ def _rescale(moment: Moment) -> Json:
 
 
 def _events(events: Iterable[Event]) -> list[Json]:
-    """The newest first."""
+    """Newest first."""
     ordered = sorted(events, key=lambda e: e.time.timestamp() if e.time else 0.0, reverse=True)
     return [
         {
