@@ -67,28 +67,28 @@ def _digest(job_uid: str, generation: int) -> bytes:
     return hashlib.sha256(f"elastrain/{job_uid}/{generation}".encode()).digest()
 
 
-def wanted(environ: Mapping[str, str]) -> bool:
+def enabled(environ: Mapping[str, str]) -> bool:
     """Whether the environment names a collector."""
     named = environ.get(ENV_TRACES_ENDPOINT) or environ.get(ENV_ENDPOINT)
     return bool(named) and environ.get(ENV_DISABLED, "").lower() != "true"
 
 
-def from_environment(environ: Mapping[str, str], service: str, **who: Attribute) -> Tracer | None:
+def from_environment(environ: Mapping[str, str], service: str, **attributes: Attribute) -> Tracer | None:
     """A tracer; None if the environment names no collector, or the tracer cannot be made (which is logged).
 
-    ``who``: attributes of the process, of its resource in OpenTelemetry's terms.
+    ``attributes``: attributes of the process, of its resource in OpenTelemetry's terms.
     """
-    if not wanted(environ):
+    if not enabled(environ):
         return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        log.warning("no traces: pip install 'elastrain[tracing]'", missing=error.name, wanted_by=ENV_ENDPOINT)
+        log.warning("no traces: pip install 'elastrain[tracing]'", missing=error.name, enabled_by=ENV_ENDPOINT)
         return None
     # The exporter would log every attempt into the training's log; this module logs lost spans once and counts them.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
     endpoint = environ.get(ENV_TRACES_ENDPOINT) or f"{environ[ENV_ENDPOINT].rstrip('/')}/v1/traces"
-    return Tracer(OTLPSpanExporter(endpoint=endpoint), service, who)
+    return Tracer(OTLPSpanExporter(endpoint=endpoint), service, attributes)
 
 
 class Tracer:
@@ -98,7 +98,7 @@ class Tracer:
         self,
         exporter: SpanExporter,
         service: str,
-        who: Mapping[str, Attribute] | None = None,
+        attributes: Mapping[str, Attribute] | None = None,
         *,
         clocks: Callable[[], tuple[float, int]] = lambda: (time.monotonic(), time.time_ns()),
     ) -> None:
@@ -107,7 +107,7 @@ class Tracer:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         self._exporter = exporter
-        self._resource = Resource.create({"service.name": service, **(who or {})})
+        self._resource = Resource.create({"service.name": service, **(attributes or {})})
         self._scope = InstrumentationScope("elastrain")
         self._clocks = clocks
         self._waiting: queue.Queue[ReadableSpan | None] = queue.Queue(QUEUE_SPANS)

@@ -206,7 +206,7 @@ def test_the_page_says_what_it_cannot_know(fake, body, running, stage, away) -> 
             await page.until("document.querySelector('.empty')?.innerText.includes('No jobs yet')")
             await picture(page, "empty")
             await page.open(f"{s.url}#/jobs/research/digits")
-            await page.until("document.body.innerText.includes('There is no such job')")
+            await page.until("document.body.innerText.includes('No such job')")
             await picture(page, "missing")
             fake.put("elastictrainingjobs", body("job", status=running))
             await page.until("document.querySelector('.facts').innerText.includes('120 / 1,000')")

@@ -60,7 +60,7 @@ def test_details_have_phases_in_their_order_and_the_newest_first(job, body, runn
         "name": "digits-0", "phase": "Running", "node": "node-a", "started": "2030-01-01T00:00:00+00:00",
         "health": "", "ranks": "", "note": "",
     }  # fmt: skip
-    assert shown["ledger"]["training"] == 900.0
+    assert shown["usage"]["training"] == 900.0
     assert shown["explain"][-1]["says"].startswith("2 of 3 wanted workers train")
     json.dumps(shown, allow_nan=False)
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
-from elastrain.api.phrases import headcount
+from elastrain.api.names import headcount
 from elastrain.client import errors
 from elastrain.client.connection import MERGE_PATCH, Connection
 from elastrain.client.records import Event, LogLine, Worker, event_of, job_of, worker_of

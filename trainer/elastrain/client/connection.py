@@ -120,8 +120,8 @@ class Connection:
             raise self._unreachable(what, error) from error
 
     def _unreachable(self, what: str, error: BaseException) -> errors.NotConnected:
-        words = reach.why(error, self.server, self._api.configuration.proxy, self._seconds)
-        return errors.NotConnected(f"cannot {what}: {words}")
+        cause = reach.why(error, self.server, self._api.configuration.proxy, self._seconds)
+        return errors.NotConnected(f"cannot {what}: {cause}")
 
     async def _request(
         self, method: str, path: str, *, query: Mapping[str, str], bounds: Any, body: Any = None, content: str

@@ -55,7 +55,7 @@ def spares_of(job: ElasticTrainingJob) -> str:
     return f"{found.ready}/{found.desired}" if found else ""
 
 
-def unseen(job: ElasticTrainingJob, now: datetime) -> str:
+def unobserved(job: ElasticTrainingJob, now: datetime) -> str:
     """A notice if no operator has observed the job or its last change; empty if one has, or the job is too new to
     judge."""
     status = job.status or JobStatus()
@@ -103,7 +103,7 @@ def table(jobs: Iterable[ElasticTrainingJob], now: datetime, *, namespaces: bool
                 str(job.spec.max_replicas),
                 f"{generation.number} ({generation.reason})" if generation else "",
                 str(total or ""),
-                Text(standing(job, now)),
+                Text(summary(job, now)),
             ]
         shown.add_row(*cells)
     return shown
@@ -114,7 +114,7 @@ def _step(status: JobStatus) -> str:
     return f"{status.step}/{total}" if total else str(status.step)
 
 
-def standing(job: ElasticTrainingJob, now: datetime | None = None) -> str:
+def summary(job: ElasticTrainingJob, now: datetime | None = None) -> str:
     """The most important sentence: how the job ended, or which condition it waits for; empty for a healthy job.
 
     Without ``now`` the sentence leaves an absent operator out.
@@ -123,7 +123,7 @@ def standing(job: ElasticTrainingJob, now: datetime | None = None) -> str:
     for kind in (ConditionType.FAILED, ConditionType.SUCCEEDED):
         if kind in conditions and conditions[kind].status == "True":
             return conditions[kind].message
-    if now is not None and (found := unseen(job, now)):
+    if now is not None and (found := unobserved(job, now)):
         return found
     if ConditionType.SUSPENDED in conditions and conditions[ConditionType.SUSPENDED].status == "True":
         return conditions[ConditionType.SUSPENDED].message
@@ -155,14 +155,14 @@ def details(
     parts: list[RenderableType] = [head]
     if status.progress is not None:
         parts.append(_progress(status.progress, now))
-    if why := standing(job, now):
+    if why := summary(job, now):
         style = "green" if phase_of(job) == "Succeeded" else "red" if phase_of(job) == "Failed" else "yellow"
         parts.append(_indented(why, style))
     if not_larger := why_not_larger(status):
         parts.append(_indented(f"why not larger: {not_larger}", "dim"))
     if status.last_rescale is not None:
         parts.append(_indented(f"last rescale: {rescale_line(status.last_rescale)}", "dim"))
-    words = last_words(job, now)
+    words = failure_lines(job, now)
     if not words and status.last_failure is not None:
         words = [_lost(status.last_failure, now, "dim")]
     parts += words
@@ -219,7 +219,7 @@ def _duration(seconds: float) -> str:
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
 
 
-def last_words(job: ElasticTrainingJob, now: datetime) -> list[RenderableType]:
+def failure_lines(job: ElasticTrainingJob, now: datetime) -> list[RenderableType]:
     """For a failed job: the lost worker and its last lines; empty otherwise."""
     failure = job.status.last_failure if job.status else None
     if failure is None or phase_of(job) != "Failed":

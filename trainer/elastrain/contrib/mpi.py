@@ -182,26 +182,26 @@ def run_first(command: Sequence[str], environ: Mapping[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def shell(host: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
+def shell(host: str, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """mpirun's replacement for ssh: ``HOST COMMAND...``."""
     nodes: dict[str, int] = dict(json.loads(environ[_ENV_NODES]))
     if host not in nodes:
-        sys.stderr.write(f"{host}: not a worker of this generation; its workers: {', '.join(nodes) or 'no others'}\n")
+        sys.stderr.write(f"{host}: not a worker of this generation; its workers: {', '.join(nodes) or 'none'}\n")
         return 1
-    ask(host, nodes[host], token=environ[_ENV_TOKEN], command=" ".join(words))
+    ask(host, nodes[host], token=environ[_ENV_TOKEN], command=" ".join(arguments))
     return 0
 
 
 def main() -> int:
-    words = sys.argv[1:]
-    match words:
+    arguments = sys.argv[1:]
+    match arguments:
         case ["--node", address]:
             return serve(address, _await_token(os.environ))
         case ["--first", *command]:
             return run_first(command, os.environ)
         case ["--shell", host, *command]:
             return shell(host, command, os.environ)
-    command = command_of(words, "mpi")
+    command = command_of(arguments, "mpi")
     slots = int(os.environ.get("ELASTRAIN_MPI_SLOTS") or "1")
     with tempfile.TemporaryDirectory(prefix="elastrain-mpi-") as directory:
         return Keeper(start_of(command, Path(directory), slots)).keep(os.environ)

@@ -192,9 +192,9 @@ def of_torch(world: World) -> dict[str, str]:
     }
 
 
-def command_of(words: Sequence[str], module: str) -> list[str]:
+def command_of(arguments: Sequence[str], module: str) -> list[str]:
     """The command in the arguments of one of these modules. Ends the process if there is none."""
-    command = [*words[1:]] if words[:1] == ["--"] else [*words]
+    command = [*arguments[1:]] if arguments[:1] == ["--"] else [*arguments]
     if not command:
         sys.stderr.write(f"usage: python -m elastrain.integrations.{module} [--] CMD...\n")
         sys.exit(names.EXIT_USAGE)

@@ -62,7 +62,7 @@ class Board:
         self._events_of: dict[str, dict[str, Event]] = {}
         self._dirty: set[str] = set()
         self._devices_changed = True
-        self._devices_told = float("-inf")
+        self._devices_sent = float("-inf")
         self._devices: list[Json] = []
         self._shares: dict[str, tuple[Shares, Shares]] = {}
         self._problems: list[Json] | None = None
@@ -200,18 +200,18 @@ class Board:
         )
 
     def _take_in_devices(self, now: float) -> None:
-        due = now - self._devices_told >= ACCELERATOR_SECONDS
+        due = now - self._devices_sent >= ACCELERATOR_SECONDS
         if self._devices_changed:
             pods = [pod for feed in self._pods for pod in feed.values.values()]
             nodes = self._nodes.values.values() if self._nodes and self._nodes_known else None
             self._devices = accelerators.picture(pods, nodes)
         for resource in self._shares.keys() | {r["resource"] for r in self._devices}:
-            told = next((r for r in self._devices if r["resource"] == resource), _NOTHING)
+            shown = next((r for r in self._devices if r["resource"] == resource), _NOTHING)
             by_job, by_node = self._shares.setdefault(resource, (Shares(), Shares()))
-            by_job.add(now, told["total"], {j["key"]: j["count"] for j in told["jobs"]})
-            by_node.add(now, told["total"], {n["name"]: n["held"] for n in told["nodes"]})
+            by_job.add(now, shown["total"], {j["key"]: j["count"] for j in shown["jobs"]})
+            by_node.add(now, shown["total"], {n["name"]: n["held"] for n in shown["nodes"]})
         if self._devices_changed or due:
-            self._devices_changed, self._devices_told = False, now
+            self._devices_changed, self._devices_sent = False, now
             self.hub.send(OVERVIEW, "accelerators", self.devices())
 
     @property

@@ -60,20 +60,20 @@ async def serve(
                     "choose another port, or 0 for any free port"
                 ) from error
             say(_where(address, runner.addresses[0][1], key, namespaces))
-            await _until_told()
+            await _until_stopped()
         finally:
             await runner.cleanup()
     finally:
         await connection.close()
 
 
-async def _until_told() -> None:
-    told = asyncio.Event()
+async def _until_stopped() -> None:
+    stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stopped.set)
     try:
-        await told.wait()
+        await stopped.wait()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

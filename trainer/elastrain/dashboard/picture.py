@@ -62,18 +62,18 @@ def wanted(job: ElasticTrainingJob) -> int:
     return job.spec.desired_replicas if decided is None else decided
 
 
-def goodput(books: AcceleratorSeconds | None) -> float | None:
+def goodput(usage: AcceleratorSeconds | None) -> float | None:
     """Share of the held accelerator seconds that trained, from 0 to 1; None if unknown."""
-    if books is None:
+    if usage is None:
         return None
-    held = books.training + books.rescaling + books.waiting + books.redone
-    return round(books.training / held, 4) if held > 0 else None
+    held = usage.training + usage.rescaling + usage.waiting + usage.redone
+    return round(usage.training / held, 4) if held > 0 else None
 
 
 def why(job: ElasticTrainingJob) -> str:
     """How the job ended, which condition it waits for, or why it is not larger; empty for a healthy job."""
     grown = next((c for c in (job.status.conditions if job.status else []) if c.type == ConditionType.GROWN), None)
-    return view.standing(job) or (grown.message if grown and grown.status == "False" else "")
+    return view.summary(job) or (grown.message if grown and grown.status == "False" else "")
 
 
 def detail(
@@ -87,7 +87,7 @@ def detail(
         "epoch": status.progress.epoch if status.progress else None,
         "generation": _dump(status.generation),
         "restarts": _dump(status.restarts),
-        "ledger": _ledger(status.accelerator_seconds),
+        "usage": _usage(status.accelerator_seconds),
         "explain": [{"says": r.says, "change": r.change} for r in explanations.explain(job, workers)],
         "conditions": [_dump(c) for c in status.conditions],
         "workers": [_worker(w, status) for w in sorted(waiting_first[:WORKERS], key=lambda w: w.ordinal)],
@@ -139,10 +139,10 @@ def _events(events: Iterable[Event]) -> list[Json]:
     ]  # fmt: skip
 
 
-def _ledger(books: AcceleratorSeconds | None) -> Json | None:
-    if books is None:
+def _usage(usage: AcceleratorSeconds | None) -> Json | None:
+    if usage is None:
         return None
-    return {name: getattr(books, name) for name in ("training", "rescaling", "waiting", "redone", "held")}
+    return {name: getattr(usage, name) for name in ("training", "rescaling", "waiting", "redone", "held")}
 
 
 def _dump(model: Any) -> Any:

@@ -34,9 +34,9 @@ def merged(known: Sequence[Moment], events: Iterable[Event], last: LastRescale |
     """``known`` with the rescales of events and status added, oldest first; the status has the more precise values."""
     moments = list(known)
     for event in events:
-        told = rescaled.read(event.message) if event.reason == rescaled.REASON and event.time else None
-        if told and event.time and _find(moments, event.time, told) is None:
-            moments.append(Moment(event.time, told))
+        rescale = rescaled.read(event.message) if event.reason == rescaled.REASON and event.time else None
+        if rescale and event.time and _find(moments, event.time, rescale) is None:
+            moments.append(Moment(event.time, rescale))
     seen = time_of(last.time) if last else None
     if last and seen:
         at = _find(moments, seen, last)

@@ -101,16 +101,16 @@ def judge(rounds: Sequence[Iterable[tuple[str, str]]], participants: Mapping[str
 
     ``participants``: the remaining ones. A report about a partner that has gone proves nothing about either network.
     """
-    told: list[tuple[tuple[str, str], Report, Report]] = []
+    reported: list[tuple[tuple[str, str], Report, Report]] = []
     for number, pairs in enumerate(rounds):
         for pair in pairs:
             one, other = (_report(participants[i], number) if i in participants else None for i in pair)
             if one is not None and other is not None:
-                told.append((pair, one, other))
-    rates = sorted(min(a.rate, b.rate) for _, a, b in told if a.ok and b.ok)
-    delays = sorted(max(a.latency, b.latency) for _, a, b in told if a.ok and b.ok)
+                reported.append((pair, one, other))
+    rates = sorted(min(a.rate, b.rate) for _, a, b in reported if a.ok and b.ok)
+    delays = sorted(max(a.latency, b.latency) for _, a, b in reported if a.ok and b.ok)
     usual = (rates[ceil(0.75 * (len(rates) - 1))], delays[(len(delays) - 1) // 4]) if len(rates) >= FEW else None
-    return [_outcome(pair, one, other, usual) for pair, one, other in told]
+    return [_outcome(pair, one, other, usual) for pair, one, other in reported]
 
 
 def blame(outcomes: Iterable[Outcome], participants: Mapping[str, Participant]) -> tuple[Sick, ...]:

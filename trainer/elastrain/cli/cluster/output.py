@@ -50,12 +50,12 @@ def answers(command: Callable[P, int]) -> Callable[P, int]:
         try:
             return command(*args, **kwargs)
         except JobNotFound as error:
-            code, words = EXIT_REFUSED, f"{error}{_nearest(args)}"
+            code, message = EXIT_REFUSED, f"{error}{_nearest(args)}"
         except (NotConnected, NotInstalled, NotAllowed) as error:
-            code, words = EXIT_NO_CLUSTER, str(error)
+            code, message = EXIT_NO_CLUSTER, str(error)
         except (ClusterError, InvalidManifest, Misused, BadScript) as error:
-            code, words = EXIT_REFUSED, str(error)
-        print(words, file=sys.stderr)  # noqa: T201 - this is a command
+            code, message = EXIT_REFUSED, str(error)
+        print(message, file=sys.stderr)  # noqa: T201 - this is a command
         return code
 
     return answering

@@ -18,7 +18,7 @@ from rich.table import Table
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.manifest import InvalidManifest, load, loads
-from elastrain.api.phrases import headcount
+from elastrain.api.names import headcount
 from elastrain.cli.local.control import ControlError, ControlServer, ask, control_directory, running_jobs
 from elastrain.cli.local.hints import hint
 from elastrain.cli.local.plan import Result
