@@ -137,7 +137,7 @@ class Tracer:
                 "traces: the collector did not accept all spans", dropped=self.dropped, unsent=self._waiting.qsize()
             )
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
     def _put(self, span: ReadableSpan | None) -> None:
         try:
             self._waiting.put_nowait(span)

@@ -168,7 +168,7 @@ def test_everything_is_reached_by_the_keyboard(filled, stage) -> None:
                 if await page.ask("document.activeElement.matches('svg.chart')"):
                     break
             await page.press("ArrowLeft")
-            assert "training 3, wanted 4" in await page.text("figure .readout")
+            assert "training 3, desired 4" in await page.text("figure .readout")
             tables = await page.ask(
                 "[...document.querySelectorAll('table')].every(t => t.caption.innerText && t.querySelectorAll('th[scope=col]').length > 1)"
             )

@@ -110,7 +110,7 @@ def test_workers_that_cannot_start_are_told_together_with_the_remedy() -> None:
 def test_workers_that_start_are_named_and_nobody_is_told_to_want_more_meanwhile() -> None:
     reasons = explain(job(RUNNING), [worker(0), worker(3, phase="Pending")])
     assert [r.says for r in reasons[:-1]] == ["digits-3: starting"], "how many train is said once"
-    assert reasons[-1].says.startswith("3 of 4 wanted workers train")
+    assert reasons[-1].says.startswith("3 of 4 desired workers train")
     assert "elastrain scale" not in reasons[-1].change
 
 

@@ -80,6 +80,7 @@ class Connection:
         return str(self._api.configuration.host)
 
     async def close(self) -> None:
+        """Close the connections."""
         await self._api.close()
 
     async def call(

@@ -37,7 +37,7 @@ def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
     if job.spec.suspend:
         return [Reason("the job is suspended: 0 workers desired", f"elastrain resume {job.name}")]
     # The last reason contains this text too; a condition may contain no more.
-    bare = f"{status.ready_replicas} of {_wanted(job, status)} workers train"
+    bare = f"{status.ready_replicas} of {_desired(job, status)} workers train"
     unmet = [reason for reason in _unmet(conditions) if reason.says != bare]
     return [*unmet, *_stopped(workers), *_starting(workers), *_spares(job, status), _bounds(job, status)]
 
@@ -91,7 +91,7 @@ def _starting(workers: Sequence[Worker]) -> list[Reason]:
     return [Reason(f"{', '.join(names)}: starting")] if names else []
 
 
-def _wanted(job: ElasticTrainingJob, status: JobStatus) -> int:
+def _desired(job: ElasticTrainingJob, status: JobStatus) -> int:
     return status.desired_replicas if status.desired_replicas is not None else job.spec.desired_replicas
 
 
@@ -110,13 +110,13 @@ def _spares(job: ElasticTrainingJob, status: JobStatus) -> list[Reason]:
 
 
 def _bounds(job: ElasticTrainingJob, status: JobStatus) -> Reason:
-    spec, wanted = job.spec, _wanted(job, status)
-    state = f"{status.ready_replicas} of {wanted} wanted workers train"
-    if wanted >= spec.max_replicas:
+    spec, desired = job.spec, _desired(job, status)
+    state = f"{status.ready_replicas} of {desired} desired workers train"
+    if desired >= spec.max_replicas:
         return Reason(f"{state}; maxReplicas is {spec.max_replicas}", "raise spec.maxReplicas")
     if spec.replicas is None:
         return Reason(f"{state}; the operator chooses between {spec.min_replicas} and {spec.max_replicas}")
     return Reason(
         f"{state}: spec.replicas is {spec.replicas} (between {spec.min_replicas} and {spec.max_replicas})",
-        f"elastrain scale {job.name} {wanted + 1}" if status.ready_replicas >= wanted else "",
+        f"elastrain scale {job.name} {desired + 1}" if status.ready_replicas >= desired else "",
     )

@@ -193,6 +193,7 @@ def shell(host: str, arguments: Sequence[str], environ: Mapping[str, str]) -> in
 
 
 def main() -> int:
+    """Run the module's command line; returns the exit code."""
     arguments = sys.argv[1:]
     match arguments:
         case ["--node", address]:

@@ -67,6 +67,10 @@ class Board:
         self._shares: dict[str, tuple[Shares, Shares]] = {}
         self._problems: list[Json] | None = None
         self._listed = False  # and all rows are built
+        self._subscribe(reader, namespaces, retry_delays)
+
+    def _subscribe(self, reader: Reader, namespaces: tuple[str, ...], retry_delays: tuple[float, ...]) -> None:
+        """Create one feed for each resource and namespace."""
 
         def feed(resource: Resource, parse: Any, on_change: Any) -> Feed[Any]:
             return Feed(reader, resource, parse=parse, on_change=on_change, retry_delays=retry_delays)
@@ -106,7 +110,7 @@ class Board:
             for feed in self.feeds:
                 group.create_task(feed.run(), name=f"watch {feed.resource.what}")
 
-    # -- queries -------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
     def rows(self) -> list[Json]:
         """All jobs, by namespace and name."""
         return [self._rows[key] for key in sorted(self._rows)]
@@ -142,7 +146,7 @@ class Board:
             "problems": self._all_problems(),
         }
 
-    # -- updates --------------------------------------------------------------------------------------------------
+    # -- updates -------------------------------------------------------------------------------------------------------
     def tick(self, now: datetime) -> None:
         """Process the changes since the last call and publish them."""
         listed = all(feed.listed for feed in self._jobs)
@@ -196,7 +200,7 @@ class Board:
             step=status.step,
             loss=status.progress.loss if status.progress else None,
             ready=status.ready_replicas,
-            wanted=picture.wanted(job),
+            desired=picture.desired(job),
         )
 
     def _take_in_devices(self, now: float) -> None:

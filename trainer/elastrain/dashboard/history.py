@@ -36,7 +36,7 @@ class Spacing:
 class Figures:
     """A job's values: columns of numbers with common times. 14 kB when full."""
 
-    COLUMNS = ("time", "step", "loss", "ready", "wanted")
+    COLUMNS = ("time", "step", "loss", "ready", "desired")
 
     def __init__(self, spacing: float = 2.0, points: int = POINTS) -> None:
         self._spacing = Spacing(spacing)
@@ -47,9 +47,9 @@ class Figures:
     def __len__(self) -> int:
         return len(self._columns["time"])
 
-    def add(self, now: float, *, step: int | None, loss: float | None, ready: int, wanted: int) -> None:
+    def add(self, now: float, *, step: int | None, loss: float | None, ready: int, desired: int) -> None:
         """Keep a point if one is due or the size has changed: a rescale must show."""
-        size = (float(ready), float(wanted))
+        size = (float(ready), float(desired))
         if not self._spacing.due(now) and size == self._last_size:
             return
         self._last_size = size

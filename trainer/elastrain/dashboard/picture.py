@@ -29,7 +29,7 @@ def row(job: ElasticTrainingJob) -> Json:
         "name": job.name,
         "phase": view.phase_of(job),
         "ready": status.ready_replicas,
-        "wanted": wanted(job),
+        "desired": desired(job),
         "min": job.spec.min_replicas,
         "max": job.spec.max_replicas,
         "step": status.step,
@@ -47,7 +47,7 @@ def unreadable(body: Mapping[str, Any], says: str) -> Json:
     """The row of a job of another version: its name and the error."""
     meta, status = body["metadata"], body.get("status") or {}
     nothing = dict.fromkeys(
-        ("ready", "wanted", "min", "max", "step", "of", "loss", "pace", "eta", "goodput"),
+        ("ready", "desired", "min", "max", "step", "of", "loss", "pace", "eta", "goodput"),
     )
     return {
         "key": f"{meta.get('namespace', '')}/{meta.get('name', '')}", "namespace": str(meta.get("namespace", "")),
@@ -56,7 +56,7 @@ def unreadable(body: Mapping[str, Any], says: str) -> Json:
     }  # fmt: skip
 
 
-def wanted(job: ElasticTrainingJob) -> int:
+def desired(job: ElasticTrainingJob) -> int:
     """Desired workers by the operator's decision, else by the spec."""
     decided = job.status.desired_replicas if job.status else None
     return job.spec.desired_replicas if decided is None else decided

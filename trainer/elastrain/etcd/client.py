@@ -43,7 +43,7 @@ class EtcdClient:
         """Close the connections. Close leases and watches first, since they otherwise end with errors."""
         self.wire.close()
 
-    # ---- keys ------------------------------------------------------------------------------------------------------
+    # ---- keys --------------------------------------------------------------------------------------------------------
     def get(self, key: str) -> KeyValue | None:
         """The key, or None if it does not exist (a linearizable read)."""
         answer = self._kv("Range", messages.RangeRequest(key=key.encode()), f"read {key}")
@@ -126,7 +126,7 @@ class EtcdClient:
     def _kv(self, method: str, request: Any, what: str, timeout: float | None = None) -> Any:
         return self.wire.unary("kv", method, request, timeout=timeout or self.timeout, what=what)
 
-    # ---- leases and watches ----------------------------------------------------------------------------------------
+    # ---- leases and watches ------------------------------------------------------------------------------------------
     def lease(self, ttl: int, callbacks: LeaseCallbacks | None = None) -> Lease:
         """A lease of ``ttl`` seconds (at least 2) that a thread keeps alive; see :class:`Lease`.
 

@@ -154,7 +154,7 @@ class Lease:
             except EtcdError as error:
                 log.warning("lease not revoked; it expires within %s s: %s", self.ttl, error)
 
-    # ---- the thread ------------------------------------------------------------------------------------------------
+    # ---- the thread --------------------------------------------------------------------------------------------------
     @property
     def _call_timeout(self) -> float:
         return max(0.5, self.ttl / 3)

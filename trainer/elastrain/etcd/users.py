@@ -61,7 +61,7 @@ class EtcdUsers:
         """All users."""
         return list(self._call("UserList", messages.AuthUserListRequest(), "list users").users)
 
-    # ---- inside ----------------------------------------------------------------------------------------------------
+    # ---- inside ------------------------------------------------------------------------------------------------------
     def _add_role(self, name: str) -> None:
         self._call("RoleAdd", messages.AuthRoleAddRequest(name=name), f"add role {name!r}", "role name already exists")
 

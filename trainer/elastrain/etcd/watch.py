@@ -118,7 +118,7 @@ class Watch:
                 self._stream.cancel()
         self._thread.join(timeout=self._client.timeout + 1.0)
 
-    # ---- the thread ------------------------------------------------------------------------------------------------
+    # ---- the thread --------------------------------------------------------------------------------------------------
     @property
     def _what(self) -> str:
         return f"watch {', '.join(r.key for r in self._ranges)}"

@@ -189,7 +189,7 @@ class Wire:
         for channel in channels:
             channel.close()
 
-    # ---- inside ----------------------------------------------------------------------------------------------------
+    # ---- inside ------------------------------------------------------------------------------------------------------
     def _attempts(
         self, service: str, attempt: Callable[[Any, list[tuple[str, str]], float], Any], timeout: float, what: str
     ) -> Any:

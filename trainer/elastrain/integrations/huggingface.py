@@ -191,11 +191,13 @@ class ElasticTrainer(Trainer):
         self._history = _History(self.state, self.callback_handler)
         self._total = self._per_epoch = 0
 
-    # -- the Trainer's queries ----------------------------------------------------------------------------------
+    # -- the Trainer's queries -----------------------------------------------------------------------------------------
     def is_world_process_zero(self) -> bool:
+        """Whether this process has rank 0 of the present generation."""
         return bool(self.job.rank == 0)
 
     def is_local_process_zero(self) -> bool:
+        """Whether this process has local rank 0."""
         return os.environ.get(names.ENV_LOCAL_RANK, "0") == "0"
 
     def get_train_dataloader(self) -> ElasticLoader:

@@ -43,10 +43,12 @@ class ElasticStrategy(SingleDeviceStrategy):
     # -- place in the world --------------------------------------------------------------------------------------------
     @property
     def is_global_zero(self) -> bool:
+        """Whether this process has rank 0 of the present generation."""
         return self._job.rank == 0
 
     @property
     def global_rank(self) -> int:
+        """This process's rank in the present generation."""
         return self._job.rank
 
     @global_rank.setter
@@ -55,6 +57,7 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     @property
     def world_size(self) -> int:
+        """Number of ranks in the present generation."""
         return self._job.world_size
 
     @world_size.setter
@@ -76,6 +79,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         return optimizer
 
     def backward(self, tensor: torch.Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
+        """Compute and average the gradients of the loss. Raises ``ValueError`` for further arguments."""
         if args or kwargs:
             raise ValueError("fabric.backward(loss): takes only the loss in an elastic job")
         self._job.backward(tensor)
@@ -98,17 +102,21 @@ class ElasticStrategy(SingleDeviceStrategy):
         return norm
 
     def clip_gradients_value(self, module: nn.Module, optimizer: torch.optim.Optimizer, clip_val: float | int) -> None:
+        """Clip the gradients of the global batch by value, on a step's last micro-batch only."""
         if self._job.synchronised:
             super().clip_gradients_value(module, optimizer, clip_val)
 
     # -- collectives ---------------------------------------------------------------------------------------------------
     def all_reduce(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises ``NotImplementedError``: the world may change during a collective."""
         raise NotImplementedError(_NO_COLLECTIVES)
 
     def all_gather(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises ``NotImplementedError``: the world may change during a collective."""
         raise NotImplementedError(_NO_COLLECTIVES)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Raises ``NotImplementedError``: the world may change during a collective."""
         raise NotImplementedError(_NO_COLLECTIVES)
 
 

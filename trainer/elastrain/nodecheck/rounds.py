@@ -136,7 +136,7 @@ class Check:
             self._lead(group, view)
         return None
 
-    # ---- as one of a pair ------------------------------------------------------------------------------------------
+    # ---- as one of a pair --------------------------------------------------------------------------------------------
     def _measure(self, group: Group, view: _View) -> None:
         """Measure the pair of the newest round, once."""
         number = len(group.rounds) - 1
@@ -156,7 +156,7 @@ class Check:
         self.me = self.me.model_copy(update={"reports": (*self.me.reports, report)})
         self._publish()
 
-    # ---- as the leader ---------------------------------------------------------------------------------------------
+    # ---- as the leader -----------------------------------------------------------------------------------------------
     def _is_complete(self, ungrouped: list[Participant], view: _View, waited: float) -> bool:
         held = self.client.get(self.keys.target)
         target = Target.decode(held.value) if held else None
@@ -192,7 +192,7 @@ class Check:
         assert self._own is not None
         self._own.set(self.keys.pairs_participant(self.me.id), self.me.encode())
 
-    # ---- records ---------------------------------------------------------------------------------------------------
+    # ---- records -----------------------------------------------------------------------------------------------------
     def _read(self) -> _View:
         found, _ = self.client.get_prefix(self.keys.pairs)
         found.sort(key=lambda kv: kv.create_revision)

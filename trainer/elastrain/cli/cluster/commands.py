@@ -92,7 +92,7 @@ def watch(place: Place, name: str) -> int:
 def scale(place: Place, name: str, replicas: int) -> int:
     with place.jobs() as jobs:
         before = jobs.scale(name, replicas)
-    print_text(f"{name}: {headcount(replicas)} wanted (was {before})")
+    print_text(f"{name}: {headcount(replicas)} desired (was {before})")
     return 0
 
 
@@ -171,7 +171,7 @@ def dashboard(
     return 0
 
 
-# ---- inside --------------------------------------------------------------------------------------------------------
+# ---- inside ----------------------------------------------------------------------------------------------------------
 def _if_allowed(ask: Callable[[], Sequence[T]], *, say: bool = True) -> Sequence[T]:
     """The answer of ``ask``; empty, with the error on stderr, where the user may not read it."""
     try:

@@ -60,7 +60,7 @@ async def examine(connection: Connection) -> list[Finding]:
     return found
 
 
-# ---- judgements (pure) ---------------------------------------------------------------------------------------------
+# ---- judgements (pure) -----------------------------------------------------------------------------------------------
 def api_server(version: Mapping[str, Any]) -> Finding:
     """``version``: the answer of ``/version``."""
     release_name = str(version.get("gitVersion", "unknown version"))
@@ -159,7 +159,7 @@ def _is_ready(pod: Mapping[str, Any]) -> bool:
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 
 
-# ---- questions -----------------------------------------------------------------------------------------------------
+# ---- questions -------------------------------------------------------------------------------------------------------
 async def _list(connection: Connection, path: str, labels: str) -> list[dict[str, Any]] | None:
     query = {"labelSelector": labels} if labels else {}
     try:

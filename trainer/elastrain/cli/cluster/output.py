@@ -90,7 +90,7 @@ def print_now(text: str) -> None:
     print(text, flush=True)  # noqa: T201 - this is a command
 
 
-# ---- inside --------------------------------------------------------------------------------------------------------
+# ---- inside ----------------------------------------------------------------------------------------------------------
 def _nearest(asked: Sequence[object]) -> str:
     """The job that was probably meant, as a question; empty where none is near."""
     place = next((a for a in asked if isinstance(a, Place)), None)

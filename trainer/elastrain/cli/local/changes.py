@@ -23,7 +23,7 @@ def changes(before: LocalStatus | None, after: LocalStatus) -> list[str]:
 
 def _phase(before: LocalStatus | None, after: LocalStatus) -> Iterator[str]:
     if before is not None and before.desired != after.desired:
-        yield f"{after.desired} worker{'s' * (after.desired != 1)} wanted (was {before.desired})"
+        yield f"{after.desired} worker{'s' * (after.desired != 1)} desired (was {before.desired})"
     if (before is None or before.phase != after.phase) and after.phase in ("Draining", "Suspended"):
         yield f"{after.phase.lower()}: workers stop at a step boundary"
 

@@ -241,7 +241,7 @@ def _serve(job: LocalJob, request: dict[str, Any]) -> dict[str, Any]:
 def scale_job(job: str, replicas: int) -> str:
     """``elastrain scale``: returns the text to print. Raises :class:`ControlError`."""
     answer = ask(control_directory(), job, {"do": "scale", "replicas": replicas})
-    return f"{job}: {headcount(answer['desired'])} wanted (was {answer['before']})"
+    return f"{job}: {headcount(answer['desired'])} desired (was {answer['before']})"
 
 
 def show_status(job: str | None, output: str) -> None:

@@ -93,15 +93,15 @@ def plan(seen: Observed, now: float) -> Plan:
 def _resize(seen: Observed, running: list[Worker], failures: list[Worker], now: float) -> Plan:
     staying = [w for w in running if not w.leaving]
     # Before the job trains, a spare would only slow the start.
-    wanted = seen.desired + (seen.spares if any(w.ready or w.trained for w in seen.workers) else 0)
+    target_size = seen.desired + (seen.spares if any(w.ready or w.trained for w in seen.workers) else 0)
     # A training worker never becomes a spare: the current members stay.
     training = [w for w in staying if w.ready]
-    first = victims(training, len(training) - seen.desired) if wanted > seen.desired else []
+    first = victims(training, len(training) - seen.desired) if target_size > seen.desired else []
     rest = [w for w in staying if w not in first]
-    surplus = first + victims(rest, len(rest) - wanted)
+    surplus = first + victims(rest, len(rest) - target_size)
     leaving = [w for w in running if w.leaving] + surplus
     target = _target(seen, seen.desired, leaving, "Drain" if leaving else "")
-    missing = wanted - len(staying) + len(surplus)
+    missing = target_size - len(staying) + len(surplus)
     if missing <= 0 or surplus:
         return Plan(target)
     again_at = not_before(failures)

@@ -12,7 +12,7 @@ export class JobPage {
   constructor(key) {
     this.key = key;
     this.job = null;
-    this.figures = { time: [], step: [], loss: [], ready: [], wanted: [] };
+    this.figures = { time: [], step: [], loss: [], ready: [], desired: [] };
     this.sections = {};
     this.title = h("h1", { id: "title", tabindex: -1 }, key.split("/")[1]);
     this.head = h("div", { class: "head" }, this.title);
@@ -58,8 +58,8 @@ export class JobPage {
   append(time, job) {
     const f = this.figures;
     const last = f.time.length - 1;
-    if (last >= 0 && f.step[last] === job.step && f.ready[last] === job.ready && f.wanted[last] === job.wanted) return;
-    for (const [name, value] of Object.entries({ time, step: job.step, loss: job.loss, ready: job.ready, wanted: job.wanted })) {
+    if (last >= 0 && f.step[last] === job.step && f.ready[last] === job.ready && f.desired[last] === job.desired) return;
+    for (const [name, value] of Object.entries({ time, step: job.step, loss: job.loss, ready: job.ready, desired: job.desired })) {
       f[name].push(value);
       if (f[name].length > MOST_POINTS) f[name] = f[name].filter((_, i) => i % 2 === 0);
     }
@@ -90,7 +90,7 @@ export class JobPage {
   paintFacts(job) {
     const restarts = job.restarts && Object.entries(job.restarts).filter(([, n]) => n).map(([cause, n]) => `${n} ${cause}`).join(", ");
     const facts = [
-      ["Workers", () => workers(job), job.wanted === null ? null : [job.ready, job.wanted, job.max, job.phase]],
+      ["Workers", () => workers(job), job.desired === null ? null : [job.ready, job.desired, job.max, job.phase]],
       ["Bounds", () => `${job.min} to ${job.max}`, [job.min, job.max]],
       ["Step", () => progress(job), [job.step, job.of]],
       ["Done in", () => eta(job), eta(job)],
@@ -112,7 +112,7 @@ export class JobPage {
       times: f.time, marks, stacked: false,
       lines: [
         { name: "training", values: f.ready, kind: "steps", colour: 0, filled: true },
-        { name: "wanted", values: f.wanted, kind: "steps", colour: "rest", dashed: true },
+        { name: "desired", values: f.desired, kind: "steps", colour: "rest", dashed: true },
       ],
     });
     const known = f.loss.some((v) => v !== null);

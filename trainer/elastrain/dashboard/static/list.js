@@ -11,12 +11,12 @@ export function phase(word) {
 
 /** "3 of 4", and a picture of it: training, desired and largest number of workers. */
 export function workers(row) {
-  if (row.wanted === null || ((row.phase === "Succeeded" || row.phase === "Failed") && !row.ready)) return "";
+  if (row.desired === null || ((row.phase === "Succeeded" || row.phase === "Failed") && !row.ready)) return "";
   const pips = row.max <= 16
     ? h("span", { class: "pips", "aria-hidden": "true" }, Array.from({ length: row.max }, (_, i) =>
-        h("span", { class: i < row.ready ? "on" : i < row.wanted ? "wanted" : "" })))
+        h("span", { class: i < row.ready ? "on" : i < row.desired ? "desired" : "" })))
     : null;
-  return h("span", { class: "size" }, h("span", { class: "count" }, `${row.ready} of ${row.wanted}`), pips);
+  return h("span", { class: "size" }, h("span", { class: "count" }, `${row.ready} of ${row.desired}`), pips);
 }
 
 export function progress(row) {
@@ -100,7 +100,7 @@ export class JobList {
       const cells = element.children;
       show(cells[0], row.key, () => [h("a", { href: href(row.key) }, row.name), h("span", { class: "namespace" }, row.namespace)]);
       show(cells[1], row.phase, () => phase(row.phase));
-      show(cells[2], [row.ready, row.wanted, row.max, row.phase], () => workers(row));
+      show(cells[2], [row.ready, row.desired, row.max, row.phase], () => workers(row));
       show(cells[3], [row.step, row.of], () => progress(row));
       show(cells[4], row.loss, () => figure(row.loss));
       show(cells[5], eta(row), () => eta(row));
