@@ -1,13 +1,13 @@
 """elastrain: elastic data-parallel PyTorch training that rescales without restarting.
 
-A training script needs one name from here::
+A training script needs one name of this package::
 
     import elastrain
 
     with elastrain.join() as job:
         ...
 
-Importing this package is cheap: torch is imported when :func:`join` is first used.
+The import is cheap: the first use of :func:`join` imports torch.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from elastrain.api import roster
-from elastrain.api.issued import Issued
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import (
     Closed,
     Ended,
     Generation,
     GenerationMember,
+    Issued,
     Leader,
     Member,
     Progress,

@@ -1,12 +1,12 @@
 """OpenTelemetry traces of rescales: one trace per change of generation, across operator, agents and ranks.
 
-Nothing is carried between processes: trace and root span have ids that follow from the job and the generation
-(:func:`trace_id`), so the spans of all of them join, in whatever order they arrive and whoever is lost. Spans are made
-when something has happened, from times that were taken anyway; between rescales nothing runs. They wait in a bounded
-queue, and a thread sends them: a collector that is away costs spans, which are counted, and never time.
+Processes exchange no trace context: the ids of trace and root span derive from the job and the generation
+(:func:`trace_id`). So all spans join, in any order of arrival and after any loss. A span is made after its event, from
+timestamps that exist anyway; between rescales no code runs. Spans wait in a bounded queue, and a thread sends them: an
+unreachable collector costs spans, which are counted, and never time.
 
-Off unless the environment names a collector (OpenTelemetry's own variables: ``OTEL_EXPORTER_OTLP_ENDPOINT`` and its
-kin) and ``elastrain[tracing]`` is installed.
+Tracing is off unless the environment names a collector (OpenTelemetry's variables, such as
+``OTEL_EXPORTER_OTLP_ENDPOINT``) and ``elastrain[tracing]`` is installed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ENV_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 ENV_TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 ENV_DISABLED = "OTEL_SDK_DISABLED"
 QUEUE_SPANS = 512
-"""Spans that wait to be sent; further ones are dropped and counted."""
+"""Spans in the queue; further spans are dropped and counted."""
 GATHER_SECONDS = 0.5
-"""How long the first span of a batch waits for others."""
+"""Seconds that the first span of a batch waits for others."""
 CLOSE_SECONDS = 2.0
-"""How long a process that ends tries to send its last spans."""
+"""Seconds that an ending process spends on its last spans."""
 ROOT = "rescale"
-"""Name of the span that all others of a trace are below."""
+"""Name of a trace's root span."""
 
 Attribute = str | int | float | bool
 
@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that has taken time. Times are ``time.monotonic()`` seconds of the process that says so."""
+    """An operation and its duration. Times are ``time.monotonic()`` seconds of the reporting process."""
 
     name: str
     start: float
@@ -54,12 +54,12 @@ class Span:
 
 
 def trace_id(job_uid: str, generation: int) -> int:
-    """128 bits that name the change to ``generation`` of the job."""
+    """The 128-bit id of the change to ``generation`` of the job."""
     return int.from_bytes(_digest(job_uid, generation)[:16]) or 1
 
 
 def root_id(job_uid: str, generation: int) -> int:
-    """64 bits: its root span."""
+    """The 64-bit id of that change's root span."""
     return int.from_bytes(_digest(job_uid, generation)[16:24]) or 1
 
 
@@ -67,75 +67,77 @@ def _digest(job_uid: str, generation: int) -> bytes:
     return hashlib.sha256(f"elastrain/{job_uid}/{generation}".encode()).digest()
 
 
-def wanted(environ: Mapping[str, str]) -> bool:
+def enabled(environ: Mapping[str, str]) -> bool:
     """Whether the environment names a collector."""
     named = environ.get(ENV_TRACES_ENDPOINT) or environ.get(ENV_ENDPOINT)
     return bool(named) and environ.get(ENV_DISABLED, "").lower() != "true"
 
 
-def from_environment(environ: Mapping[str, str], service: str, **who: Attribute) -> Tracer | None:
-    """A tracer, or None where traces are not wanted, or cannot be made (which is logged). ``who``: attributes of the
-    process, in OpenTelemetry's words: of its resource.
+def from_environment(environ: Mapping[str, str], service: str, **attributes: Attribute) -> Tracer | None:
+    """A tracer; None if the environment names no collector, or the tracer cannot be made (which is logged).
+
+    ``attributes``: attributes of the process, of its resource in OpenTelemetry's terms.
     """
-    if not wanted(environ):
+    if not enabled(environ):
         return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        log.warning("no traces: pip install 'elastrain[tracing]'", missing=error.name, wanted_by=ENV_ENDPOINT)
+        log.warning("no traces: pip install 'elastrain[tracing]'", missing=error.name, enabled_by=ENV_ENDPOINT)
         return None
-    # It warns of each attempt, into the log of the training; we say once that spans are lost, and count them.
+    # The exporter would log every attempt into the training's log; this module logs lost spans once and counts them.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
     endpoint = environ.get(ENV_TRACES_ENDPOINT) or f"{environ[ENV_ENDPOINT].rstrip('/')}/v1/traces"
-    return Tracer(OTLPSpanExporter(endpoint=endpoint), service, who)
+    return Tracer(OTLPSpanExporter(endpoint=endpoint), service, attributes)
 
 
 class Tracer:
-    """Sends spans from a thread of its own. May be used from any thread; nothing here blocks or raises."""
+    """Sends spans from its own thread. Thread-safe; no method blocks or raises."""
 
     def __init__(
         self,
         exporter: SpanExporter,
         service: str,
-        who: Mapping[str, Attribute] | None = None,
+        attributes: Mapping[str, Attribute] | None = None,
         *,
         clocks: Callable[[], tuple[float, int]] = lambda: (time.monotonic(), time.time_ns()),
     ) -> None:
-        """``clocks``: monotonic seconds, and nanoseconds since the epoch, of the same moment."""
+        """``clocks``: monotonic seconds, and nanoseconds since the epoch, of the same instant."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         self._exporter = exporter
-        self._resource = Resource.create({"service.name": service, **(who or {})})
+        self._resource = Resource.create({"service.name": service, **(attributes or {})})
         self._scope = InstrumentationScope("elastrain")
         self._clocks = clocks
         self._waiting: queue.Queue[ReadableSpan | None] = queue.Queue(QUEUE_SPANS)
         self._closed = False
         self.dropped = 0
-        """Spans that were not sent: the queue was full, or the collector did not take them."""
+        """Spans that were not sent: the queue was full, or the collector did not accept them."""
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
 
     def emit(self, job_uid: str, generation: int, spans: Iterable[Span], root: Span | None = None) -> None:
-        """Send ``spans`` as parts of the change to ``generation``. ``root``: by the one process that has seen it whole,
-        rank 0.
-        """
+        """Send ``spans`` as parts of the change to ``generation``. ``root``: set by the one process that observed the
+        whole change, rank 0."""
         for span in spans:
             self._put(self._readable(job_uid, generation, span, is_root=False))
         if root is not None:
             self._put(self._readable(job_uid, generation, root, is_root=True))
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Send what waits, for at most ``seconds``."""
+        """Send the queued spans, for at most ``seconds``."""
         if self._closed:
             return
         self._closed = True
         self._put(None)
         self._thread.join(seconds)
         if self.dropped or self._thread.is_alive():
-            log.warning("traces: the collector did not take all", dropped=self.dropped, unsent=self._waiting.qsize())
+            log.warning(
+                "traces: the collector did not accept all spans", dropped=self.dropped, unsent=self._waiting.qsize()
+            )
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
     def _put(self, span: ReadableSpan | None) -> None:
         try:
             self._waiting.put_nowait(span)
@@ -172,7 +174,7 @@ class Tracer:
         self._exporter.shutdown()
 
     def _batch(self) -> list[ReadableSpan] | None:
-        """What waits, once something does; None: there will be no more."""
+        """The queued spans, once there is one; None after :meth:`close`."""
         first = self._waiting.get()
         if first is None:
             return None
@@ -194,10 +196,10 @@ class Tracer:
 
         try:
             taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
-        except Exception as error:  # requests and protobuf raise many kinds; training must not notice any
+        except Exception as error:  # requests and protobuf raise many kinds; training must not be affected
             log.debug("traces not sent", error=str(error))
             taken = False
         if not taken:
             if not self.dropped:
-                log.warning("traces: the collector does not take them; training goes on, spans are counted")
+                log.warning("traces: the collector does not accept spans; training continues, lost spans are counted")
             self.dropped += len(batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastrain.api.phrases import headcount
+from elastrain.api.names import headcount
 from elastrain_operator.allocation.grant import Seat, Stop
 from elastrain_operator.allocation.model import PODS, Job, Policy
 from elastrain_operator.allocation.room import Idle

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import structlog
 
-from elastrain.api.issued import Issued
 from elastrain.api.keys import JobKeys
+from elastrain.api.records import Issued
 from elastrain.etcd import EtcdError, EtcdUsers, tls
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.model import JobRef, Outage

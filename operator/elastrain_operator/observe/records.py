@@ -10,9 +10,8 @@ import structlog
 from pydantic import ValidationError
 
 from elastrain.api import roster
-from elastrain.api.issued import Issued
 from elastrain.api.keys import ROOT, JobKeys
-from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target
+from elastrain.api.records import Generation, GenerationMember, Issued, Member, Progress, Target
 from elastrain.etcd import Batch, EtcdDenied, EtcdError, Put, WatchState
 from elastrain_operator.metrics.process import ETCD_OUTAGES
 from elastrain_operator.model import Coordination, Outage

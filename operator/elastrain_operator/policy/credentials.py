@@ -11,8 +11,8 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 
-from elastrain.api.issued import Issued
 from elastrain.api.keys import JobKeys
+from elastrain.api.records import Issued
 from elastrain_operator.model import JobRef
 
 _PREFIX = "elastrain/"

@@ -47,7 +47,7 @@ def test_a_job_lives_by_commands_alone(elastrain, cluster, job_file: Path) -> No
     submitted = elastrain("submit", job_file)
     assert submitted.stdout == f"digits: submitted to namespace {cluster.namespace}; elastrain watch digits\n"
     assert re.search(r"digits +Pending +0/2", elastrain("list").stdout)
-    assert elastrain("scale", "digits", 3).stdout == "digits: 3 workers wanted (was 2)\n"
+    assert elastrain("scale", "digits", 3).stdout == "digits: 3 workers desired (was 2)\n"
     assert elastrain("suspend", "digits").exit_code == 0
     assert cluster.job("digits")["spec"]["suspend"] is True
     assert elastrain("resume", "digits").exit_code == 0

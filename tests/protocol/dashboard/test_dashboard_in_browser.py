@@ -169,7 +169,7 @@ def test_everything_is_reached_by_the_keyboard(filled, stage) -> None:
                 if await page.ask("document.activeElement.matches('svg.chart')"):
                     break
             await page.press("ArrowLeft")
-            assert "training 3, wanted 4" in await page.text("figure .readout")
+            assert "training 3, desired 4" in await page.text("figure .readout")
             tables = await page.ask(
                 "[...document.querySelectorAll('table')].every(t => t.caption.innerText && t.querySelectorAll('th[scope=col]').length > 1)"
             )
@@ -207,7 +207,7 @@ def test_the_page_says_what_it_cannot_know(fake, body, running, stage, away) -> 
             await page.until("document.querySelector('.empty')?.innerText.includes('No jobs yet')")
             await picture(page, "empty")
             await page.open(f"{s.url}#/jobs/research/digits")
-            await page.until("document.body.innerText.includes('There is no such job')")
+            await page.until("document.body.innerText.includes('No such job')")
             await picture(page, "missing")
             fake.put("elastictrainingjobs", body("job", status=running))
             await page.until("document.querySelector('.facts').innerText.includes('120 / 1,000')")

@@ -121,7 +121,7 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(cluster) -> None:
         code, words = said("--port", port, KUBECONFIG=cluster.kubeconfig)
     assert code == 2
     assert f"--port {port}: cannot listen there" in words
-    assert "0 for any that is free" in words
+    assert "0 for any free port" in words
 
 
 def test_without_a_cluster_it_says_so_instead_of_an_empty_page(tmp_path: Path) -> None:

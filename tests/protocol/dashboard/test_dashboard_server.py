@@ -131,7 +131,7 @@ def test_jobs_are_told_as_data(filled, stage) -> None:
         async with stage(filled) as s:
             await listed(s)
             (row,) = (await (await s.client.get("/api/jobs")).json())["jobs"]
-            assert (row["key"], row["ready"], row["wanted"]) == ("research/digits", 2, 3)
+            assert (row["key"], row["ready"], row["desired"]) == ("research/digits", 2, 3)
             job = await (await s.client.get("/api/jobs/research/digits")).json()
             assert [r["reason"] for r in job["rescales"]] == ["Grow", "Lost"], "of status and events, the newest first"
             assert job["figures"]["loss"] == [0.4321]
@@ -139,7 +139,7 @@ def test_jobs_are_told_as_data(filled, stage) -> None:
             devices = await (await s.client.get("/api/accelerators")).json()
             assert [(r["resource"], r["held"], r["total"]) for r in devices["now"]] == [("nvidia.com/gpu", 2, 8)]
             gone = await s.client.get("/api/jobs/research/other")
-            assert (gone.status, await gone.json()) == (404, {"error": "there is no job research/other"})
+            assert (gone.status, await gone.json()) == (404, {"error": "no job research/other"})
 
     run(scenario)
 

@@ -21,7 +21,7 @@ def test_the_way_out_is_named_if_there_is_no_etcd(tmp_path):
 def test_a_named_binary_must_be_etcd(tmp_path):
     with pytest.raises(EtcdNotFound, match="is not an executable file"):
         find_etcd(tmp_path / "etcd")
-    with pytest.raises(EtcdNotFound, match="does not tell its version"):
+    with pytest.raises(EtcdNotFound, match="reports no version"):
         find_etcd(script(tmp_path / "true", "exit 0"))
 
 
@@ -31,7 +31,7 @@ def test_an_old_etcd_on_the_path_does_not_hide_a_good_one_in_the_cache(tmp_path)
     script(tmp_path / "etcd", "echo 'etcd Version: 3.3.25'")
     good = script(cache / "etcd-3.6.6", "echo 'etcd Version: 3.6.6'")
     assert find_etcd(environ={"PATH": str(tmp_path), "ELASTRAIN_CACHE": str(tmp_path / "cache")}) == good
-    with pytest.raises(EtcdNotFound, match=r"version 3\.3, needed is 3\.4"):
+    with pytest.raises(EtcdNotFound, match=r"version 3\.3; it must be 3\.4"):
         find_etcd(tmp_path / "etcd")
 
 

@@ -56,7 +56,7 @@ def test_a_ca_for_an_etcd_without_tls_is_named(etcd, secure_etcd):
     config = EtcdConfig.of(etcd.endpoint, ca=str(secure_etcd.ca_file))
     with (
         EtcdClient(config, timeout=5.0) as client,
-        pytest.raises(EtcdUnavailable, match="etcd does not answer in TLS there, but a CA is given"),
+        pytest.raises(EtcdUnavailable, match="etcd does not use TLS, but a CA is set"),
     ):
         client.get("/x")
 
@@ -64,7 +64,7 @@ def test_a_ca_for_an_etcd_without_tls_is_named(etcd, secure_etcd):
 def test_a_missing_ca_for_an_etcd_with_tls_is_named(secure_etcd):
     with (
         EtcdClient(EtcdConfig.of(secure_etcd.endpoint), timeout=5.0) as client,
-        pytest.raises(EtcdUnavailable, match="if it speaks TLS, name its CA by ELASTRAIN_ETCD_CA"),
+        pytest.raises(EtcdUnavailable, match="if it uses TLS, set its CA in ELASTRAIN_ETCD_CA"),
     ):
         client.get("/x")
 

@@ -121,7 +121,7 @@ def test_a_wrong_password_names_user_and_file(secure_etcd, users):
     users.ensure("trainer", "right", "/elastrain/")
     with (
         EtcdClient(secure_etcd.config("trainer", "wrong")) as client,
-        pytest.raises(EtcdDenied, match=r"user 'trainer' to log in .*the password is that in .*password-trainer"),
+        pytest.raises(EtcdDenied, match=r"user 'trainer' to log in .*the password is from .*password-trainer"),
     ):
         client.get("/elastrain/x")
 

@@ -118,7 +118,7 @@ def test_a_running_job_is_scaled_and_shown_and_drains_at_ctrl_c(elastrain, runni
         2,
         "replicas: 7: must be between minReplicas (1) and maxReplicas (4)\n",
     )
-    assert elastrain("scale", "fake", 2).stdout == "fake: 2 workers wanted (was 1)\n"
+    assert elastrain("scale", "fake", 2).stdout == "fake: 2 workers desired (was 1)\n"
     assert any("generation 2 (Grow): fake-0, fake-1" in line for line in running.stdout)
     shown = json.loads(elastrain("status", "fake", "-o", "json").stdout)
     assert (shown["desired"], len(shown["workers"])) == (2, 2)

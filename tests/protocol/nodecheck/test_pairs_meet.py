@@ -14,7 +14,7 @@ from elastrain.api import names
 from elastrain.api.records import Member, Target
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.nodecheck import enter, preflight, rounds
-from elastrain.nodecheck.records import Contestant, Heat
+from elastrain.nodecheck.records import Group, Participant
 from elastrain.nodecheck.rounds import Check, Verdict, by_process
 
 SICK_PORT = 666
@@ -25,21 +25,21 @@ def checks(etcd, job_keys) -> Iterator:
     """``checks({worker: node}, sick=...)``: their verdicts by worker."""
     clients: list[EtcdClient] = []
 
-    def play(host: str, port: int, rank: int, address: str) -> dict[str, float]:
+    def trial(host: str, port: int, rank: int, address: str) -> dict[str, float]:
         if SICK_PORT in (port, int(address)):
             raise RuntimeError("connection refused")
         return {"latency": 0.001, "rate": 5.0}
 
-    def run(workers: dict[str, str], sick: str = "", wait: float = 20.0, play=play) -> dict[str, Verdict]:
+    def run(workers: dict[str, str], sick: str = "", wait: float = 20.0, trial=trial) -> dict[str, Verdict]:
         verdicts: dict[str, Verdict] = {}
 
         def one(worker: str, node: str) -> None:
             client = EtcdClient(EtcdConfig.of(etcd.endpoint))
             clients.append(client)
             port = SICK_PORT if worker == sick else 1
-            # The address stands for the node's network, so that the play knows both ends.
-            me = Contestant(id=f"{worker}.x", worker=worker, node=node, address=str(port), port=port)
-            verdicts[worker] = Check(client, job_keys, me, wait, play, period=0.05).run()
+            # The address stands for the node's network, so that the trial has both ends.
+            me = Participant(id=f"{worker}.x", worker=worker, node=node, address=str(port), port=port)
+            verdicts[worker] = Check(client, job_keys, me, wait, trial, period=0.05).run()
 
         threads = [threading.Thread(target=one, args=item) for item in workers.items()]
         for t in threads:
@@ -65,15 +65,15 @@ def test_the_sick_node_is_told_so_and_the_others_go_on(client, job_keys, checks)
     assert "3 of 4 nodes did well" in verdicts["w2"].sick
     assert not any(v.unknown for v in verdicts.values())
     assert all(len(v.reports) >= 2 for v in verdicts.values())
-    assert client.get_prefix(job_keys.pairs + "contestants/")[0] == [], "checks that have ended leave no record"
+    assert client.get_prefix(job_keys.pairs + "participants/")[0] == [], "checks that have ended leave no record"
 
 
 def test_all_workers_of_a_sick_node_are_told_so(client, job_keys, checks):
     want(client, job_keys, 5)
     verdicts = checks({"w0": "bad", "w1": "b", "w2": "c", "w3": "d"}, sick="w0", wait=1.0)
     assert verdicts["w0"].sick
-    heats = [Heat.decode(kv.value) for kv in client.get_prefix(job_keys.pairs + "heats/")[0]]
-    assert sum(len(h.contestants) for h in heats) == 4, "the missing fifth was not waited for longer than asked"
+    groups = [Group.decode(kv.value) for kv in client.get_prefix(job_keys.pairs + "groups/")[0]]
+    assert sum(len(h.participants) for h in groups) == 4, "the missing fifth was not waited for longer than asked"
 
 
 def test_verdict_is_unknown_if_no_sum_came_anywhere(client, job_keys, checks):
@@ -81,9 +81,11 @@ def test_verdict_is_unknown_if_no_sum_came_anywhere(client, job_keys, checks):
         raise RuntimeError("no sum within 60 s")
 
     want(client, job_keys, 3)
-    verdicts = checks({"w0": "a", "w1": "b", "w2": "c"}, play=nothing)
+    verdicts = checks({"w0": "a", "w1": "b", "w2": "c"}, trial=nothing)
     assert not any(v.sick for v in verdicts.values())
-    assert {v.unknown for v in verdicts.values()} == {"none of 2 pairs did a sum, and no partner is known to be well"}
+    assert {v.unknown for v in verdicts.values()} == {
+        "none of 2 pairs completed a sum, and no partner is known to be healthy"
+    }
     assert all(r.why == "no sum within 60 s" for v in verdicts.values() for _, r in v.reports)
 
 
@@ -103,16 +105,16 @@ def test_worker_that_joins_a_training_job_does_not_wait_for_anybody(client, job_
 
 def test_verdict_is_unknown_if_the_leading_check_dies(client, job_keys, checks):
     want(client, job_keys, 2)
-    gone = Contestant(id="w0.x", worker="w0", node="a", address="1", port=1)
-    client.put(job_keys.pairs_heat(gone.id), Heat(contestants=("w0.x", "w1.x")).encode())
+    gone = Participant(id="w0.x", worker="w0", node="a", address="1", port=1)
+    client.put(job_keys.pairs_group(gone.id), Group(participants=("w0.x", "w1.x")).encode())
     assert checks({"w1": "b"})["w1"].unknown == "the check that led the measurements has gone"
 
 
-def test_verdict_is_unknown_if_nobody_forms_a_heat(client, job_keys, checks, monkeypatch):
+def test_verdict_is_unknown_if_no_group_forms(client, job_keys, checks, monkeypatch):
     monkeypatch.setattr(rounds, "FORM_SECONDS", 0.2)
-    older = Contestant(id="w0.x", worker="w0", node="a", address="1", port=1)
-    client.put(job_keys.pairs_contestant(older.id), older.encode())
-    assert checks({"w1": "b"}, wait=0.1)["w1"].unknown.startswith("no heat was formed within")
+    older = Participant(id="w0.x", worker="w0", node="a", address="1", port=1)
+    client.put(job_keys.pairs_participant(older.id), older.encode())
+    assert checks({"w1": "b"}, wait=0.1)["w1"].unknown.startswith("no group formed within")
 
 
 def test_verdict_is_unknown_if_etcd_is_away(etcd_factory, job_keys):
@@ -120,7 +122,7 @@ def test_verdict_is_unknown_if_etcd_is_away(etcd_factory, job_keys):
     endpoint = server.endpoint
     server.close()
     with EtcdClient(EtcdConfig.of(endpoint), timeout=0.5) as client:
-        me = Contestant(id="w0.x", worker="w0", address="1", port=1)
+        me = Participant(id="w0.x", worker="w0", address="1", port=1)
         assert "unavailable" in Check(client, job_keys, me, 60, by_process("gloo")).run().unknown
 
 
@@ -136,11 +138,11 @@ def test_two_processes_sum_and_say_how_fast(etcd, job_keys):
     assert all('"latency"' in words and '"rate"' in words for words in told)
 
 
-def test_match_fails_with_words_if_the_partner_does_not_come(monkeypatch):
+def test_trial_fails_with_a_reason_if_the_partner_does_not_come(monkeypatch):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        monkeypatch.setattr(rounds, "MATCH_SECONDS", 1.0)  # it accepts, and says nothing
+        monkeypatch.setattr(rounds, "TRIAL_SECONDS", 1.0)  # it accepts, and says nothing
         with pytest.raises(RuntimeError, match="no sum within 1 s"):
             by_process("gloo")("127.0.0.1", listening.getsockname()[1], 1, "127.0.0.1")
 

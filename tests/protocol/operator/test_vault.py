@@ -11,8 +11,8 @@ import pytest
 import trustme
 from pydantic import SecretBytes
 
-from elastrain.api.issued import Issued
 from elastrain.api.keys import JobKeys
+from elastrain.api.records import Issued
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUnavailable, EtcdUsers
 from elastrain_operator.apply import credentials as vaults
 from elastrain_operator.apply.credentials import Vault

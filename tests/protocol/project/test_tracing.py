@@ -91,7 +91,7 @@ def test_closing_is_bounded_if_the_collector_hangs() -> None:
     ],
 )
 def test_traces_are_off_unless_a_collector_is_named(environ: dict[str, str], wanted: bool) -> None:
-    assert tracing.wanted(environ) is wanted
+    assert tracing.enabled(environ) is wanted
     tracer = tracing.from_environment(environ, "s")
     assert (tracer is not None) is wanted
     if tracer is not None:

@@ -201,7 +201,7 @@ def test_a_node_does_nothing_for_those_who_do_not_know_the_token(node, tmp_path)
 def test_the_way_out_is_named_if_mpirun_asks_for_an_unknown_host(capsys):
     environ = {"ELASTRAIN_MPI_NODES": json.dumps([("10.0.0.2", 1)]), "ELASTRAIN_MPI_TOKEN": "secret"}
     assert mpi.shell("10.0.0.9", ["orted"], environ) == 1
-    assert "10.0.0.9: no worker of this generation; there are 10.0.0.2" in capsys.readouterr().err
+    assert "10.0.0.9: not a worker of this generation; its workers: 10.0.0.2" in capsys.readouterr().err
 
 
 @pytest.mark.nightly

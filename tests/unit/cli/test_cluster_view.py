@@ -110,7 +110,7 @@ def test_workers_that_cannot_start_are_told_together_with_the_remedy() -> None:
 def test_workers_that_start_are_named_and_nobody_is_told_to_want_more_meanwhile() -> None:
     reasons = explain(job(RUNNING), [worker(0), worker(3, phase="Pending")])
     assert [r.says for r in reasons[:-1]] == ["digits-3: starting"], "how many train is said once"
-    assert reasons[-1].says.startswith("3 of 4 wanted workers train")
+    assert reasons[-1].says.startswith("3 of 4 desired workers train")
     assert "elastrain scale" not in reasons[-1].change
 
 
@@ -227,10 +227,10 @@ def test_nothing_is_cut_on_a_narrow_terminal() -> None:
 def test_a_change_that_the_operator_has_not_noted_is_said() -> None:
     old = job(RUNNING)
     old.metadata["generation"] = 2
-    assert "has not observed the last change" in view.standing(old, NOW)
-    assert "no operator has observed the job for 2h" in view.standing(job(), NOW)
+    assert "has not observed the last change" in view.summary(old, NOW)
+    assert "no operator has observed the job for 2h" in view.summary(job(), NOW)
     fresh = job()
-    assert view.unseen(fresh, NOW - timedelta(hours=2) + timedelta(seconds=3)) == ""
+    assert view.unobserved(fresh, NOW - timedelta(hours=2) + timedelta(seconds=3)) == ""
 
 
 def test_explain_says_why_it_is_not_larger() -> None:

@@ -16,7 +16,7 @@ GAPS = st.lists(st.floats(0.1, 400), min_size=1, max_size=300)
 def test_a_series_is_bounded_in_order_and_reaches_back_to_its_beginning(gaps: list[float]) -> None:
     figures, now = Figures(points=16), 1000.0
     for step, gap in enumerate(gaps):
-        figures.add(now, step=step, loss=1 / (step + 1), ready=step % 3, wanted=2)
+        figures.add(now, step=step, loss=1 / (step + 1), ready=step % 3, desired=2)
         now += gap
     shown = figures.shown()
     assert len(figures) <= 17
@@ -28,13 +28,13 @@ def test_a_series_is_bounded_in_order_and_reaches_back_to_its_beginning(gaps: li
 def test_a_change_of_size_is_kept_at_once_and_everything_else_now_and_then() -> None:
     figures = Figures(spacing=10)
     for second in range(20):
-        figures.add(second, step=second, loss=None, ready=1 if second < 5 else 2, wanted=2)
+        figures.add(second, step=second, loss=None, ready=1 if second < 5 else 2, desired=2)
     assert figures.shown()["time"] == [0, 5, 10]
 
 
 def test_what_is_not_known_is_null_in_json() -> None:
     figures = Figures()
-    figures.add(0, step=None, loss=None, ready=0, wanted=1)
+    figures.add(0, step=None, loss=None, ready=0, desired=1)
     assert json.loads(json.dumps(figures.shown(), allow_nan=False))["loss"] == [None]
 
 

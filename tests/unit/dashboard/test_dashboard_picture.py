@@ -19,7 +19,7 @@ def job(body, running):
 def test_a_row_says_how_far_how_large_and_why_not_larger(job) -> None:
     row = picture.row(job)
     assert row["key"] == "research/digits"
-    assert (row["phase"], row["ready"], row["wanted"], row["min"], row["max"]) == ("Running", 2, 3, 1, 4)
+    assert (row["phase"], row["ready"], row["desired"], row["min"], row["max"]) == ("Running", 2, 3, 1, 4)
     assert (row["step"], row["of"], row["loss"], row["goodput"]) == (120, 1000, 0.4321, 0.9)
     assert row["why"] == "not grown: 0 nvidia.com/gpu idle, 1 needed for the next worker"
 
@@ -28,7 +28,7 @@ def test_a_job_that_no_operator_has_seen_has_a_row_too(body) -> None:
     new = body("job", replicas=2)
     new["status"] = {}
     row = picture.row(job_of(facts.job(new)[1].body))
-    assert (row["phase"], row["ready"], row["wanted"], row["step"], row["goodput"]) == ("Pending", 0, 2, None, None)
+    assert (row["phase"], row["ready"], row["desired"], row["step"], row["goodput"]) == ("Pending", 0, 2, None, None)
 
 
 def test_nothing_held_is_no_goodput_of_zero() -> None:
@@ -60,8 +60,8 @@ def test_details_have_phases_in_their_order_and_the_newest_first(job, body, runn
         "name": "digits-0", "phase": "Running", "node": "node-a", "started": "2030-01-01T00:00:00+00:00",
         "health": "", "ranks": "", "note": "",
     }  # fmt: skip
-    assert shown["ledger"]["training"] == 900.0
-    assert shown["explain"][-1]["says"].startswith("2 of 3 wanted workers train")
+    assert shown["usage"]["training"] == 900.0
+    assert shown["explain"][-1]["says"].startswith("2 of 3 desired workers train")
     json.dumps(shown, allow_nan=False)
 
 

@@ -8,24 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.nodecheck.decide import (
+    MOST_PARTICIPANTS,
     MOST_ROUNDS,
-    MOST_SEATS,
     SLOW_FACTOR,
     blame,
     is_complete,
     is_over,
     judge,
     next_round,
-    seats,
+    representatives,
 )
-from elastrain.nodecheck.records import Contestant, Report
+from elastrain.nodecheck.records import Participant, Report
 
 GOOD = {"latency": 0.0005, "rate": 10.0}
 
 
-def contestant(number: int, node: str | None = None, reports: tuple[Report, ...] = ()) -> Contestant:
+def participant(number: int, node: str | None = None, reports: tuple[Report, ...] = ()) -> Participant:
     name = f"w{number}"
-    return Contestant(
+    return Participant(
         id=name, worker=name, node=f"n{number}" if node is None else node, address="a", port=1, reports=reports
     )
 
@@ -37,13 +37,13 @@ class World:
     size: int
     sick: frozenset[int] = frozenset()
     dies: dict[int, int] = field(default_factory=dict)
-    """Round in which a contestant goes without a word, by number."""
+    """Round in which a participant goes without a word, by number."""
     slow: bool = False
     """Sick ones are slow; else their sums do not come."""
 
     def play(self) -> tuple[list[tuple[tuple[str, str], ...]], set[str]]:
         """All rounds, and the ids that are blamed."""
-        there = {c.id: c for c in map(contestant, range(self.size))}
+        there = {c.id: c for c in map(participant, range(self.size))}
         ids = list(there)
         rounds: list[tuple[tuple[str, str], ...]] = []
         while pairs := next_round(ids, rounds, judge(rounds, there), there):
@@ -122,8 +122,8 @@ def test_healthy_nodes_are_measured_twice_and_no_more():
     assert [len(pairs) for pairs in rounds] == [4, 4]
 
 
-def test_words_name_the_partners_and_the_figures():
-    there = {c.id: c for c in map(contestant, range(4))}
+def test_message_names_the_partners_and_the_figures():
+    there = {c.id: c for c in map(participant, range(4))}
     rounds: list[tuple[tuple[str, str], ...]] = []
     world = World(4, frozenset({2}))
     while pairs := next_round(list(there), rounds, judge(rounds, there), there):
@@ -132,24 +132,24 @@ def test_words_name_the_partners_and_the_figures():
             world._measure(pair, len(rounds) - 1, there)
     (sick,) = blame(judge(rounds, there), there)
     assert (sick.id, sick.node) == ("w2", "n2")
-    assert sick.words.endswith("while 3 of 4 nodes did well with others")
-    assert "all-reduce with n" in sick.words
-    assert sick.words.count("(refused)") == 2
+    assert sick.message.endswith("while 3 of 4 nodes passed with other partners")
+    assert "all-reduce with n" in sick.message
+    assert sick.message.count("(refused)") == 2
 
 
 def test_slow_pair_says_what_is_usual():
-    fast = {f"w{n}": contestant(n, reports=(Report(round=0, partner=f"w{n ^ 1}", ok=True, **GOOD),)) for n in range(6)}
+    fast = {f"w{n}": participant(n, reports=(Report(round=0, partner=f"w{n ^ 1}", ok=True, **GOOD),)) for n in range(6)}
     slow = {i: Report(round=0, partner="x", ok=True, latency=0.02, rate=1.0) for i in ("w6", "w7")}
-    there = fast | {i: contestant(int(i[1:]), reports=(r,)) for i, r in slow.items()}
+    there = fast | {i: participant(int(i[1:]), reports=(r,)) for i, r in slow.items()}
     outcomes = judge([(("w0", "w1"), ("w2", "w3"), ("w4", "w5"), ("w6", "w7"))], there)
     assert [o.good for o in outcomes] == [True, True, True, False]
-    assert outcomes[-1].words == "20.00 ms, 1.00 GB/s; usual: 0.50 ms, 10.00 GB/s"
+    assert outcomes[-1].detail == "20.00 ms, 1.00 GB/s; usual: 0.50 ms, 10.00 GB/s"
 
 
 def test_pair_is_unknown_if_one_end_has_not_reported():
     there = {
-        "w0": contestant(0, reports=(Report(round=0, partner="w1", ok=False, why="refused"),)),
-        "w1": contestant(1),
+        "w0": participant(0, reports=(Report(round=0, partner="w1", ok=False, why="refused"),)),
+        "w1": participant(1),
     }
     assert judge([(("w0", "w1"),)], there) == []
     assert not is_over([("w0", "w1")], 0, there)
@@ -157,14 +157,16 @@ def test_pair_is_unknown_if_one_end_has_not_reported():
 
 
 def test_one_worker_of_each_node_is_measured():
-    chosen = seats([contestant(0, "a"), contestant(1, "a"), contestant(2, "b"), contestant(3, ""), contestant(4, "")])
+    chosen = representatives(
+        [participant(0, "a"), participant(1, "a"), participant(2, "b"), participant(3, ""), participant(4, "")]
+    )
     assert [c.id for c in chosen] == ["w0", "w2", "w3", "w4"]
 
 
-def test_heat_begins_when_all_wanted_workers_are_there_or_the_wait_is_over():
+def test_group_forms_when_all_wanted_workers_are_there_or_the_wait_is_over():
     assert is_complete(4, 0, 4, waited=0, wait=60)
     assert is_complete(1, 4, 5, waited=0, wait=60), "a job that grows by one does not wait for its members"
     assert not is_complete(3, 0, 4, waited=59, wait=60)
     assert is_complete(3, 0, 4, waited=60, wait=60)
     assert not is_complete(3, 0, None, waited=0, wait=60)
-    assert MOST_SEATS >= 2
+    assert MOST_PARTICIPANTS >= 2

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.api.issued import Issued
 from elastrain.api.keys import JobKeys
+from elastrain.api.records import Issued
 from elastrain_operator.model import JobRef
 from elastrain_operator.policy import credentials
 from elastrain_operator.policy.credentials import Due

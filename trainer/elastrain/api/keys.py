@@ -77,13 +77,13 @@ class JobKeys:
         """Prefix of the records of pre-flight checks that measure pairs of nodes (:mod:`elastrain.nodecheck`)."""
         return self.prefix + "pairs/"
 
-    def pairs_contestant(self, contestant_id: str) -> str:
+    def pairs_participant(self, participant_id: str) -> str:
         """Written by that participant, bound to its lease."""
-        return self.pairs + "contestants/" + contestant_id
+        return self.pairs + "participants/" + participant_id
 
-    def pairs_heat(self, leader_id: str) -> str:
-        """Written by the round's leader."""
-        return self.pairs + "heats/" + leader_id
+    def pairs_group(self, leader_id: str) -> str:
+        """Written by the participant that leads the group."""
+        return self.pairs + "groups/" + leader_id
 
     @classmethod
     def of(cls, key: str) -> JobKeys | None:

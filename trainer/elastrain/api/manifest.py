@@ -94,9 +94,9 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     """The position and YAML's message, in one line."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return f"is not YAML: {' '.join(str(error).split())}"
-    said = ", ".join(part for part in (error.context, error.problem) if part)
+    cause = ", ".join(part for part in (error.context, error.problem) if part)
     mark = error.problem_mark
-    return f"line {mark.line + 1}, column {mark.column + 1}: {said}"
+    return f"line {mark.line + 1}, column {mark.column + 1}: {cause}"
 
 
 def _only_job(documents: list[Any], source: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Names shared by operator, agent, ranks and local mode: API group, labels, environment variables, exit codes."""
+"""Names shared by operator, agent, ranks and local mode: API group, labels, variables, exit codes, worker counts."""
 
 from __future__ import annotations
 
@@ -75,3 +75,8 @@ EXIT_FINISHED = 0
 EXIT_USAGE = 2
 EXIT_INFRASTRUCTURE = 75
 """EX_TEMPFAIL: the agent failed for a reason outside of the script (refused by etcd, fenced, ...)."""
+
+
+def headcount(count: int) -> str:
+    """A number of workers as text: ``1 worker``, ``4 workers``."""
+    return "1 worker" if count == 1 else f"{count} workers"

@@ -279,6 +279,20 @@ class Progress(Record):
     """The training loop has ended on every rank, and the script of rank 0's worker exited with 0."""
 
 
+class Issued(Record):
+    """The issued credentials for etcd of the job's workers. Written by the operator once the job's user of etcd and the
+    Secret exist; read by the operator only.
+
+    The record lives in the same etcd as the user: an etcd that loses its data loses both, and the operator recreates
+    both.
+    """
+
+    ca: str
+    """SHA-256 (hex) of the CA certificates in the Secret."""
+    key: str
+    """Name of the key from which the password is derived; not a secret."""
+
+
 class Closed(Record):
     """The end of the job for stock torchrun. Written by the first of its agents that finishes, or fails for good.
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
-from elastrain.api.phrases import headcount
+from elastrain.api.names import headcount
 from elastrain.client import errors
 from elastrain.client.connection import MERGE_PATCH, Connection
 from elastrain.client.records import Event, LogLine, Worker, event_of, job_of, worker_of
@@ -58,7 +58,7 @@ class AsyncJobs:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # -- jobs --------------------------------------------------------------------------------------------------------
+    # -- jobs ----------------------------------------------------------------------------------------------------------
     async def submit(self, job: ElasticTrainingJob | Mapping[str, Any], *, dry_run: bool = False) -> ElasticTrainingJob:
         """Create the job in the namespace of its metadata, else in this client's namespace, and return it.
 
@@ -118,7 +118,7 @@ class AsyncJobs:
         """Delete the job and its pods. Raises ``JobNotFound``."""
         await self._connection.call("DELETE", self._path(name), f"delete job {name}", name)
 
-    # -- state and output ----------------------------------------------------------------------------------------
+    # -- state and output ----------------------------------------------------------------------------------------------
     async def watch(self, name: str) -> AsyncIterator[ElasticTrainingJob]:
         """Yield the job now and after each change, until it is deleted. Raises ``JobNotFound`` if there is no such job.
 
@@ -194,7 +194,7 @@ class AsyncJobs:
         async for line in self._connection.lines(f"{path}/log", what, worker, query):
             yield LogLine(worker, line.decode(errors="replace").rstrip("\n"))
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
     def _path(self, name: str = "", namespace: str | None = None) -> str:
         jobs = f"/apis/{names.API_VERSION}/namespaces/{namespace or self.namespace}/{names.PLURAL}"
         return f"{jobs}/{name}" if name else jobs

@@ -43,6 +43,7 @@ class Jobs:
 
     @property
     def namespace(self) -> str:
+        """The default namespace of all calls."""
         return self._jobs.namespace
 
     def close(self) -> None:
@@ -58,47 +59,63 @@ class Jobs:
         self.close()
 
     def submit(self, job: ElasticTrainingJob | Mapping[str, Any], *, dry_run: bool = False) -> ElasticTrainingJob:
+        """Create a job and return it. Raises ``JobExists`` and ``Refused``; see :meth:`AsyncJobs.submit`."""
         return self._do(self._jobs.submit(job, dry_run=dry_run))
 
     def add_files(self, job: ElasticTrainingJob, name: str, files: Mapping[str, str]) -> None:
+        """Create a ConfigMap with the files of a job. Raises ``Refused``; see :meth:`AsyncJobs.add_files`."""
         self._do(self._jobs.add_files(job, name, files))
 
     def get(self, name: str) -> ElasticTrainingJob:
+        """The current state of a job. Raises ``JobNotFound``."""
         return self._do(self._jobs.get(name))
 
     def list(self, *, all_namespaces: bool = False) -> tuple[ElasticTrainingJob, ...]:
+        """All jobs of the namespace or of the cluster, sorted by namespace and name."""
         return self._do(self._jobs.list(all_namespaces=all_namespaces))
 
     def scale(self, name: str, replicas: int) -> int:
+        """Set the desired number of workers; returns the previous number. Raises ``JobNotFound`` and ``Refused``."""
         return self._do(self._jobs.scale(name, replicas))
 
     def suspend(self, name: str) -> None:
+        """Drain all workers at a step boundary and keep the job. Raises ``JobNotFound``."""
         self._do(self._jobs.suspend(name))
 
     def resume(self, name: str) -> None:
+        """Start the workers of a suspended job again. Raises ``JobNotFound``."""
         self._do(self._jobs.resume(name))
 
     def delete(self, name: str) -> None:
+        """Delete the job and its pods. Raises ``JobNotFound``."""
         self._do(self._jobs.delete(name))
 
     def watch(self, name: str) -> Iterator[ElasticTrainingJob]:
+        """Yield the job now and after each change, until it is deleted; see :meth:`AsyncJobs.watch`."""
         return self._each(self._jobs.watch(name))
 
     def wait(
         self, name: str, *, until: tuple[str, ...] = ENDED, timeout_seconds: float | None = None
     ) -> ElasticTrainingJob:
+        """Wait for a phase of ``until``, and return the job. ``timeout_seconds`` None: no limit.
+
+        Raises ``TimeoutError`` and ``JobNotFound``; see :meth:`AsyncJobs.wait`.
+        """
         return self._do(self._jobs.wait(name, until=until, timeout_seconds=timeout_seconds))
 
     def workers(self, name: str) -> tuple[Worker, ...]:
+        """The job's worker pods, oldest first; empty if the job has none."""
         return self._do(self._jobs.workers(name))
 
     def events(self, name: str) -> tuple[Event, ...]:
+        """The job's events, oldest first."""
         return self._do(self._jobs.events(name))
 
     def logs(self, worker: str, *, follow: bool = False, tail: int | None = None) -> Iterator[LogLine]:
+        """Yield the lines of one worker's training container; see :meth:`AsyncJobs.logs`."""
         return self._each(self._jobs.logs(worker, follow=follow, tail=tail))
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
     def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:

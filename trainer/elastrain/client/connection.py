@@ -80,6 +80,7 @@ class Connection:
         return str(self._api.configuration.host)
 
     async def close(self) -> None:
+        """Close the connections."""
         await self._api.close()
 
     async def call(
@@ -120,8 +121,8 @@ class Connection:
             raise self._unreachable(what, error) from error
 
     def _unreachable(self, what: str, error: BaseException) -> errors.NotConnected:
-        words = reach.why(error, self.server, self._api.configuration.proxy, self._seconds)
-        return errors.NotConnected(f"cannot {what}: {words}")
+        cause = reach.why(error, self.server, self._api.configuration.proxy, self._seconds)
+        return errors.NotConnected(f"cannot {what}: {cause}")
 
     async def _request(
         self, method: str, path: str, *, query: Mapping[str, str], bounds: Any, body: Any = None, content: str

@@ -37,7 +37,7 @@ def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
     if job.spec.suspend:
         return [Reason("the job is suspended: 0 workers desired", f"elastrain resume {job.name}")]
     # The last reason contains this text too; a condition may contain no more.
-    bare = f"{status.ready_replicas} of {_wanted(job, status)} workers train"
+    bare = f"{status.ready_replicas} of {_desired(job, status)} workers train"
     unmet = [reason for reason in _unmet(conditions) if reason.says != bare]
     return [*unmet, *_stopped(workers), *_starting(workers), *_spares(job, status), _bounds(job, status)]
 
@@ -91,7 +91,7 @@ def _starting(workers: Sequence[Worker]) -> list[Reason]:
     return [Reason(f"{', '.join(names)}: starting")] if names else []
 
 
-def _wanted(job: ElasticTrainingJob, status: JobStatus) -> int:
+def _desired(job: ElasticTrainingJob, status: JobStatus) -> int:
     return status.desired_replicas if status.desired_replicas is not None else job.spec.desired_replicas
 
 
@@ -100,23 +100,23 @@ def _spares(job: ElasticTrainingJob, status: JobStatus) -> list[Reason]:
     asked, found = job.spec.warm_spares, status.spares
     if found is None or found.ready >= asked:
         return []
-    said = f"{found.ready} of {asked} warm spares are ready"
+    state = f"{found.ready} of {asked} warm spares are ready"
     if status.generation is None or not status.generation.size:
-        return [Reason(f"{said}: they start once the job trains")]
+        return [Reason(f"{state}: they start once the job trains")]
     if found.desired < asked:
         why = f"the unused capacity holds {found.desired}"
-        return [Reason(f"{said}: {why}", "free or add nodes, or lower spec.warmSpares")]
-    return [Reason(f"{said}: the others are starting")]
+        return [Reason(f"{state}: {why}", "free or add nodes, or lower spec.warmSpares")]
+    return [Reason(f"{state}: the others are starting")]
 
 
 def _bounds(job: ElasticTrainingJob, status: JobStatus) -> Reason:
-    spec, wanted = job.spec, _wanted(job, status)
-    said = f"{status.ready_replicas} of {wanted} wanted workers train"
-    if wanted >= spec.max_replicas:
-        return Reason(f"{said}; maxReplicas is {spec.max_replicas}", "raise spec.maxReplicas")
+    spec, desired = job.spec, _desired(job, status)
+    state = f"{status.ready_replicas} of {desired} desired workers train"
+    if desired >= spec.max_replicas:
+        return Reason(f"{state}; maxReplicas is {spec.max_replicas}", "raise spec.maxReplicas")
     if spec.replicas is None:
-        return Reason(f"{said}; the operator chooses between {spec.min_replicas} and {spec.max_replicas}")
+        return Reason(f"{state}; the operator chooses between {spec.min_replicas} and {spec.max_replicas}")
     return Reason(
-        f"{said}: spec.replicas is {spec.replicas} (between {spec.min_replicas} and {spec.max_replicas})",
-        f"elastrain scale {job.name} {wanted + 1}" if status.ready_replicas >= wanted else "",
+        f"{state}: spec.replicas is {spec.replicas} (between {spec.min_replicas} and {spec.max_replicas})",
+        f"elastrain scale {job.name} {desired + 1}" if status.ready_replicas >= desired else "",
     )

@@ -105,14 +105,14 @@ def _why(status: Mapping[str, Any]) -> tuple[str, str]:
     for state in (c.get("state", {}) for c in containers):
         stopped = state.get("waiting") or state.get("terminated")
         if stopped and stopped.get("reason") not in {None, "Completed", "PodInitializing", "ContainerCreating"}:
-            return _in_words(str(stopped["reason"]), str(stopped.get("message", "")))
+            return _reason_of(str(stopped["reason"]), str(stopped.get("message", "")))
     for condition in status.get("conditions", []):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("reason", "")), str(condition.get("message", ""))
     return str(status.get("reason", "")), str(status.get("message", ""))
 
 
-def _in_words(reason: str, message: str) -> tuple[str, str]:
+def _reason_of(reason: str, message: str) -> tuple[str, str]:
     """Reason and message of an ended container; those of the agent's termination record (JSON) if there is one."""
     try:
         last = Termination.decode(message)

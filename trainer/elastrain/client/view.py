@@ -45,8 +45,8 @@ def phase_of(job: ElasticTrainingJob) -> str:
 def size_of(job: ElasticTrainingJob) -> str:
     """Training and desired workers: ``2/4``."""
     status = job.status or JobStatus()
-    wanted = status.desired_replicas if status.desired_replicas is not None else job.spec.desired_replicas
-    return f"{status.ready_replicas}/{wanted}"
+    desired = status.desired_replicas if status.desired_replicas is not None else job.spec.desired_replicas
+    return f"{status.ready_replicas}/{desired}"
 
 
 def spares_of(job: ElasticTrainingJob) -> str:
@@ -55,7 +55,7 @@ def spares_of(job: ElasticTrainingJob) -> str:
     return f"{found.ready}/{found.desired}" if found else ""
 
 
-def unseen(job: ElasticTrainingJob, now: datetime) -> str:
+def unobserved(job: ElasticTrainingJob, now: datetime) -> str:
     """A notice if no operator has observed the job or its last change; empty if one has, or the job is too new to
     judge."""
     status = job.status or JobStatus()
@@ -103,7 +103,7 @@ def table(jobs: Iterable[ElasticTrainingJob], now: datetime, *, namespaces: bool
                 str(job.spec.max_replicas),
                 f"{generation.number} ({generation.reason})" if generation else "",
                 str(total or ""),
-                Text(standing(job, now)),
+                Text(summary(job, now)),
             ]
         shown.add_row(*cells)
     return shown
@@ -114,7 +114,7 @@ def _step(status: JobStatus) -> str:
     return f"{status.step}/{total}" if total else str(status.step)
 
 
-def standing(job: ElasticTrainingJob, now: datetime | None = None) -> str:
+def summary(job: ElasticTrainingJob, now: datetime | None = None) -> str:
     """The most important sentence: how the job ended, or which condition it waits for; empty for a healthy job.
 
     Without ``now`` the sentence leaves an absent operator out.
@@ -123,7 +123,7 @@ def standing(job: ElasticTrainingJob, now: datetime | None = None) -> str:
     for kind in (ConditionType.FAILED, ConditionType.SUCCEEDED):
         if kind in conditions and conditions[kind].status == "True":
             return conditions[kind].message
-    if now is not None and (found := unseen(job, now)):
+    if now is not None and (found := unobserved(job, now)):
         return found
     if ConditionType.SUSPENDED in conditions and conditions[ConditionType.SUSPENDED].status == "True":
         return conditions[ConditionType.SUSPENDED].message
@@ -155,17 +155,17 @@ def details(
     parts: list[RenderableType] = [head]
     if status.progress is not None:
         parts.append(_progress(status.progress, now))
-    if why := standing(job, now):
+    if why := summary(job, now):
         style = "green" if phase_of(job) == "Succeeded" else "red" if phase_of(job) == "Failed" else "yellow"
         parts.append(_indented(why, style))
     if not_larger := why_not_larger(status):
         parts.append(_indented(f"why not larger: {not_larger}", "dim"))
     if status.last_rescale is not None:
         parts.append(_indented(f"last rescale: {rescale_line(status.last_rescale)}", "dim"))
-    words = last_words(job, now)
-    if not words and status.last_failure is not None:
-        words = [_lost(status.last_failure, now, "dim")]
-    parts += words
+    lines = failure_lines(job, now)
+    if not lines and status.last_failure is not None:
+        lines = [_lost(status.last_failure, now, "dim")]
+    parts += lines
     if workers:
         parts += [Text(""), _workers(workers, now)]
     if events:
@@ -182,8 +182,8 @@ def why_not_larger(status: JobStatus) -> str:
 def position_of(job: ElasticTrainingJob) -> str:
     """Step and loss as the end of a sentence; empty if both are unknown."""
     status = job.status or JobStatus()
-    words = ["" if status.step is None else f"step {status.step}", _loss(status.progress)]
-    return "".join(f", {word}" for word in words if word)
+    lines = ["" if status.step is None else f"step {status.step}", _loss(status.progress)]
+    return "".join(f", {word}" for word in lines if word)
 
 
 def _loss(progress: ProgressStatus | None) -> str:
@@ -193,7 +193,7 @@ def _loss(progress: ProgressStatus | None) -> str:
 
 def _progress(progress: ProgressStatus, now: datetime) -> Table:
     eta = time_of(progress.eta)
-    words = [
+    lines = [
         f"step {progress.step}/{progress.of}" if progress.of else f"step {progress.step}",
         f"epoch {progress.epoch}",
         _loss(progress),
@@ -201,16 +201,16 @@ def _progress(progress: ProgressStatus, now: datetime) -> Table:
         "" if eta is None else f"{_duration((eta - now).total_seconds())} left",
     ]
     line = Table.grid(padding=(0, 2, 0, 0))
-    cells: list[RenderableType] = [Text(", ".join(filter(None, words)))]
+    cells: list[RenderableType] = [Text(", ".join(filter(None, lines)))]
     if progress.of:
         cells.insert(0, ProgressBar(total=float(progress.of), completed=float(progress.step), width=24))
     line.add_row("", *cells)
     return line
 
 
-def _indented(words: str, style: str) -> Padding:
+def _indented(lines: str, style: str) -> Padding:
     """A wrapped and indented sentence below the headline."""
-    return Padding(Text(words, style=style), (0, 0, 0, 2), expand=False)
+    return Padding(Text(lines, style=style), (0, 0, 0, 2), expand=False)
 
 
 def _duration(seconds: float) -> str:
@@ -219,7 +219,7 @@ def _duration(seconds: float) -> str:
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
 
 
-def last_words(job: ElasticTrainingJob, now: datetime) -> list[RenderableType]:
+def failure_lines(job: ElasticTrainingJob, now: datetime) -> list[RenderableType]:
     """For a failed job: the lost worker and its last lines; empty otherwise."""
     failure = job.status.last_failure if job.status else None
     if failure is None or phase_of(job) != "Failed":
@@ -232,8 +232,8 @@ def _lost(failure: LastFailure, now: datetime, style: str) -> RenderableType:
     """The newest lost worker and the reason."""
     who = failure.worker if failure.rank is None else f"rank {failure.rank} in {failure.worker}"
     ago = age(time_of(failure.time), now)
-    words = f"last failure: {f'{ago} ago, ' if ago else ''}{who}: {failure.reason}: {failure.message}".rstrip(": ")
-    return _indented(words, style)
+    lines = f"last failure: {f'{ago} ago, ' if ago else ''}{who}: {failure.reason}: {failure.message}".rstrip(": ")
+    return _indented(lines, style)
 
 
 def _workers(workers: Sequence[Worker], now: datetime) -> Table:

@@ -1,1 +1,1 @@
-"""Programs with restart semantics: a process for each generation (mpirun, TensorFlow, any command)."""
+"""Programs with restart semantics: one process per generation (mpirun, TensorFlow, any command)."""

@@ -1,14 +1,13 @@
 """``mpirun`` in an elastic job, with restart semantics: ``python -m elastrain.contrib.mpi mpirun CMD...``.
 
-The worker with rank 0 runs mpirun; the others run a *node*, which starts what mpirun wants to have started there, in
-ssh's place: images need neither sshd nor keys. At the next generation all of it is ended and started anew.
+The worker with rank 0 runs mpirun. The others run a *node*, which starts mpirun's processes in place of ssh: images
+need neither sshd nor keys. The next generation ends and restarts all of them.
 
-In every worker the folder ``$ELASTRAIN_MPI_DIR`` is kept current: ``hostfile`` (Open MPI's format) and
-``discover_hosts.sh``, which prints ``host:slots`` lines. mpirun finds the hostfile, and the way to the nodes, by
-``OMPI_MCA_*``.
+Every worker maintains the folder ``$ELASTRAIN_MPI_DIR``: ``hostfile`` (Open MPI's format) and ``discover_hosts.sh``,
+which prints ``host:slots`` lines. mpirun finds the hostfile and the nodes by ``OMPI_MCA_*``.
 
-A node obeys whoever knows the token of its generation, which lies in etcd among the job's records: who can read those
-can start programs in the job's workers, and nobody else.
+A node accepts requests with the token of its generation. The token is a record of the job in etcd: only clients with
+access to these records can start programs in the job's workers.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ ENV_DIRECTORY = "ELASTRAIN_MPI_DIR"
 _ENV_NODES = "ELASTRAIN_MPI_NODES"
 _ENV_TOKEN = "ELASTRAIN_MPI_TOKEN"  # noqa: S105 - the name of a variable
 _SECONDS = 60.0
-"""How long a node, or its token, is waited for."""
+"""Seconds to wait for a node, or for its token."""
 _LINE = 1 << 20
 
 
 def hostfile(generation: Generation, slots: int) -> str:
-    """Open MPI's: a line for each host. Pure."""
+    """Open MPI's hostfile, one line for each host. Pure."""
     return "".join(f"{host} slots={n}\n" for host, n in _slots(generation, slots).items())
 
 
 def discovery_script(generation: Generation, slots: int) -> str:
-    """Prints ``host:slots`` lines, as Horovod Elastic's ``--host-discovery-script`` should. Pure."""
+    """A script that prints ``host:slots`` lines, for Horovod Elastic's ``--host-discovery-script``. Pure."""
     return "#!/bin/sh\ncat <<END\n" + "".join(f"{h}:{n}\n" for h, n in _slots(generation, slots).items()) + "END\n"
 
 
@@ -60,7 +59,7 @@ def _slots(generation: Generation, slots: int) -> dict[str, int]:
 
 
 def write_hosts(directory: Path, generation: Generation, slots: int) -> None:
-    """Replace both files, each at once: a reader sees the old or the new one."""
+    """Replace both files, each atomically."""
     for name, text in (
         ("hostfile", hostfile(generation, slots)),
         ("discover_hosts.sh", discovery_script(generation, slots)),
@@ -74,7 +73,7 @@ def write_hosts(directory: Path, generation: Generation, slots: int) -> None:
 def start_of(
     command: Sequence[str], directory: Path, slots: int
 ) -> Callable[[World], tuple[list[str], dict[str, str]]]:
-    """What a member runs in a world: the first one ``command`` (mpirun), the others a node."""
+    """The program of a member in a world: ``command`` (mpirun) for the first, a node for the others."""
 
     def start(world: World) -> tuple[list[str], dict[str, str]]:
         write_hosts(directory, world.generation, slots)
@@ -88,7 +87,7 @@ def start_of(
             _ENV_NODES: json.dumps(nodes),
             "OMPI_MCA_orte_default_hostfile": str(directory / "hostfile"),
             "OMPI_MCA_plm_rsh_agent": f"{shlex.join(me)} --shell",
-            "OMPI_MCA_plm_rsh_no_tree_spawn": "1",  # only this worker knows where the nodes are
+            "OMPI_MCA_plm_rsh_no_tree_spawn": "1",  # only this worker has the nodes' addresses
         }
         return [*me, "--first", *command], variables
 
@@ -120,7 +119,7 @@ def _await_token(environ: Mapping[str, str]) -> str:
 
 # ---- a node ----------------------------------------------------------------------------------------------------------
 def serve(address: str, token: str) -> int:
-    """Start what mpirun asks for, until it says that all is done; returns the exit code."""
+    """Start mpirun's processes until mpirun reports its end; returns the exit code."""
     host, _, port = address.rpartition(":")
     with socket.create_server((host, int(port)), reuse_port=False) as server:
         while True:
@@ -132,14 +131,14 @@ def serve(address: str, token: str) -> int:
                     continue
                 if request.get("done"):
                     return 0
-                # Its output goes where this node's goes; orted says on its own channels how its ranks fare.
+                # Its output joins this node's output; orted reports its ranks over its own channels.
                 shell = ["sh", "-c", str(request["command"])]
                 subprocess.Popen(tethered(shell, signal.SIGTERM), stdin=subprocess.DEVNULL)
                 connection.sendall(b"{}\n")
 
 
 def _read(connection: socket.socket) -> dict[str, object]:
-    """One JSON object; an empty one where the peer sent none."""
+    """One JSON object; empty if the peer sent none."""
     data = b""
     while not data.endswith(b"\n") and len(data) < _LINE:
         try:
@@ -157,7 +156,7 @@ def _read(connection: socket.socket) -> dict[str, object]:
 
 
 def ask(host: str, port: int, **request: object) -> None:
-    """Tell a node something; it is waited for while it starts. Raises ``TimeoutError`` naming it."""
+    """Send a request to a node, and wait while it starts. Raises ``TimeoutError`` with the node's address."""
     end = time.monotonic() + _SECONDS
     while True:
         try:
@@ -167,15 +166,15 @@ def ask(host: str, port: int, **request: object) -> None:
                 return
         except OSError as error:
             if time.monotonic() >= end:
-                raise TimeoutError(f"node {host}:{port} does not answer within {_SECONDS:g} s: {error}") from error
+                raise TimeoutError(f"node {host}:{port} did not answer within {_SECONDS:g} s: {error}") from error
             time.sleep(0.2)
 
 
 # ---- the worker with rank 0 ------------------------------------------------------------------------------------------
 def run_first(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """mpirun, and after its good end the word to all nodes that they may end, too."""
+    """Run mpirun; after its success, tell all nodes to end. Returns the exit code."""
     token = _publish_token(environ)
-    # By SIGTERM mpirun ends its processes everywhere; so no two generations of them ever run.
+    # mpirun ends all its processes at SIGTERM, so two generations never overlap.
     code = subprocess.run(tethered(command, signal.SIGTERM), env={**environ, _ENV_TOKEN: token}, check=False).returncode
     if code == 0:
         for host, port in json.loads(environ[_ENV_NODES]):
@@ -183,26 +182,27 @@ def run_first(command: Sequence[str], environ: Mapping[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def shell(host: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """What mpirun calls in ssh's place: ``HOST COMMAND...``."""
+def shell(host: str, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """mpirun's replacement for ssh: ``HOST COMMAND...``."""
     nodes: dict[str, int] = dict(json.loads(environ[_ENV_NODES]))
     if host not in nodes:
-        sys.stderr.write(f"{host}: no worker of this generation; there are {', '.join(nodes) or 'no others'}\n")
+        sys.stderr.write(f"{host}: not a worker of this generation; its workers: {', '.join(nodes) or 'none'}\n")
         return 1
-    ask(host, nodes[host], token=environ[_ENV_TOKEN], command=" ".join(words))
+    ask(host, nodes[host], token=environ[_ENV_TOKEN], command=" ".join(arguments))
     return 0
 
 
 def main() -> int:
-    words = sys.argv[1:]
-    match words:
+    """Run the module's command line; returns the exit code."""
+    arguments = sys.argv[1:]
+    match arguments:
         case ["--node", address]:
             return serve(address, _await_token(os.environ))
         case ["--first", *command]:
             return run_first(command, os.environ)
         case ["--shell", host, *command]:
             return shell(host, command, os.environ)
-    command = command_of(words, "mpi")
+    command = command_of(arguments, "mpi")
     slots = int(os.environ.get("ELASTRAIN_MPI_SLOTS") or "1")
     with tempfile.TemporaryDirectory(prefix="elastrain-mpi-") as directory:
         return Keeper(start_of(command, Path(directory), slots)).keep(os.environ)

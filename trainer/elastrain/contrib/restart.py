@@ -1,8 +1,8 @@
-"""Programs that cannot change their world while they run: a process for each generation (restart semantics).
+"""Runs programs that cannot change their world: one process per generation (restart semantics).
 
-A :class:`Keeper` stands where a rank would stand: it speaks the rank's side of ``api/messages.py`` with the agent, and
-for each generation starts the program with that generation's world. At the next generation it ends the program and
-starts it anew, which then goes on from its last checkpoint. So agent, operator and rendezvous see an ordinary member.
+A :class:`Keeper` takes the place of a rank: it uses the rank's side of ``api/messages.py`` and starts the program with
+the world of each generation. The next generation ends and restarts the program, which resumes from its last checkpoint.
+Agent, operator and rendezvous treat it as an ordinary member.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 STOP_SECONDS = 10.0
-"""From SIGTERM to SIGKILL, for the program to end in an orderly way."""
+"""Seconds from SIGTERM to SIGKILL, for an orderly end of the program."""
 BLAME_SECONDS = 5.0
-"""Added to the lease's TTL: how long a program that failed waits for the news that a peer was lost, which would explain
-it. Without such news the failure is its own."""
+"""Seconds beyond the lease's TTL that a failed program waits for the report of a lost peer, which would explain the
+failure. Without a report the failure is its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a program is told of its generation."""
+    """The generation's parameters for a program."""
 
     generation: Generation
     place: GenerationMember
-    """Of the member that runs the program."""
+    """Id of the member that runs the program."""
 
     @property
     def rank(self) -> int:
-        """Of the member, from 0; the program counts as one process of each member."""
+        """Rank of the member, from 0; the program counts as one process per member."""
         return [m.id for m in self.generation.members].index(self.place.id)
 
     @property
     def addresses(self) -> list[str]:
-        """``host:port`` of each member, in rank order: a port that its keeper has found free for the program."""
+        """``host:port`` of each member, in rank order: a port that its keeper found free for the program."""
         return [f"{m.address}:{m.store_port}" for m in self.generation.members]
 
 
 Start = Callable[[World], tuple[Sequence[str], Mapping[str, str]]]
-"""The command for a world, and the variables that it gets beside the keeper's own."""
+"""The command of a world, and the variables that the program gets in addition to the keeper's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A program has ended by itself, or was killed by somebody else."""
+    """A program ended by itself, or was killed by another process."""
 
     generation: int
     code: int
@@ -74,7 +74,7 @@ class _Ended:
 
 @dataclass
 class Keeper:
-    """Runs in the main thread; ``inbox`` takes what the agent says (None: it is gone) and how the program ended."""
+    """Runs in the main thread; ``inbox`` holds the agent's messages (None: the agent is gone) and the program's end."""
 
     start: Start
     inbox: queue.SimpleQueue[AgentMessage | _Ended | None] = field(default_factory=queue.SimpleQueue)
@@ -83,12 +83,12 @@ class Keeper:
     _adopted: int = 0
 
     def keep(self, environ: Mapping[str, str]) -> int:
-        """Until the program has finished, has failed, or the worker is to leave; returns the exit code.
+        """Run until the program has finished or failed, or the worker is to leave; returns the exit code.
 
         Raises ``RuntimeError`` if no agent started this process.
         """
         from elastrain.elastic.membership.link import (
-            AgentLink,  # brings torch, which the helpers of mpirun have no use for
+            AgentLink,  # imports torch, which the helpers of mpirun do not need
         )
 
         path = environ.get(names.ENV_AGENT_SOCKET)
@@ -136,7 +136,7 @@ class Keeper:
                     link.send(Left(step=0))
                     return 0
                 case None:
-                    return names.EXIT_INFRASTRUCTURE  # nobody is left to tell
+                    return names.EXIT_INFRASTRUCTURE  # the agent that could report it is gone
 
     def _enter(self, generation: Generation, link: AgentLink) -> None:
         self._stop()
@@ -159,7 +159,7 @@ class Keeper:
         self.inbox.put(_Ended(generation, exited, signum))
 
     def _stop(self) -> None:
-        """End the program with all that it has started; nothing happens if there is none."""
+        """End the program and all its children; does nothing if there is none."""
         program, self._program, self._world = self._program, None, None
         if program is None:
             return
@@ -173,14 +173,14 @@ class Keeper:
 
 
 def free_port(address: str) -> int:
-    """A port of ``address`` that nobody uses now."""
+    """A currently unused port of ``address``."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 
 def of_torch(world: World) -> dict[str, str]:
-    """What ``torch.distributed.init_process_group("env://")`` reads, in a program of one process for each member."""
+    """The variables for ``torch.distributed.init_process_group("env://")``, for a program of one process per member."""
     first = world.generation.members[0]
     return {
         "RANK": str(world.rank),
@@ -192,9 +192,9 @@ def of_torch(world: World) -> dict[str, str]:
     }
 
 
-def command_of(words: Sequence[str], module: str) -> list[str]:
+def command_of(arguments: Sequence[str], module: str) -> list[str]:
     """The command in the arguments of one of these modules. Ends the process if there is none."""
-    command = [*words[1:]] if words[:1] == ["--"] else [*words]
+    command = [*arguments[1:]] if arguments[:1] == ["--"] else [*arguments]
     if not command:
         sys.stderr.write(f"usage: python -m elastrain.integrations.{module} [--] CMD...\n")
         sys.exit(names.EXIT_USAGE)
@@ -202,7 +202,7 @@ def command_of(words: Sequence[str], module: str) -> list[str]:
 
 
 def main() -> int:
-    """A program of one process for each member that reads torch's environment."""
+    """Run a program of one process per member that reads torch's environment."""
     command = command_of(sys.argv[1:], "restart")
     return Keeper(lambda world: (command, of_torch(world))).keep(os.environ)
 

@@ -2,8 +2,8 @@
 
     python -m elastrain.contrib.tensorflow CMD...
 
-Each worker runs CMD, with the cluster of its generation in ``TF_CONFIG``; at the next generation it is ended and
-started anew, and ``keras.callbacks.BackupAndRestore`` takes up the last epoch. This module imports no TensorFlow.
+Each worker runs CMD with the cluster of its generation in ``TF_CONFIG``. The next generation ends and restarts CMD, and
+``keras.callbacks.BackupAndRestore`` resumes the last epoch. This module imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastrain.contrib.restart import Keeper, World, command_of
 
 
 def of_tensorflow(world: World) -> dict[str, str]:
-    """``TF_CONFIG`` of this member: one process of each, the first one is the chief.
+    """``TF_CONFIG`` of this member: one process per member, the first is the chief.
 
     Source: https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable
     """
@@ -25,6 +25,7 @@ def of_tensorflow(world: World) -> dict[str, str]:
 
 
 def main() -> int:
+    """Run CMD with ``TF_CONFIG`` for each generation; returns the exit code."""
     command = command_of(sys.argv[1:], "tensorflow")
     return Keeper(lambda world: (command, of_tensorflow(world))).keep(os.environ)
 

@@ -1,4 +1,4 @@
-"""Who holds the cluster's accelerators: by node and by job, resource by resource. Pure."""
+"""The use of the cluster's accelerators, per resource, by node and by job. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from elastrain.dashboard.facts import CPU_WORKERS, NodeFacts, PodFacts, is_accelerator
 
 NODES = 200
-"""Nodes of a resource that are told one by one: those in use first."""
+"""Nodes of a resource that are listed individually: nodes in use first."""
 RESOURCES = 8
 
 Json = dict[str, Any]
 
 
 def picture(pods: Iterable[PodFacts], nodes: Iterable[NodeFacts] | None) -> list[Json]:
-    """Each resource with its total (None: not known), what jobs hold of it, and both by job and by node.
+    """Each resource with its total (None: unknown) and its use by jobs, by job and by node.
 
-    ``nodes`` is None where they may not be read: then there are those that workers run on. The resource with most in
-    use comes first.
+    ``nodes`` is None without permission to read them: then only nodes with workers appear. The most used resource comes
+    first.
     """
     held: dict[str, dict[str, dict[str, int]]] = {}  # resource -> node -> job -> count
     for pod in pods:

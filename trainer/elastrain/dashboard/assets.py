@@ -1,4 +1,4 @@
-"""The page's files, read once: compressed, and with a tag by which a browser asks whether it has them already."""
+"""The page's files, read once: compressed, each with an ETag for the browser's cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORTH_COMPRESSING = 1000
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A body as it is sent."""
+    """The body of an answer."""
 
     content_type: str
     body: bytes
@@ -31,7 +31,7 @@ class Asset:
         return cls(content_type, body, compressed, f'"{hashlib.sha256(body).hexdigest()[:20]}"')
 
     def answer(self, request: web.Request, status: int = 200) -> web.Response:
-        """The body, or 304 for a browser that has it."""
+        """The body, or 304 if the browser has it."""
         headers = {"ETag": self.etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
         tags = {tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")}
         if status == 200 and self.etag in tags:
@@ -55,6 +55,6 @@ def load() -> dict[str, Asset]:
 
 
 def of_json(data: Any) -> Asset:
-    """An answer as JSON."""
+    """A JSON answer."""
     body = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
     return Asset.of("application/json", body, level=5)

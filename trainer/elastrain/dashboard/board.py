@@ -1,4 +1,4 @@
-"""Everything that is known, and who is told what of it when: once a second, only what has changed."""
+"""Collects the state of all jobs and publishes changes to the browsers once a second."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from elastrain.dashboard.reading import Reader
 from elastrain.dashboard.stream import Hub
 
 OVERVIEW = ""
-"""Topic of the list; a job's topic is its key."""
+"""Topic of the job list; a job's topic is its key."""
 ACCELERATOR_SECONDS = 30.0
-"""How often the accelerators are told again though nobody has taken or left any."""
+"""Seconds between two publications of unchanged accelerators."""
 
 Json = dict[str, Any]
 T = TypeVar("T")
 _NOTHING: Json = {"total": None, "jobs": [], "nodes": []}
-"""What a resource has that nobody offers or holds any more."""
+"""An unused and absent resource."""
 
 
 @dataclass(slots=True)
 class Remembered:
-    """What a job has been, as far as this server has seen it."""
+    """The past of a job, since the start of this server."""
 
     uid: str
     figures: Figures = field(default_factory=Figures)
@@ -41,7 +41,7 @@ class Remembered:
 
 
 class Board:
-    """Lives in one event loop."""
+    """Use from one event loop."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Board:
         *,
         retry_delays: tuple[float, ...] = RETRY_DELAYS,
     ) -> None:
-        """``namespaces``: whose jobs are shown; none: all, and the cluster's nodes."""
+        """``namespaces``: the shown namespaces; empty: all namespaces, and the cluster's nodes."""
         self.hub = Hub()
         self.namespaces = namespaces
         self._started = started
@@ -62,11 +62,15 @@ class Board:
         self._events_of: dict[str, dict[str, Event]] = {}
         self._dirty: set[str] = set()
         self._devices_changed = True
-        self._devices_told = float("-inf")
+        self._devices_sent = float("-inf")
         self._devices: list[Json] = []
         self._shares: dict[str, tuple[Shares, Shares]] = {}
         self._problems: list[Json] | None = None
-        self._listed = False  # and all rows made
+        self._listed = False  # and all rows are built
+        self._subscribe(reader, namespaces, retry_delays)
+
+    def _subscribe(self, reader: Reader, namespaces: tuple[str, ...], retry_delays: tuple[float, ...]) -> None:
+        """Create one feed for each resource and namespace."""
 
         def feed(resource: Resource, parse: Any, on_change: Any) -> Feed[Any]:
             return Feed(reader, resource, parse=parse, on_change=on_change, retry_delays=retry_delays)
@@ -101,18 +105,18 @@ class Board:
         return [*self._jobs, *self._pods, *self._events, *([self._nodes] if self._nodes else [])]
 
     async def run(self) -> None:
-        """Follow the API server. Until cancelled."""
+        """Follow the API server until cancelled."""
         async with asyncio.TaskGroup() as group:
             for feed in self.feeds:
                 group.create_task(feed.run(), name=f"watch {feed.resource.what}")
 
-    # -- what is asked -------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
     def rows(self) -> list[Json]:
         """All jobs, by namespace and name."""
         return [self._rows[key] for key in sorted(self._rows)]
 
     def job(self, key: str, *, figures: bool) -> Json | None:
-        """A job's page; None: there is no such job (any more). ``figures``: with what it was over time."""
+        """A job's page; None: no such job. ``figures``: include its values over time."""
         job = self._parsed.get(key)
         shown = self._rows.get(key)
         if job is not None:
@@ -124,7 +128,7 @@ class Board:
         return shown
 
     def devices(self) -> Json:
-        """Accelerators now and over time."""
+        """Accelerators, now and over time."""
         history = {
             resource: {"byJob": by_job.shown(), "byNode": by_node.shown()}
             for resource, (by_job, by_node) in self._shares.items()
@@ -132,7 +136,7 @@ class Board:
         return {"now": self._devices, "history": history, "nodesKnown": self._nodes_known}
 
     def health(self, now: datetime) -> Json:
-        """Whether what is shown can be believed."""
+        """Whether the shown data is current."""
         return {
             "now": now.isoformat(),
             "started": self._started.isoformat(),
@@ -142,9 +146,9 @@ class Board:
             "problems": self._all_problems(),
         }
 
-    # -- what happens --------------------------------------------------------------------------------------------------
+    # -- updates -------------------------------------------------------------------------------------------------------
     def tick(self, now: datetime) -> None:
-        """Take in what has changed since the last time, and tell it."""
+        """Process the changes since the last call and publish them."""
         listed = all(feed.listed for feed in self._jobs)
         changed, gone = self._take_in(now.timestamp())
         self._take_in_devices(now.timestamp())
@@ -157,12 +161,12 @@ class Board:
             elif key in changed:
                 self.hub.send(key, "job", {"now": now.isoformat(), "job": self.job(key, figures=False)})
         problems = self._all_problems()
-        if problems != self._problems or listed != self._listed:  # said last: what is known is with the page by now
+        if problems != self._problems or listed != self._listed:  # published last: the page already has the data
             self._problems, self._listed = problems, listed
             self.hub.send_all("health", self.health(now))
 
     def _take_in(self, now: float) -> tuple[set[str], list[str]]:
-        """Keys of jobs that differ, and of those that are no more."""
+        """Keys of changed jobs, and keys of deleted jobs."""
         dirty, self._dirty = self._dirty, set()
         jobs: Mapping[str, JobFacts] = ChainMap(*(feed.values for feed in self._jobs))
         gone = []
@@ -178,7 +182,7 @@ class Board:
 
     def _see(self, key: str, found: JobFacts, now: float) -> None:
         remembered = self._remembered.get(key)
-        if remembered is None or remembered.uid != found.uid:  # another job of the same name
+        if remembered is None or remembered.uid != found.uid:  # another job with the same name
             remembered = self._remembered[key] = Remembered(found.uid)
         try:
             job = job_of(found.body)
@@ -196,22 +200,22 @@ class Board:
             step=status.step,
             loss=status.progress.loss if status.progress else None,
             ready=status.ready_replicas,
-            wanted=picture.wanted(job),
+            desired=picture.desired(job),
         )
 
     def _take_in_devices(self, now: float) -> None:
-        due = now - self._devices_told >= ACCELERATOR_SECONDS
+        due = now - self._devices_sent >= ACCELERATOR_SECONDS
         if self._devices_changed:
             pods = [pod for feed in self._pods for pod in feed.values.values()]
             nodes = self._nodes.values.values() if self._nodes and self._nodes_known else None
             self._devices = accelerators.picture(pods, nodes)
         for resource in self._shares.keys() | {r["resource"] for r in self._devices}:
-            told = next((r for r in self._devices if r["resource"] == resource), _NOTHING)
+            shown = next((r for r in self._devices if r["resource"] == resource), _NOTHING)
             by_job, by_node = self._shares.setdefault(resource, (Shares(), Shares()))
-            by_job.add(now, told["total"], {j["key"]: j["count"] for j in told["jobs"]})
-            by_node.add(now, told["total"], {n["name"]: n["held"] for n in told["nodes"]})
+            by_job.add(now, shown["total"], {j["key"]: j["count"] for j in shown["jobs"]})
+            by_node.add(now, shown["total"], {n["name"]: n["held"] for n in shown["nodes"]})
         if self._devices_changed or due:
-            self._devices_changed, self._devices_told = False, now
+            self._devices_changed, self._devices_sent = False, now
             self.hub.send(OVERVIEW, "accelerators", self.devices())
 
     @property
@@ -222,7 +226,7 @@ class Board:
         found = (feed.problem for feed in self.feeds)
         return [{"what": p.what, "says": p.says, "since": p.since.isoformat(), "denied": p.denied} for p in found if p]
 
-    # -- what the feeds tell -------------------------------------------------------------------------------------------
+    # -- callbacks of the feeds ----------------------------------------------------------------------------------------
     def _job_changed(self, key: str, _before: object, _after: object) -> None:
         self._dirty.add(key)
 
@@ -239,7 +243,7 @@ class Board:
         self._devices_changed = True
 
     def _file(self, by_job: dict[str, dict[str, T]], key: str, was: str | None, now: tuple[str, T] | None) -> None:
-        """Keep what belongs to a job under that job."""
+        """Index a value by its job."""
         if was is not None:
             self._dirty.add(was)
             of_job = by_job.get(was, {})
@@ -253,5 +257,5 @@ class Board:
 
 
 def _places(namespaces: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Path and words for each namespace; for none, those of the whole cluster."""
+    """Path and description of each namespace; of the whole cluster if there is none."""
     return [(f"/namespaces/{n}", f" of namespace {n}") for n in namespaces] or [("", "")]

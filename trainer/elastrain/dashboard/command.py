@@ -1,4 +1,4 @@
-"""``elastrain dashboard``: serve the page until Ctrl-C, by the rights of the kubeconfig or of the pod."""
+"""``elastrain dashboard``: serves the page until Ctrl-C, with the permissions of the kubeconfig or the pod."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHUTDOWN_SECONDS = 3.0
 
 
 class CannotListen(Exception):
-    """Nobody can be served at this address; the message names the option and the way out."""
+    """The address cannot be listened at; the message names the option and the remedy."""
 
 
 async def serve(
@@ -35,16 +35,16 @@ async def serve(
     keyed: bool,
     say: Callable[[str], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM. ``namespaces``: none means all. ``port`` 0: any that is free. ``say`` is
-    told where.
+    """Serve until SIGINT or SIGTERM. ``namespaces``: empty: all. ``port`` 0: any free port. ``say`` receives the page's
+    address.
 
-    Raises :class:`~elastrain.client.ClusterError` if the cluster cannot be read, and :class:`CannotListen`.
+    Raises :class:`~elastrain.client.ClusterError` if the cluster is unreadable, and :class:`CannotListen`.
     """
     _log_to_stderr()
     try:
         place = f"/namespaces/{namespaces[0]}" if namespaces else ""
         jobs = f"/apis/{names.API_VERSION}{place}/{names.PLURAL}"
-        await connection.call("GET", jobs, "list jobs", query={"limit": "1"})  # better now than on an empty page
+        await connection.call("GET", jobs, "list jobs", query={"limit": "1"})  # fail now rather than show an empty page
         key = secrets.token_urlsafe(12) if keyed else ""
         board = Board(ClusterReader(connection), namespaces, datetime.now(UTC))
         app = application(board, lambda: datetime.now(UTC), key=key)
@@ -57,23 +57,23 @@ async def serve(
             except OSError as error:
                 raise CannotListen(
                     f"--address {address} --port {port}: cannot listen there ({error.strerror}); "
-                    "name another port, or 0 for any that is free"
+                    "choose another port, or 0 for any free port"
                 ) from error
             say(_where(address, runner.addresses[0][1], key, namespaces))
-            await _until_told()
+            await _until_stopped()
         finally:
             await runner.cleanup()
     finally:
         await connection.close()
 
 
-async def _until_told() -> None:
-    told = asyncio.Event()
+async def _until_stopped() -> None:
+    stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stopped.set)
     try:
-        await told.wait()
+        await stopped.wait()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
@@ -86,7 +86,7 @@ def _where(address: str, port: int, key: str, namespaces: tuple[str, ...]) -> st
 
 
 def _log_to_stderr() -> None:
-    """JSON, or plain text on a terminal: standard output is for the address."""
+    """Log JSON, or plain text on a terminal, to stderr: standard output carries the address."""
     render = structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[

@@ -1,4 +1,5 @@
-"""What is kept of each object of the API server: no more than the page shows. Pure; the only parser of objects here."""
+"""Parses the API server's objects and keeps only the fields that the page shows. Pure; the only parser of objects
+here."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ from elastrain.client import Event, Worker
 from elastrain.client.records import event_of, worker_of
 
 CPU_WORKERS = "workers without accelerator"
-"""What is counted of a worker that asks for no extended resource."""
+"""The resource name for a worker without extended resources."""
 _ENDED = frozenset({"Succeeded", "Failed"})
 _META = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "generation")
 _TEMPLATE = {"spec": {"containers": [{"name": names.TRAINER_CONTAINER, "image": "-", "command": ["-"]}]}}
-"""Stands for every job's pod template, which may be large, hold secrets in its environment, and is not shown."""
+"""Replaces every job's pod template, which may be large, may contain secrets, and is not shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """A job as it came, without what the page has no use for."""
+    """A job without the fields that the page does not use."""
 
     uid: str
     body: dict[str, Any]
@@ -29,15 +30,15 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """A worker's pod and what it holds."""
+    """A worker's pod and its accelerators."""
 
     job: str
     """Key of its job."""
     worker: Worker
     resource: str
-    """The extended resource of which it asks for most, else :data:`CPU_WORKERS`."""
+    """The extended resource with the largest request, else :data:`CPU_WORKERS`."""
     count: int
-    """How many of these it holds: from its binding to a node to its end."""
+    """Number of these, held from the pod's binding to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class NodeFacts:
     ready: bool
     cordoned: bool
     devices: tuple[tuple[str, int], ...]
-    """Extended resources that it has to give, by name."""
+    """Allocatable extended resources by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def job(body: Mapping[str, Any]) -> tuple[str, JobFacts]:
 
 
 def pod(body: Mapping[str, Any]) -> tuple[str, PodFacts] | None:
-    """Key and facts of a worker's pod; None: it is no worker of ours."""
+    """Key and facts of a worker's pod; None for another pod."""
     meta, spec = body["metadata"], body.get("spec", {})
     owner = (meta.get("labels") or {}).get(names.LABEL_JOB)
     if not owner:
@@ -97,7 +98,7 @@ def event(body: Mapping[str, Any]) -> tuple[str, EventFacts]:
 
 
 def is_accelerator(resource: str) -> bool:
-    """Whether device plugins call it one; what a worker holds most of is shown in any case."""
+    """Whether device plugins name it an accelerator; the most requested resource of a worker is shown in any case."""
     return resource in KNOWN or resource.startswith("nvidia.com/mig-")
 
 
@@ -106,7 +107,7 @@ def _key(meta: Mapping[str, Any]) -> str:
 
 
 def _devices(spec: Mapping[str, Any]) -> tuple[str, int]:
-    """As the operator's ledger counts a pod: the most of any one extended resource, 1 for a pod that asks for none."""
+    """As the operator counts a pod: the largest request of one extended resource, 1 for a pod without."""
     total: dict[str, int] = {}
     for container in spec.get("containers") or []:
         for resource, amount in limits_of(container).items():
@@ -120,6 +121,6 @@ def _devices(spec: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _number(amount: Any) -> int:
-    """Extended resources are whole numbers; what is none (``1k`` is allowed, nobody writes it) counts as absent."""
+    """The whole number in ``amount``; another form (``1k`` is allowed but unusual) counts as absent."""
     text = str(amount)
     return int(text) if text.isascii() and text.isdigit() else 0

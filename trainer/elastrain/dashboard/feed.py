@@ -1,4 +1,4 @@
-"""One resource of the API server, kept in memory by a list and a watch. One feed serves all browsers."""
+"""Keeps one resource of the API server in memory by a list and a watch. One feed serves all browsers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from elastrain.client import ClusterError, NotAllowed
 from elastrain.dashboard.reading import Reader
 
 RETRY_DELAYS = (1.0, 2.0, 5.0, 15.0, 30.0)
-"""Seconds before the next attempt: by failures in a row."""
+"""Seconds until the next attempt, by number of failures in a row."""
 WATCH_SECONDS = 60
-"""The API server ends a watch after this long, and it is taken up again: one that has died in silence is found so."""
+"""Seconds after which the API server ends a watch and the feed resumes it: this detects a silently dead watch."""
 SILENT_SECONDS = WATCH_SECONDS + 15
 RESUME_SECONDS = 0.2
 
@@ -27,28 +27,28 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What a feed reads."""
+    """The resource of a feed."""
 
     path: str
     what: str
-    """The plural, for messages: ``jobs``, ``pods of namespace research``."""
+    """The plural for messages: ``jobs``, ``pods of namespace research``."""
     query: Mapping[str, str] = field(default_factory=dict)
     """Selectors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why what a feed has is not to be believed."""
+    """Why the feed's data may be stale."""
 
     what: str
     says: str
     since: datetime
     denied: bool
-    """A right is missing: time will not help."""
+    """A permission is missing: waiting does not help."""
 
 
 class Feed(Generic[T]):
-    """What the API server has of one resource. What was last known stays while it is silent."""
+    """The API server's objects of one resource. The last known state remains during an outage."""
 
     def __init__(
         self,
@@ -59,17 +59,17 @@ class Feed(Generic[T]):
         on_change: Callable[[str, T | None, T | None], None],
         retry_delays: tuple[float, ...] = RETRY_DELAYS,
     ) -> None:
-        """``parse``: key and value of an object; None: it does not matter. ``on_change(key, before, after)``."""
+        """``parse``: key and value of an object; None: ignore it. ``on_change(key, before, after)``."""
         self.values: dict[str, T] = {}
         self.resource = resource
         self.problem: Problem | None = None
         self.listed = False
-        """Whether the list was ever complete."""
+        """Whether a list was ever complete."""
         self._reader = reader
         self._parse = parse
         self._on_change = on_change
         self._retry_delays = retry_delays
-        self._version = ""  # from which to watch on; empty: list first
+        self._version = ""  # the version to resume from; empty: list first
         self._failures = 0
 
     async def run(self) -> None:
@@ -83,8 +83,8 @@ class Feed(Generic[T]):
             except ClusterError as error:
                 delay = self._failed(str(error), denied=isinstance(error, NotAllowed))
             except Exception as error:
-                # An answer that is none, or an object too large for one line of a watch: a list still reads it. And a
-                # fault of ours must not end the watch for good, nor go unseen.
+                # A malformed answer, or an object too large for a line of a watch: a list can still read it. A bug here
+                # must neither end the watch for good nor go unnoticed.
                 log.exception("the watch failed", what=self.resource.what)
                 delay = self._failed(f"cannot read {self.resource.what}: {error!r}", denied=False)
             await asyncio.sleep(delay)
@@ -96,7 +96,7 @@ class Feed(Generic[T]):
         async for items, at in pages:
             version = at
             found.update(parsed for body in items if (parsed := self._parse(body)))
-            await asyncio.sleep(0)  # a large cluster's list must not hold the page up
+            await asyncio.sleep(0)  # a large cluster's list must not block the page
         for key in self.values.keys() - found.keys():
             self._put(key, None)
         for key, value in found.items():
@@ -115,7 +115,7 @@ class Feed(Generic[T]):
             async with asyncio.timeout(SILENT_SECONDS):
                 async with contextlib.aclosing(self._reader.changes(self.resource.path, what, query)) as changes:  # type: ignore[type-var]
                     async for change in changes:
-                        if change["type"] == "ERROR":  # its history does not reach back so far
+                        if change["type"] == "ERROR":  # the server's history starts after the version
                             self._version = ""
                             return
                         self._take(change)
@@ -142,7 +142,7 @@ class Feed(Generic[T]):
         self._on_change(key, before, value)
 
     def _failed(self, says: str, *, denied: bool) -> float:
-        """Seconds until the next attempt, which begins with a list: what happened meanwhile is in there."""
+        """Seconds until the next attempt, which begins with a list and so includes the missed changes."""
         if self.problem is None:
             log.warning("not known", what=self.resource.what, error=says)
         since = self.problem.since if self.problem else datetime.now(UTC)

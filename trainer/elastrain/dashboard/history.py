@@ -1,6 +1,5 @@
-"""Figures over time, in bounded memory: when a series is full, every other point goes and the next ones come half as
-often. So it always reaches back to its beginning. Pure; ``now`` is seconds since the epoch and passed in.
-"""
+"""Values over time in bounded memory. A full series drops every other point and halves the rate of later points, so
+that it always reaches back to its start. Pure; ``now`` is seconds since the epoch."""
 
 from __future__ import annotations
 
@@ -9,22 +8,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 POINTS = 360
-"""Most points of a series: at first half an hour of one every five seconds."""
+"""Largest number of points: at first 30 minutes at one point per 5 s."""
 UNKNOWN = float("nan")
 SHARES = 12
-"""Parts of a whole that are told apart at a moment; smaller ones together are ``others``."""
+"""Parts that one point shows individually; smaller parts together are ``others``."""
 OTHERS = "others"
 
 
 class Spacing:
-    """When to keep a point: not more often than every ``seconds``, which double whenever the series was halved."""
+    """Decides when to keep a point: at most one per ``seconds``, which double each time the series is halved."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._last = float("-inf")
 
     def due(self, now: float) -> bool:
-        """Whether a point is wanted; if so it counts as made."""
+        """Whether a point is due; True counts it as kept."""
         if now - self._last < self.seconds:
             return False
         self._last = now
@@ -35,9 +34,9 @@ class Spacing:
 
 
 class Figures:
-    """A job's: columns of numbers by the same times. 14 kB when full."""
+    """A job's values: columns of numbers with common times. 14 kB when full."""
 
-    COLUMNS = ("time", "step", "loss", "ready", "wanted")
+    COLUMNS = ("time", "step", "loss", "ready", "desired")
 
     def __init__(self, spacing: float = 2.0, points: int = POINTS) -> None:
         self._spacing = Spacing(spacing)
@@ -48,9 +47,9 @@ class Figures:
     def __len__(self) -> int:
         return len(self._columns["time"])
 
-    def add(self, now: float, *, step: int | None, loss: float | None, ready: int, wanted: int) -> None:
-        """Keep it if a point is due, or the size has changed: a rescale is what people look for."""
-        size = (float(ready), float(wanted))
+    def add(self, now: float, *, step: int | None, loss: float | None, ready: int, desired: int) -> None:
+        """Keep a point if one is due or the size has changed: a rescale must show."""
+        size = (float(ready), float(desired))
         if not self._spacing.due(now) and size == self._last_size:
             return
         self._last_size = size
@@ -62,12 +61,12 @@ class Figures:
             self._spacing.double()
 
     def shown(self) -> dict[str, list[float | None]]:
-        """The columns as JSON has them: None where nothing was known."""
+        """The columns in JSON form; None: unknown."""
         return {name: [None if v != v else round(v, 6) for v in column] for name, column in self._columns.items()}  # noqa: PLR0124 - NaN
 
 
 class Shares:
-    """How a whole was divided: at each time a total (None: not known) and the parts by name."""
+    """The division of a total over time: at each time the total (None: unknown) and the parts by name."""
 
     def __init__(self, spacing: float = 5.0, points: int = POINTS) -> None:
         self._spacing = Spacing(spacing)
@@ -78,7 +77,7 @@ class Shares:
         return len(self._rows)
 
     def add(self, now: float, total: int | None, parts: Mapping[str, int]) -> None:
-        """Keep it if a point is due."""
+        """Keep a point if one is due."""
         if not self._spacing.due(now):
             return
         self._rows.append((now, total, largest(parts)))
@@ -87,7 +86,7 @@ class Shares:
             self._spacing.double()
 
     def shown(self) -> dict[str, Any]:
-        """``{"time": [...], "total": [...], "parts": {name: [...]}}``, a part's zeros included."""
+        """``{"time": [...], "total": [...], "parts": {name: [...]}}``, with zeros of absent parts."""
         names = sorted({name for _, _, parts in self._rows for name in parts}, key=lambda n: (n == OTHERS, n))
         return {
             "time": [round(time, 1) for time, _, _ in self._rows],
@@ -97,7 +96,7 @@ class Shares:
 
 
 def largest(parts: Mapping[str, int], most: int = SHARES) -> dict[str, int]:
-    """The ``most`` largest parts (of equal ones the first by name), the rest together as :data:`OTHERS`; no zeros."""
+    """The ``most`` largest parts (equal ones by name), the rest as :data:`OTHERS`; no zeros."""
     ordered = sorted(((n, v) for n, v in parts.items() if v), key=lambda part: (-part[1], part[0]))
     if len(ordered) <= most:
         return dict(ordered)

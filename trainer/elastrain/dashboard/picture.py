@@ -1,4 +1,4 @@
-"""What the page gets to know of a job, as JSON has it. Pure; what a status means, ``view`` and ``explain`` say."""
+"""The page's view of a job, in JSON form. Pure; ``view`` and ``explain`` interpret the status."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from elastrain.client import explain as explanations
 from elastrain.dashboard.timeline import Moment
 
 EVENTS = 50
-"""Of a job, the newest ones."""
+"""Shown events of a job, newest first."""
 WORKERS = 500
-"""Of a job; with more, those that do not run come first."""
+"""Shown workers of a job; workers that do not run take precedence."""
 
 Json = dict[str, Any]
 
 
 def row(job: ElasticTrainingJob) -> Json:
-    """A job in the list."""
+    """A job's row in the list."""
     status = job.status or JobStatus()
     progress = status.progress
     return {
@@ -29,7 +29,7 @@ def row(job: ElasticTrainingJob) -> Json:
         "name": job.name,
         "phase": view.phase_of(job),
         "ready": status.ready_replicas,
-        "wanted": wanted(job),
+        "desired": desired(job),
         "min": job.spec.min_replicas,
         "max": job.spec.max_replicas,
         "step": status.step,
@@ -44,10 +44,10 @@ def row(job: ElasticTrainingJob) -> Json:
 
 
 def unreadable(body: Mapping[str, Any], says: str) -> Json:
-    """A job of another version in the list: its name and what is wrong."""
+    """The row of a job of another version: its name and the error."""
     meta, status = body["metadata"], body.get("status") or {}
     nothing = dict.fromkeys(
-        ("ready", "wanted", "min", "max", "step", "of", "loss", "pace", "eta", "goodput"),
+        ("ready", "desired", "min", "max", "step", "of", "loss", "pace", "eta", "goodput"),
     )
     return {
         "key": f"{meta.get('namespace', '')}/{meta.get('name', '')}", "namespace": str(meta.get("namespace", "")),
@@ -56,30 +56,30 @@ def unreadable(body: Mapping[str, Any], says: str) -> Json:
     }  # fmt: skip
 
 
-def wanted(job: ElasticTrainingJob) -> int:
-    """Workers wanted now, as the operator has decided, else as the spec says."""
+def desired(job: ElasticTrainingJob) -> int:
+    """Desired workers by the operator's decision, else by the spec."""
     decided = job.status.desired_replicas if job.status else None
     return job.spec.desired_replicas if decided is None else decided
 
 
-def goodput(books: AcceleratorSeconds | None) -> float | None:
-    """Part of the accelerator seconds held so far that went into training, from 0 to 1; None while none are known."""
-    if books is None:
+def goodput(usage: AcceleratorSeconds | None) -> float | None:
+    """Share of the held accelerator seconds that trained, from 0 to 1; None if unknown."""
+    if usage is None:
         return None
-    held = books.training + books.rescaling + books.waiting + books.redone
-    return round(books.training / held, 4) if held > 0 else None
+    held = usage.training + usage.rescaling + usage.waiting + usage.redone
+    return round(usage.training / held, 4) if held > 0 else None
 
 
 def why(job: ElasticTrainingJob) -> str:
-    """How it ended, what it waits for, or why it is not larger; empty where all is well."""
+    """How the job ended, which condition it waits for, or why it is not larger; empty for a healthy job."""
     grown = next((c for c in (job.status.conditions if job.status else []) if c.type == ConditionType.GROWN), None)
-    return view.standing(job) or (grown.message if grown and grown.status == "False" else "")
+    return view.summary(job) or (grown.message if grown and grown.status == "False" else "")
 
 
 def detail(
     job: ElasticTrainingJob, workers: Sequence[Worker], events: Iterable[Event], moments: Sequence[Moment]
 ) -> Json:
-    """A job's page, without its figures over time."""
+    """A job's page, without its values over time."""
     status = job.status or JobStatus()
     waiting_first = sorted(workers, key=lambda w: (w.phase == "Running", w.ordinal))
     return {
@@ -87,7 +87,7 @@ def detail(
         "epoch": status.progress.epoch if status.progress else None,
         "generation": _dump(status.generation),
         "restarts": _dump(status.restarts),
-        "ledger": _ledger(status.accelerator_seconds),
+        "usage": _usage(status.accelerator_seconds),
         "explain": [{"says": r.says, "change": r.change} for r in explanations.explain(job, workers)],
         "conditions": [_dump(c) for c in status.conditions],
         "workers": [_worker(w, status) for w in sorted(waiting_first[:WORKERS], key=lambda w: w.ordinal)],
@@ -128,7 +128,7 @@ def _rescale(moment: Moment) -> Json:
 
 
 def _events(events: Iterable[Event]) -> list[Json]:
-    """The newest first."""
+    """Newest first."""
     ordered = sorted(events, key=lambda e: e.time.timestamp() if e.time else 0.0, reverse=True)
     return [
         {
@@ -139,10 +139,10 @@ def _events(events: Iterable[Event]) -> list[Json]:
     ]  # fmt: skip
 
 
-def _ledger(books: AcceleratorSeconds | None) -> Json | None:
-    if books is None:
+def _usage(usage: AcceleratorSeconds | None) -> Json | None:
+    if usage is None:
         return None
-    return {name: getattr(books, name) for name in ("training", "rescaling", "waiting", "redone", "held")}
+    return {name: getattr(usage, name) for name in ("training", "rescaling", "waiting", "redone", "held")}
 
 
 def _dump(model: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the dashboard asks the API server: ``GET``, and no other verb is written here."""
+"""The dashboard's requests to the API server: only ``GET``."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ PERMISSIONS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ("", "events"): ("list", "watch"),
     }
 )
-"""(API group, resource) -> verbs, in each namespace that is shown. The chart's Role is held against it."""
+"""(API group, resource) -> verbs, in each shown namespace. A test compares the chart's Role with it."""
 NODE_PERMISSIONS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType({("", "nodes"): ("list", "watch")})
-"""Beside these in the whole cluster, where all namespaces are shown."""
+"""The same for the whole cluster, if all namespaces are shown."""
 
 _PAGE = 500
-"""Objects of one answer to a list."""
+"""Objects in one page of a list."""
 
 
 class Reader(Protocol):
     """Lists and watches. Both raise :class:`~elastrain.client.ClusterError`."""
 
     def pages(self, path: str, what: str, query: Mapping[str, str]) -> AsyncIterator[tuple[list[dict[str, Any]], str]]:
-        """Objects of a list, page by page, each with the version to watch from."""
+        """The objects of a list, page by page, each with the version to watch from."""
         ...
 
     def changes(self, path: str, what: str, query: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
-        """Events of a watch, until the API server ends it."""
+        """The events of a watch, until the API server ends it."""
         ...
 
 
 class ClusterReader:
-    """The API server's, by the rights of whoever's connection it is."""
+    """Reads the API server, with the permissions of the connection's user."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

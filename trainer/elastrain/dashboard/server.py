@@ -1,6 +1,5 @@
-"""The page over HTTP: ``GET``, and nothing else. What is sent is text of other people's jobs, so every answer forbids
-the browser to take any of it for code.
-"""
+"""Serves the page over HTTP, by ``GET`` only. The content includes text of other users' jobs, so every answer forbids
+the browser to execute any of it."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from elastrain.dashboard.stream import TooMany, encoded
 
 TICK_SECONDS = 1.0
 HEARTBEAT_SECONDS = 10.0
-"""The page takes a stream for dead that has been silent for three of these."""
+"""The page treats a stream as dead after three silent intervals."""
 _AGAIN_SECONDS = 30
 
 HEADERS = {
@@ -36,7 +35,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-"""Of every answer."""
+"""Headers of every answer."""
 
 Clock = Callable[[], datetime]
 log = structlog.get_logger(__name__)
@@ -50,9 +49,9 @@ def application(
     tick_seconds: float = TICK_SECONDS,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
 ) -> web.Application:
-    """An application that follows the API server as long as it runs.
+    """An application that follows the API server while it runs.
 
-    ``key``: what must be in the address at first (``?key=``), and in a cookie from then on; empty: anybody may read.
+    ``key``: required in the first address (``?key=``) and later in a cookie; empty: no access control.
     """
     page = _Page(board, now, heartbeat_seconds)
     app = web.Application(middlewares=[_asks_for(key)] if key else [])
@@ -91,7 +90,7 @@ async def _tick(board: Board, now: Clock, seconds: float) -> None:
         try:
             board.tick(now())
         except Exception:
-            log.exception("a fault of the dashboard; it goes on")  # with what it has shown so far
+            log.exception("a fault of the dashboard; it continues")  # with the last data
 
 
 async def _harden(_: web.Request, response: web.StreamResponse) -> None:
@@ -100,7 +99,7 @@ async def _harden(_: web.Request, response: web.StreamResponse) -> None:
 
 
 def _asks_for(key: str) -> Middleware:
-    """On a machine with other users, what is shown by the rights of one is not for all of them."""
+    """Require the key: on a shared machine, other users must not see one user's data."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -112,16 +111,14 @@ def _asks_for(key: str) -> Middleware:
         if request.path != "/healthz" and not hmac.compare_digest(
             request.cookies.get(cookie, "").encode(), key.encode()
         ):
-            raise web.HTTPForbidden(
-                text="open the address that `elastrain dashboard` has printed: its key is missing\n"
-            )
+            raise web.HTTPForbidden(text="the key is missing: open the address that `elastrain dashboard` printed\n")
         return await handler(request)
 
     return middleware
 
 
 class _Page:
-    """What is answered."""
+    """The handlers of the page."""
 
     def __init__(self, board: Board, now: Clock, heartbeat_seconds: float) -> None:
         self._board = board
@@ -135,32 +132,32 @@ class _Page:
     async def static(self, request: web.Request) -> web.Response:
         file = self._files.get(request.match_info["name"])
         if file is None:
-            raise web.HTTPNotFound(text="there is no such file\n")
+            raise web.HTTPNotFound(text="no such file\n")
         return file.answer(request)
 
     async def healthz(self, _: web.Request) -> web.Response:
-        """That this process answers. An API server that is away is told on the page: a restart would not bring it."""
+        """Reports a running process. The page shows an unreachable API server; a restart would not help."""
         return web.Response(text="ok\n")
 
     async def jobs(self, request: web.Request) -> web.Response:
         health = self._board.health(self._now())
-        del health["now"]  # else no two answers were the same
+        del health["now"]  # otherwise every answer would differ
         return assets.of_json({"health": health, "jobs": self._board.rows()}).answer(request)
 
     async def job(self, request: web.Request) -> web.Response:
         key = f"{request.match_info['namespace']}/{request.match_info['name']}"
         found = self._board.job(key, figures=True)
         if found is None:
-            return assets.of_json({"error": f"there is no job {key}"}).answer(request, HTTPStatus.NOT_FOUND)
+            return assets.of_json({"error": f"no job {key}"}).answer(request, HTTPStatus.NOT_FOUND)
         return assets.of_json(found).answer(request)
 
     async def accelerators(self, request: web.Request) -> web.Response:
         return assets.of_json(self._board.devices()).answer(request)
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """``?job=namespace/name``, or the list: everything once, and then what changes, until the browser leaves.
+        """``?job=namespace/name``, or the list: the complete state once, then changes, until the browser disconnects.
 
-        Of a job that is not there, nothing but the health of what is known, and the job once it comes.
+        For an absent job: only the health of the data, and the job once it appears.
         """
         topic = request.query.get("job", OVERVIEW)
         try:
@@ -168,9 +165,7 @@ class _Page:
                 return await self._streamed(request, queue, self._first(topic))
         except TooMany:
             headers = {"Retry-After": str(_AGAIN_SECONDS)}
-            raise web.HTTPServiceUnavailable(
-                text="too many browsers are reading this dashboard\n", headers=headers
-            ) from None
+            raise web.HTTPServiceUnavailable(text="too many browsers use this dashboard\n", headers=headers) from None
 
     async def _streamed(
         self, request: web.Request, queue: asyncio.Queue[bytes | None], first: bytes
@@ -178,7 +173,7 @@ class _Page:
         response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         response.content_type = "text/event-stream"
         await response.prepare(request)
-        with contextlib.suppress(ConnectionResetError):  # the browser has left
+        with contextlib.suppress(ConnectionResetError):  # the browser disconnected
             await response.write(first)
             while (message := await self._next(queue)) is not None:
                 await response.write(message)

@@ -1,4 +1,4 @@
-"""Server-sent events for many browsers: each message is encoded once, and nobody who is slow holds the others up."""
+"""Server-sent events for many browsers: each message is encoded once, and a slow browser does not delay the others."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from typing import Any
 
 MOST_BROWSERS = 100
-"""Streams at the same time; more are told to come back."""
+"""Largest number of concurrent streams; the server refuses more."""
 MOST_WAITING = 32
-"""Messages that a browser may be behind; then its stream ends, and it begins again with the whole picture."""
+"""Largest backlog of a browser; beyond it the stream ends, and the browser restarts with the complete state."""
 
 
 class TooMany(Exception):
-    """All streams are taken."""
+    """All streams are in use."""
 
 
 class Hub:
-    """Who listens to which topic. Lives in one event loop."""
+    """The listeners of each topic. Use from one event loop."""
 
     def __init__(self) -> None:
         self._queues: dict[str, list[asyncio.Queue[bytes | None]]] = {}
@@ -30,12 +30,12 @@ class Hub:
 
     @property
     def topics(self) -> list[str]:
-        """That somebody listens to."""
+        """Topics with at least one listener."""
         return list(self._queues)
 
     @contextlib.contextmanager
     def listen(self, topic: str) -> Iterator[asyncio.Queue[bytes | None]]:
-        """A queue of encoded messages; None: the stream is to end. Raises :class:`TooMany`."""
+        """A queue of encoded messages; None ends the stream. Raises :class:`TooMany`."""
         if self.listeners >= MOST_BROWSERS:
             raise TooMany
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
@@ -50,7 +50,7 @@ class Hub:
                 self._queues.pop(topic, None)
 
     def send(self, topic: str, event: str, data: Any) -> None:
-        """To all who listen to ``topic``."""
+        """Send to all listeners of ``topic``."""
         queues = self._queues.get(topic)
         if queues:
             message = encoded(event, data)
@@ -58,7 +58,7 @@ class Hub:
                 _put(queue, message)
 
     def send_all(self, event: str, data: Any) -> None:
-        """To everybody."""
+        """Send to all listeners of all topics."""
         for topic in self.topics:
             self.send(topic, event, data)
 
@@ -70,7 +70,7 @@ class Hub:
 
 
 def encoded(event: str, data: Any) -> bytes:
-    """A message as the browser's EventSource reads it. JSON has no raw newline in it."""
+    """A message in the format of the browser's EventSource. JSON contains no raw newline."""
     return f"event: {event}\ndata: {json.dumps(data, separators=(',', ':'), allow_nan=False)}\n\n".encode()
 
 

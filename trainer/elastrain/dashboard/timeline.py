@@ -1,6 +1,6 @@
-"""Every rescale of a job that can still be found: in its status the newest one, in its events those of the last hour.
+"""The known rescales of a job: the newest from its status, those of the last hour from its events.
 
-Pure. What was found once is passed in again, since the API server forgets.
+Pure. The caller passes earlier results in again, since events expire.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from elastrain.client import Event
 from elastrain.client.records import time_of
 
 KEPT = 100
-"""Rescales of a job."""
+"""Kept rescales of a job."""
 _SAME_WITHIN = timedelta(minutes=2)
-"""The status names the time at which the operator saw it, the event the one at which it was told."""
+"""Tolerance in seconds: the status has the time of the operator's observation, the event the time of its creation."""
 _ROUNDING = 0.0051
-"""Seconds by which a pause differs from itself as a sentence."""
+"""Tolerance in seconds between a pause and its rounded value in an event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A rescale and when it was seen."""
+    """A rescale and its time of observation."""
 
     time: datetime
     rescale: LastRescale
 
 
 def merged(known: Sequence[Moment], events: Iterable[Event], last: LastRescale | None) -> tuple[Moment, ...]:
-    """``known`` and what events and status tell beside, oldest first; the status has the more exact figures."""
+    """``known`` with the rescales of events and status added, oldest first; the status has the more precise values."""
     moments = list(known)
     for event in events:
-        told = rescaled.read(event.message) if event.reason == rescaled.REASON and event.time else None
-        if told and event.time and _find(moments, event.time, told) is None:
-            moments.append(Moment(event.time, told))
+        rescale = rescaled.read(event.message) if event.reason == rescaled.REASON and event.time else None
+        if rescale and event.time and _find(moments, event.time, rescale) is None:
+            moments.append(Moment(event.time, rescale))
     seen = time_of(last.time) if last else None
     if last and seen:
         at = _find(moments, seen, last)
@@ -47,7 +47,7 @@ def merged(known: Sequence[Moment], events: Iterable[Event], last: LastRescale |
 
 
 def _find(moments: Sequence[Moment], time: datetime, rescale: LastRescale) -> int | None:
-    """Where it is already."""
+    """Index of the same rescale in ``moments``."""
     for index, moment in enumerate(moments):
         if abs(moment.time - time) < _SAME_WITHIN and _same(moment.rescale, rescale):
             return index

@@ -1,7 +1,7 @@
-"""etcd v3 for agents and the operator: bounded calls, leases that survive outages, watches that never go deaf.
+"""etcd v3 for agents and the operator: bounded calls, leases that survive outages, and watches that resume.
 
-Thread-safe and without asyncio; an asyncio program runs calls in a thread and hands callbacks to its loop. The errors
-are :class:`EtcdUnavailable` (retry), :class:`EtcdDenied` (do not) and their base :class:`EtcdError`.
+Thread-safe and without asyncio: an asyncio program runs calls in a thread and forwards callbacks to its loop. The
+errors are :class:`EtcdUnavailable` (retry), :class:`EtcdDenied` (do not retry) and their base :class:`EtcdError`.
 """
 
 from elastrain.etcd.client import EtcdClient

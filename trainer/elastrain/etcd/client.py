@@ -1,4 +1,5 @@
-"""Reads and writes of etcd keys, each bounded by a deadline. No retries in time: callers know how long to wait."""
+"""Reads and writes of etcd keys, each with a deadline. Calls are not retried over time: the caller chooses its
+patience."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ from elastrain.etcd.wire import Wire, messages, range_end
 class EtcdClient:
     """A connection to etcd, shared by threads.
 
-    Every call may raise ``EtcdUnavailable`` (no endpoint answered within the timeout), ``EtcdDenied`` (credentials or
-    permission) or ``EtcdError`` (anything else that etcd said).
+    Every call can raise ``EtcdUnavailable`` (no endpoint answered within the timeout), ``EtcdDenied`` (credentials or
+    permission) or ``EtcdError`` (any other error of etcd).
     """
 
     def __init__(self, config: EtcdConfig, *, timeout: float = 5.0) -> None:
-        """``timeout``: seconds that one call may take, unless the call says otherwise."""
+        """``timeout``: seconds for one call, unless the call sets its own."""
         self.config = config
         self.wire = Wire(config)
         self.timeout = timeout
@@ -39,67 +40,67 @@ class EtcdClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. Close leases and watches first: they end with errors otherwise."""
+        """Close the connections. Close leases and watches first, since they otherwise end with errors."""
         self.wire.close()
 
-    # ---- keys ------------------------------------------------------------------------------------------------------
+    # ---- keys --------------------------------------------------------------------------------------------------------
     def get(self, key: str) -> KeyValue | None:
-        """The key, or None if it does not exist (linearizable)."""
+        """The key, or None if it does not exist (a linearizable read)."""
         answer = self._kv("Range", messages.RangeRequest(key=key.encode()), f"read {key}")
         return KeyValue.of(answer.kvs[0]) if answer.kvs else None
 
     def get_prefix(self, prefix: str) -> tuple[list[KeyValue], int]:
-        """All keys that start with ``prefix``, sorted, and the revision of etcd at which they were read."""
+        """All keys with ``prefix``, sorted, and the revision of the read."""
         request = messages.RangeRequest(key=prefix.encode(), range_end=range_end(prefix))
         answer = self._kv("Range", request, f"list {prefix}")
         return [KeyValue.of(kv) for kv in answer.kvs], int(answer.header.revision)
 
     def list_ranges(self, ranges: Sequence[Range]) -> tuple[list[KeyValue], int]:
-        """All keys of all ranges, read at one revision of etcd, and that revision."""
+        """All keys of all ranges at one revision, and that revision."""
         what = f"list {', '.join(r.key for r in ranges)}"
         return listed(self._kv("Txn", listing(ranges), what))
 
     def commit(self, transaction: Transaction, what: str, *, timeout: float | None = None) -> bool:
-        """Whether the transaction's conditions held and it was written. ``what`` completes "tried to ..." in errors.
+        """Execute the transaction; returns whether its conditions held. ``what`` completes "tried to ..." in errors.
 
-        Raises ``LeaseLost`` if its lease is gone. A lost answer is repeated on another endpoint, which then says no.
+        Raises ``LeaseLost`` if its lease is gone. A retry on another endpoint after a lost answer returns False.
         """
         return bool(self._kv("Txn", transaction.request(), what, timeout).succeeded)
 
     def put(self, key: str, value: bytes, *, lease: int = 0, timeout: float | None = None) -> int:
-        """Write; returns the new revision. With ``lease``, raises ``LeaseLost`` if that lease is gone."""
+        """Write a key; returns the new revision. Raises ``LeaseLost`` if ``lease`` is gone."""
         request = messages.PutRequest(key=key.encode(), value=value, lease=lease)
         return int(self._kv("Put", request, f"write {key}", timeout).header.revision)
 
     def put_all(self, records: Mapping[str, bytes]) -> None:
-        """Write several keys at once: all of them, or none."""
+        """Write several keys atomically."""
         self.commit(Transaction(unchanged=(), puts=tuple(records.items())), f"write {', '.join(records)}")
 
     def delete(self, key: str) -> bool:
-        """Delete; False if it did not exist."""
+        """Delete a key; False if it did not exist."""
         return bool(self._kv("DeleteRange", messages.DeleteRangeRequest(key=key.encode()), f"delete {key}").deleted)
 
     def delete_prefix(self, prefix: str) -> int:
-        """Delete all keys that start with ``prefix``; returns how many there were."""
+        """Delete all keys with ``prefix``; returns their number."""
         request = messages.DeleteRangeRequest(key=prefix.encode(), range_end=range_end(prefix))
         return int(self._kv("DeleteRange", request, f"delete {prefix}*").deleted)
 
     def create(self, key: str, value: bytes, *, lease: int = 0) -> tuple[bool, KeyValue]:
-        """Write ``key`` if it does not exist. Returns whether it now holds ``value`` by us, and what it holds.
+        """Write ``key`` if it does not exist. Returns whether it now holds this client's ``value``, and its content.
 
-        A lost answer is repeated on another endpoint, so an existing equal value counts as ours.
+        A lost answer leads to a retry on another endpoint, so an existing equal value counts as this client's.
         """
         won, held = self._swap(key, value, expected_mod_revision=0, lease=lease, what=f"create {key}")
-        if held is None:  # deleted between the two halves cannot happen: the transaction read it
+        if held is None:  # impossible: the same transaction read the key
             raise AssertionError(f"transaction on {key} returned nothing")
         return won, held
 
     def compare_and_swap(
         self, key: str, value: bytes, *, expected_mod_revision: int, lease: int = 0
     ) -> tuple[bool, KeyValue | None]:
-        """Write ``key`` if its mod_revision is the expected one (0: it does not exist).
+        """Write ``key`` if it has the expected mod_revision (0: it does not exist).
 
-        Returns whether it now holds ``value``, and what it holds (None: it does not exist).
+        Returns whether it now holds ``value``, and its content (None: it does not exist).
         """
         return self._swap(
             key, value, expected_mod_revision=expected_mod_revision, lease=lease, what=f"compare and swap {key}"
@@ -125,29 +126,29 @@ class EtcdClient:
     def _kv(self, method: str, request: Any, what: str, timeout: float | None = None) -> Any:
         return self.wire.unary("kv", method, request, timeout=timeout or self.timeout, what=what)
 
-    # ---- leases and watches ----------------------------------------------------------------------------------------
+    # ---- leases and watches ------------------------------------------------------------------------------------------
     def lease(self, ttl: int, callbacks: LeaseCallbacks | None = None) -> Lease:
-        """A lease of ``ttl`` seconds (at least 2) that is kept alive by a thread; see :class:`Lease`.
+        """A lease of ``ttl`` seconds (at least 2) that a thread keeps alive; see :class:`Lease`.
 
-        Blocks until it is granted.
+        Blocks until etcd grants it.
         """
         lease = Lease(self, ttl, callbacks or LeaseCallbacks())
         lease.start()
         return lease
 
     def lease_grant(self, ttl: int) -> int:
-        """Id of a new lease that nobody keeps alive."""
+        """Id of a new lease without a keepalive."""
         request = messages.LeaseGrantRequest(TTL=ttl)
         what = f"get a lease of {ttl} s"
         return int(self.wire.unary("lease", "LeaseGrant", request, timeout=self.timeout, what=what).ID)
 
     def lease_revoke(self, lease: int) -> None:
-        """End a lease; its keys are deleted. Raises ``LeaseLost`` if there is no such lease."""
+        """End a lease; etcd deletes its keys. Raises ``LeaseLost`` if there is no such lease."""
         request = messages.LeaseRevokeRequest(ID=lease)
         self.wire.unary("lease", "LeaseRevoke", request, timeout=self.timeout, what="end a lease")
 
     def lease_keepalive(self, lease: int, *, timeout: float) -> int:
-        """Renew once; returns the seconds left. Raises ``LeaseLost`` if it has expired."""
+        """Renew a lease once; returns the seconds left. Raises ``LeaseLost`` if it has expired."""
         request = messages.LeaseKeepAliveRequest(ID=lease)
         answer = self.wire.renew(request, timeout=timeout, what="renew a lease")
         if answer.TTL <= 0:
@@ -157,7 +158,7 @@ class EtcdClient:
     def watch_prefix(
         self, prefix: str, on_events: Callable[[Batch], None], on_state: Callable[[WatchState], None] | None = None
     ) -> Watch:
-        """Report all keys under ``prefix`` and every later change, for ever; see :class:`Watch`. Does not block."""
+        """Report all keys under ``prefix`` and every later change, without end; see :class:`Watch`. Does not block."""
         return self.watch((Range.prefix(prefix),), on_events, on_state)
 
     def watch(
@@ -172,7 +173,7 @@ class EtcdClient:
         return watch
 
     def version(self) -> str:
-        """Version of the etcd member that answers."""
+        """Version of the answering etcd member."""
         request = messages.StatusRequest()
         answer = self.wire.unary("maintenance", "Status", request, timeout=self.timeout, what="ask for the version")
         return str(answer.version)

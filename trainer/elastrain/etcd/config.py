@@ -1,4 +1,4 @@
-"""Where etcd is and who we are there."""
+"""The addresses and credentials of an etcd cluster."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from elastrain.etcd import tls
 
 @dataclass(frozen=True, slots=True)
 class EtcdConfig:
-    """Connection to one etcd cluster.
+    """The connection to one etcd cluster.
 
-    Files are read when they are needed: the password for every login, certificates again when they have changed and a
-    connection has failed. So what rotates is picked up, and a connection that works is left alone.
+    Files are read on use: the password for every login, certificates again if they have changed and a connection has
+    failed. So rotated files take effect, and a working connection stays untouched.
     """
 
     endpoints: tuple[str, ...]
@@ -24,7 +24,7 @@ class EtcdConfig:
     """Empty: no authentication."""
     password_file: Path | None = None
     ca: Path | None = None
-    """CA certificate (PEM). Set: the connection is TLS."""
+    """CA certificate (PEM). Set: the connection uses TLS."""
     cert: Path | None = None
     key: Path | None = None
 
@@ -49,9 +49,10 @@ class EtcdConfig:
         cert: str = "",
         key: str = "",
     ) -> EtcdConfig:
-        """From strings as users write them: ``endpoints`` separated by ``,`` or ``;``, port optional, empty is absent.
+        """A configuration from strings: ``endpoints`` separated by ``,`` or ``;``, port optional, an empty string is
+        absent.
 
-        Raises ``ValueError`` naming the endpoint or the file that is wrong.
+        Raises ``ValueError`` with the invalid endpoint or file.
         """
         files = {"password file": password_file, "CA": ca, "certificate": cert, "key": key}
         for what, path in files.items():
@@ -72,13 +73,13 @@ class EtcdConfig:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> EtcdConfig:
-        """From ``ELASTRAIN_ETCD_*`` (names in :mod:`elastrain.api.names`).
+        """A configuration from ``ELASTRAIN_ETCD_*`` (names in :mod:`elastrain.api.names`).
 
-        Raises ``ValueError`` naming the variable when there are no endpoints or a value is wrong.
+        Raises ``ValueError`` with the variable's name if endpoints are missing or a value is invalid.
         """
         endpoints = environ.get(names.ENV_ETCD_ENDPOINTS, "")
         if not endpoints.strip():
-            raise ValueError(f"{names.ENV_ETCD_ENDPOINTS} is not set: it names etcd as host:port[,host:port]")
+            raise ValueError(f"{names.ENV_ETCD_ENDPOINTS} is not set: must be host:port[,host:port]")
         return cls.of(
             endpoints,
             username=environ.get(names.ENV_ETCD_USERNAME, ""),
@@ -89,7 +90,7 @@ class EtcdConfig:
         )
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that :meth:`from_environment` reads back, for a child process or a pod."""
+        """The variables for :meth:`from_environment`, for a child process or a pod."""
         values = {
             names.ENV_ETCD_ENDPOINTS: ",".join(self.endpoints),
             names.ENV_ETCD_USERNAME: self.username,

@@ -1,10 +1,10 @@
-"""What can go wrong with etcd, in words that a user can act on."""
+"""The errors of etcd, with messages that a user can act on."""
 
 from __future__ import annotations
 
 
 class EtcdError(Exception):
-    """etcd answered, and the answer is an error that neither a retry nor other credentials cure."""
+    """etcd refused the request; neither a retry nor other credentials help."""
 
     def __init__(self, what: str, detail: str) -> None:
         super().__init__(f"etcd refused to {what}: {detail}")
@@ -13,7 +13,7 @@ class EtcdError(Exception):
 
 
 class EtcdUnavailable(EtcdError):
-    """No endpoint answered in time. Worth a retry: the call may or may not have taken effect."""
+    """No endpoint answered in time. Retry; the call may or may not have taken effect."""
 
     def __init__(self, endpoint: str, what: str, detail: str) -> None:
         Exception.__init__(self, f"etcd at {endpoint} is unavailable (tried to {what}): {detail}")
@@ -23,7 +23,7 @@ class EtcdUnavailable(EtcdError):
 
 
 class EtcdDenied(EtcdError):
-    """Wrong user, password or permission. A retry does not help; somebody has to change the configuration."""
+    """Wrong user, password or permission. A retry does not help; the configuration must change."""
 
     def __init__(self, endpoint: str, user: str, what: str, detail: str) -> None:
         who = f"user {user!r}" if user else "a client without a user name (set ELASTRAIN_ETCD_USERNAME)"
@@ -35,8 +35,8 @@ class EtcdDenied(EtcdError):
 
 
 class LeaseLost(EtcdError):
-    """The lease that a write named has expired or was revoked."""
+    """The lease of a write has expired or was revoked."""
 
 
 class Compacted(EtcdError):
-    """The history that a watch asked for is gone. Handled by :class:`elastrain.etcd.watch.Watch`."""
+    """The requested history of a watch is gone. :class:`elastrain.etcd.watch.Watch` handles it."""

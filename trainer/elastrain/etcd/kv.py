@@ -1,4 +1,4 @@
-"""A key of etcd as a value."""
+"""An etcd key as a value."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key as etcd held it at some revision."""
+    """A key at some revision."""
 
     key: str
     value: bytes
     create_revision: int
     mod_revision: int
     lease: int = 0
-    """Id of the lease that it lives by; 0: none."""
+    """Id of its lease; 0: none."""
 
     @classmethod
     def of(cls, message: Any) -> KeyValue:

@@ -1,4 +1,4 @@
-"""A lease and the keys that live by it, kept alive across outages by one thread."""
+"""A lease and its keys, kept alive across outages by one thread."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MINIMUM_TTL = 2
-"""Seconds; etcd itself raises shorter ones to about this."""
+"""Seconds; etcd raises shorter TTLs to about this."""
 _RETRY_SECONDS = 0.3
 STUCK_SECONDS = 15.0
-"""A thread that is late by so much waits in a call that its deadline has not ended, and never will."""
+"""Seconds of delay after which the thread's call counts as stuck beyond its deadline."""
 
 
 def _nothing(*_: object) -> None:
@@ -30,7 +30,7 @@ def _nothing(*_: object) -> None:
 
 
 class _Replaced(Exception):
-    """Raised in a thread that comes back from a call and finds that another one goes on in its place."""
+    """Raised in a thread that returns from a call after another thread has replaced it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ class LeaseCallbacks:
     """Called from the lease's thread, which waits for them: they must not block."""
 
     on_lost: Callable[[], None] = _nothing
-    """etcd has dropped the lease, and its keys with it."""
+    """etcd has dropped the lease with its keys."""
     on_regained: Callable[[], None] = _nothing
-    """A new lease is granted and all keys are written again."""
+    """etcd has granted a new lease, and all keys are written again."""
     on_state: Callable[[EtcdError | None], None] = _nothing
-    """The first failure of an outage, and None when etcd answers again."""
+    """The first failure of an outage; None once etcd answers again."""
 
 
 class Lease:
-    """One lease at a time; a lost one is replaced and its keys are written again, for as long as this is open.
+    """One lease at a time; a lost lease is replaced and its keys are rewritten, until :meth:`close`.
 
-    Keys are declared by :meth:`set` and :meth:`unset`, which return at once; the thread writes what has changed. So an
-    outage never blocks a caller, and what was declared last is what etcd gets.
+    :meth:`set` and :meth:`unset` declare keys and return at once; the thread writes the changes. So an outage never
+    blocks a caller, and etcd receives the last declaration.
     """
 
     def __init__(self, client: EtcdClient, ttl: int, callbacks: LeaseCallbacks) -> None:
@@ -60,15 +60,15 @@ class Lease:
         self._callbacks = callbacks
         self._changed = threading.Condition()
         self._wanted: dict[str, bytes] = {}
-        self._written: dict[str, bytes | None] = {}  # None: unknown, a write was tried
-        self._doubted: set[str] = set()  # said to be deleted by somebody else, and not written since
+        self._written: dict[str, bytes | None] = {}  # None: unknown, after an attempted write
+        self._doubted: set[str] = set()  # reportedly deleted by another client, and not written since
         self._id = 0
         self._confirmed = time.monotonic()
         self._closing = False
         self._failing = False
         self._denial: EtcdDenied | None = None
         self._round = time.monotonic()
-        """When the thread last came round."""
+        """Time of the thread's last pass."""
         self._thread = self._new_thread()
 
     def _new_thread(self) -> threading.Thread:
@@ -76,35 +76,35 @@ class Lease:
 
     @property
     def id(self) -> int:
-        """Id of the lease now held; 0 while a lost one has not been replaced."""
+        """Id of the present lease; 0 until a lost lease is replaced."""
         return self._id
 
     def start(self) -> None:
-        """Get the lease (raises ``EtcdUnavailable``, ``EtcdDenied``) and begin to keep it."""
+        """Get the lease and start to renew it. Raises ``EtcdUnavailable`` and ``EtcdDenied``."""
         self._grant()
         self._thread.start()
 
     def set(self, key: str, value: bytes) -> None:
-        """``key`` shall hold ``value`` for as long as the lease lives."""
+        """Declare that ``key`` holds ``value`` while the lease lives."""
         with self._changed:
             self._wanted[key] = value
             self._changed.notify_all()
 
     def unset(self, key: str) -> None:
-        """``key`` shall not exist. Deletions are written before other changes."""
+        """Declare that ``key`` does not exist. Deletions precede other writes."""
         with self._changed:
             self._wanted.pop(key, None)
             self._changed.notify_all()
 
     def rewrite(self, key: str) -> None:
-        """Write ``key`` again although nothing changed here: somebody else has deleted it."""
+        """Write ``key`` again without a local change, after another client deleted it."""
         with self._changed:
             self._written[key] = None
             self._doubted.add(key)
             self._changed.notify_all()
 
     def flush(self, timeout: float) -> bool:
-        """Wait until etcd holds what was declared; False if that took longer than ``timeout`` seconds.
+        """Wait until etcd holds the declared keys; False after ``timeout`` seconds.
 
         Raises ``EtcdDenied`` if etcd refuses the write.
         """
@@ -115,15 +115,15 @@ class Lease:
             return not self._dirty()
 
     def seconds_since_confirmed(self) -> float:
-        """Age of the newest renewal that etcd confirmed, counted from when it was sent: at ``ttl`` the lease may be
-        gone, and others may act on that."""
+        """Seconds since the newest confirmed renewal was sent. At ``ttl`` the lease may be gone, and other members may
+        act on that."""
         return time.monotonic() - self._confirmed
 
     def mend(self) -> bool:
-        """Have another thread go on if this one is stuck; whether it was. To be called now and then.
+        """Replace the thread if it is stuck; returns whether it was. Call this periodically.
 
-        gRPC bounds every call, but one was seen to outlive its deadline, and with it a worker that was no member any
-        more without knowing. What a stuck thread may still do if it ever comes back, it does no more.
+        gRPC bounds every call, but one call was observed to outlive its deadline: its worker lost its membership
+        unnoticed. A replaced thread that returns stops without further effect.
         """
         with self._changed:
             late = time.monotonic() - self._round
@@ -133,13 +133,13 @@ class Lease:
             self._thread.start()
         log.error(
             "the lease's thread is late by %.0f s: a call to etcd does not end, or this process was stopped; "
-            "another thread renews the lease",
+            "another thread now renews the lease",
             late,
         )
         return True
 
     def close(self, *, revoke: bool = True) -> None:
-        """Stop keeping it. With ``revoke`` its keys vanish at once, otherwise (or if etcd is away) after the TTL."""
+        """Stop the renewal. With ``revoke`` the keys vanish at once; otherwise (or without etcd) after the TTL."""
         with self._changed:
             if self._closing:
                 return
@@ -150,11 +150,11 @@ class Lease:
             try:
                 self._client.lease_revoke(self._id)
             except LeaseLost:
-                pass  # what revoking is for has happened
+                pass  # the lease has already ended
             except EtcdError as error:
-                log.warning("lease not revoked, it ends by itself within %s s: %s", self.ttl, error)
+                log.warning("lease not revoked; it expires within %s s: %s", self.ttl, error)
 
-    # ---- the thread ------------------------------------------------------------------------------------------------
+    # ---- the thread --------------------------------------------------------------------------------------------------
     @property
     def _call_timeout(self) -> float:
         return max(0.5, self.ttl / 3)
@@ -194,7 +194,7 @@ class Lease:
 
     @property
     def _replaced(self) -> bool:
-        """Whether this is a thread whose place another one has taken."""
+        """Whether another thread has replaced this one."""
         return threading.current_thread() is not self._thread and self._thread.is_alive()
 
     def _grant(self) -> None:
@@ -208,7 +208,7 @@ class Lease:
         self._confirmed = sent
 
     def _call(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """What ``call`` returns or raises; :class:`_Replaced` instead if another thread has gone on meanwhile."""
+        """The result of ``call``; raises :class:`_Replaced` if another thread has taken over meanwhile."""
         try:
             return call(*args, **options)
         finally:
@@ -226,7 +226,7 @@ class Lease:
                     self._changed.notify_all()
                     return
                 key, value = change
-                self._written[key] = None  # if the call fails, it may have taken effect all the same
+                self._written[key] = None  # a failed call may have taken effect
                 self._doubted.discard(key)
             if value is None:
                 self._call(self._client.delete, key)
@@ -235,7 +235,7 @@ class Lease:
             with self._changed:
                 if value is None:
                     del self._written[key]
-                elif key not in self._doubted:  # else the deletion may have come after this write, and been heard first
+                elif key not in self._doubted:  # else the report of a deletion may have overtaken this write
                     self._written[key] = value
 
     def _next_change(self) -> tuple[str, bytes | None] | None:
@@ -247,7 +247,7 @@ class Lease:
     def _forget(self) -> None:
         self._id = 0
         with self._changed:
-            self._written.clear()  # what lived by the lease died with it
+            self._written.clear()  # the keys ended with the lease
         self._callbacks.on_lost()
 
     def _report(self, error: EtcdError | None) -> None:

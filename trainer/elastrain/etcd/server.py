@@ -21,22 +21,22 @@ from elastrain.tether import tethered
 ENV_ETCD_BINARY = "ELASTRAIN_ETCD"
 ENV_CACHE = "ELASTRAIN_CACHE"
 MINIMUM_VERSION = (3, 4)
-"""The first release whose watches answer a request for progress."""
+"""The first release whose watches answer progress requests."""
 PORT_CHOICES = 3
-"""How often ports are chosen for a server that has not served yet."""
+"""Attempts to choose ports for a new server."""
 
 
 class EtcdNotFound(Exception):
-    """There is no usable etcd binary; the message says where was looked and how to get one."""
+    """No usable etcd binary; the message names the searched places and how to get one."""
 
 
 def find_etcd(path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The etcd binary: ``path``, else ``$ELASTRAIN_ETCD``, else from PATH, else the newest one in the cache.
+    """The etcd binary: ``path``, else ``$ELASTRAIN_ETCD``, else from PATH, else the newest in the cache.
 
-    Raises ``EtcdNotFound`` if there is none, or if the one that was named is not etcd 3.4 or newer.
+    Raises ``EtcdNotFound`` if there is none, or if the named one is not etcd 3.4 or newer.
     """
     cache = Path(environ.get(ENV_CACHE) or Path.home() / ".cache" / "elastrain") / "bin"
-    help_text = f"Get one with `scripts/get-etcd`, or name one by ${ENV_ETCD_BINARY}."
+    help_text = f"Get one with `scripts/get-etcd`, or set ${ENV_ETCD_BINARY}."
     named = path or environ.get(ENV_ETCD_BINARY)
     if named:
         _check(Path(named), help_text)
@@ -46,7 +46,7 @@ def find_etcd(path: str | Path | None = None, environ: Mapping[str, str] = os.en
         try:
             _check(candidate, help_text)
         except EtcdNotFound:
-            continue  # an old etcd on PATH does not hide a good one in the cache
+            continue  # an old etcd on PATH does not hide a newer one in the cache
         return candidate
     raise EtcdNotFound(f"no etcd {_dotted(MINIMUM_VERSION)} or newer on PATH or in {cache}. {help_text}")
 
@@ -57,11 +57,12 @@ def _check(binary: Path, help_text: str) -> None:
     answer = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=20, check=False)
     match = re.search(r"etcd Version: (\d+)\.(\d+)", answer.stdout)
     if match is None:
-        raise EtcdNotFound(f"etcd: {str(binary)!r} does not tell its version, is it etcd? {help_text}")
+        raise EtcdNotFound(f"etcd: {str(binary)!r} reports no version; is it etcd? {help_text}")
     version = (int(match[1]), int(match[2]))
     if version < MINIMUM_VERSION:
         raise EtcdNotFound(
-            f"etcd: {str(binary)!r} is version {_dotted(version)}, needed is {_dotted(MINIMUM_VERSION)}. {help_text}"
+            f"etcd: {str(binary)!r} is version {_dotted(version)}; it must be {_dotted(MINIMUM_VERSION)} or newer. "
+            f"{help_text}"
         )
 
 
@@ -72,11 +73,11 @@ def _dotted(version: tuple[int, ...]) -> str:
 class EtcdServer:
     """One etcd member on free loopback ports; a context manager.
 
-    Ports and data survive :meth:`stop` and :meth:`kill`, so :meth:`start` afterwards is a restart of the same server.
+    Ports and data survive :meth:`stop` and :meth:`kill`; a later :meth:`start` restarts the same server.
     """
 
     def __init__(self, binary: str | Path | None = None, data_dir: Path | None = None) -> None:
-        """``data_dir``: kept by the caller; absent: a temporary one, removed by :meth:`close`."""
+        """``data_dir``: owned by the caller; None: a temporary directory, removed by :meth:`close`."""
         self.binary = find_etcd(binary)
         self._own_dir = data_dir is None
         self.data_dir = data_dir or Path(tempfile.mkdtemp(prefix="elastrain-etcd-"))
@@ -90,7 +91,7 @@ class EtcdServer:
 
     @property
     def pid(self) -> int | None:
-        """None while it does not run."""
+        """None while etcd does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     @property
@@ -105,9 +106,9 @@ class EtcdServer:
         self.close()
 
     def start(self, timeout: float = 20.0) -> None:
-        """Start it and wait until it serves; it dies with the calling thread, whatever ends that.
+        """Start etcd and wait until it serves. It ends with the calling thread, for any cause of that end.
 
-        Raises ``RuntimeError`` with the end of its log if it does not serve in time.
+        ``timeout``: seconds. Raises ``RuntimeError`` with the last lines of its log if it does not serve in time.
         """
         if self.pid is not None:
             return
@@ -115,7 +116,7 @@ class EtcdServer:
             try:
                 self._launch(timeout)
             except RuntimeError as error:
-                # Somebody else took a port between its choice and its use. Later on, clients know where it is.
+                # Another process took a port after its choice. Once etcd has served, clients hold the ports.
                 if self._served or not left or "address already in use" not in str(error):
                     raise
                 self.log_path.unlink()
@@ -128,7 +129,7 @@ class EtcdServer:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         with self.log_path.open("ab") as log:
-            # A session of its own: Ctrl-C in a terminal is for the job, which needs etcd to drain.
+            # Its own session: Ctrl-C in a terminal addresses the job, which needs etcd to drain.
             self._process = subprocess.Popen(
                 tethered(self.command(), signal.SIGKILL),
                 stdout=log,
@@ -140,7 +141,7 @@ class EtcdServer:
         self._await_healthy(timeout)
 
     def command(self) -> list[str]:
-        """What is executed."""
+        """The command line."""
         client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
         return [
             str(self.binary),
@@ -148,13 +149,13 @@ class EtcdServer:
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"local={peer}"),
             *("--log-level", "warn"),
-            # Its state serves processes on this machine, which die with it: it need not survive a power cut.
+            # Its data serves processes that end with this machine, so it need not survive a power loss.
             "--unsafe-no-fsync",
         ]
 
     @property
     def health_url(self) -> str:
-        """Answers ``{"health": "true"}`` once it serves."""
+        """The URL answers ``{"health": "true"}`` once etcd serves."""
         return f"http://{self.endpoint}/health"
 
     def _await_healthy(self, timeout: float) -> None:
@@ -174,7 +175,7 @@ class EtcdServer:
         raise RuntimeError(f"etcd was not healthy within {timeout:g} s:\n{self._log_tail()}")
 
     def stop(self, timeout: float = 10.0) -> None:
-        """End it with SIGTERM; SIGKILL after ``timeout`` seconds."""
+        """Send SIGTERM; SIGKILL after ``timeout`` seconds."""
         if self._process is None:
             return
         self._process.terminate()
@@ -191,7 +192,7 @@ class EtcdServer:
             self._process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nobody answers. Returns when it has stopped."""
+        """Send SIGSTOP: connections stay open without answers. Returns once the process has stopped."""
         if self.pid is not None:
             os.kill(self.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, self.pid, os.WSTOPPED)
@@ -201,7 +202,7 @@ class EtcdServer:
             os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop it and remove what this object created."""
+        """Stop etcd and remove the files of this object."""
         self.resume()
         self.stop()
         if self._own_dir:
@@ -212,7 +213,7 @@ class EtcdServer:
 
 
 def _free_ports(count: int) -> list[int]:
-    # Held together until all are chosen, so that they differ.
+    # Held open together, so that they differ.
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

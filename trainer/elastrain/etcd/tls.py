@@ -1,4 +1,4 @@
-"""TLS of a connection: its files, read again when they have changed, and what its failures mean."""
+"""TLS files of a connection, reread after changes, and explanations of TLS failures."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Certificates:
     """Contents of the files (PEM)."""
 
     ca: bytes
-    """One or more CA certificates; etcd's own must be signed by one of them."""
+    """One or more CA certificates; one of them must have signed etcd's certificate."""
     cert: bytes | None = None
     key: bytes | None = None
 
 
 def stamp(*files: Path | None) -> Stamp:
-    """Differs whenever one of the files was replaced, by a rename or a symbolic link as the kubelet does it, too."""
+    """Changes whenever a file is replaced, also by a rename or by a symbolic link of the kubelet."""
     return tuple(_stamp(file) for file in files)
 
 
 def read(ca: Path, cert: Path | None = None, key: Path | None = None) -> Certificates:
-    """Read and check the files. Raises ``ValueError`` that names the file, its variable and what is wrong with it."""
+    """Read and check the files. Raises ``ValueError`` with the file, its variable and the fault."""
     authorities = _bytes(ca, f"CA ({names.ENV_ETCD_CA})")
     _check_authorities(ca, authorities)
     if cert is None or key is None:
@@ -41,22 +41,21 @@ def read(ca: Path, cert: Path | None = None, key: Path | None = None) -> Certifi
 
 
 def hint(detail: str, ca: Path | None) -> str:
-    """What gRPC's words about a failed connection mean for who configured it; empty: nothing that we know of."""
+    """The meaning of gRPC's message about a failed connection, for the user; empty if unknown."""
     if "CERTIFICATE_VERIFY_FAILED" in detail:
-        return f"the certificate that etcd shows is not signed by a CA in {ca}, or it is out of date"
+        return f"etcd's certificate is not signed by a CA in {ca}, or it is out of date"
     if "Hostname Verification" in detail or "is not in peer certificate" in detail:
-        return "the certificate that etcd shows is not for this host: add it to the certificate's alternative names"
+        return "etcd's certificate does not name this host: add the host to its alternative names"
     if "WRONG_VERSION_NUMBER" in detail or "Handshake read failed" in detail:
         return (
-            f"etcd does not answer in TLS there, but a CA is given ({names.ENV_ETCD_CA}={ca}): leave it out, or give "
-            "etcd a certificate"
+            f"etcd does not use TLS, but a CA is set ({names.ENV_ETCD_CA}={ca}): unset it, or give etcd a certificate"
         )
     if ca is None and "failed to connect" in detail and "Socket closed" in detail:
-        return f"it closes the connection at once: if it speaks TLS, name its CA by {names.ENV_ETCD_CA}"
+        return f"etcd closes the connection at once: if it uses TLS, set its CA in {names.ENV_ETCD_CA}"
     return ""
 
 
-# `ssl` is imported where it is needed only: an agent without TLS starts without it.
+# `ssl` is imported on use only: an agent without TLS starts without it.
 def _check_authorities(path: Path, pem: bytes) -> None:
     import ssl
 
@@ -95,5 +94,5 @@ def _stamp(path: Path | None) -> tuple[int, int, int] | None:
     try:
         seen = path.stat() if path else None
     except OSError:
-        return None  # being replaced, or gone: that is a change, too
+        return None  # the file is being replaced or is gone: a change, too
     return (seen.st_ino, seen.st_mtime_ns, seen.st_size) if seen else None

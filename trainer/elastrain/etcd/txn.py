@@ -1,4 +1,4 @@
-"""Ranges of keys and transactions as values, and as etcd's messages."""
+"""Ranges of keys and transactions, as values and as etcd's messages."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from elastrain.etcd.wire import messages
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Keys to be read or watched: one, or all from ``key`` up to (without) ``end``."""
+    """Keys to read or watch: one key, or all keys from ``key`` up to, not including, ``end``."""
 
     key: str
     end: str = ""
-    """Empty: ``key`` alone."""
+    """Empty: only ``key``."""
     listed_only: bool = False
-    """A watch reports what it holds when it lists, but not its changes."""
+    """A watch reports the range's keys when it lists, but not their changes."""
     deletes_only: bool = False
-    """A watch reports deletions only, after the list."""
+    """A watch reports only deletions after the list."""
 
     @classmethod
     def prefix(cls, prefix: str) -> Self:
@@ -47,21 +47,21 @@ def listing(ranges: Sequence[Range]) -> Any:
 
 
 def listed(answer: Any) -> tuple[list[KeyValue], int]:
-    """What the answer to :func:`listing` holds, and at which revision."""
+    """The keys in an answer to :func:`listing`, and their revision."""
     kvs = [KeyValue.of(kv) for part in answer.responses for kv in part.response_range.kvs]
     return kvs, int(answer.header.revision)
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Writes that happen together, or not at all: if all keys of ``unchanged`` have the expected mod_revision."""
+    """Writes that take effect together if all keys of ``unchanged`` have the expected mod_revision, or not at all."""
 
     unchanged: tuple[tuple[str, int], ...]
     """Keys and their expected mod_revisions; 0: the key does not exist."""
     puts: tuple[tuple[str, bytes], ...]
     deleted: Range | None = None
     lease: int = 0
-    """That the written keys live by; 0: none."""
+    """Lease of the written keys; 0: none."""
 
     def request(self) -> Any:
         compares = [

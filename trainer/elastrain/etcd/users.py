@@ -1,4 +1,4 @@
-"""Users of etcd with rights on one prefix each. Everything may be repeated: what is as it should be stays so."""
+"""Users of etcd with rights on one prefix each. Every operation is idempotent."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ if TYPE_CHECKING:
     from elastrain.etcd.client import EtcdClient
 
 ROOT = "root"
-"""The user, and the role, that may manage users; etcd insists on the name."""
+"""The user and the role that may manage users; etcd prescribes the name."""
 
 
 class EtcdUsers:
-    """The calls of etcd's auth API that give users their rights.
+    """The calls of etcd's auth API that manage users and their rights.
 
-    The client must log in as a user with the role ``root``, or as nobody while authentication is off. Every call may
-    raise ``EtcdUnavailable``, ``EtcdDenied`` or ``EtcdError``, and takes up to four calls' timeouts.
+    The client must log in as a user with the role ``root``, or without a user while authentication is off. Every call
+    can raise ``EtcdUnavailable``, ``EtcdDenied`` or ``EtcdError``, and takes up to four times the client's timeout.
     """
 
     def __init__(self, client: EtcdClient) -> None:
         self._client = client
 
     def are_checked(self, root_password: str) -> bool:
-        """Whether etcd asks for users and passwords. Raises ``EtcdDenied`` if it does, and this is not the password."""
+        """Whether etcd requires authentication. Raises ``EtcdDenied`` if it does and the password is wrong."""
         request = messages.AuthenticateRequest(name=ROOT, password=root_password)
         return self._call("Authenticate", request, "log in as root", "authentication is not enabled") is not None
 
     def check(self, root_password: str) -> None:
-        """Switch authentication on, with this password for ``root``. Users made before it keep their rights."""
+        """Switch authentication on, with this password for ``root``. Existing users keep their rights."""
         self._add_role(ROOT)
         self._add_user(ROOT, root_password)
         self._grant(ROOT, ROOT)
         self._call("AuthEnable", messages.AuthEnableRequest(), "switch authentication on")
 
     def ensure(self, name: str, password: str, prefix: str) -> None:
-        """A user with this password that may read and write the keys that start with ``prefix``.
+        """Ensure a user with this password that may read and write the keys with ``prefix``.
 
-        Its rights are those of a role of the same name.
+        A role of the same name holds the rights.
         """
         self._add_role(name)
         permission = {"permType": "READWRITE", "key": prefix.encode(), "range_end": range_end(prefix)}
@@ -49,7 +49,7 @@ class EtcdUsers:
         self._grant(name, name)
 
     def remove(self, name: str) -> None:
-        """Remove user and role; what is not there is no error. Its tokens end with it."""
+        """Remove user and role if they exist. The user's tokens end with it."""
         self._call(
             "UserDelete", messages.AuthUserDeleteRequest(name=name), f"remove user {name!r}", "user name not found"
         )
@@ -61,14 +61,15 @@ class EtcdUsers:
         """All users."""
         return list(self._call("UserList", messages.AuthUserListRequest(), "list users").users)
 
-    # ---- inside ----------------------------------------------------------------------------------------------------
+    # ---- inside ------------------------------------------------------------------------------------------------------
     def _add_role(self, name: str) -> None:
         self._call("RoleAdd", messages.AuthRoleAddRequest(name=name), f"add role {name!r}", "role name already exists")
 
     def _add_user(self, name: str, password: str) -> None:
         request = messages.AuthUserAddRequest(name=name, password=password)
         if self._call("UserAdd", request, f"add user {name!r}", "user name already exists") is None:
-            # Of an earlier try, or of before a new password. This ends its tokens, and it logs in anew.
+            # The user exists from an earlier attempt or with an old password. The change ends its tokens, and it logs
+            # in again.
             changed = messages.AuthUserChangePasswordRequest(name=name, password=password)
             self._call("UserChangePassword", changed, f"set the password of user {name!r}")
 
@@ -77,7 +78,7 @@ class EtcdUsers:
         self._call("UserGrantRole", request, f"give user {user!r} its role")
 
     def _call(self, method: str, request: Any, what: str, harmless: str = "") -> Any:
-        """The answer; None where etcd refuses with the ``harmless`` words."""
+        """The answer; None if etcd refuses with the ``harmless`` message."""
         try:
             return self._client.wire.unary("auth", method, request, timeout=self._client.timeout, what=what)
         except EtcdError as error:

@@ -1,4 +1,4 @@
-"""Watch keys for ever: across restarts of etcd, failover, compaction and connections that die without a word."""
+"""Watches keys without end: across restarts of etcd, failover, compaction and silently dead connections."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 3.0
-"""How often a quiet watch asks etcd for a sign of life."""
+"""Seconds between progress requests on a quiet watch."""
 SILENCE_SECONDS = 10.0
-"""A watch that heard nothing for so long is replaced."""
+"""Seconds of silence after which a watch is replaced."""
 _RETRY_SECONDS = 0.3
 _DENIED_RETRY_SECONDS = 5.0
 
@@ -43,21 +43,21 @@ Event = Put | Delete
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Changes in the order in which they happened; of one range whole transactions, never half of one."""
+    """Changes in order; within one range in complete transactions."""
 
     events: tuple[Event, ...]
     revision: int
-    """State of etcd after these events."""
+    """Revision of etcd after these events."""
     snapshot: bool = False
-    """The events lead from what was reported before to a full list read at ``revision`` (the first batch, and after a
-    compaction). Reported even when there are none."""
+    """The events lead from the state reported before to a full list at ``revision`` (the first batch, and after a
+    compaction). Reported even if empty."""
     ranges: tuple[Range, ...] = ()
-    """What a snapshot covers."""
+    """Ranges of a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchState:
-    """Whether the watch hears etcd now."""
+    """Whether the watch is connected to etcd."""
 
     connected: bool
     error: EtcdError | None = None
@@ -66,11 +66,10 @@ class WatchState:
 class Watch:
     """Calls ``on_events`` with a snapshot of the ranges, then with every change, from one thread.
 
-    Changes within a range come in order; changes of two ranges may overtake each other. A broken stream is resumed at
-    the last revisions seen, so nothing is missed or repeated. When that history was compacted, or etcd came back
-    without its data, the ranges are listed again and the difference is reported, deletions included. ``on_state`` hears
-    the first failure of an outage and the recovery from it. A callback that raises is logged with its trace and the
-    watch goes on.
+    Changes within a range arrive in order; changes of two ranges may overtake each other. A broken stream resumes at
+    the last revisions, so no change is missed or repeated. If that history was compacted, or etcd has lost its data,
+    the watch lists the ranges again and reports the difference, deletions included. ``on_state`` reports the first
+    failure of an outage and its end. An exception of a callback is logged with its trace, and the watch continues.
     """
 
     def __init__(
@@ -90,10 +89,10 @@ class Watch:
         self._on_state = on_state
         self._progress_seconds = progress_seconds
         self._silence_seconds = silence_seconds
-        self._known: dict[str, int] = {}  # key -> mod_revision, to find what a new list no longer has
-        self._listed = False  # nothing was listed yet, or history is gone
-        self._revisions: list[int] = []  # of the last change seen, by range
-        self._index: dict[int, int] = {}  # which range etcd's watch of this number is for
+        self._known: dict[str, int] = {}  # key -> mod_revision, to find keys that a new list lacks
+        self._listed = False  # False: nothing listed yet, or history is gone
+        self._revisions: list[int] = []  # of the last change, by range
+        self._index: dict[int, int] = {}  # etcd's watch id -> range
         self._heard = 0.0
         self._reported: bool | None = None
         self._closed = threading.Event()
@@ -105,21 +104,21 @@ class Watch:
         self._thread.start()
 
     def move(self, ranges: Sequence[Range]) -> None:
-        """Watch these ranges from now on. A snapshot of them follows; what they leave out is reported as deleted."""
+        """Replace the watched ranges. A snapshot follows; keys outside of the new ranges are reported as deleted."""
         with self._lock:
             self._wanted = tuple(ranges)
             if self._stream is not None:
                 self._stream.cancel()
 
     def close(self) -> None:
-        """End it and wait (bounded) for the last callback. Must not be called from a callback."""
+        """End the watch and wait (bounded) for the last callback. Must not be called from a callback."""
         self._closed.set()
         with self._lock:
             if self._stream is not None:
                 self._stream.cancel()
         self._thread.join(timeout=self._client.timeout + 1.0)
 
-    # ---- the thread ------------------------------------------------------------------------------------------------
+    # ---- the thread --------------------------------------------------------------------------------------------------
     @property
     def _what(self) -> str:
         return f"watch {', '.join(r.key for r in self._ranges)}"
@@ -160,7 +159,7 @@ class Watch:
         self._deliver(Batch(tuple(events), revision, snapshot=True, ranges=self._ranges))
 
     def _follow(self) -> None:
-        """Until the stream ends, which it always does by raising."""
+        """Process the stream until it ends, which always raises."""
         self._heard = time.monotonic()
         self._index.clear()
         ended = threading.Event()
@@ -182,11 +181,11 @@ class Watch:
         if answer.compact_revision:
             raise Compacted(self._what, f"compacted at {answer.compact_revision}")
         if answer.created and answer.header.revision < max(self._revisions):
-            raise Compacted(self._what, "etcd has lost its data: its revision has gone back")
+            raise Compacted(self._what, "etcd has lost its data: its revision decreased")
         if answer.canceled:
             raise stream.refused(answer.cancel_reason or "etcd cancelled the watch")
         self._report(WatchState(connected=True))
-        if answer.created:  # etcd answers in the order in which it was asked, and chooses the number
+        if answer.created:  # etcd answers in order and assigns the id
             followed = [i for i, r in enumerate(self._ranges) if not r.listed_only]
             self._index[answer.watch_id] = followed[len(self._index)]
         if not answer.events:
@@ -194,7 +193,7 @@ class Watch:
         index = self._index[answer.watch_id]
         events = [event for event in answer.events if event.kv.mod_revision > self._revisions[index]]
         if events:
-            # Not the header's revision: while a watch catches up, that one is ahead of the events sent so far.
+            # Not the header's revision, which is ahead of the events while a watch catches up.
             self._revisions[index] = max(event.kv.mod_revision for event in events)
             self._deliver(Batch(tuple(self._event(event) for event in events), max(self._revisions)))
 
@@ -208,15 +207,15 @@ class Watch:
         return Put(kv)
 
     def _requests(self, ended: threading.Event) -> Iterator[Any]:
-        """What this side of the stream says; gRPC runs it in a thread of its own. It also listens for silence."""
+        """The requests of this side of the stream, in gRPC's own thread. It also detects silence."""
         for index, watched in enumerate(self._ranges):
             if not watched.listed_only:
-                # Not one later, and what was seen is skipped above: etcd stays silent about the progress of a watch
-                # that begins in the future, and then a quiet watch looks like a dead one.
+                # Not one later (the check above skips known events): etcd reports no progress on a watch that begins in
+                # the future, and a quiet watch would look dead.
                 yield watched.watch_request(self._revisions[index])
         while not ended.wait(self._progress_seconds):
             if time.monotonic() - self._heard > self._silence_seconds:
-                log.warning("no sign of life from etcd for %.0f s, watching anew", self._silence_seconds)
+                log.warning("etcd silent for %.0f s; restarting the watch", self._silence_seconds)
                 with self._lock:
                     if self._stream is not None:
                         self._stream.cancel()

@@ -1,8 +1,8 @@
-"""The only file that touches ``etcd3`` and gRPC: calls with deadlines, failover, tokens; errors in our own words.
+"""The only module that uses ``etcd3`` and gRPC: calls with deadlines, failover, tokens, and elastrain's own errors.
 
-Of ``etcd3`` it uses the generated protocol (messages and stubs), not the client class: that one forgets a failed
-endpoint for 300 s, drops the server's error text, never renews a token, and shares one watch thread whose end takes all
-watches with it. What is left of a client here is small enough to read.
+It uses the generated protocol of ``etcd3`` (messages and stubs), not its client class. That class blocks a failed
+endpoint for 300 s, drops the server's error text, never renews a token, and runs all watches on one thread whose end
+stops them all.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from elastrain.etcd.errors import Compacted, EtcdDenied, EtcdError, EtcdUnavaila
 log = logging.getLogger(__name__)
 
 messages = rpc
-"""Protocol messages, for the other files of this package."""
+"""Protocol messages, for the other modules of this package."""
 
 _CHANNEL_OPTIONS = [
-    # Reconnect within about a second of etcd's return, instead of gRPC's two minutes.
+    # Reconnect within about 1 s of etcd's return, instead of gRPC's 120 s.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # A connection whose peer vanished without a word is noticed in 15 s (etcd refuses pings more often than every 5 s).
+    # Detects a vanished peer within 15 s (etcd refuses pings more often than every 5 s).
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # etcd is inside the cluster; a proxy meant for the internet must not see it.
+    # etcd is inside the cluster; an internet proxy must not carry its traffic.
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
-    # All records of a job with thousands of members are listed at once (gRPC's default is 4 MiB).
+    # A single list returns all records of a job with thousands of members (gRPC's default is 4 MiB).
     ("grpc.max_receive_message_length", 64 << 20),
 ]
-# A member that lost its quorum ends streams at once instead of serving silence.
+# A member without quorum ends streams at once instead of serving silence.
 _REQUIRE_LEADER = ("hasleader", "true")
 _STREAM_LOGIN_SECONDS = 5.0
 
 
 class _RenewalStub:
-    """The renewal of leases, a bidirectional stream in etcd's protocol, as a unary call: with one request and one
-    answer they are the same on the wire.
+    """The renewal of leases, a bidirectional stream in etcd's protocol, as a unary call: one request and one answer are
+    the same on the wire.
 
-    gRPC serves a stream by a thread for its requests and one for its answers. A renewal was seen to wait beyond its
-    deadline there, for ever, when etcd restarted under it, and the lease ran out. A unary call waits in gRPC's core.
+    gRPC serves a stream by one thread for requests and one for answers. When etcd restarted, a renewal was observed to
+    block there beyond its deadline, without end, and the lease expired. A unary call waits in gRPC's core.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
@@ -82,8 +82,8 @@ class Stream:
         self._call = call
         self._explain = explain
         self.refused = refused
-        """The error for a refusal that came as an answer, in etcd's words. The next stream logs in anew: releases of
-        etcd differ in whether they tell an expired token from a missing permission."""
+        """The error for a refusal that arrived as an answer, with etcd's text. The next stream logs in again, since
+        some releases of etcd do not distinguish an expired token from a missing permission."""
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -92,7 +92,7 @@ class Stream:
             raise self._explain(error) from None
 
     def cancel(self) -> None:
-        """End it; safe from any thread, more than once."""
+        """End the stream; may be called from any thread, and repeatedly."""
         self._call.cancel()
 
 
@@ -100,7 +100,7 @@ class Wire:
     """Connections to the endpoints of one cluster. Thread-safe."""
 
     def __init__(self, config: EtcdConfig) -> None:
-        """Connects lazily. Raises ``ValueError`` that names the file if a certificate cannot be read."""
+        """Connects lazily. Raises ``ValueError`` with the file's name if a certificate is unreadable."""
         self.config = config
         self._lock = threading.Lock()
         self._current = 0
@@ -114,7 +114,7 @@ class Wire:
         return tls.stamp(self.config.ca, self.config.cert, self.config.key)
 
     def _connect(self) -> tuple[list[grpc.Channel], list[dict[str, Any]]]:
-        """A channel and its stubs for each endpoint. Raises ``ValueError`` if a certificate file is not one."""
+        """A channel and its stubs for each endpoint. Raises ``ValueError`` for an invalid certificate file."""
         config, credentials = self.config, None
         if config.ca is not None:
             read = tls.read(config.ca, config.cert, config.key)
@@ -133,8 +133,8 @@ class Wire:
         return self.config.endpoints[self._current]
 
     def unary(self, service: str, method: str, request: Any, *, timeout: float, what: str) -> Any:
-        """One call, bounded by ``timeout`` seconds, tried on each endpoint, and again with a new token
-        or with certificates that were replaced.
+        """One call of at most ``timeout`` seconds, tried on each endpoint, and again with a new token or replaced
+        certificates.
 
         ``what`` completes "tried to ..." in errors. Raises ``EtcdUnavailable``, ``EtcdDenied`` or ``EtcdError``.
         """
@@ -145,7 +145,7 @@ class Wire:
         return self._attempts(service, attempt, timeout, what)
 
     def renew(self, request: Any, *, timeout: float, what: str) -> Any:
-        """The answer to one ``LeaseKeepAliveRequest``. Errors as :meth:`unary`."""
+        """The answer to one ``LeaseKeepAliveRequest``. Errors as in :meth:`unary`."""
 
         def attempt(stub: Any, metadata: list[tuple[str, str]], left: float) -> Any:
             return stub.LeaseKeepAlive(request, timeout=left, metadata=[*metadata, _REQUIRE_LEADER])
@@ -153,7 +153,7 @@ class Wire:
         return self._attempts("renewal", attempt, timeout, what)
 
     def stream(self, service: str, method: str, requests: Iterator[Any], *, what: str) -> Stream:
-        """Open a stream on the endpoint in use; the caller reopens it when it ends. Errors come from iterating it."""
+        """Open a stream on the endpoint in use; the caller reopens it after its end. Iterating it raises the errors."""
         with self._lock:
             index, stubs, token = self._current, self._stubs[self._current], self._token
 
@@ -169,7 +169,7 @@ class Wire:
             self._forget_token(token)
             endpoint = self.config.endpoints[index]
             if self._is_stale(words):
-                return EtcdUnavailable(endpoint, what, "the token has expired, a new one is needed")
+                return EtcdUnavailable(endpoint, what, "the token has expired")
             if "permission denied" in words:
                 return EtcdDenied(endpoint, self.config.username, what, words)
             return EtcdUnavailable(endpoint, what, words)
@@ -189,13 +189,13 @@ class Wire:
         for channel in channels:
             channel.close()
 
-    # ---- inside ----------------------------------------------------------------------------------------------------
+    # ---- inside ------------------------------------------------------------------------------------------------------
     def _attempts(
         self, service: str, attempt: Callable[[Any, list[tuple[str, str]], float], Any], timeout: float, what: str
     ) -> Any:
         deadline = time.monotonic() + timeout
         failure: EtcdError | None = None
-        for _ in range(len(self.config.endpoints) + 2):  # a new token, and new certificates, cost an attempt each
+        for _ in range(len(self.config.endpoints) + 2):  # a new token and new certificates cost one attempt each
             left = deadline - time.monotonic()
             if left <= 0:
                 break
@@ -218,7 +218,7 @@ class Wire:
         raise failure or EtcdUnavailable(self.endpoint, what, f"no answer within {timeout:g} s")
 
     def _log_in(self, auth: Any, timeout: float) -> str:
-        """A new token; empty where there is no user, or etcd has authentication switched off."""
+        """A new token; empty without a user, or while etcd's authentication is off."""
         config = self.config
         if config.password_file is None:
             return ""
@@ -234,7 +234,7 @@ class Wire:
         return token
 
     def _password(self, file: Path) -> str:
-        """Read for every login, so that a new one is taken up."""
+        """The password, read for every login, so that a rotated one takes effect."""
         try:
             return file.read_text().rstrip("\n")
         except (OSError, ValueError) as error:
@@ -243,12 +243,12 @@ class Wire:
 
     @contextmanager
     def _open(self, what: str) -> Iterator[None]:
-        """gRPC says ``ValueError`` when its channel was closed."""
+        """gRPC raises ``ValueError`` for a closed channel."""
         try:
             yield
         except ValueError as error:
             if self.closed:
-                raise EtcdUnavailable(self.endpoint, what, "this client was closed") from error
+                raise EtcdUnavailable(self.endpoint, what, "this client is closed") from error
             raise
 
     def _forget_token(self, token: str) -> None:
@@ -257,8 +257,8 @@ class Wire:
                 self._token = ""
 
     def _is_stale(self, words: str) -> bool:
-        """Whether a new login cures what etcd says: expired simple tokens, tokens of before a restart of etcd or of
-        before a change of its users, and none at all where authentication was switched on since."""
+        """Whether a new login cures etcd's error: an expired simple token, a token from before a restart of etcd or a
+        change of its users, or no token although authentication is now on."""
         return (
             "invalid auth token" in words
             or "revision of auth store is old" in words
@@ -266,7 +266,7 @@ class Wire:
         )
 
     def _recover(self, failed: int) -> bool:
-        """After an endpoint was unavailable: whether there is something else to try now, which it prepares."""
+        """After an endpoint was unavailable: prepare the next attempt, and return whether there is one."""
         if self._renew():
             return True
         with self._lock:
@@ -275,9 +275,9 @@ class Wire:
         return len(self._channels) > 1
 
     def _renew(self) -> bool:
-        """Connect anew if certificate files were replaced since they were last looked at; whether that was so.
+        """Reconnect if certificate files were replaced since the last check; returns whether they were.
 
-        Only asked when a connection has failed: one that works needs no new certificate.
+        Called only after a failed connection: a working connection needs no new certificate.
         """
         with self._lock:
             files = self._files()
@@ -287,14 +287,14 @@ class Wire:
             try:
                 channels, stubs = self._connect()
             except ValueError as error:
-                log.warning("replaced certificates are not taken up, the former ones stay in use: %s", error)
+                log.warning("replaced certificates are invalid; the former ones stay in use: %s", error)
                 return False
-            # What still goes on over the old channels ends by itself; they are closed with the next ones or with us.
+            # Calls on the old channels finish there; the next replacement or close() closes these channels.
             retired, self._retired = self._retired, self._channels
             self._channels, self._stubs = channels, stubs
         for channel in retired:
             channel.close()
-        log.info("certificates for etcd were replaced, connecting anew")
+        log.info("certificates for etcd were replaced; reconnecting")
         return True
 
     def _explain(self, error: grpc.RpcError, index: int, what: str) -> EtcdError:
@@ -305,7 +305,7 @@ class Wire:
         )
         if denied:
             if "authentication failed" in detail and self.config.password_file:
-                detail += f" (the password is that in {self.config.password_file})"
+                detail += f" (the password is from {self.config.password_file})"
             return EtcdDenied(endpoint, self.config.username, what, detail)
         if code is grpc.StatusCode.NOT_FOUND and "lease" in detail:
             return LeaseLost(what, detail)
@@ -320,7 +320,7 @@ class Wire:
 
 
 def range_end(prefix: str) -> bytes:
-    """The end of the key range that starts with ``prefix``."""
+    """The end of the range of keys with ``prefix``."""
     return bytes(prefix_range_end(prefix.encode()))
 
 

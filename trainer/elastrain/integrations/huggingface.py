@@ -7,10 +7,10 @@
         trainer = ElasticTrainer(job=job, model=model, args=args, train_dataset=dataset)
         trainer.train()
 
-Model, loss, optimizer, schedule, collator, callbacks, logs and evaluation are the Trainer's; the loop is the job's. The
-Trainer's own loop counts every execution of a step as one, while here a step that lost a worker comes again; and
-accelerate cuts the data by a world size that it reads once. So the Trainer is made as if it were alone, for accelerate
-to wrap and to shard nothing, and each step goes through :meth:`elastrain.Job.steps`.
+The Trainer provides model, loss, optimizer, schedule, collator, callbacks, logs and evaluation; the job provides the
+loop. The Trainer's own loop would count a repeated step twice, and accelerate splits the data by a world size that it
+reads once. So the Trainer is built for a single process, accelerate neither wraps nor shards, and each step runs
+through :meth:`elastrain.Job.steps`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LAUNCHED = (names.ENV_LOCAL_RANK, "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """An option that has no meaning here, or not yet."""
+    """An option that is meaningless or unsupported in an elastic job."""
 
     option: str
     refused: Callable[[Any], bool]
@@ -44,7 +44,7 @@ class _Refusal:
 
 
 def _word(value: Any) -> str:
-    """Of an option that may be a member of an enumeration."""
+    """The text of an option's value, which may be an enumeration member."""
     return str(getattr(value, "value", value)).lower()
 
 
@@ -52,9 +52,9 @@ _REFUSALS = (
     _Refusal(
         "gradient_accumulation_steps",
         lambda n: n != 1,
-        "leave it out: global_batch_size and per_device_train_batch_size say how often a rank accumulates",
+        "leave it out: global_batch_size and per_device_train_batch_size determine how often a rank accumulates",
     ),
-    _Refusal("fp16", bool, "the scale of the loss would have to travel with the job; use bf16"),
+    _Refusal("fp16", bool, "the loss scale is not part of the job's state; use bf16"),
     _Refusal("deepspeed", bool, "ranks are replicas (data parallel) here"),
     _Refusal("fsdp", bool, "ranks are replicas (data parallel) here"),
     _Refusal("torch_compile", bool, "compile parts of the model yourself"),
@@ -76,7 +76,7 @@ _REFUSALS = (
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Inside, accelerate sees no launcher: by the agent's ``LOCAL_RANK`` it would form a process group of its own."""
+    """Hide the launcher from accelerate: with the agent's ``LOCAL_RANK`` it would form its own process group."""
     hidden = {name: os.environ.pop(name) for name in _LAUNCHED if name in os.environ}
     try:
         yield
@@ -86,19 +86,21 @@ def _alone() -> Iterator[None]:
 
 @dataclass
 class ElasticTrainingArguments(TrainingArguments):
-    """``TrainingArguments`` of an elastic job. Raises ``ValueError`` naming an option that has no meaning here."""
+    """``TrainingArguments`` of an elastic job.
+
+    Raises ``ValueError`` with the name of an option that is meaningless in an elastic job.
+    """
 
     global_batch_size: int = field(
-        default=0, metadata={"help": "Samples of one optimizer step over all ranks, however many there are. Required."}
+        default=0, metadata={"help": "Samples of one optimizer step over all ranks, for any number of ranks. Required."}
     )
     per_device_train_batch_size: int = field(
-        default=8, metadata={"help": "Samples that a rank computes at a time; it accumulates over its part of a step."}
+        default=8,
+        metadata={"help": "Samples of one micro-batch; a rank accumulates over its part of a step."},
     )
     save_strategy: str = field(
         default="no",
-        metadata={
-            "help": "When rank 0 saves the model (not the optimizer: spec.checkpoint is what a job resumes from)."
-        },
+        metadata={"help": "When rank 0 saves the model (not the optimizer: spec.checkpoint holds the job's state)."},
     )
 
     def __post_init__(self) -> None:
@@ -113,26 +115,26 @@ class ElasticTrainingArguments(TrainingArguments):
             value = getattr(self, refusal.option, None)
             if value is not None and refusal.refused(value):
                 raise ValueError(f"{refusal.option}: {_word(value)}: not in an elastic job; {refusal.instead}")
-        self.disable_tqdm = True  # its bar belongs to the process that was rank 0 at the start
+        self.disable_tqdm = True  # the bar belongs to the process that started as rank 0
         if torch.cuda.is_available() and not self.use_cpu:
-            # What accelerate chooses for a process that is alone is the first device, or all of them.
+            # For a single process accelerate would choose the first device, or all devices.
             self._n_gpu = 1
             self.__dict__["_setup_devices"] = torch.device("cuda", int(os.environ.get(names.ENV_LOCAL_RANK, "0")))
 
 
 class _History:
-    """What callbacks and logs know of the steps before; tracked, so that a joiner knows it, too."""
+    """State of callbacks and logs over the past steps; tracked, so that a joiner receives it."""
 
     def __init__(self, state: Any, handler: Any) -> None:
         self.state = state
         self.handler = handler
-        """Of the callbacks; those that count something (patience, say) export it."""
+        """Callbacks with exported state, such as a patience counter."""
         self.step = 0
-        """The last committed step that went into it."""
+        """The last committed step included here."""
         self.loss = 0.0
-        """Sum over the steps since the last log."""
+        """Sum of the losses since the last log."""
         self.steps = 0
-        """How many those are."""
+        """Number of these losses."""
         self.norm: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -150,7 +152,7 @@ class _History:
         self.state.log_history = [*state["log_history"]]
         self.state.best_metric = state["best_metric"]
         counting = self._counting()
-        for name in counting.keys() & state.get("callbacks", {}).keys():  # a script may give a rank more than others
+        for name in counting.keys() & state.get("callbacks", {}).keys():  # this rank may have other callbacks
             vars(counting[name]).update(state["callbacks"][name])
         self.state.global_step = self.step
 
@@ -161,20 +163,26 @@ class _History:
         self.step, self.loss, self.steps = step, self.loss + loss, self.steps + 1
 
     def mean_loss(self) -> float:
-        """Since it was last asked."""
+        """Mean loss since the last call."""
         mean = self.loss / max(1, self.steps)
         self.loss, self.steps = 0.0, 0
         return mean
 
 
 class ElasticTrainer(Trainer):
-    """``transformers.Trainer`` on an elastic job. Also makes another Trainer elastic, as the first of its bases:
-    ``class Mine(ElasticTrainer, SomeTrainer)``."""
+    """``transformers.Trainer`` on an elastic job.
 
-    control: Any  # what the Trainer declares is not seen by type checkers
+    As the first base class it also makes another Trainer elastic: ``class Mine(ElasticTrainer, SomeTrainer)``.
+    """
+
+    control: Any  # type checkers miss the Trainer's own declaration
 
     def __init__(self, *args: Any, job: Job, **kwargs: Any) -> None:
-        """``job``: of :func:`elastrain.join`; the rest is the Trainer's own, with :class:`ElasticTrainingArguments`."""
+        """``job``: from :func:`elastrain.join`; all other arguments are the Trainer's, with
+        :class:`ElasticTrainingArguments`.
+
+        Raises ``TypeError`` for other arguments classes.
+        """
         self.job = job
         with _alone():
             super().__init__(*args, **kwargs)
@@ -183,17 +191,19 @@ class ElasticTrainer(Trainer):
         self._history = _History(self.state, self.callback_handler)
         self._total = self._per_epoch = 0
 
-    # -- what the Trainer asks itself ----------------------------------------------------------------------------------
+    # -- the Trainer's queries -----------------------------------------------------------------------------------------
     def is_world_process_zero(self) -> bool:
+        """Whether this process has rank 0 of the present generation."""
         return bool(self.job.rank == 0)
 
     def is_local_process_zero(self) -> bool:
+        """Whether this process has local rank 0."""
         return os.environ.get(names.ENV_LOCAL_RANK, "0") == "0"
 
     def get_train_dataloader(self) -> ElasticLoader:
-        """The training set in the job's order. Raises ``ValueError`` if there is none."""
+        """The training set in the job's order. Raises ``ValueError`` without a training set."""
         if self.train_dataset is None:
-            raise ValueError("train_dataset: training needs one")
+            raise ValueError("train_dataset: None: must be a dataset")
         args, dataset, collate = self.args, self.train_dataset, self.data_collator
         if hasattr(dataset, "column_names") and hasattr(dataset, "remove_columns"):  # of the package `datasets`
             dataset = self._remove_unused_columns(dataset, description="training")
@@ -212,7 +222,7 @@ class ElasticTrainer(Trainer):
         )
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """On rank 0; on others nothing happens."""
+        """Save the model on rank 0; does nothing on other ranks."""
         if self.job.rank == 0:
             super().save_model(*args, **kwargs)
 
@@ -220,14 +230,14 @@ class ElasticTrainer(Trainer):
     def train(
         self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None
     ) -> TrainOutput:
-        """Train to the end, whatever joins or leaves. Once per job.
+        """Train to the end, over all rescales. At most one call per job.
 
-        Callbacks hear of committed steps only, each once. One that asks to stop early, on whichever rank, ends the
-        training of all with the next step (:meth:`elastrain.Job.stop`). The job resumes by ``spec.checkpoint``, so
+        Callbacks see each committed step once, and no other step. If a callback of any rank requests an early stop, all
+        ranks end with the next step (:meth:`elastrain.Job.stop`). ``spec.checkpoint`` resumes the job, so
         ``resume_from_checkpoint`` raises ``ValueError``, as does ``trial``.
         """
         if resume_from_checkpoint or trial is not None:
-            raise ValueError("train(): an elastic job resumes by itself (spec.checkpoint) and searches no parameters")
+            raise ValueError("train(): an elastic job resumes from spec.checkpoint and has no hyperparameter search")
         args, job = self.args, self.job
         loader = self.get_train_dataloader()
         self._per_epoch = loader.order.steps_per_epoch
@@ -245,8 +255,8 @@ class ElasticTrainer(Trainer):
         return TrainOutput(job.step, job.loss or 0.0, {})
 
     def _body(self, inputs: Any) -> None:
-        """One micro-batch of one execution of a step; what must not happen yet, or not at all, the job withholds."""
-        if not self.model.training:  # it was evaluated
+        """One micro-batch of one execution of a step; the job withholds early or unwanted effects."""
+        if not self.model.training:  # an evaluation has switched the mode
             self.model_wrapped.train()
         inputs = self._prepare_inputs(inputs)
         with self.accelerator.autocast():
@@ -277,19 +287,19 @@ class ElasticTrainer(Trainer):
         self.callback_handler.model = self.model
         self.callback_handler.optimizer = self.optimizer
         self.callback_handler.lr_scheduler = self.lr_scheduler
-        state.is_world_process_zero = state.is_local_process_zero = False  # nobody is anything before a generation
+        state.is_world_process_zero = state.is_local_process_zero = False  # until the first generation
         self.control = self.callback_handler.on_train_begin(args, state, self.control)
         self.control = self.callback_handler.on_epoch_begin(args, state, self.control)
 
     def _show_place(self) -> None:
-        """Which rank callbacks speak for; it changes with the generation."""
+        """Set the rank that callbacks see; it changes with the generation."""
         self.state.is_world_process_zero = self.state.is_local_process_zero = self.is_world_process_zero()
 
     # -- once per committed step ---------------------------------------------------------------------------------------
     def _committed(self) -> None:
         args, state, step = self.args, self.state, self.job.step
         if self._history.step >= step:
-            return  # taken over from a peer, with the peer's history: it is in there
+            return  # received from a peer; the peer's history includes the step
         self._history.add(step, self.job.loss or 0.0)
         state.global_step, state.epoch = step, step / self._per_epoch
         self._show_place()
@@ -303,11 +313,11 @@ class ElasticTrainer(Trainer):
         if step < self._total:
             if epoch_ends:
                 self.control = self.callback_handler.on_epoch_begin(args, state, self.control)
-            # Also takes back what was asked for this step.
+            # Also resets the requests of this step.
             self.control = self.callback_handler.on_step_begin(args, state, self.control)
 
     def _do_as_told(self) -> None:
-        """Log, evaluate, save, where a callback wants it. The Trainer's own ``DefaultFlowCallback`` follows the
+        """Log, evaluate and save at a callback's request. The Trainer's own ``DefaultFlowCallback`` follows the
         arguments."""
         history, state = self._history, self.state
         if self.control.should_log:

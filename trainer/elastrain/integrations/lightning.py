@@ -12,8 +12,8 @@
             optimizer.step()
             optimizer.zero_grad()
 
-Fabric, and not Lightning's Trainer: in Fabric the loop is the script's, so it can be the job's. The Trainer's loop
-counts each execution of a step, and fetches the next batch before this one is done.
+In Fabric the script owns the loop, so the job can provide it. Lightning's Trainer counts each execution of a step and
+fetches the next batch before the present step ends.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from elastrain.elastic.job import Job
 
 
 class ElasticStrategy(SingleDeviceStrategy):
-    """One rank of ``job``; the device is this process's own. Batches come from ``job.dataloader`` and ``job.steps``,
-    not from ``fabric.setup_dataloaders``.
+    """One rank of ``job`` on this process's device. Batches come from ``job.dataloader`` and ``job.steps``, not from
+    ``fabric.setup_dataloaders``.
 
     Each loop body calls ``fabric.backward(loss)`` exactly once; Fabric itself refuses ``loss.backward()``.
     """
@@ -40,21 +40,24 @@ class ElasticStrategy(SingleDeviceStrategy):
         self._job = job
         self._optimizers = 0
 
-    # -- who this is ---------------------------------------------------------------------------------------------------
+    # -- place in the world --------------------------------------------------------------------------------------------
     @property
     def is_global_zero(self) -> bool:
+        """Whether this process has rank 0 of the present generation."""
         return self._job.rank == 0
 
     @property
     def global_rank(self) -> int:
+        """This process's rank in the present generation."""
         return self._job.rank
 
     @global_rank.setter
     def global_rank(self, rank: int) -> None:
-        """Fabric sets it to that of a process that is alone; here it follows from the generation."""
+        """Ignored: Fabric sets the rank of a single process; the generation determines the rank here."""
 
     @property
     def world_size(self) -> int:
+        """Number of ranks in the present generation."""
         return self._job.world_size
 
     @world_size.setter
@@ -63,21 +66,22 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     # -- one step ------------------------------------------------------------------------------------------------------
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """Raises ``ValueError`` for a precision that scales the loss: the scale would have to travel with the job."""
+        """Raises ``ValueError`` for a precision with loss scaling: the scale is not part of the job's state."""
         if getattr(self.precision, "scaler", None) is not None:
             raise ValueError(f"precision: {self.precision.precision}: not in an elastic job; use 'bf16-mixed'")
         return self._job.wrap(module)
 
     def setup_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Also tracks it: as ``optimizer``, a second one as ``optimizer1``, and so on."""
+        """Set up and track the optimizer: the first as ``optimizer``, the second as ``optimizer1``, and so on."""
         name = f"optimizer{self._optimizers or ''}"
         self._job.track(**{name: optimizer})
         self._optimizers += 1
         return optimizer
 
     def backward(self, tensor: torch.Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
+        """Compute and average the gradients of the loss. Raises ``ValueError`` for further arguments."""
         if args or kwargs:
-            raise ValueError("fabric.backward(loss): takes nothing but the loss in an elastic job")
+            raise ValueError("fabric.backward(loss): takes only the loss in an elastic job")
         self._job.backward(tensor)
 
     def clip_gradients_norm(
@@ -88,28 +92,35 @@ class ElasticStrategy(SingleDeviceStrategy):
         norm_type: float | int = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Any:
-        """The norm of the global batch's gradient; None, and nothing happens, before a step's last micro-batch."""
+        """The gradient norm of the global batch; None, without an effect, before a step's last micro-batch.
+
+        Raises ``RuntimeError`` if ``error_if_nonfinite`` is set and the norm is not finite.
+        """
         norm = self._job.clip_grad_norm_(float(max_norm), float(norm_type))
         if error_if_nonfinite and norm is not None and self._job.committed and not norm.isfinite():
             raise RuntimeError(f"the norm of the gradient is {norm.item()}")
         return norm
 
     def clip_gradients_value(self, module: nn.Module, optimizer: torch.optim.Optimizer, clip_val: float | int) -> None:
+        """Clip the gradients of the global batch by value, on a step's last micro-batch only."""
         if self._job.synchronised:
             super().clip_gradients_value(module, optimizer, clip_val)
 
-    # -- what ranks say to each other ----------------------------------------------------------------------------------
+    # -- collectives ---------------------------------------------------------------------------------------------------
     def all_reduce(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises ``NotImplementedError``: the world may change during a collective."""
         raise NotImplementedError(_NO_COLLECTIVES)
 
     def all_gather(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises ``NotImplementedError``: the world may change during a collective."""
         raise NotImplementedError(_NO_COLLECTIVES)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Raises ``NotImplementedError``: the world may change during a collective."""
         raise NotImplementedError(_NO_COLLECTIVES)
 
 
 _NO_COLLECTIVES = (
     "fabric.all_reduce, all_gather and broadcast: the world may change in the middle of one. The mean loss over the "
-    "global batch is job.loss; state that all ranks need belongs into job.track(...)"
+    "global batch is job.loss; state that all ranks need belongs in job.track(...)"
 )

@@ -1,1 +1,1 @@
-"""All-reduce between pairs of nodes before they train: which node's network is sick, told apart from its partners'."""
+"""All-reduce between pairs of nodes before training, which separates a faulty network from its partners' networks."""

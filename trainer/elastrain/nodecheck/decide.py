@@ -1,12 +1,12 @@
-"""Who is measured with whom, and whom the measurements blame. Pure.
+"""Chooses the pairs to measure and the nodes to blame. Pure.
 
-A bad pair has two ends, and one measurement cannot tell which of them is sick. Other partners can: two rounds pair
-everybody with two others, and further ones pair those who are still suspect with somebody who has proved to be well.
-(DLRover's network check does the same in two rounds: https://github.com/intelligent-machine-learning/dlrover.)
+A bad pair has two ends, and one measurement cannot tell which end is faulty. Further partners can. Two rounds pair
+every participant with two others; later rounds pair each remaining suspect with a healthy participant. (DLRover's
+network check does the same in two rounds: https://github.com/intelligent-machine-learning/dlrover.)
 
-The rule of blame is sound if a pair is bad only where one of its ends is sick: whoever is in a good pair is well, so a
-bad pair with somebody who is well is one's own fault. To be sure of that in an imperfect world two different partners
-are asked for; with less the answer is "unknown", which blames nobody.
+The rule assumes that a pair is bad only if one of its ends is faulty. So a participant of a good pair is healthy, and a
+bad pair with a healthy partner blames the other end. As a margin for measurement errors the rule requires two different
+bad partners; otherwise the result is "unknown", which blames no node.
 """
 
 from __future__ import annotations
@@ -15,43 +15,44 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from elastrain.nodecheck.records import Contestant, Report, Sick
+from elastrain.nodecheck.records import Participant, Report, Sick
 
 MOST_ROUNDS = 4
-"""Two for everybody, and up to two more for those who are suspect after that."""
+"""Two rounds for all participants, and up to two more for suspects."""
 SLOW_FACTOR = 4.0
-"""A pair is slow if its rate is so many times below the upper quartile of all, or its latency above the lower one."""
+"""A pair is slow if its rate is this many times below the upper quartile, or its latency above the lower quartile."""
 SLOW_LATENCY = 0.001
-"""Seconds; a lower latency is no reason to call a pair slow: noise of a busy machine is as large."""
+"""Seconds; a lower latency is never slow, since the noise of a busy machine reaches it."""
 FEW = 3
-"""Fewer working pairs cannot say what is usual, so none of them is slow."""
-MOST_SEATS = 64
-"""Contestants of one heat; more make several heats, so that what one reads stays small."""
+"""Fewer working pairs do not define a usual rate, so none of them is slow."""
+MOST_PARTICIPANTS = 64
+"""Participants of one group; more form several groups, which bounds the size of a read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one pair, by what both ends said."""
+    """The result of one pair, from both ends."""
 
     pair: tuple[str, str]
     good: bool
-    words: str
-    """The figures, or what went wrong."""
+    detail: str
+    """The measurements, or the error."""
 
 
-def is_complete(unseated: int, elsewhere: int, desired: int | None, waited: float, wait: float) -> bool:
-    """Whether nobody else is to be waited for before a heat begins.
+def is_complete(ungrouped: int, elsewhere: int, desired: int | None, waited: float, wait: float) -> bool:
+    """Whether a group can form without waiting for more participants.
 
-    ``unseated``: contestants that are in no heat yet; ``elsewhere``: workers that are past the check or in another
-    heat; ``desired``: workers that the job is to have, None: not known. ``waited``, ``wait``: seconds.
+    ``ungrouped``: participants without a group; ``elsewhere``: workers that are past the check or in another group;
+    ``desired``: desired workers of the job, None: unknown. ``waited``, ``wait``: seconds.
     """
-    return (desired is not None and unseated + elsewhere >= desired) or waited >= wait
+    return (desired is not None and ungrouped + elsewhere >= desired) or waited >= wait
 
 
-def seats(contestants: Sequence[Contestant]) -> tuple[Contestant, ...]:
-    """Who is measured: the oldest of each node. ``contestants``: oldest first; one without a node's name counts."""
-    nodes: dict[str, Contestant] = {}
-    for c in contestants:
+def representatives(participants: Sequence[Participant]) -> tuple[Participant, ...]:
+    """The measured participants: the oldest of each node. ``participants``: oldest first; an unnamed node counts by its
+    worker."""
+    nodes: dict[str, Participant] = {}
+    for c in participants:
         nodes.setdefault(c.node or f"worker {c.worker}", c)
     return tuple(nodes.values())
 
@@ -62,9 +63,9 @@ def next_round(
     outcomes: Iterable[Outcome],
     alive: Collection[str],
 ) -> tuple[tuple[str, str], ...]:
-    """The pairs of the next round; none: it is over. Nobody is in two of them, and no pair meets twice.
+    """The pairs of the next round; empty after the last. A participant is in one pair at most, and no pair repeats.
 
-    ``ids``: all seats, in an order that does not change; ``alive``: those that can still be measured.
+    ``ids``: all measured participants, in a fixed order; ``alive``: the ones that can still be measured.
     """
     number, known = len(rounds), list(outcomes)
     if number >= MOST_ROUNDS:
@@ -79,7 +80,7 @@ def next_round(
     pairs: list[tuple[str, str]] = []
     taken: set[str] = set()
     for suspect in suspects:
-        # Suspects also meet each other: of three nodes, one of them sick, the two others may not have met yet.
+        # Suspects also pair with each other: of three nodes with one faulty, the other two may not have met.
         partners = (p for p in (*healthy, *suspects) if p != suspect and p not in taken)
         partner = next((p for p in partners if frozenset((suspect, p)) not in met), None)
         if suspect not in taken and partner is not None:
@@ -88,48 +89,46 @@ def next_round(
     return tuple(pairs)
 
 
-def is_over(pairs: Iterable[tuple[str, str]], number: int, contestants: Mapping[str, Contestant]) -> bool:
-    """Whether all who are still there have reported about round ``number``."""
+def is_over(pairs: Iterable[tuple[str, str]], number: int, participants: Mapping[str, Participant]) -> bool:
+    """Whether all remaining participants have reported on round ``number``."""
     return all(
-        _report(contestants[i], number) is not None for pair in pairs for i in pair if i in contestants
+        _report(participants[i], number) is not None for pair in pairs for i in pair if i in participants
     )  # fmt: skip
 
 
-def judge(rounds: Sequence[Iterable[tuple[str, str]]], contestants: Mapping[str, Contestant]) -> list[Outcome]:
-    """What came of each pair of which enough is known.
+def judge(rounds: Sequence[Iterable[tuple[str, str]]], participants: Mapping[str, Participant]) -> list[Outcome]:
+    """The result of each pair with reports from both ends; other pairs are unknown.
 
-    ``contestants``: those who are still there. What somebody says about a partner that has gone without a word says
-    nothing about either's network, and a pair of which one end has not said anything (yet) is unknown.
+    ``participants``: the remaining ones. A report about a partner that has gone proves nothing about either network.
     """
-    told: list[tuple[tuple[str, str], Report, Report]] = []
+    reported: list[tuple[tuple[str, str], Report, Report]] = []
     for number, pairs in enumerate(rounds):
         for pair in pairs:
-            one, other = (_report(contestants[i], number) if i in contestants else None for i in pair)
+            one, other = (_report(participants[i], number) if i in participants else None for i in pair)
             if one is not None and other is not None:
-                told.append((pair, one, other))
-    rates = sorted(min(a.rate, b.rate) for _, a, b in told if a.ok and b.ok)
-    delays = sorted(max(a.latency, b.latency) for _, a, b in told if a.ok and b.ok)
+                reported.append((pair, one, other))
+    rates = sorted(min(a.rate, b.rate) for _, a, b in reported if a.ok and b.ok)
+    delays = sorted(max(a.latency, b.latency) for _, a, b in reported if a.ok and b.ok)
     usual = (rates[ceil(0.75 * (len(rates) - 1))], delays[(len(delays) - 1) // 4]) if len(rates) >= FEW else None
-    return [_outcome(pair, one, other, usual) for pair, one, other in told]
+    return [_outcome(pair, one, other, usual) for pair, one, other in reported]
 
 
-def blame(outcomes: Iterable[Outcome], contestants: Mapping[str, Contestant]) -> tuple[Sick, ...]:
-    """The nodes that are sick, with words for a person."""
+def blame(outcomes: Iterable[Outcome], participants: Mapping[str, Participant]) -> tuple[Sick, ...]:
+    """The faulty nodes, each with a message."""
     known = list(outcomes)
     found = []
-    for sick in _blamed(known, contestants):
+    for sick in _blamed(known, participants):
         partners = [
-            f"{_name(contestants, other)} ({o.words})"
+            f"{_name(participants, other)} ({o.detail})"
             for o in known
             if sick in o.pair and not o.good
             for other in o.pair
             if other != sick
         ]
         well = len(_well(known))
-        words = (
-            f"all-reduce with {' and '.join(partners)}, while {well} of {len(contestants)} nodes did well with others"
-        )
-        found.append(Sick(id=sick, node=contestants[sick].node, words=words))
+        others = f"{well} of {len(participants)} nodes passed with other partners"
+        message = f"all-reduce with {' and '.join(partners)}, while {others}"
+        found.append(Sick(id=sick, node=participants[sick].node, message=message))
     return tuple(found)
 
 
@@ -138,15 +137,17 @@ def _outcome(pair: tuple[str, str], one: Report, other: Report, usual: tuple[flo
     if failed is not None:
         return Outcome(pair, False, failed)
     rate, latency = min(one.rate, other.rate), max(one.latency, other.latency)
-    words = f"{latency * 1000:.2f} ms, {rate:.2f} GB/s"
+    figures = f"{latency * 1000:.2f} ms, {rate:.2f} GB/s"
     if usual is None:
-        return Outcome(pair, True, words)
+        return Outcome(pair, True, figures)
     slow = rate * SLOW_FACTOR < usual[0] or latency > max(usual[1] * SLOW_FACTOR, SLOW_LATENCY)
-    return Outcome(pair, not slow, f"{words}; usual: {usual[1] * 1000:.2f} ms, {usual[0]:.2f} GB/s" if slow else words)
+    return Outcome(
+        pair, not slow, f"{figures}; usual: {usual[1] * 1000:.2f} ms, {usual[0]:.2f} GB/s" if slow else figures
+    )
 
 
 def _circle(ids: Sequence[str], number: int) -> list[tuple[str, str]]:
-    """Round ``number`` of a round-robin tournament, by the circle method: one stays, the others move on by a seat."""
+    """Round ``number`` of a round-robin tournament, by the circle method: one entry stays, the others rotate."""
     places: list[str | None] = [*ids, *([None] if len(ids) % 2 else [])]
     if len(places) < 2:
         return []
@@ -178,10 +179,10 @@ def _blamed(outcomes: Sequence[Outcome], alive: Collection[str]) -> list[str]:
     ]
 
 
-def _report(contestant: Contestant, number: int) -> Report | None:
-    return next((r for r in contestant.reports if r.round == number), None)
+def _report(participant: Participant, number: int) -> Report | None:
+    return next((r for r in participant.reports if r.round == number), None)
 
 
-def _name(contestants: Mapping[str, Contestant], contestant_id: str) -> str:
-    found = contestants.get(contestant_id)
-    return (found.node or found.worker) if found else contestant_id
+def _name(participants: Mapping[str, Participant], participant_id: str) -> str:
+    found = participants.get(participant_id)
+    return (found.node or found.worker) if found else participant_id

@@ -13,14 +13,14 @@ from types import FrameType
 from elastrain.agent.settings import BadSettings, Settings
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
-from elastrain.nodecheck.records import Contestant
+from elastrain.nodecheck.records import Participant
 from elastrain.nodecheck.rounds import Check, Verdict, by_process
 
 
 def measured(environ: Mapping[str, str], backend: str, wait: float) -> Verdict:
-    """Take part for the worker that ``environ`` describes (the agent's variables), over ``backend``.
+    """Take part for the worker that ``environ`` (the agent's variables) describes, over ``backend``.
 
-    SIGTERM ends the process: without that the first process of a container would ignore it.
+    SIGTERM ends the process; the first process of a container would otherwise ignore it.
     """
     try:
         settings = Settings.from_environment(environ)
@@ -29,7 +29,7 @@ def measured(environ: Mapping[str, str], backend: str, wait: float) -> Verdict:
         return Verdict(unknown=str(error))
     signal.signal(signal.SIGTERM, _end)
     with client, closing(reserved(settings.address)) as port:
-        me = Contestant(
+        me = Participant(
             id=f"{settings.worker}.{secrets.token_hex(4)}",
             worker=settings.worker,
             node=settings.node,
@@ -41,8 +41,8 @@ def measured(environ: Mapping[str, str], backend: str, wait: float) -> Verdict:
 
 
 def reserved(address: str) -> socket.socket:
-    """A socket that is bound to a free port of ``address`` and does not listen: nobody else is given the port, and a
-    match may listen at it."""
+    """A bound socket on a free port of ``address`` that does not listen: it reserves the port, at which a trial can
+    listen."""
     family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
     port = socket.socket(family, socket.SOCK_STREAM)
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

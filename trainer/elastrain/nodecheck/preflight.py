@@ -1,9 +1,8 @@
-"""``elastrain preflight``: is this node fit to train? Looked at before a worker does, in an init container of its pod.
+"""``elastrain preflight``: checks whether this node can train, in an init container of a worker's pod.
 
-Checks, in this order: are the accelerators there, does each multiply matrices correctly, how fast is its memory, how
-large is ``/dev/shm``, and, if asked for, does an all-reduce with other nodes work (:mod:`elastrain.nodecheck`). The
-judgement is a table on stdout, one line in the termination log for the operator, and an exit code that names the first
-check that failed (``names.PREFLIGHT_EXITS``).
+The checks, in order: presence of the accelerators, correct matrix products, memory bandwidth, size of ``/dev/shm`` and,
+if requested, an all-reduce with other nodes (:mod:`elastrain.nodecheck`). The result is a table on stdout, one line in
+the termination log for the operator, and an exit code that names the first failed check (``names.PREFLIGHT_EXITS``).
 """
 
 from __future__ import annotations
@@ -22,26 +21,27 @@ from elastrain.api import names
 
 SHM = Path("/dev/shm")  # noqa: S108 - the place that POSIX shared memory has
 MATRIX = 512
-"""Rows and columns. Of small whole numbers: sums stay below 2**24, so that they are exact in every format that
-accelerators multiply float32 in, TF32 included, and one wrong bit shows."""
+"""Rows and columns of a matrix of small whole numbers. Sums stay below 2**24, so that they are exact in every float32
+format of accelerators, TF32 included, and one wrong bit shows."""
 BUFFER = {"cpu": 64 * 2**20, "": 512 * 2**20}
-"""Bytes copied to measure bandwidth, by device type ('' : any other): beyond caches, and there on every accelerator."""
+"""Bytes copied to measure bandwidth, by device type ('': any other): larger than caches, and available on every
+accelerator."""
 COPIES = 5
 _EXITS = {check: code for code, check in names.PREFLIGHT_EXITS.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the table."""
+    """One row of the table."""
 
     kind: str
     """A value of ``names.PREFLIGHT_EXITS``."""
     device: str
     ok: bool
     found: str
-    """What was found, and where it is not ``ok`` what was wanted."""
+    """The measurement and, for a failed check, the requirement."""
     word: str = ""
-    """What the table says instead of ``ok``: of what judges nobody."""
+    """The table's text in place of ``ok``, for a row without a judgement."""
 
 
 def run(
@@ -52,12 +52,12 @@ def run(
     *,
     pairs_wait: float | None = None,
 ) -> int:
-    """Check this machine, print the table, and return the exit code: 0 if it is fit.
+    """Check this machine, print the table, and return the exit code: 0 if all checks pass.
 
-    ``accelerators``: how many there must be; 0: the CPU is what trains. ``min_bandwidth``: GB/s (1e9 bytes read or
-    written), None: not judged. After ``timeout`` seconds the process ends at once, with its own exit code: a device
-    that hangs cannot be asked to stop. ``log``: file for the one line that says what failed. ``pairs_wait``: seconds to
-    wait for other workers' checks, None: pairs are not measured; a node that is unfit by itself never meets others.
+    ``accelerators``: required number; 0: train on the CPU. ``min_bandwidth``: GB/s (1e9 bytes read or written), None:
+    no limit. After ``timeout`` seconds the process ends with its own exit code, since a hanging device cannot be
+    interrupted. ``log``: file for one line with the failed checks. ``pairs_wait``: seconds to wait for other workers'
+    checks, None: skip the pairs; a node that fails its own checks skips them too.
     """
     with _limit(timeout, log):
         checks = list(_checks(accelerators, min_bandwidth))
@@ -92,7 +92,7 @@ def _devices(torch: Any) -> list[Any]:
 
 
 def _guarded(kind: str, device: Any, check: Callable[[Any], Check]) -> Check:
-    """A device that raises has failed the check; the driver's words are what a person needs."""
+    """A check whose device raises has failed, with the driver's message."""
     try:
         return check(device)
     except RuntimeError as error:
@@ -100,7 +100,7 @@ def _guarded(kind: str, device: Any, check: Callable[[Any], Check]) -> Check:
 
 
 def _compute(torch: Any, device: Any) -> Check:
-    """A product of whole numbers on the device against the same in 64-bit integers on the CPU."""
+    """Compares a product of whole numbers on the device with 64-bit integers on the CPU."""
     made = torch.Generator().manual_seed(0)
     a, b = (torch.randint(-4, 5, (MATRIX, MATRIX), generator=made) for _ in range(2))
     wanted = a @ b
@@ -110,7 +110,7 @@ def _compute(torch: Any, device: Any) -> Check:
 
 
 def _bandwidth(torch: Any, device: Any, least: float | None) -> Check:
-    """Median of a few copies within the device's memory; each byte is read once and written once."""
+    """Median rate of a few copies within the device's memory; each byte is read once and written once."""
     size = BUFFER.get(device.type, BUFFER[""])
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -121,13 +121,13 @@ def _bandwidth(torch: Any, device: Any, least: float | None) -> Check:
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
         seconds.append(time.perf_counter() - start)
-    rate = 2 * size / statistics.median(seconds[1:]) / 1e9  # the first one touches the pages
-    wanted = f", at least {least:g} wanted" if least is not None and rate < least else ""
+    rate = 2 * size / statistics.median(seconds[1:]) / 1e9  # the first copy touches the pages
+    wanted = f", at least {least:g} required" if least is not None and rate < least else ""
     return Check("bandwidth", str(device), not wanted, f"{rate:.1f} GB/s{wanted}")
 
 
 def _pairs(accelerators: int, wait: float) -> list[Check]:
-    """What the pairs with other nodes say. Nothing that is unknown is a failure."""
+    """The result of the pairs with other nodes. An unknown result is not a failure."""
     import torch
     import torch.distributed as dist
 
@@ -147,11 +147,11 @@ def _pairs(accelerators: int, wait: float) -> list[Check]:
     ]
     if verdict.unknown:
         return [*lines, Check("pairs", "all", True, verdict.unknown, "unknown")]
-    return [*lines, Check("pairs", "all", not verdict.sick, verdict.sick or "nothing against this node")]
+    return [*lines, Check("pairs", "all", not verdict.sick, verdict.sick or "no fault found")]
 
 
 def shared_memory(path: Path) -> Check:
-    """Whether ``path`` can be written, and how large it is."""
+    """Whether ``path`` is writable, and its size."""
     probe = path / f"elastrain-preflight-{os.getpid()}"
     try:
         probe.write_bytes(b"\0" * 2**20)
@@ -165,12 +165,12 @@ def shared_memory(path: Path) -> Check:
 
 @contextlib.contextmanager
 def _limit(seconds: float, log: Path | None) -> Iterator[None]:
-    """End the process if the body takes longer. By ``_exit``: a driver that hangs would hold up anything politer."""
+    """End the process if the body exceeds ``seconds``, by ``_exit``: a hanging driver would block an orderly exit."""
 
     def end() -> None:
-        words = f"not done within {seconds:g} s: a device or its driver hangs"
-        _print(f"FAILED  time           all        {words}")
-        _note(log, words)
+        text = f"not done within {seconds:g} s: a device or its driver hangs"
+        _print(f"FAILED  time           all        {text}")
+        _note(log, text)
         os._exit(_EXITS["time"])
 
     timer = threading.Timer(seconds, end)
@@ -182,11 +182,11 @@ def _limit(seconds: float, log: Path | None) -> Iterator[None]:
         timer.cancel()
 
 
-def _note(log: Path | None, words: str) -> None:
-    """For the operator. A log that cannot be written costs it the words, not the judgement: the exit code has that."""
+def _note(log: Path | None, text: str) -> None:
+    """Write the line for the operator. If the log is unwritable, the exit code still carries the judgement."""
     if log is not None:
         with contextlib.suppress(OSError):
-            log.write_text(words[:2000])
+            log.write_text(text[:2000])
 
 
 def _print(line: str) -> None:

@@ -1,4 +1,5 @@
-"""What the pre-flight checks of a job's workers tell each other in etcd, under ``pairs/``."""
+"""The etcd records of a job's pre-flight checks under ``pairs/``. Each is written and read by one version of
+elastrain."""
 
 from __future__ import annotations
 
@@ -6,53 +7,54 @@ from elastrain.api.records import Record
 
 
 class Report(Record):
-    """How one match went, as one of the two saw it."""
+    """The result of one trial, from one of its two ends."""
 
     round: int
     partner: str
-    """Id of the other contestant."""
+    """Id of the other participant."""
     ok: bool
-    """The sum came, and was right."""
+    """The sum arrived and was correct."""
     latency: float = 0.0
     """Seconds of the fastest all-reduce of a few bytes."""
     rate: float = 0.0
     """GB/s (1e9 bytes of the buffer) of the fastest all-reduce of a large one."""
     why: str = ""
-    """What went wrong; empty if it is ``ok``."""
+    """The error; empty if ``ok``."""
 
 
-class Contestant(Record):
-    """One pre-flight check that takes part. Written by that check under its lease, so that it is there as long as the
-    check runs; read by the one that leads its heat."""
+class Participant(Record):
+    """A pre-flight check that takes part. Written by that check under its lease, so that the record ends with the
+    check; read by the leader of its group."""
 
     id: str
-    """Unique for ever: ``<worker>.<random>``."""
+    """Unique for all time: ``<worker>.<random>``."""
     worker: str
     node: str = ""
     address: str
     port: int
-    """TCP port at which it meets a partner that comes after it in a pair."""
+    """TCP port at which the participant meets a partner that follows it in a pair."""
     reports: tuple[Report, ...] = ()
 
 
 class Sick(Record):
-    """A node whose network is blamed."""
+    """A node with a faulty network."""
 
     id: str
-    """Of the contestant that took part for it."""
+    """Id of the node's participant."""
     node: str = ""
-    words: str
-    """With whom it failed, and the figures."""
+    message: str
+    """The partners of the failed pairs, and their measurements."""
 
 
-class Heat(Record):
-    """Contestants that are measured against each other. Written by the contestant that leads it, whose id is the key's
-    last part; read by the others."""
+class Group(Record):
+    """Participants that are measured against each other. Written by the leading participant, whose id ends the key;
+    read by the others."""
 
-    contestants: tuple[str, ...]
-    """Ids of all whom it concerns, also of those whose node is measured by another worker's check."""
+    participants: tuple[str, ...]
+    """Ids of all participants, including those whose node another worker's check measures."""
     rounds: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """Ids of the pairs of each round; nobody is twice in one. The first of a pair serves the meeting point."""
+    """Ids of the pairs of each round; a round has each id once at most. The first of a pair serves the meeting
+    point."""
     done: bool = False
     sick: tuple[Sick, ...] = ()
-    """Whom the measurements blame; set with ``done``."""
+    """The faulty nodes; set with ``done``."""

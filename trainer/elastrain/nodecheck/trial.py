@@ -1,9 +1,8 @@
-"""One all-reduce between two nodes, in a process of its own: what hangs in a driver can only be killed.
+"""One all-reduce between two nodes, in its own process: a hanging driver can only be killed.
 
-``python -m elastrain.nodecheck.trial HOST PORT RANK ADDRESS BACKEND``: the rank 0 serves a store at PORT of HOST,
-the other
-one comes there. Prints ``{"latency": seconds, "rate": GB/s}``; anything that goes wrong ends it with an exit code and
-the reason as the last line of stderr.
+``python -m elastrain.nodecheck.trial HOST PORT RANK ADDRESS BACKEND``: rank 0 serves a store at PORT of HOST, and the
+other rank connects to it. Prints ``{"latency": seconds, "rate": GB/s}``. An error ends the process with an exit code
+and the reason as the last line of stderr.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from datetime import timedelta
 from typing import Any
 
 CONNECT = timedelta(seconds=30)
-"""Bound of each step of meeting the partner and of each all-reduce."""
+"""Seconds for each step of the connection and for each all-reduce."""
 SMALL, LARGE = 1, {"gloo": 4 * 2**20, "nccl": 32 * 2**20}
-"""float32 values: of the latency's buffer, and of the rate's by backend (16 and 128 MiB)."""
+"""Numbers of float32 values: for the latency, and for the rate by backend (16 and 128 MiB)."""
 TRIALS = {SMALL: 20}
 _LARGE_TRIALS = 4
 
 
 def measure(host: str, port: int, rank: int, address: str, backend: str) -> dict[str, float]:
-    """Latency in seconds and rate in GB/s of the fastest trial each: what else the machine does only slows it down.
+    """Latency in seconds and rate in GB/s, each of the fastest trial, which the machine's other load disturbs least.
 
-    Raises ``RuntimeError`` if the partner does not come, a sum does not come, or it is wrong.
+    Raises ``RuntimeError`` if the partner or a sum does not arrive in time, or a sum is wrong.
     """
     import torch
     import torch.distributed as dist
@@ -48,7 +47,7 @@ def measure(host: str, port: int, rank: int, address: str, backend: str) -> dict
 
     latency, size = fastest(SMALL), LARGE[backend]
     found = {"latency": latency, "rate": size * 4 / fastest(size) / 1e9}
-    # Whoever serves the store stays until both are done with it.
+    # The store's owner waits until both ranks are done.
     store.set(f"done/{rank}", "")
     store.wait([f"done/{1 - rank}"], CONNECT)
     return found

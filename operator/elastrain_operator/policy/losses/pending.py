@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from elastrain.api.job import ConditionType, JobSpec, Withdrawal
-from elastrain.api.phrases import headcount
+from elastrain.api.names import headcount
 from elastrain_operator.model import Deletion, Pod
 from elastrain_operator.policy.ending.verdict import Verdict
 

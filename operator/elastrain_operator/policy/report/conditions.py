@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from elastrain.api.job import Condition, ConditionType, GenerationStatus, Withdrawal
-from elastrain.api.phrases import headcount
+from elastrain.api.names import headcount
 from elastrain.api.records import Progress
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Outage, Pod, Refusal, Trouble

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from elastrain.api import rescaled
 from elastrain.api.job import Condition, ConditionType, JobStatus
-from elastrain.api.phrases import headcount
+from elastrain.api.names import headcount
 from elastrain.api.records import Target
 from elastrain_operator.model import Loss, Notice, Severity
 from elastrain_operator.policy.losses.failures import last_lines

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from elastrain.api.job import ElasticTrainingJob
-from elastrain.api.phrases import headcount
+from elastrain.api.names import headcount
 from elastrain.cli.cluster import doctor as doctors
 from elastrain.cli.cluster.output import (
     Misused,
@@ -92,7 +92,7 @@ def watch(place: Place, name: str) -> int:
 def scale(place: Place, name: str, replicas: int) -> int:
     with place.jobs() as jobs:
         before = jobs.scale(name, replicas)
-    print_text(f"{name}: {headcount(replicas)} wanted (was {before})")
+    print_text(f"{name}: {headcount(replicas)} desired (was {before})")
     return 0
 
 
@@ -171,7 +171,7 @@ def dashboard(
     return 0
 
 
-# ---- inside --------------------------------------------------------------------------------------------------------
+# ---- inside ----------------------------------------------------------------------------------------------------------
 def _if_allowed(ask: Callable[[], Sequence[T]], *, say: bool = True) -> Sequence[T]:
     """The answer of ``ask``; empty, with the error on stderr, where the user may not read it."""
     try:
@@ -193,14 +193,14 @@ def _screen(console: Console) -> Any:
 
     def line(job: ElasticTrainingJob, _workers: object) -> None:
         nonlocal last
-        rescale, why = job.status.last_rescale if job.status else None, view.standing(job)
+        rescale, why = job.status.last_rescale if job.status else None, view.summary(job)
         now = f"{job.name}: {view.phase_of(job)}, {view.size_of(job)} workers"
         now += f", last rescale {view.rescale_line(rescale)}" if rescale else ""
         if (now, why) != last:
             last = now, why
-            said = now + view.position_of(job) + (f": {why}" if why else "")
-            console.print(said, highlight=False, markup=False, soft_wrap=True)
-            for words in view.last_words(job, datetime.now(UTC)):
-                console.print(words, highlight=False, soft_wrap=True)
+            text = now + view.position_of(job) + (f": {why}" if why else "")
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            for item in view.failure_lines(job, datetime.now(UTC)):
+                console.print(item, highlight=False, soft_wrap=True)
 
     yield line

@@ -51,7 +51,7 @@ def compose(
             f"{file}: has {len(script.encode()):,} bytes, at most {MAX_SCRIPT_BYTES:,} can travel with the job; "
             "put it into the image and write a manifest (elastrain submit job.yaml)"
         )
-    smallest, largest, wanted = sizes
+    smallest, largest, desired = sizes
     container: dict[str, Any] = {
         "name": names.TRAINER_CONTAINER,
         "image": image,
@@ -61,8 +61,8 @@ def compose(
     if resources:
         container["resources"] = {"limits": dict(resources)}
     spec: dict[str, Any] = {"minReplicas": smallest, "maxReplicas": largest}
-    if wanted is not None:
-        spec["replicas"] = wanted
+    if desired is not None:
+        spec["replicas"] = desired
     if nproc_per_node != 1:
         spec["nprocPerNode"] = nproc_per_node
     spec["template"] = {

@@ -60,18 +60,18 @@ async def examine(connection: Connection) -> list[Finding]:
     return found
 
 
-# ---- judgements (pure) ---------------------------------------------------------------------------------------------
+# ---- judgements (pure) -----------------------------------------------------------------------------------------------
 def api_server(version: Mapping[str, Any]) -> Finding:
     """``version``: the answer of ``/version``."""
-    words = str(version.get("gitVersion", "unknown version"))
+    release_name = str(version.get("gitVersion", "unknown version"))
     try:
         release = (int(version["major"]), int(str(version["minor"]).rstrip("+")))
     except (KeyError, ValueError):
-        return Finding("API server", "unknown", f"answers with an unreadable version: {words}")
+        return Finding("API server", "unknown", f"answers with an unreadable version: {release_name}")
     if release < OLDEST:
         least = ".".join(map(str, OLDEST))
-        return Finding("API server", "broken", f"{words}", f"elastrain needs Kubernetes {least} or newer")
-    return Finding("API server", "ok", words)
+        return Finding("API server", "broken", f"{release_name}", f"elastrain needs Kubernetes {least} or newer")
+    return Finding("API server", "ok", release_name)
 
 
 def resource(group: Mapping[str, Any]) -> Finding:
@@ -159,7 +159,7 @@ def _is_ready(pod: Mapping[str, Any]) -> bool:
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 
 
-# ---- questions -----------------------------------------------------------------------------------------------------
+# ---- questions -------------------------------------------------------------------------------------------------------
 async def _list(connection: Connection, path: str, labels: str) -> list[dict[str, Any]] | None:
     query = {"labelSelector": labels} if labels else {}
     try:

@@ -13,22 +13,22 @@ from typing import Any
 from rich.text import Text
 
 _OURS = "elastrain."
-_TOLD = ("event", "level", "logger", "timestamp", "exception")
+_IN_HEAD = ("event", "level", "logger", "timestamp", "exception")
 _STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red"}
 
 
 def readable(text: str) -> Text:
     """``text`` for a terminal: an object of the agent as a dim sentence, a line of the script unchanged."""
-    said = _of_the_agent(text)
-    if said is None:
+    record = _of_the_agent(text)
+    if record is None:
         return Text.from_ansi(text)
-    time = str(said["timestamp"]).partition("T")[2][:8]
-    facts = " ".join(f"{name}={_value(value)}" for name, value in said.items() if name not in _TOLD)
-    line = Text(f"agent {time} {said['event']}", style=_STYLES.get(said["level"], "dim"))
+    time = str(record["timestamp"]).partition("T")[2][:8]
+    facts = " ".join(f"{name}={_value(value)}" for name, value in record.items() if name not in _IN_HEAD)
+    line = Text(f"agent {time} {record['event']}", style=_STYLES.get(record["level"], "dim"))
     if facts:
         line.append(f"  {facts}", style="dim")
-    if said.get("exception"):
-        line.append(f"\n{said['exception']}", style="red")
+    if record.get("exception"):
+        line.append(f"\n{record['exception']}", style="red")
     return line
 
 
@@ -36,11 +36,11 @@ def _of_the_agent(text: str) -> Mapping[str, Any] | None:
     if not text.startswith("{"):
         return None
     try:
-        said = json.loads(text)
+        record = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    ours = all(isinstance(said.get(key), str) for key in ("event", "level", "logger", "timestamp"))
-    return said if ours and said["logger"].startswith(_OURS) else None
+    ours = all(isinstance(record.get(key), str) for key in ("event", "level", "logger", "timestamp"))
+    return record if ours and record["logger"].startswith(_OURS) else None
 
 
 def _value(value: object) -> str:

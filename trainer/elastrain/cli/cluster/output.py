@@ -50,12 +50,12 @@ def answers(command: Callable[P, int]) -> Callable[P, int]:
         try:
             return command(*args, **kwargs)
         except JobNotFound as error:
-            code, words = EXIT_REFUSED, f"{error}{_nearest(args)}"
+            code, message = EXIT_REFUSED, f"{error}{_nearest(args)}"
         except (NotConnected, NotInstalled, NotAllowed) as error:
-            code, words = EXIT_NO_CLUSTER, str(error)
+            code, message = EXIT_NO_CLUSTER, str(error)
         except (ClusterError, InvalidManifest, Misused, BadScript) as error:
-            code, words = EXIT_REFUSED, str(error)
-        print(words, file=sys.stderr)  # noqa: T201 - this is a command
+            code, message = EXIT_REFUSED, str(error)
+        print(message, file=sys.stderr)  # noqa: T201 - this is a command
         return code
 
     return answering
@@ -90,7 +90,7 @@ def print_now(text: str) -> None:
     print(text, flush=True)  # noqa: T201 - this is a command
 
 
-# ---- inside --------------------------------------------------------------------------------------------------------
+# ---- inside ----------------------------------------------------------------------------------------------------------
 def _nearest(asked: Sequence[object]) -> str:
     """The job that was probably meant, as a question; empty where none is near."""
     place = next((a for a in asked if isinstance(a, Place)), None)

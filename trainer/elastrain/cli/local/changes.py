@@ -23,7 +23,7 @@ def changes(before: LocalStatus | None, after: LocalStatus) -> list[str]:
 
 def _phase(before: LocalStatus | None, after: LocalStatus) -> Iterator[str]:
     if before is not None and before.desired != after.desired:
-        yield f"{after.desired} worker{'s' * (after.desired != 1)} wanted (was {before.desired})"
+        yield f"{after.desired} worker{'s' * (after.desired != 1)} desired (was {before.desired})"
     if (before is None or before.phase != after.phase) and after.phase in ("Draining", "Suspended"):
         yield f"{after.phase.lower()}: workers stop at a step boundary"
 
@@ -51,16 +51,16 @@ def _workers(before: LocalStatus | None, after: LocalStatus) -> Iterator[str]:
 
 
 def _ended(worker: WorkerStatus) -> str:
-    words = f"{worker.name} {worker.phase} at step {worker.step}"
-    return f"{words}: {worker.message}" if worker.message else words
+    text = f"{worker.name} {worker.phase} at step {worker.step}"
+    return f"{text}: {worker.message}" if worker.message else text
 
 
 def _generation(before: LocalStatus | None, after: LocalStatus) -> Iterator[str]:
     old, new = before.generation if before else None, after.generation
     if new is None or (old is not None and old.number == new.number):
         return
-    who = ", ".join(m.worker for m in new.members) or "no members: all workers stop and wait"
-    yield f"generation {new.number} ({new.reason}): {who}"
+    members = ", ".join(m.worker for m in new.members) or "no members: all workers stop and wait"
+    yield f"generation {new.number} ({new.reason}): {members}"
 
 
 def _progress(old: Progress | None, new: Progress | None) -> Iterator[str]:

@@ -18,7 +18,7 @@ from rich.table import Table
 from elastrain.api import names
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.manifest import InvalidManifest, load, loads
-from elastrain.api.phrases import headcount
+from elastrain.api.names import headcount
 from elastrain.cli.local.control import ControlError, ControlServer, ask, control_directory, running_jobs
 from elastrain.cli.local.hints import hint
 from elastrain.cli.local.plan import Result
@@ -241,7 +241,7 @@ def _serve(job: LocalJob, request: dict[str, Any]) -> dict[str, Any]:
 def scale_job(job: str, replicas: int) -> str:
     """``elastrain scale``: returns the text to print. Raises :class:`ControlError`."""
     answer = ask(control_directory(), job, {"do": "scale", "replicas": replicas})
-    return f"{job}: {headcount(answer['desired'])} wanted (was {answer['before']})"
+    return f"{job}: {headcount(answer['desired'])} desired (was {answer['before']})"
 
 
 def show_status(job: str | None, output: str) -> None:

@@ -104,15 +104,15 @@ def _environment(
     return environment, notes
 
 
-def _directory(wanted: str | None, manifest_dir: Path, where: str) -> tuple[Path, list[str]]:
+def _directory(required: str | None, manifest_dir: Path, where: str) -> tuple[Path, list[str]]:
     """``workingDir`` if it exists on this machine, else the directory of the manifest: images keep their code
     elsewhere."""
-    if wanted is None:
+    if required is None:
         return manifest_dir, []
-    directory = manifest_dir / wanted
+    directory = manifest_dir / required
     if directory.is_dir():
         return directory, []
-    return manifest_dir, [f"{where}.workingDir: {wanted} does not exist here; using {manifest_dir}"]
+    return manifest_dir, [f"{where}.workingDir: {required} does not exist here; using {manifest_dir}"]
 
 
 def _checkpoint(spec: CheckpointSpec | None, manifest_dir: Path, state_dir: Path) -> CheckpointSpec | None:

@@ -35,7 +35,7 @@ class View:
         self._before: LocalStatus | None = None
         self._rate: float | None = None
         self._looked: tuple[float, Progress] | None = None
-        self._said = 0.0
+        self._printed = 0.0
         self._live = Live(console=self.console, refresh_per_second=4, transient=True) if live else None
 
     def __enter__(self) -> Self:
@@ -64,8 +64,8 @@ class View:
         self._measure(status)
         if self._live is not None:
             self._live.update(render(status, self._rate))
-        elif status.progress is not None and time.monotonic() - self._said >= PROGRESS_SECONDS:
-            self._said = time.monotonic()
+        elif status.progress is not None and time.monotonic() - self._printed >= PROGRESS_SECONDS:
+            self._printed = time.monotonic()
             self.say(progress_line(status.progress, self._rate), style="")
 
     def _measure(self, status: LocalStatus) -> None:

@@ -1,4 +1,4 @@
-// Who holds the cluster's accelerators, now and since the dashboard's start.
+// The use of the cluster's accelerators, now and since the dashboard's start.
 
 import { TimeChart, colour } from "./charts.js";
 import { h, href, moment, number, show, table } from "./dom.js";
@@ -27,7 +27,7 @@ export class Accelerators {
     this.shown.hidden = !found;
     if (!found) {
       show(this.none, devices.nodesKnown, () => [h("h2", {}, "No accelerators"),
-        h("p", {}, devices.nodesKnown ? "No node offers any, and no job has workers." : "No job that is shown has workers.")]);
+        h("p", {}, devices.nodesKnown ? "No node has accelerators, and no job has workers." : "No shown job has workers.")]);
       return;
     }
     show(this.choice, [devices.now.map((r) => r.resource), found.resource, this.by], () => this.choices(devices, found));
@@ -70,10 +70,10 @@ function nodes(found, known) {
     bar(node),
   ]);
   return [
-    table("Nodes and who holds their accelerators", ["Node", "State", "Held", "By"], rows, "nodes"),
+    table("Nodes and the holders of their accelerators", ["Node", "State", "Held", "By"], rows, "nodes"),
     found.nodesLeftOut ? h("p", { class: "dim" }, `and ${number(found.nodesLeftOut)} more`) : null,
-    known ? h("p", { class: "dim" }, "What is not held by a job of elastrain may be held by other pods: those are not watched.")
-      : h("p", { class: "dim" }, "Nodes are read where all namespaces are shown; these are the ones that workers run on."),
+    known ? h("p", { class: "dim" }, "Other pods may hold the rest; the dashboard does not watch them.")
+      : h("p", { class: "dim" }, "These are the nodes of the shown workers; a dashboard for all namespaces lists all nodes."),
   ];
 }
 

@@ -1,4 +1,4 @@
-// Which view is shown, the stream that feeds it, and whether what it shows can be believed.
+// The shown view, its stream, and the state of the connection.
 
 import { Accelerators } from "./accelerators.js";
 import { h, moment, setClock, show, write } from "./dom.js";
@@ -39,7 +39,7 @@ function open() {
   focusTitle();
 }
 
-/** Whoever cannot see the page is told that it is another one: once its title is there. */
+/** Announces a new view to screen readers, once its title is present. */
 function focusTitle() {
   const title = [...main.querySelectorAll("h1")].find((heading) => heading.checkVisibility());
   if (!state.newView || !title) return;
@@ -73,7 +73,7 @@ function openJob(key) {
   document.title = `${name} · elastrain`;
   const page = new JobPage(key);
   const waiting = h("div", { class: "empty" });
-  let answered = false; // by this connection; it tells of the job first, if there is one
+  let answered = false; // on this connection, which sends an existing job first
   main.replaceChildren(page.element, waiting);
   const paint = () => {
     const known = Boolean(page.job);
@@ -83,8 +83,8 @@ function openJob(key) {
     const absent = !known && answered && Boolean(state.health?.listed);
     if (absent) document.title = "No such job · elastrain";
     show(waiting, absent, () => absent
-      ? [h("h1", { id: "title", tabindex: -1 }, "There is no such job"),
-        h("p", {}, `No job ${key} is on this cluster: it was deleted, or was never there. Should it come, it appears here by itself.`),
+      ? [h("h1", { id: "title", tabindex: -1 }, "No such job"),
+        h("p", {}, `No job ${key} exists on this cluster: it was deleted, or never existed. It appears here once it exists.`),
         h("p", {}, h("a", { href: "#/" }, "All jobs"))]
       : h("p", {}, `Reading ${key} …`));
     page.paint(state.health);
@@ -111,7 +111,7 @@ function openJob(key) {
   paint();
 }
 
-/** Follow a stream, and take in on the way what all of them tell. `painted` after news about health, `lost` without. */
+/** Follow a stream and process the events that all streams share. `painted` runs after a change of health, `lost` without one. */
 function listen(path, on, painted, lost = () => {}) {
   const clocked = (listener) => (data) => {
     if (data.now) setClock(data.now);
@@ -133,7 +133,7 @@ function listen(path, on, painted, lost = () => {}) {
   });
 }
 
-/** Say whether what is shown is true now, and if not, since when. */
+/** Show whether the data is current, and if not, since when. */
 function believe() {
   const health = state.health;
   const lost = state.link === "away" || state.link === "denied";
@@ -146,13 +146,13 @@ function believe() {
   banner.hidden = !trouble;
   show(banner, [lost, state.link, state.gone, state.since && Math.floor(state.since / 1000), problems], () => {
     if (!trouble) return [];
-    if (state.link === "denied") return h("p", {}, h("strong", {}, "This address has no key. "), "Open the one that elastrain dashboard has printed in the terminal.");
-    if (lost) return h("p", {}, h("strong", {}, "No connection to the dashboard "), "since ", new Date(state.since).toLocaleTimeString(), ". What is shown is from before; it is tried again and again.");
-    if (state.gone) return h("p", {}, h("strong", {}, "This job was deleted. "), "What is shown is its last state. ", h("a", { href: "#/" }, "All jobs"));
+    if (state.link === "denied") return h("p", {}, h("strong", {}, "This address has no key. "), "Open the address that elastrain dashboard printed in the terminal.");
+    if (lost) return h("p", {}, h("strong", {}, "No connection to the dashboard "), "since ", new Date(state.since).toLocaleTimeString(), ". The page shows earlier data and retries and again.");
+    if (state.gone) return h("p", {}, h("strong", {}, "This job was deleted. "), "The page shows its last state. ", h("a", { href: "#/" }, "All jobs"));
     const first = problems.reduce((a, b) => (a.since <= b.since ? a : b));
     const what = problems.map((p) => p.what).join(", ");
     return h("p", {}, h("strong", {}, `The cluster's ${what} cannot be read `), "since ", new Date(first.since).toLocaleTimeString(), " (", moment(first.since), "). ",
-      health.stale ? "What is shown is from before; it is tried again and again. " : "", h("span", { class: "dim" }, first.says));
+      health.stale ? "The page shows earlier data and retries. " : "", h("span", { class: "dim" }, first.says));
   });
   if (health) {
     const where = health.namespaces.length ? `namespace ${health.namespaces.join(", ")}` : "all namespaces";
@@ -162,8 +162,8 @@ function believe() {
   }
 }
 
-function announce(news) {
-  if (news.length) write(document.getElementById("announce"), news.slice(0, 3).join(". "));
+function announce(changes) {
+  if (changes.length) write(document.getElementById("announce"), changes.slice(0, 3).join(". "));
 }
 
 document.addEventListener("keydown", (event) => {
@@ -174,7 +174,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address says which view is shown
+  event.preventDefault(); // the address selects the view
   main.focus();
 });
 window.addEventListener("hashchange", open);

@@ -7,12 +7,12 @@ const LEFT = 52;
 const RIGHT = 12;
 const TOP = 12;
 const BOTTOM = 24;
-const HALF_LABEL = 28; // of a moment with seconds: nearer to the right edge it would be cut
+const HALF_LABEL = 28; // half the width of a time with seconds: closer to the right edge the label would be cut
 const COLOURS = 8;
 
 const colours = new Map();
 
-/** The number of a name's colour; the same for as long as the page is open. */
+/** The number of a name's colour; fixed while the page is open. */
 export function colour(name) {
   if (name === "others") return "rest";
   if (!colours.has(name)) colours.set(name, colours.size % COLOURS);
@@ -141,10 +141,10 @@ export class TimeChart {
     const { times, lines, note } = this.data;
     if (!times.length) return `${this.title}: ${note || "nothing yet"}`;
     const last = lines.map((line) => [line.name, line.values.findLast((v) => v !== null)]).filter(([, v]) => v !== undefined);
-    return `${this.title} over time. Now: ${last.map(([name, v]) => `${name} ${this.format(v)}`).join(", ") || "not known"}. Arrow keys read it.`;
+    return `${this.title} over time. Now: ${last.map(([name, v]) => `${name} ${this.format(v)}`).join(", ") || "not known"}. Arrow keys read the values.`;
   }
 
-  // ---- one moment of it ----------------------------------------------------------------------------------------------
+  // ---- readout of one moment -----------------------------------------------------------------------------------------
   point(event) {
     if (!this.geometry || !this.data.times.length) return;
     const box = this.svg.getBoundingClientRect();
@@ -185,11 +185,11 @@ export class TimeChart {
     this.hand.replaceChildren(s("line", { x1: x(times[index]), x2: x(times[index]), y1: TOP, y2: HEIGHT - BOTTOM }));
     const told = lines.filter((line) => line.values[index] !== null && !(line.filled && line.values[index] === 0 && lines.length > 4));
     const when = new Date(times[index] * 1000).toLocaleTimeString();
-    write(this.readout, `${when}: ${told.map((line) => `${line.name} ${this.format(line.values[index])}`).join(", ") || "nothing known"}`);
+    write(this.readout, `${when}: ${told.map((line) => `${line.name} ${this.format(line.values[index])}`).join(", ") || "no data"}`);
   }
 }
 
-/** Lines with the tops and bottoms that they have when they lie on each other. */
+/** Lines with their tops and bottoms when stacked. */
 function stack(lines, stacked) {
   let below = null;
   return lines.map((line) => {
@@ -201,7 +201,7 @@ function stack(lines, stacked) {
   });
 }
 
-/** Stretches without a gap. The last one goes on until now where what is drawn lasts (steps). */
+/** Stretches without a gap. The last stretch of a step line extends to now. */
 function runs(line, times, end) {
   const found = [];
   let run = [];

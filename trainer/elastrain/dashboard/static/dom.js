@@ -1,4 +1,4 @@
-// Elements. Text is only ever set as text: names, messages and log lines come from other people's jobs.
+// Elements. Text is never parsed as HTML: names, messages and log lines come from other users' jobs.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -26,7 +26,7 @@ function flat(children) {
   return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false && child !== "");
 }
 
-/** Replace what is in `element`, unless `data`, which it shows, is as it was. So focus and selection stay. */
+/** Replace the content of `element` if `data` has changed. Otherwise focus and selection stay. */
 export function show(element, data, build) {
   const seen = JSON.stringify(data) ?? "";
   if (element.shownData === seen) return;
@@ -39,9 +39,9 @@ export function write(element, words) {
   if (element.textContent !== words) element.textContent = words;
 }
 
-/** A table with a caption for those who cannot see it, its headers, and rows of cells (text or elements). */
+/** A table with a caption for screen readers, headers, and rows of cells (text or elements). */
 export function table(caption, headers, rows, kind = "") {
-  // Roles are said again, since browsers forget them where CSS lays a table out as cards on a phone.
+  // Explicit roles, since browsers drop them where CSS lays a table out as cards on a phone.
   return h("table", { class: kind, role: "table" },
     h("caption", { class: "unseen" }, caption),
     h("thead", { role: "rowgroup" },
@@ -56,7 +56,7 @@ function isEmpty(cell) {
   return cell === null || cell === undefined || cell === "" || (Array.isArray(cell) && cell.every(isEmpty));
 }
 
-/** A moment as "5 s ago"; it stays true (see `age`), and says the date where one points at it. */
+/** A moment as "5 s ago", kept current (see `age`), with the date as a tooltip. */
 export function moment(iso) {
   if (!iso) return "";
   const element = h("time", { datetime: iso, title: new Date(iso).toLocaleString() });
@@ -84,7 +84,7 @@ setInterval(() => {
   for (const element of document.querySelectorAll("time[datetime]")) write(element, age(element.dateTime));
 }, 5000);
 
-/** Seconds as people say them: 0.31 s, 42 s, 12 min, 3.4 h, 2.1 d. */
+/** Seconds in a readable unit: 0.31 s, 42 s, 12 min, 3.4 h, 2.1 d. */
 export function duration(seconds) {
   if (seconds < 1) return `${seconds.toFixed(2)} s`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
@@ -104,7 +104,7 @@ export function number(value) {
   return value === null || value === undefined ? "" : whole.format(value);
 }
 
-/** A figure with about four digits, as losses are read. */
+/** A number with about four digits, as for losses. */
 export function figure(value) {
   if (value === null || value === undefined) return "";
   if (value === 0) return "0";

@@ -12,7 +12,7 @@ export class JobPage {
   constructor(key) {
     this.key = key;
     this.job = null;
-    this.figures = { time: [], step: [], loss: [], ready: [], wanted: [] };
+    this.figures = { time: [], step: [], loss: [], ready: [], desired: [] };
     this.sections = {};
     this.title = h("h1", { id: "title", tabindex: -1 }, key.split("/")[1]);
     this.head = h("div", { class: "head" }, this.title);
@@ -34,13 +34,13 @@ export class JobPage {
       h("section", { "aria-label": "Over time" }, h("div", { class: "charts" }, this.size.element, this.loss.element), this.since),
       section("rescales", "Rescales"),
       section("workers", "Workers"),
-      section("ledger", "Where the accelerator time went"),
+      section("ledger", "Use of the accelerator time"),
       section("events", "Events"),
       section("conditions", "Conditions"),
     );
   }
 
-  /** Take in the job; returns what is worth saying aloud. */
+  /** Update the job; returns the text for screen readers. */
   take(data) {
     const before = this.job;
     const { figures, ...job } = data.job;
@@ -49,17 +49,17 @@ export class JobPage {
     else this.append(Date.parse(data.now) / 1000, job);
     this.paint();
     if (!before) return [];
-    const news = [];
-    if (before.phase !== job.phase) news.push(`${job.name} is ${job.phase}`);
-    if (job.rescales[0] && job.rescales[0].time !== before.rescales[0]?.time) news.push(`${job.name}: ${sentence(job.rescales[0])}`);
-    return news;
+    const changes = [];
+    if (before.phase !== job.phase) changes.push(`${job.name} is ${job.phase}`);
+    if (job.rescales[0] && job.rescales[0].time !== before.rescales[0]?.time) changes.push(`${job.name}: ${sentence(job.rescales[0])}`);
+    return changes;
   }
 
   append(time, job) {
     const f = this.figures;
     const last = f.time.length - 1;
-    if (last >= 0 && f.step[last] === job.step && f.ready[last] === job.ready && f.wanted[last] === job.wanted) return;
-    for (const [name, value] of Object.entries({ time, step: job.step, loss: job.loss, ready: job.ready, wanted: job.wanted })) {
+    if (last >= 0 && f.step[last] === job.step && f.ready[last] === job.ready && f.desired[last] === job.desired) return;
+    for (const [name, value] of Object.entries({ time, step: job.step, loss: job.loss, ready: job.ready, desired: job.desired })) {
       f[name].push(value);
       if (f[name].length > MOST_POINTS) f[name] = f[name].filter((_, i) => i % 2 === 0);
     }
@@ -76,7 +76,7 @@ export class JobPage {
     this.paintCharts(job);
     this.section("rescales", job.explain ? job.rescales : null, () => rescales(job.rescales));
     this.section("workers", job.workers ? [job.workers, job.workersLeftOut, job.excludedNodes] : null, () => pods(job));
-    this.section("ledger", job.ledger, () => ledger(job.ledger));
+    this.section("ledger", job.usage, () => ledger(job.usage));
     this.section("events", job.events, () => events(job.events));
     this.section("conditions", job.conditions?.length ? job.conditions : null, () => conditions(job.conditions));
   }
@@ -90,7 +90,7 @@ export class JobPage {
   paintFacts(job) {
     const restarts = job.restarts && Object.entries(job.restarts).filter(([, n]) => n).map(([cause, n]) => `${n} ${cause}`).join(", ");
     const facts = [
-      ["Workers", () => workers(job), job.wanted === null ? null : [job.ready, job.wanted, job.max, job.phase]],
+      ["Workers", () => workers(job), job.desired === null ? null : [job.ready, job.desired, job.max, job.phase]],
       ["Bounds", () => `${job.min} to ${job.max}`, [job.min, job.max]],
       ["Step", () => progress(job), [job.step, job.of]],
       ["Done in", () => eta(job), eta(job)],
@@ -112,7 +112,7 @@ export class JobPage {
       times: f.time, marks, stacked: false,
       lines: [
         { name: "training", values: f.ready, kind: "steps", colour: 0, filled: true },
-        { name: "wanted", values: f.wanted, kind: "steps", colour: "rest", dashed: true },
+        { name: "desired", values: f.desired, kind: "steps", colour: "rest", dashed: true },
       ],
     });
     const known = f.loss.some((v) => v !== null);
@@ -121,12 +121,12 @@ export class JobPage {
       lines: [{ name: "loss", values: f.loss, kind: "line", colour: 1 }],
     });
     const started = this.health?.started;
-    show(this.since, started, () => started ? ["Drawn from what this dashboard has seen since it started (", moment(started), "). Vertical lines are rescales."] : []);
+    show(this.since, started, () => started ? ["Data since this dashboard started (", moment(started), "). Vertical lines are rescales."] : []);
   }
 }
 
 function sentence(rescale) {
-  const lost = rescale.lost ? `, ${rescale.lost} steps done again` : "";
+  const lost = rescale.lost ? `, ${rescale.lost} steps repeated` : "";
   return `${rescale.from} to ${rescale.to} ranks (${rescale.reason}), ${duration(rescale.pause)} pause${lost}`;
 }
 
@@ -140,26 +140,26 @@ function failure(last) {
   const rank = last.rank === null ? "" : `rank ${last.rank} of `;
   return [
     h("p", {}, h("strong", {}, last.reason), ` in ${rank}${last.worker}, `, moment(last.time), ` (counts as ${last.cause}): ${last.message}`),
-    last.logTail ? [h("p", { class: "dim" }, "The last that this rank wrote:"), h("pre", { class: "log", tabindex: 0, "aria-label": "Last lines of the log" }, h("code", {}, last.logTail))] : null,
+    last.logTail ? [h("p", { class: "dim" }, "The last lines of this rank:"), h("pre", { class: "log", tabindex: 0, "aria-label": "Last lines of the log" }, h("code", {}, last.logTail))] : null,
   ];
 }
 
 function rescales(all) {
-  if (!all.length) return h("p", { class: "dim" }, "None in the last hour, nor since this dashboard started.");
+  if (!all.length) return h("p", { class: "dim" }, "None in the last hour or since this dashboard started.");
   const longest = Math.max(...all.map((r) => r.phases.reduce((sum, p) => sum + p.seconds, 0)), 0.001);
   const used = Object.keys(PHASES).filter((name) => all.some((r) => r.phases.some((p) => p.name === name)));
   const rows = all.map((r) => [
     moment(r.time), `${r.from} → ${r.to}`, r.reason,
-    r.lost ? `${duration(r.pause)}, ${number(r.lost)} steps done again` : duration(r.pause), phases(r, longest),
+    r.lost ? `${duration(r.pause)}, ${number(r.lost)} steps repeated` : duration(r.pause), phases(r, longest),
   ]);
   return [
     h("ul", { class: "legend" }, used.map((name) => h("li", {}, h("span", { class: `swatch p-${name}`, "aria-hidden": "true" }), PHASES[name]))),
-    table("Rescales, the newest first", ["When", "Ranks", "Why", "Pause", "Phases"], rows, "rescales"),
-    h("p", { class: "dim" }, "In a planned change ranks connect while training goes on: that is no part of the pause. Of the first step, what was left of it when the state was there. Found in the events of the last hour and in what this dashboard has seen."),
+    table("Rescales, newest first", ["When", "Ranks", "Why", "Pause", "Phases"], rows, "rescales"),
+    h("p", { class: "dim" }, "In a planned change ranks connect during training, outside of the pause. The first step counts from the arrival of the state. Found in the events of the last hour and in what this dashboard has seen."),
   ];
 }
 
-/** A bar as long as it took, in its phases, and the same as text. */
+/** A bar of the pause, divided into its phases, and the same as text. */
 function phases(rescale, longest) {
   if (!rescale.phases.length) return "";
   const planned = !rescale.phases.some((p) => p.name === "detect");
@@ -177,32 +177,32 @@ function pods(job) {
     w.started ? moment(w.started) : "", [w.ranks ? `rank ${w.ranks}: ` : "", w.note].filter(Boolean),
   ]);
   return [
-    rows.length ? table("Workers", ["Pod", "State", "Node", "Started", "Note"], rows) : h("p", { class: "dim" }, "It has no pods now."),
+    rows.length ? table("Workers", ["Pod", "State", "Node", "Started", "Note"], rows) : h("p", { class: "dim" }, "The job has no pods."),
     job.workersLeftOut ? h("p", { class: "dim" }, `and ${number(job.workersLeftOut)} more`) : null,
-    job.excludedNodes.length ? [h("h3", {}, "Nodes that new workers keep off"),
+    job.excludedNodes.length ? [h("h3", {}, "Nodes that new workers avoid"),
       table("Excluded nodes", ["Node", "Why", "Until"], job.excludedNodes.map((n) => [n.node, `${n.reason}: ${n.message}`, new Date(n.until).toLocaleTimeString()]))] : null,
   ];
 }
 
-function ledger(books) {
-  const total = Object.keys(USES).reduce((sum, use) => sum + books[use], 0);
-  if (!total) return h("p", { class: "dim" }, "Nothing has been held yet.");
-  const parts = Object.entries(USES).filter(([use]) => books[use] > 0);
+function ledger(usage) {
+  const total = Object.keys(USES).reduce((sum, use) => sum + usage[use], 0);
+  if (!total) return h("p", { class: "dim" }, "The job has held no accelerators yet.");
+  const parts = Object.entries(USES).filter(([use]) => usage[use] > 0);
   return [
     h("div", { class: "ledger", "aria-hidden": "true" }, parts.map(([use]) => {
       const part = h("span", { class: `u-${use}` });
-      part.style.width = `${(100 * books[use]) / total}%`;
+      part.style.width = `${(100 * usage[use]) / total}%`;
       return part;
     })),
     h("ul", { class: "legend" }, parts.map(([use, words]) => h("li", {}, h("span", { class: `swatch u-${use}`, "aria-hidden": "true" }),
-      `${words} ${percent(books[use] / total)}, ${duration(books[use])}`))),
-    h("p", { class: "dim" }, `Accelerator seconds since the job began: ${duration(total)} in all; ${number(books.held)} are held now.`),
+      `${words} ${percent(usage[use] / total)}, ${duration(usage[use])}`))),
+    h("p", { class: "dim" }, `Accelerator seconds since the job began: ${duration(total)} in all; ${number(usage.held)} are held now.`),
   ];
 }
 
 function events(all) {
-  if (!all.length) return h("p", { class: "dim" }, "None in the last hour; the API server forgets older ones.");
-  return table("Events, the newest first", ["When", "Event", "Message"],
+  if (!all.length) return h("p", { class: "dim" }, "None in the last hour; the API server deletes older events.");
+  return table("Events, newest first", ["When", "Event", "Message"],
     all.map((e) => [moment(e.time), h("span", { class: e.type === "Warning" ? "warning" : "" }, e.count > 1 ? `${e.reason} ×${e.count}` : e.reason), h("span", { class: "message" }, e.message)]));
 }
 

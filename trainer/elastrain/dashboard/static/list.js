@@ -9,14 +9,14 @@ export function phase(word) {
   return h("span", { class: `phase ${ORDER.includes(word) ? word.toLowerCase() : "unknown"}` }, word);
 }
 
-/** "3 of 4", and a picture of it: those that train, those that are wanted, those that there may be. */
+/** "3 of 4", and a picture of it: training, desired and largest number of workers. */
 export function workers(row) {
-  if (row.wanted === null || ((row.phase === "Succeeded" || row.phase === "Failed") && !row.ready)) return "";
+  if (row.desired === null || ((row.phase === "Succeeded" || row.phase === "Failed") && !row.ready)) return "";
   const pips = row.max <= 16
     ? h("span", { class: "pips", "aria-hidden": "true" }, Array.from({ length: row.max }, (_, i) =>
-        h("span", { class: i < row.ready ? "on" : i < row.wanted ? "wanted" : "" })))
+        h("span", { class: i < row.ready ? "on" : i < row.desired ? "desired" : "" })))
     : null;
-  return h("span", { class: "size" }, h("span", { class: "count" }, `${row.ready} of ${row.wanted}`), pips);
+  return h("span", { class: "size" }, h("span", { class: "count" }, `${row.ready} of ${row.desired}`), pips);
 }
 
 export function progress(row) {
@@ -55,21 +55,21 @@ export class JobList {
       h("h1", { id: "title", tabindex: -1 }, "Jobs"), this.tiles, this.tools, this.table, this.empty, this.more);
   }
 
-  /** Take in rows; returns what is worth saying aloud. */
+  /** Update the rows; returns the text for screen readers. */
   take(data) {
-    const news = [];
+    const changes = [];
     if (data.all) this.rows = new Map();
     for (const row of data.rows) {
       const before = this.rows.get(row.key);
-      if (before && before.phase !== row.phase) news.push(`${row.name} is ${row.phase}`);
-      else if (before && before.ready !== row.ready) news.push(`${row.name} trains with ${row.ready} workers`);
+      if (before && before.phase !== row.phase) changes.push(`${row.name} is ${row.phase}`);
+      else if (before && before.ready !== row.ready) changes.push(`${row.name} trains with ${row.ready} workers`);
       this.rows.set(row.key, row);
     }
     for (const key of data.gone ?? []) {
-      news.push(`${key} was deleted`);
+      changes.push(`${key} was deleted`);
       this.rows.delete(key);
     }
-    return news;
+    return changes;
   }
 
   paint(health = this.health, devices = this.devices) {
@@ -100,7 +100,7 @@ export class JobList {
       const cells = element.children;
       show(cells[0], row.key, () => [h("a", { href: href(row.key) }, row.name), h("span", { class: "namespace" }, row.namespace)]);
       show(cells[1], row.phase, () => phase(row.phase));
-      show(cells[2], [row.ready, row.wanted, row.max, row.phase], () => workers(row));
+      show(cells[2], [row.ready, row.desired, row.max, row.phase], () => workers(row));
       show(cells[3], [row.step, row.of], () => progress(row));
       show(cells[4], row.loss, () => figure(row.loss));
       show(cells[5], eta(row), () => eta(row));
@@ -109,7 +109,7 @@ export class JobList {
       for (const cell of cells) cell.classList.toggle("none", cell.textContent === "");
       return element;
     });
-    // Moved only where the order differs: what has the focus keeps it.
+    // Moved only if the order differs, so that the focus stays.
     elements.forEach((element, i) => {
       if (this.body.children[i] !== element) this.body.insertBefore(element, this.body.children[i] ?? null);
     });
@@ -140,10 +140,10 @@ export class JobList {
       "": () => [],
       reading: () => h("p", {}, "Reading the jobs of the cluster …"),
       unreadable: () => h("p", {}, "The jobs could not be read yet."),
-      filtered: () => h("p", {}, "No job is like that. ", h("button", { type: "button", on: { click: () => this.clear() } }, "Show all")),
+      filtered: () => h("p", {}, "No job matches. ", h("button", { type: "button", on: { click: () => this.clear() } }, "Show all")),
       none: () => [
         h("h2", {}, "No jobs yet"),
-        h("p", {}, this.health.namespaces.length ? `There are none in namespace ${this.health.namespaces.join(", ")}. A job submitted there appears here by itself.` : "There are none on this cluster. A job that is submitted appears here by itself."),
+        h("p", {}, this.health.namespaces.length ? `There are no jobs in namespace ${this.health.namespaces.join(", ")}. A job submitted there appears here.` : "There are no jobs on this cluster. A job that is submitted appears here."),
         h("pre", {}, h("code", {}, "elastrain submit job.yaml\nelastrain submit train.py --max 8 --image YOUR-IMAGE --limit nvidia.com/gpu=1")),
       ],
     })[state]());

@@ -1,4 +1,4 @@
-// Server-sent events, taken up again for as long as the page is open.
+// Server-sent events, resumed while the page is open.
 
 const SILENT_MS = 30000; // three heartbeats
 const DELAYS_MS = [1000, 2000, 5000, 10000, 20000];
@@ -33,7 +33,7 @@ export function follow(path, on, onState) {
       });
     }
     source.onerror = async () => {
-      const refused = source.readyState === EventSource.CLOSED; // an answer that is no stream
+      const refused = source.readyState === EventSource.CLOSED; // an answer other than a stream
       source.close();
       const denied = refused && (await status()) === 403;
       if (ended) return;
@@ -51,7 +51,7 @@ export function follow(path, on, onState) {
       return 0;
     } finally {
       clearTimeout(timeout);
-      enough.abort(); // if it is a stream after all
+      enough.abort(); // if it is a stream
     }
   }
 
@@ -64,7 +64,7 @@ export function follow(path, on, onState) {
     onState("away", since);
     const delay = DELAYS_MS[Math.min(failures, DELAYS_MS.length - 1)];
     failures += 1;
-    timer = setTimeout(open, delay * (0.75 + Math.random() / 2)); // not all browsers at the same moment
+    timer = setTimeout(open, delay * (0.75 + Math.random() / 2)); // spreads the browsers' attempts
   }
 
   open();
