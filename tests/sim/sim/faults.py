@@ -159,6 +159,17 @@ def freeze_operator(world: World) -> object:
     return _freeze([world.rng.choice(world.operators).process])
 
 
+def freeze_operator_in_a_write(world: World) -> object:
+    """Between the check whether it leads and the write; long enough for another one to lead then."""
+    leads = [o for o in world.operators if o.leads and o.process.runs]
+    body = world.body
+    if not leads or len(world.operators) < 2 or body is None:
+        return False
+    leads[0].loop.stall = world.rng.uniform(18.0, 25.0)
+    world.change_spec(replicas=world.rng.randint(body["spec"]["minReplicas"], body["spec"]["maxReplicas"]))
+    return None
+
+
 def kill_operator(world: World) -> object:
     operator = world.rng.choice(world.operators)
     if not operator.process.alive:
@@ -267,7 +278,8 @@ def suspend(world: World) -> object:
 OUTAGES = frozenset(
     f.__name__.replace("_", " ")
     for f in (
-        freeze_operator, kill_operator, cut_operator_from_etcd, cut_operator_from_api, cut_kubelet_from_api,
+        freeze_operator, freeze_operator_in_a_write, kill_operator, cut_operator_from_etcd,
+        cut_operator_from_api, cut_kubelet_from_api,
         restart_etcd, wipe_etcd, compact_etcd, restart_api, forget_watches, stale_caches, scale, suspend,
     )
 )  # fmt: skip
@@ -276,7 +288,8 @@ KINDS: dict[str, Callable[[World], object]] = {
     f.__name__.replace("_", " "): f
     for f in (
         kill_rank, kill_worker, delete_pod, lose_node, freeze_agent, freeze_worker, freeze_rank, freeze_node,
-        freeze_operator, kill_operator, cut_agent_from_etcd, cut_operator_from_etcd, cut_operator_from_api,
+        freeze_operator, freeze_operator_in_a_write, kill_operator, cut_agent_from_etcd,
+        cut_operator_from_etcd, cut_operator_from_api,
         cut_kubelet_from_api, restart_etcd, wipe_etcd, compact_etcd, lose_lease, restart_api, forget_watches,
         stale_caches, slow_network, scale, suspend,
     )

@@ -37,6 +37,8 @@ AFTERMATH = 10.0
 """Seconds after a fault in which it may still show."""
 
 
+NEWS_SECONDS = 6.0
+"""Seconds by which an operator may act on what its caches showed."""
 DRAIN_SECONDS = 19.0
 """Seconds that a worker has to leave, of the job and the operator that are simulated."""
 
@@ -61,6 +63,8 @@ class Sum:
     """The step that each rank computed."""
     samples: tuple[tuple[int, ...], ...]
     states: tuple[int, ...]
+    unfenced: bool
+    """By the ranks of one member that were stopped until a moment ago: their agent had no time to fence them yet."""
     living: int
     """Greatest step that a living replica outside of this generation held."""
 
@@ -89,6 +93,8 @@ class Ledger:
     """Until when a fault that touches workers lasts, or has lasted."""
     breaks: list[tuple[Generation, float]] = field(default_factory=list)
     """Generations that replace a broken one, and the seconds since workers were harmed."""
+    unready_at: dict[str, float] = field(default_factory=dict)
+    """When pods were last written as not Ready, since their node was silent."""
     _formed: dict[int, int] = field(default_factory=dict)
     """Revisions at which generations were formed, by number."""
     _formed_at: float = 0.0
@@ -134,6 +140,8 @@ class Ledger:
                 tuple(step for _, _, step, _ in parts),
                 tuple(samples for _, samples, _, _ in parts),
                 tuple(state for *_, state in parts),
+                comm.generation.size == 1
+                and any(self.world.clock.now - r.process.resumed_at < NEWS_SECONDS for r in comm.members.values()),
                 self._living(comm),
             )
         )
@@ -195,12 +203,19 @@ class Ledger:
         meta = body["metadata"]
         if kind == "jobs" and event == "MODIFIED":
             self.statuses.append(body)
+            # The clock of a drain runs from the status, also where etcd could not be told (the operator was cut off).
+            for entry in body.get("status", {}).get("leaving", ()):
+                for worker in entry["workers"]:
+                    self.leaving.setdefault(worker, self.world.clock.now)
             self.news += 1
         if kind == "pods" and event == "ADDED":
             if meta["name"] in self._names:
                 self.reused.append(meta["name"])
                 self.news += 1
             self._names.add(meta["name"])
+        ready = {c["type"]: c["status"] for c in body.get("status", {}).get("conditions", ())}.get("Ready")
+        if kind == "pods" and ready == "Unknown":
+            self.unready_at[meta["name"]] = self.world.clock.now
         if kind != "pods" or not ("deletionTimestamp" in meta or event == "DELETED"):
             return
         if meta["uid"] not in self._terminating:
@@ -247,6 +262,8 @@ class Invariants:
             placed = any(m.worker == name for g in ledger.generations for m in g.members)
             if not running or not ready or not placed or self._job_is_over():
                 continue
+            if self.world.clock.now - ledger.unready_at.get(name, -60.0) < NEWS_SECONDS:
+                continue  # it counted as lost when that was decided, and came back a moment ago
             if name not in ledger.leaving:
                 raise Violation(1, f"the operator deletes {name}, which runs and was not asked to leave")
             since = self.world.clock.now - ledger.leaving[name]
@@ -285,7 +302,7 @@ class Invariants:
     def no_step_is_redone(self) -> None:
         """Promise 5."""
         for done in self.ledger.sums[self._sums :]:
-            if done.living > done.steps[0] + 1:
+            if done.living > done.steps[0] + 1 and not done.unfenced:
                 step = done.steps[0]
                 raise Violation(5, f"generation {done.generation} computes step {step}, a replica has {done.living}")
 
@@ -299,6 +316,8 @@ class Invariants:
             if not before:
                 self._trained = 0
         for done in self.ledger.sums[self._sums :]:
+            if done.generation < self._trained and done.unfenced:
+                continue
             if done.generation < self._trained:
                 raise Violation(6, f"generation {done.generation} trains after generation {self._trained} did")
             self._trained = done.generation

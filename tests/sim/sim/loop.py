@@ -27,6 +27,8 @@ class Loop(asyncio.AbstractEventLoop):
         self._running = False
         self._timers: dict[int, Timer] = {}
         self._thread_time: float | None = None
+        self.stall = 0.0
+        """Seconds for which the process is to be stopped at its next call in a thread."""
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def seconds(self) -> float:
@@ -83,7 +85,11 @@ class Loop(asyncio.AbstractEventLoop):
             finally:
                 self._thread_time = None
 
-        clock.after(self._thread_delay(), call)
+        stalled, self.stall = self.stall, 0.0
+        if stalled:
+            self._process.stop()
+            clock.after(stalled, self._process.go_on)
+        clock.after(stalled * 0.9 + self._thread_delay(), call)
         return future
 
     def settle(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

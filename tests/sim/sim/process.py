@@ -17,6 +17,7 @@ class Process:
         self.alive = True
         self.stopped = 0
         """How many faults stop it at present."""
+        self.resumed_at = float("-inf")
         self._waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     @property
@@ -44,6 +45,7 @@ class Process:
     def go_on(self) -> None:
         self.stopped = max(0, self.stopped - 1)
         if not self.stopped:
+            self.resumed_at = self.clock.now
             waiting, self._waiting = self._waiting, []
             for call, args in waiting:
                 self.do(call, *args)

@@ -30,7 +30,7 @@ from elastrain.api.records import Generation, Progress
 from elastrain.data.order import Order
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.control import Summed
-from elastrain.elastic.membership.entry import Entry, Row
+from elastrain.elastic.membership.entry import Entry, EntryRow
 from sim.comm import MEETING_TIMEOUT, Comm
 from sim.process import Process
 
@@ -289,9 +289,9 @@ class Rank:
         if self._over is not None:
             self._settle()
             return
-        row = Row(
+        row = EntryRow(
             step=self.step if self.has_state else -1, size=self.size, reached=max(self.step, self._reached),
-            layout=1, structure=0, in_passing=0, in_portions=0,
+            layout=1, structure=0, overlaps=0, in_portions=0,
         )  # fmt: skip
 
         def table(rows: dict[int, Any]) -> None:
