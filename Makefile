@@ -13,7 +13,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test nightly simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics clean-cluster docs docs-serve reference
+.PHONY: help demo storm test nightly simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics seeded clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ nightly: ## the tests that CI leaves out, and property tests with 20 times the e
 	@scripts/dev-env
 	@$(PYTEST) -m nightly --durations=10
 	@$(PYTEST) -m hypothesis --hypothesis-profile=nightly --durations=10
+
+seeded: ## put each seeded bug (tests/seeded) into a copy of the tree and show which test finds it
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) tests/seeded/run.py --processes $(PROCESSES)
 
 reference: ## what follows from the code: the CRD, and the pages of fields, commands, client and decisions
 	@scripts/dev-env

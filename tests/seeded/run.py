@@ -1,0 +1,159 @@
+"""Puts each seeded bug into a copy of the tree and shows which test finds it.
+
+    tests/seeded/run.py                          the test that each patch names, for all bugs
+    tests/seeded/run.py '*lease*' 07             bugs by name, number or pattern
+    tests/seeded/run.py --full --processes 2     the whole suite, tier by tier, until a test fails
+    tests/seeded/run.py --full --tree ../old     another checkout: its code and its tests, with the patches of this one
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bugs import FOLDER, TIERS, Bug, PatchError, applied, read_all
+
+ROOT = FOLDER.parents[1]
+CI_TIERS = TIERS[:3]
+"""The tiers that need no cluster: where ``--full`` looks."""
+BUG_SECONDS = 1800
+"""Limit for one run of pytest."""
+FAILED = 1
+"""pytest's exit code if tests failed; others say that they could not be run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    bug: Bug
+    tier: str
+    """Of the test that failed; empty: the bug is not caught."""
+    detail: str
+    """That test, or why there is none."""
+    seconds: float
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="Bugs by number, name or glob; none: all.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Search all tests, tier by tier, not the recorded one.")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Bugs examined at a time, each in a copy of its own.")] = 1,
+    tree: Annotated[Path, typer.Option(help="Checkout whose tracked files are copied and tested.")] = ROOT,
+) -> None:
+    """Put each seeded bug into a copy of the tree and show which test finds it. Exit code 1: a bug is not caught.
+
+    Without --full, a bug counts as caught if the test in its patch's header fails. With --full, the tests of each tier
+    run until one fails, from the cheapest tier to the dearest. The checkout itself is never changed.
+    """
+    bugs = select(read_all(), names or ["*"])
+    if not bugs:
+        raise typer.BadParameter(f"no patch in {FOLDER} matches {' '.join(names or [])}")
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="seeded-") as scratch:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(min(processes, len(bugs))):
+            copies.put(copy_of(tree.resolve(), Path(scratch) / str(number)))
+
+        def judge(bug: Bug) -> Verdict:
+            copy = copies.get()
+            try:
+                verdict = examine(bug, copy, full=full)
+            finally:
+                copies.put(copy)
+            console.print(f"{bug.name}: {verdict.detail}", soft_wrap=True, highlight=False, style="dim")
+            return verdict
+
+        with ThreadPoolExecutor(processes) as pool:
+            verdicts = list(pool.map(judge, bugs))
+    console.print(as_table(verdicts))
+    missed = [verdict.bug.name for verdict in verdicts if not verdict.tier]
+    console.print(f"{len(verdicts) - len(missed)} of {len(verdicts)} bugs are caught" + "".join(f"\n  not {m}" for m in missed))
+    raise typer.Exit(1 if missed else 0)
+
+
+def select(bugs: Iterable[Bug], patterns: list[str]) -> list[Bug]:
+    """The bugs whose name, number or a pattern of it is asked for."""
+    return [b for b in bugs if any(fnmatch(b.name, p) or b.name.partition("-")[0] == p for p in patterns)]
+
+
+def copy_of(tree: Path, into: Path) -> Path:
+    """The tracked files of a checkout, as they are on the disk."""
+    listing = subprocess.run(["git", "-C", tree, "ls-files", "-z"], capture_output=True, check=True, text=True).stdout
+    for name in filter(None, listing.split("\0")):
+        if (tree / name).is_file():
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(tree / name, into / name)
+    return into
+
+
+def examine(bug: Bug, copy: Path, *, full: bool) -> Verdict:
+    """Run the tests with the bug in ``copy``, and take it out again."""
+    began = time.monotonic()
+    try:
+        sound = {file: (copy / file).read_text() for file in bug.files}
+        write(copy, applied(bug, sound))
+    except (OSError, PatchError) as error:
+        return Verdict(bug, "", f"does not apply: {error}", 0.0)
+    try:
+        rounds = [(tier, [f"tests/{tier}"]) for tier in CI_TIERS] if full else [(bug.tier, [bug.test])]
+        tier, detail = "", "no test fails"
+        for tier_tried, tests in rounds:
+            failed, why = first_failure(copy, tests)
+            if failed:
+                tier, detail = tier_tried, failed
+                break
+            detail = why or detail
+        return Verdict(bug, tier, detail, time.monotonic() - began)
+    finally:
+        write(copy, sound)
+
+
+def first_failure(copy: Path, tests: list[str]) -> tuple[str, str]:
+    """The first test that fails, or an empty text and why none could be seen to."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", *tests]
+    path = os.pathsep.join([str(copy / "operator"), str(copy / "trainer"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+            timeout=BUG_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "", f"the tests did not end within {BUG_SECONDS} s"
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if done.returncode == FAILED and found:
+        return found[1], ""
+    last = next(reversed(done.stdout.split("\n")[:-1]), "") or done.stderr[-300:]
+    return "", f"no test fails: {last}" if done.returncode == 0 else f"pytest could not run (exit code {done.returncode}): {last}"
+
+
+def write(copy: Path, texts: dict[str, str]) -> None:
+    """Write files, and have Python compile them anew though size and second may be as before."""
+    for name, text in texts.items():
+        (copy / name).write_text(text)
+        Path(importlib.util.cache_from_source(str(copy / name))).unlink(missing_ok=True)
+
+
+def as_table(verdicts: list[Verdict]) -> Table:
+    table = Table("bug", "tier that catches it", "test", "seconds")
+    for v in verdicts:
+        table.add_row(v.bug.name, v.tier or "[red]none", v.detail, f"{v.seconds:.1f}")
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)
