@@ -1,9 +1,9 @@
-"""Puts each seeded bug into a copy of the tree and shows which test finds it.
+"""Puts each seeded bug into a copy of the tree and shows which test finds it. Examples::
 
-    tests/seeded/run.py                          the test that each patch names, for all bugs
-    tests/seeded/run.py '*lease*' 07             bugs by name, number or pattern
-    tests/seeded/run.py --full --processes 2     the whole suite, tier by tier, until a test fails
-    tests/seeded/run.py --full --tree ../old     another checkout: its code and its tests, with the patches of this one
+tests/seeded/run.py                          the test that each patch names, for all bugs
+tests/seeded/run.py '*lease*' 07             bugs by name, number or pattern
+tests/seeded/run.py --full --processes 2     the whole suite, tier by tier, until a test fails
+tests/seeded/run.py --full --tree ../old     another checkout: its code and its tests, with the patches of this one
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from rich.table import Table
 from bugs import FOLDER, TIERS, Bug, PatchError, applied, read_all
 
 ROOT = FOLDER.parents[1]
-CI_TIERS = TIERS[:3]
-"""The tiers that need no cluster: where ``--full`` looks."""
+SEARCHED = TIERS[:3]
+"""Tiers that ``--full`` searches: those that need no cluster."""
 BUG_SECONDS = 1800
 """Limit for one run of pytest."""
+UNCUT = 240
+"""Columns of the table where standard output is no terminal."""
 FAILED = 1
 """pytest's exit code if tests failed; others say that they could not be run."""
 
@@ -50,20 +52,24 @@ class Verdict:
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="Bugs by number, name or glob; none: all.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Search all tests, tier by tier, not the recorded one.")] = False,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Bugs by number (07), name or pattern ('*lease*'). None: all.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Search all tests, not only the recorded one.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Bugs examined at a time, each in a copy of its own.")] = 1,
-    tree: Annotated[Path, typer.Option(help="Checkout whose tracked files are copied and tested.")] = ROOT,
+    tree: Annotated[
+        Path, typer.Option(help="Checkout whose code and tests are copied and run.", show_default="this one")
+    ] = ROOT,
 ) -> None:
-    """Put each seeded bug into a copy of the tree and show which test finds it. Exit code 1: a bug is not caught.
+    """Put each seeded bug into a copy of the tree and show which test finds it. The checkout itself is never changed.
 
-    Without --full, a bug counts as caught if the test in its patch's header fails. With --full, the tests of each tier
-    run until one fails, from the cheapest tier to the dearest. The checkout itself is never changed.
+    A bug is caught if the test that its patch names fails. With --full, the tests of one tier after the other run, from
+    the cheapest to the dearest, until one fails. Exit code 1: a bug is not caught, or its patch does not apply.
     """
     bugs = select(read_all(), names or ["*"])
     if not bugs:
         raise typer.BadParameter(f"no patch in {FOLDER} matches {' '.join(names or [])}")
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else UNCUT)
     with tempfile.TemporaryDirectory(prefix="seeded-") as scratch:
         copies: SimpleQueue[Path] = SimpleQueue()
         for number in range(min(processes, len(bugs))):
@@ -82,7 +88,9 @@ def main(
             verdicts = list(pool.map(judge, bugs))
     console.print(as_table(verdicts))
     missed = [verdict.bug.name for verdict in verdicts if not verdict.tier]
-    console.print(f"{len(verdicts) - len(missed)} of {len(verdicts)} bugs are caught" + "".join(f"\n  not {m}" for m in missed))
+    console.print(f"{len(verdicts) - len(missed)} of {len(verdicts)} bugs are caught")
+    for name in missed:
+        console.print(f"  missed: {name}")
     raise typer.Exit(1 if missed else 0)
 
 
@@ -110,35 +118,37 @@ def examine(bug: Bug, copy: Path, *, full: bool) -> Verdict:
     except (OSError, PatchError) as error:
         return Verdict(bug, "", f"does not apply: {error}", 0.0)
     try:
-        rounds = [(tier, [f"tests/{tier}"]) for tier in CI_TIERS] if full else [(bug.tier, [bug.test])]
-        tier, detail = "", "no test fails"
-        for tier_tried, tests in rounds:
-            failed, why = first_failure(copy, tests)
-            if failed:
-                tier, detail = tier_tried, failed
-                break
-            detail = why or detail
-        return Verdict(bug, tier, detail, time.monotonic() - began)
+        detail = ""
+        for tier, tests in tiers_of(copy) if full else [(bug.tier, bug.test)]:
+            caught, detail = first_failure(copy, tests)
+            if caught:
+                return Verdict(bug, tier, detail, time.monotonic() - began)
+        return Verdict(bug, "", detail, time.monotonic() - began)
     finally:
         write(copy, sound)
 
 
-def first_failure(copy: Path, tests: list[str]) -> tuple[str, str]:
-    """The first test that fails, or an empty text and why none could be seen to."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", *tests]
-    path = os.pathsep.join([str(copy / "operator"), str(copy / "trainer"), *filter(None, [os.environ.get("PYTHONPATH")])])
+def tiers_of(copy: Path) -> list[tuple[str, str]]:
+    """Names and folders of the tiers to search; a tree of before there were tiers has one."""
+    return [(t, f"tests/{t}") for t in SEARCHED if (copy / "tests" / t).is_dir()] or [("tests", "tests")]
+
+
+def first_failure(copy: Path, tests: str) -> tuple[bool, str]:
+    """Whether a test fails, and which one; else why none was seen to fail."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", tests]
+    path = os.pathsep.join([str(copy / "operator"), str(copy / "trainer")])
     try:
         done = subprocess.run(
             command, cwd=copy, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
             timeout=BUG_SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return "", f"the tests did not end within {BUG_SECONDS} s"
+        return False, f"the tests did not end within {BUG_SECONDS} s"
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     if done.returncode == FAILED and found:
-        return found[1], ""
-    last = next(reversed(done.stdout.split("\n")[:-1]), "") or done.stderr[-300:]
-    return "", f"no test fails: {last}" if done.returncode == 0 else f"pytest could not run (exit code {done.returncode}): {last}"
+        return True, found[1]
+    last = done.stdout.strip().rpartition("\n")[2] or done.stderr.strip().rpartition("\n")[2]
+    return False, f"no test fails: {last}" if done.returncode == 0 else f"pytest exit code {done.returncode}: {last}"
 
 
 def write(copy: Path, texts: dict[str, str]) -> None:

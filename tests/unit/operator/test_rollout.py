@@ -186,6 +186,15 @@ def test_as_many_are_replaced_at_a_time_as_the_spec_says():
     assert world.versions() == ["b"] * 4
 
 
+def test_no_more_leave_than_are_too_many_if_template_and_size_change_together():
+    world = World(minReplicas=1, maxReplicas=4)
+    world.settle()
+    world.image = "b"
+    world.fields["replicas"] = 3
+    world.operate()
+    assert len(world.draining) == 1
+
+
 def test_running_workers_keep_their_template_if_max_unavailable_is_zero(world):
     world.fields["maxUnavailable"], world.image = 0, "b"
     world.settle()
