@@ -9,7 +9,7 @@ import pytest
 
 from bugs import FOLDER, Bug, PatchError, applied, read, read_all
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BUGS = read_all()
 EXAMPLE = """\
 # what: the sum is one too large
