@@ -1,10 +1,4 @@
-"""Puts each seeded bug into a copy of the tree and shows which test finds it. Examples::
-
-tests/seeded/run.py                          the test that each patch names, for all bugs
-tests/seeded/run.py '*lease*' 07             bugs by name, number or pattern
-tests/seeded/run.py --full --processes 2     the whole suite, tier by tier, until a test fails
-tests/seeded/run.py --full --tree ../old     another checkout: its code and its tests, with the patches of this one
-"""
+"""Puts each seeded bug into a copy of the tree and shows which test finds it: ``tests/seeded/run.py --help``."""
 
 from __future__ import annotations
 
@@ -51,9 +45,14 @@ class Verdict:
     seconds: float
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
 def main(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Bugs by number (07), name or pattern ('*lease*'). None: all.")
+        list[str] | None,
+        typer.Argument(metavar="BUG", help="Bugs by number (07), name or pattern ('*lease*'). None: all."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Search all tests, not only the recorded one.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Bugs examined at a time, each in a copy of its own.")] = 1,
@@ -65,6 +64,12 @@ def main(
 
     A bug is caught if the test that its patch names fails. With --full, the tests of one tier after the other run, from
     the cheapest to the dearest, until one fails. Exit code 1: a bug is not caught, or its patch does not apply.
+
+    \b
+    tests/seeded/run.py                          the recorded test of each bug
+    tests/seeded/run.py '*lease*' 07             some bugs, by pattern or number
+    tests/seeded/run.py --full --processes 2     all tests, tier by tier, until one fails
+    tests/seeded/run.py --full --tree ../old     the same with the code and the tests of another checkout
     """
     bugs = select(read_all(), names or ["*"])
     if not bugs:
@@ -166,4 +171,4 @@ def as_table(verdicts: list[Verdict]) -> Table:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()
