@@ -200,21 +200,3 @@ def test_the_kernel_ends_worker_processes_with_their_rank() -> None:
 
     batch, _ = ElasticLoader(DeathSignal(), ORDER, num_workers=1, collate_fn=list).fetch(0, 0, 1)
     assert set(batch) == {signal.SIGKILL}
-
-
-class Drawn:
-    """Samples that are drawn at random when they are read."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> float:
-        return torch.rand(()).item()
-
-
-def test_samples_draw_the_same_numbers_if_two_ranks_share_the_batch() -> None:
-    order = Order(8, 4)
-    whole, _ = ElasticLoader(Drawn(), order).fetch(1, 0, 1)
-    halves = [ElasticLoader(Drawn(), order).fetch(1, rank, 2)[0] for rank in (0, 1)]
-    assert torch.cat(halves).tolist() == whole.tolist()
-    assert len(set(whole.tolist())) == 4
