@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-TIERS = ("unit", "protocol", "training", "e2e")
+TIERS = ("unit", "sim", "protocol", "training", "e2e")
 """From the cheapest to the dearest."""
 
 
