@@ -13,7 +13,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test nightly simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics clean-cluster docs docs-serve reference
+.PHONY: help demo storm test nightly simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics seeded clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ test: ## linters, types, and the tests that need no cluster: unit, protocol, tra
 nightly: ## the tests that CI leaves out, and property tests with 20 times the examples
 	@scripts/dev-env
 	@$(PYTEST) -m "nightly or hypothesis" --hypothesis-profile=nightly --override-ini=timeout=1800 --durations=10
+
+seeded: ## put each seeded bug (tests/seeded) into a copy of the tree and show which test finds it
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) tests/seeded/run.py --processes $(PROCESSES)
 
 reference: ## what follows from the code: the CRD, and the pages of fields, commands, client and decisions
 	@scripts/dev-env

@@ -125,6 +125,17 @@ def test_refusal_is_not_repeated_and_keeps_the_api_server_s_words():
     assert len(run(no, scenario)) == 1
 
 
+@pytest.mark.parametrize("code", [404, 409])
+def test_a_deletion_is_done_if_the_object_is_gone_or_another_one_has_its_name(code):
+    async def gone(_):
+        return refusal(code, "there is another one, or none")
+
+    async def scenario(client):
+        await client.delete_pod("ns", "job-0", "uid-0")
+
+    assert len(run(gone, scenario)) == 1
+
+
 def test_credentials_are_renewed_once_for_all_callers_if_they_are_refused():
     logins: list[int] = []
 

@@ -100,6 +100,9 @@ def test_what_the_template_says_stays(make_spec):
     assert root["containers"][0]["securityContext"] == asked
     assert "runAsNonRoot" not in root["securityContext"], "the kubelet would refuse to start it"
 
+    two = worker(make_spec, trainer={"securityContext": asked}, initContainers=[{"name": "a", "image": "a:1"}])["spec"]
+    assert "runAsNonRoot" not in two["securityContext"], "one container as root is enough"
+
     privileged = worker(make_spec, trainer={"securityContext": {"privileged": True}})["spec"]
     assert privileged["containers"][0]["securityContext"] == {"privileged": True}
 

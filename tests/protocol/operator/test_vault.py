@@ -10,6 +10,7 @@ import shutil
 import pytest
 import trustme
 from pydantic import SecretBytes
+from structlog.testing import capture_logs
 
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
@@ -108,8 +109,16 @@ def test_a_job_gets_a_user_and_a_secret_that_goes_with_it(new_vault, world, secu
     assert (owner["kind"], owner["uid"]) == ("ElasticTrainingJob", JOB.uid)
     with logged_in(secure_etcd, world) as client:
         client.put(KEYS.target, b"1")
-        with pytest.raises(EtcdDenied):
-            client.put("/elastrain/ns/other/uid/target", b"1")
+        for other in ("/elastrain/ns/other/uid/target", "/elastrain/ns/job/an-earlier-uid/target"):
+            with pytest.raises(EtcdDenied):
+                client.put(other, b"1")
+
+
+def test_no_line_of_the_log_holds_the_password(new_vault, world):
+    with capture_logs() as lines:
+        keep(new_vault(), creating=True)
+    assert [line["event"] for line in lines] == ["issued credentials"]
+    assert world.values()["password"] not in str(lines)
 
 
 def test_nothing_is_written_if_all_is_as_it_should_be(new_vault, world):

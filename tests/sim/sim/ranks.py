@@ -306,13 +306,13 @@ class Rank:
         source = entry.sources[0]
         if entry.cold and mine == 0:
             self.world.note_cold(generation)
-        seconds = 0.02 + 0.5 * self.world.rng.random() if entry.behind and not entry.cold else 0.0
+        seconds = 0.02 + 0.5 * self.world.rng.random() if entry.receivers and not entry.cold else 0.0
         step, state = (max(rows[source][0].step, 0), rows[source][1]) if not entry.cold else (0, 0)
 
         def moved(_: dict[int, Any]) -> None:
             if self.comm is not comm:
                 return
-            if mine in entry.behind or entry.cold:
+            if mine in entry.receivers or entry.cold:
                 self.step, self.state = step, state
             self.has_state = True
             self._entered(generation, comm)

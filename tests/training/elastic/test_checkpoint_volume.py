@@ -61,6 +61,18 @@ def test_save_is_refused_if_the_job_was_started_anew(volume) -> None:
     assert [c.step for c in volume.complete()] == [5]
 
 
+def test_save_is_refused_if_the_job_is_started_anew_while_it_is_written(volume) -> None:
+    class StartedAnew(Pace):
+        """The writer rests between two tensors; meanwhile another start of the job takes the directory over."""
+
+        def rest(self) -> None:
+            volume.begin_lineage(4)
+
+    with pytest.raises(StaleLineage):
+        volume.save(tree(1), step=5, generation=3, lineage=volume.begin_lineage(3), pace=StartedAnew())
+    assert volume.complete() == []
+
+
 def test_saving_a_step_twice_keeps_the_first(volume) -> None:
     lineage = volume.begin_lineage(1)
     first = volume.save(tree(1), step=5, generation=1, lineage=lineage)

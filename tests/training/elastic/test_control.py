@@ -18,3 +18,7 @@ def test_ranks_agree_on_a_generation_if_and_only_if_all_are_connected_to_it(curr
 
 def test_nothing_is_agreed_if_the_slot_belongs_to_an_older_generation() -> None:
     assert control.Summed(control.encode({4}), {4}).agreed(4) is None
+
+
+def test_nothing_is_agreed_if_all_are_connected_to_an_older_generation_only() -> None:
+    assert control.Summed(control.encode({3}), {3}).agreed(4) is None

@@ -18,6 +18,12 @@ def test_joiners_are_learners_if_the_holders_of_the_state_can_compute_as_before(
     assert entry.shares == {0: (0, 2), 2: (1, 2), 1: (2, 2), 3: (2, 2)}
 
 
+def test_the_furthest_ranks_give_their_state_if_a_loss_left_others_a_step_behind():
+    late = replace(HOLDER, step=6)
+    entry = Entry.of([late, HOLDER, late, HOLDER])
+    assert (entry.sources, entry.behind) == ([1, 3], [0, 2])
+
+
 @pytest.mark.parametrize(
     ("table", "receivers"),
     [

@@ -92,6 +92,19 @@ def test_broken_is_published_if_a_rank_says_so(story, make_generation):
     assert (published.broken, published.phase) == (2, Phase.READY)
 
 
+def test_broken_is_published_if_one_of_several_ranks_says_so(new_story, make_generation):
+    story = new_story(nproc=2).training_in(make_generation(2, "a", "b", slots=2))
+    assert only(story.breaks(2, rank=1), Publish).broken == 2
+
+
+def test_broken_stays_published_if_the_rank_reports_an_older_generation_afterwards(story, make_generation):
+    story.training_in(make_generation(2, "a", "b"))
+    story.sees(generation=make_generation(3, "a", "b", "c"))
+    assert only(story.breaks(3), Publish).broken == 3, "it could not connect to the proposal"
+    story.breaks(2)
+    assert only(story.event(Signalled(signal.SIGTERM)), Publish).broken == 3
+
+
 def test_broken_is_not_published_if_the_leader_has_ended_the_generation(story, make_generation):
     story.training_in(make_generation(2, "a", "b"))
     story.hears_the_end_of(2)

@@ -113,6 +113,13 @@ def test_a_drain_keeps_training_until_a_generation_without_us_is_adopted(story, 
     assert (ending.outcome, ending.step, ending.exit_code) == (Outcome.DRAINED, 11, 0)
 
 
+def test_a_leaving_rank_is_kept_if_the_newest_generation_waits_for_it(story, sent, make_generation):
+    story.ready()
+    story.sees(generation=make_generation(2, "a", "b"))
+    assert not sent(story.event(Signalled(signal.SIGTERM)), Exit)
+    assert sent(story.sees(generation=make_generation(3, "b")), Exit)
+
+
 def test_ranks_exit_at_once_if_they_are_in_no_generation(story, sent):
     story.ready()
     assert sent(story.event(Signalled(signal.SIGTERM)), Exit)

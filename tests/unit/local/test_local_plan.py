@@ -103,6 +103,7 @@ def test_a_command_that_cannot_be_run_fails_the_job_at_once():
 def test_nothing_is_started_and_nobody_sent_away_if_the_job_has_finished():
     decided = plan(observed(worker(0), finished=True), 0.0)
     assert (decided.start, decided.target.leaving, decided.result) == (0, (), None)
+    assert decided.target.desired == 2, "at 0, every worker would have to leave"
     assert plan(observed(worker(0, ended=FINISHED), finished=True), 0.0).result is Result.FINISHED
 
 

@@ -103,7 +103,11 @@ def test_record_comes_first_deeds_after_it(world, execute):
 
 @pytest.mark.parametrize(
     ("call", "error"),
-    [("status", ApiError("write", 0, "", "down")), ("target", EtcdUnavailable("etcd:2379", "write", "down"))],
+    [
+        ("status", ApiError("write", 0, "", "down")),
+        ("status", ApiError("write", 409, "Conflict", "the object has been modified")),
+        ("target", EtcdUnavailable("etcd:2379", "write", "down")),
+    ],
 )
 def test_nothing_is_done_if_the_record_could_not_be_written(world, execute, call, error):
     world.errors[call] = error
@@ -187,8 +191,9 @@ def test_pod_of_an_earlier_creation_that_was_not_heard_of_is_taken_as_created(wo
     assert len(state.created) == 1
 
 
-def test_ordinal_is_spent_if_its_name_belongs_to_something_else(world, execute):
-    world.pods["job-0"] = {"metadata": {"name": "job-0", "uid": "x"}}
+@pytest.mark.parametrize("owners", [[], [{"kind": "ElasticTrainingJob", "name": "job", "uid": "an-earlier-job"}]])
+def test_ordinal_is_spent_if_its_name_belongs_to_something_else(world, execute, owners):
+    world.pods["job-0"] = {"metadata": {"name": "job-0", "uid": "x", "ownerReferences": owners}}
     state = execute(Plan(create=(0,)))
     assert (state.refusal.reason, state.unborn) == ("NameTaken", ())
 

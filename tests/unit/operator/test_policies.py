@@ -79,6 +79,8 @@ def test_loss_is_counted_once_and_forgotten_when_its_pod_is_gone():
     assert (first.restarts.user, first.counted, first.fresh) == (1, ("uid-0",), (loss,))
     again = restarts.count(first.restarts, first.counted, [loss], [loss.pod])
     assert (again.restarts.user, again.fresh) == (1, ())
+    third = restarts.count(again.restarts, again.counted, [loss], [loss.pod])
+    assert (third.restarts.user, third.counted) == (1, ("uid-0",))
     assert restarts.count(again.restarts, again.counted, [], []).counted == ()
 
 

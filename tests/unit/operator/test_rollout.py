@@ -186,6 +186,22 @@ def test_as_many_are_replaced_at_a_time_as_the_spec_says():
     assert world.versions() == ["b"] * 4
 
 
+def test_one_old_worker_leaves_if_the_job_shrinks_by_one_in_the_middle_of_a_roll_out():
+    now, names = datetime(2030, 1, 1, tzinfo=UTC), [f"job-{n}" for n in range(4)]
+    pods = tuple(
+        Pod(name, f"uid-{n}", n, now, started=True, ready=True, template=VERSIONS["aabb"[n]])
+        for n, name in enumerate(names)
+    )
+    places = tuple(
+        GenerationMember(id=n, worker=n, address="a", store_port=1, rank_offset=i) for i, n in enumerate(names)
+    )
+    generation = Generation(number=1, members=places, reason="Test", leader="l")
+    members = tuple(Member(id=n, worker=n, address="a", phase=Phase.READY, generation=1) for n in names)
+    seen = Observed(JOB, pods, Coordination(members=members, generation=generation))
+    made = plan(spec("b", maxReplicas=4, replicas=3), JobStatus(next_ordinal=4), seen, now)
+    assert made.target.leaving == ("job-1",)
+
+
 def test_running_workers_keep_their_template_if_max_unavailable_is_zero(world):
     world.fields["maxUnavailable"], world.image = 0, "b"
     world.settle()

@@ -53,6 +53,7 @@ def condition(status: JobStatus, kind: str) -> tuple[str, str, str] | None:
         ({}, None, share(None), 0),
         ({"minReplicas": 2}, None, share(None, blind=True), 2),
         ({"minReplicas": 2}, 3, share(None, blind=True), 3),
+        ({"minReplicas": 2, "suspend": True}, 3, share(None, blind=True), 0),
     ],
 )
 def test_wanted_size_is_the_share_within_what_the_user_says(make_spec, fields, before, given, wanted):
@@ -91,6 +92,23 @@ def test_shrink_asks_those_to_leave_whom_the_allocator_named(make_spec):
     )
     assert made.target == Target(min=1, max=4, desired=1, leaving=("job-0",), reason="Drain")
     assert made.delete == ()
+
+
+def test_a_worker_is_not_deleted_before_it_was_asked_to_leave(make_spec):
+    starting = pod(1, ready=False)  # its agent is not registered yet, so it looks as if it had left
+    etcd, status = trained("job-0", desired=2), JobStatus(desired_replicas=2, next_ordinal=2)
+    first = plan(make_spec(replicas=1), status, Observed(JOB, (pod(0), starting), etcd), NOW)
+    assert (first.target.leaving, first.delete) == (("job-1",), ())
+    told = Coordination(first.target, etcd.members, etcd.generation)
+    second = plan(make_spec(replicas=1), first.status, Observed(JOB, (pod(0), starting), told), NOW)
+    assert [deletion.pod for deletion in second.delete] == ["job-1"]
+
+
+def test_the_next_ordinal_stays_if_the_pods_that_had_the_last_ones_are_gone(make_spec):
+    status = JobStatus(desired_replicas=2, next_ordinal=5)
+    pods = (pod(0), pod(1))
+    made = plan(make_spec(replicas=2), status, Observed(JOB, pods, trained("job-0", "job-1", desired=2)), NOW)
+    assert made.status.next_ordinal == 5
 
 
 def test_worker_on_a_node_that_goes_leaves_and_another_is_made(make_spec):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elastrain.api.records import Phase, Target
-from elastrain.rendezvous.decide import Nothing, Propose, Wait, decide
+from elastrain.rendezvous.decide import Nothing, Propose, Wait, decide, remember
 
 
 # ---- the first generation ------------------------------------------------------------------------------------------
@@ -49,6 +51,15 @@ def test_a_ready_member_is_not_taken_if_it_serves_no_store(job):
     job.join("a")
     job.set("a", store_port=0)
     assert job.run() == Nothing("0 of at least 1 members are ready")
+
+
+def test_numbers_go_on_if_etcd_lost_its_data_and_no_member_remembers_them(job):
+    job.target = Target(min=1, max=1, desired=1)
+    job.join("a")
+    view = replace(job.view(), highest=7)
+    action = decide(view, remember(job.memory, view, job.now), job.now)
+    assert isinstance(action, Propose)
+    assert action.generation.number == 8
 
 
 def test_only_the_oldest_acts(job):

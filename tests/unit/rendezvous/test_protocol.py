@@ -6,9 +6,9 @@ import pytest
 
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Generation, Member, Phase, Target
+from elastrain.api.records import Generation, Leader, Member, Phase, Target
 from elastrain.etcd import Batch, Delete, KeyValue, Put, Range
-from elastrain.rendezvous.decide import Timing
+from elastrain.rendezvous.decide import Propose, Timing
 from elastrain.rendezvous.election import Candidate, Claim, elect
 from elastrain.rendezvous.protocol import LONGEST_REST, MemberProtocol, rest_after
 
@@ -174,6 +174,28 @@ def test_what_the_leader_knew_of_earlier_generations_its_successor_knows(size=70
     view = leader.look(job.records["w0001.x"], frozenset(), frozenset())
     assert [g.number for g in view.generations] == [1, 2, 3]
     assert view.generation is not None and view.generation.ended == (1, 2)
+
+
+def test_a_proposal_does_nothing_if_another_member_has_taken_the_lead_meanwhile():
+    job = Job(3)
+    job.settle()
+    (leader,) = (m for m, s in job.seats.items() if s.views.complete)
+    job.die("w0002.x")
+    record, seat = job.records[leader], job.seats[leader]
+    todo = seat.next(seat.look(record, frozenset(), frozenset()), record, job.lease(leader), job.now)
+    assert isinstance(todo.action, Propose) and todo.transaction is not None
+    usurper = Leader(member="w0001.x", worker="w0001", address="h", agent_port=1)
+    job.etcd.write({KEYS.leader: (usurper.encode(), job.lease("w0001.x"))})
+    assert not all(job.revision_of(key) == expected for key, expected in todo.transaction.unchanged)
+
+
+def test_a_member_that_was_lost_before_an_outage_stays_lost_in_it():
+    job = Job(3)
+    job.settle()
+    (leader,) = (m for m, s in job.seats.items() if s.views.complete)
+    job.die("w0002.x")
+    job.seats[leader].bridge(outage=True)
+    assert job.seats[leader].look(job.records[leader], frozenset(), frozenset()).lost == ("w0002.x",)
 
 
 def test_members_of_old_generations_are_forgotten():
