@@ -138,7 +138,7 @@ class Driver:
             self._thread.join(timeout=self._client.timeout + 1.0)
         self._suspicion.close()
 
-    # ---- callbacks of the watch: into the inbox ----------------------------------------------------------------------
+    # ---- callbacks of the watch: into the inbox --------------------------------------------------------------------
     def _on_batch(self, batch: Batch) -> None:
         self._inbox.put(batch)
         self._listed.set()
@@ -146,7 +146,7 @@ class Driver:
     def _on_watch_state(self, state: WatchState) -> None:
         self._inbox.put(lambda: self._notify(self._contact.watch_reported(state.error, state.connected, self._clock())))
 
-    # ---- the thread --------------------------------------------------------------------------------------------------
+    # ---- the thread ------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         while True:
             items = self._next_items()
