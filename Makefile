@@ -3,13 +3,17 @@
 # checkout, in $ELASTRAIN_CACHE (default ~/.cache/elastrain).
 PY := .venv/bin/python
 MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
-# Of the tests: more than there need be cores, as much of a test is waiting.
+# Of the tests: more than there need be cores, as half of a run is waiting.
 PROCESSES ?= 3
+PYTEST = etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -n $(PROCESSES)
+# Of the simulation.
+SEEDS ?= 2000
+FIRST ?= 0
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test lint e2e cluster lock sbom bench bench-rendezvous bench-operator clean-cluster docs docs-serve reference
+.PHONY: help demo storm test nightly simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,8 +26,14 @@ storm: ## a language model trained through 50 random joins, leaves and kills; dr
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) examples/02-storm/storm.py --picture storm.png
 
-test: lint ## linters, types, and every test that needs no cluster
-	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -m "not e2e" -n $(PROCESSES)
+test: ## linters, types, and the tests that need no cluster: unit, protocol, training; prints what each tier costs
+	@scripts/dev-env
+	@export ELASTRAIN_TESTS_STARTED=$$(date +%s); $(PYTEST) --durations=10
+
+nightly: ## the tests that CI leaves out, and property tests with 20 times the examples
+	@scripts/dev-env
+	@$(PYTEST) -m nightly --durations=10
+	@$(PYTEST) -m hypothesis --hypothesis-profile=nightly --durations=10
 
 reference: ## what follows from the code: the CRD, and the pages of fields, commands, client and decisions
 	@scripts/dev-env
@@ -46,6 +56,10 @@ lint: ## ruff, mypy, and the layers of the architecture
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
+simulate: ## random schedules of faults on a simulated cluster (SEEDS=2000 FIRST=0; a failure names the seed that replays it)
+	@scripts/dev-env
+	@PYTHONPATH=tests/sim $(PY) -m sim --seeds $(SEEDS) --first $(FIRST) --processes $(PROCESSES)
+
 e2e: ## the tests on a real Kubernetes cluster (kind): set up, install by Helm, train, rescale, break things
 	@scripts/dev-env
 	@e2e/cluster/cluster.sh up
@@ -66,15 +80,23 @@ lock: ## pin what the images install, by hash (requirements/*.lock), to the newe
 sbom: ## a bill of materials (CycloneDX) of each lock, in dist/sbom
 	@scripts/sbom
 
-bench: ## what a rescale costs, beside stock torchrun (more: docs/benchmarks.md)
+bench: ## the cost of a rescale, beside stock torchrun: half an hour (docs/benchmarks.md; `bench/rescale.py --help`)
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/rescale.py
 
-bench-rendezvous: ## thousands of simulated members through a real etcd, beside torch's rendezvous
+bench-steady: ## the cost of a step while nothing happens, beside plain DDP: 25 minutes
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/steady_state.py
+
+bench-numerics: ## the cost of bitwise numerics: ten minutes (docs/numerics.md)
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/numerics.py
+
+bench-rendezvous: ## thousands of simulated members through a real etcd, beside torch's rendezvous: ten minutes
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/rendezvous.py
 
-bench-operator: ## thousands of jobs on a control plane with simulated nodes, beside batch Jobs (docs/operator-scale.md)
+bench-operator: ## thousands of jobs on a control plane with simulated nodes, beside batch Jobs: half an hour
 	@scripts/dev-env
 	@e2e/cluster/build.sh kubernetes && scripts/get-kwok
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/operator_scale.py

@@ -1,5 +1,5 @@
 """Writes the pages that follow from the code, so that they cannot be wrong: fields of ElasticTrainingJob, commands, the
-Python client, the list of decisions, and the table of the comparison.
+Python client, and the list of decisions.
 
 ``scripts/reference.py --write`` (``make reference``) updates them; ``--check`` only compares, and exits with 1 naming
 what differs. To be run in the repository's root.
@@ -29,7 +29,6 @@ from elastrain.client import errors
 from elastrain_operator import __main__ as operator_command
 
 NOTE = "<!-- Written by scripts/reference.py (`make reference`). Do not edit. -->\n\n"
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 LARGEST = 2**31 - 1
 """A bound that only says that it is a 32-bit number."""
 
@@ -37,8 +36,6 @@ JOB = Path("docs/reference/job.md")
 COMMANDS = Path("docs/reference/cli.md")
 CLIENT = Path("docs/reference/python-client.md")
 DECISIONS = Path("docs/decisions/index.md")
-COMPARISON = Path("docs/comparison.md")
-FIGURES = Path("docs/benchmarks.json")
 
 Schema = Mapping[str, Any]
 
@@ -283,61 +280,6 @@ def decisions_page(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-# ---- the comparison's figures ----------------------------------------------------------------------------------------
-EVENTS = {
-    "grow": "grow 2→3",
-    "kill-rank": "`kill -9` of a rank",
-    "term": "SIGTERM, shrink 3→2",
-    "kill-node": "`kill -9` of a node",
-}
-"""The events of the default scenario that all systems have gone through."""
-
-
-def figures(report: Mapping[str, Any]) -> str:
-    """Stall and pause by event and system, and what became of the samples."""
-    systems = report["systems"]
-    lines = [f"| event | | {' | '.join(systems)} |", f"| --- | --- | {' | '.join('---:' for _ in systems)} |"]
-    for label, words in EVENTS.items():
-        found = [next((e for e in system["events"] if e["label"] == label), {}) for system in systems.values()]
-        for figure, name in (("stall", words), ("pause", "")):
-            lines.append(f"| {name} | {figure} | {' | '.join(_spread(event.get(figure)) for event in found)} |")
-    lines += [
-        "",
-        "| | samples committed | lost | repeated | committed work rolled back |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    for name, system in systems.items():
-        samples = [system[f"samples_{what}"] for what in ("committed", "lost", "repeated")]
-        back = "–" if system["rolled_back"] is None else f"{system['rolled_back']['median']:.0%}"
-        lines.append(f"| {name} | {' | '.join(f'{n:,}' for n in samples)} | {back} |")
-    machine = report["machine"]
-    lines += [
-        "",
-        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, {report['began']}, load average "
-        f"{machine['load']} before it began; runs: "
-        + ", ".join(f"{name} {len(system['runs'])}" for name, system in systems.items())
-        + ".",
-    ]
-    return "\n".join(lines)
-
-
-def _spread(spread: Mapping[str, float] | None) -> str:
-    return "–" if spread is None else f"{_short(spread['median'])} ({_short(spread['max'])})"
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:.2f}" if seconds < 10 else f"{seconds:.0f}"
-
-
-def comparison_page(page: str, report: Mapping[str, Any]) -> str:
-    """``page`` with the present figures. Raises ``ValueError`` if it has no place for them."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"{COMPARISON}: no line {BEGIN}, or none {END} after it")
-    return f"{before}{BEGIN}\n\n{figures(report)}\n\n{END}{after}"
-
-
 # ---- all of them -----------------------------------------------------------------------------------------------------
 def generated_files(root: Path = Path()) -> dict[Path, str]:
     """What ``--write`` writes: path under ``root`` -> text."""
@@ -346,7 +288,6 @@ def generated_files(root: Path = Path()) -> dict[Path, str]:
         COMMANDS: NOTE + commands_page(),
         CLIENT: NOTE + client_page(),
         DECISIONS: NOTE + decisions_page(root / DECISIONS.parent),
-        COMPARISON: comparison_page((root / COMPARISON).read_text(), json.loads((root / FIGURES).read_text())),
     }
 
 

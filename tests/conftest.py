@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import socket
 import subprocess
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,19 +13,29 @@ from typing import Any
 import pytest
 import trustme
 import yaml
-from hypothesis import settings
+from click.testing import Result
+from typer.testing import CliRunner
 
+import budgets  # noqa: F401 - registers profiles
+import conditions
 from control_plane import ApiServer, control_plane, program
 from elastrain.api.keys import JobKeys
+from elastrain.cli.main import app
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
 from elastrain.etcd.server import EtcdServer
 from elastrain.etcd.wire import messages
 from lanes import Lanes, place
+from tiers import Tiers
+from warm import warm
+
+__all__ = ["warm"]
 
 ROOT = Path(__file__).parents[1]
-settings.register_profile("shared machine", deadline=None)  # a loaded machine is no bug of the code under test
-settings.load_profile("shared machine")
 KUBERNETES = "1.31.0"  # `helm template` asks no cluster, and would take itself for talking to an ancient one
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Tiers(), "tiers")
 
 
 # ---- several processes -----------------------------------------------------------------------------------------------
@@ -38,6 +47,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # one process runs them as they lie in their folders
         items.sort(key=lambda item: place(item.nodeid))
+
+
+@pytest.fixture
+def elastrain(environment: dict[str, str]) -> Callable[..., Result]:
+    """``elastrain("status", job, NAME="value")``: the command line in this process, in the module's ``environment``."""
+
+    def run(*arguments: object, **variables: str) -> Result:
+        return CliRunner().invoke(app, [str(a) for a in arguments], env={**environment, **variables})
+
+    return run
 
 
 # ---- etcd ------------------------------------------------------------------------------------------------------------
@@ -80,15 +99,7 @@ def job_keys() -> JobKeys:
 @pytest.fixture
 def eventually() -> Callable[..., None]:
     """``eventually(condition, within=10.0, what="...")``: wait, or fail with ``what``."""
-
-    def wait(condition: Callable[[], object], within: float = 10.0, what: str = "") -> None:
-        deadline = time.monotonic() + within
-        while not condition():
-            if time.monotonic() > deadline:
-                pytest.fail(f"not within {within:g} s: {what or 'the condition'}")
-            time.sleep(0.02)
-
-    return wait
+    return conditions.eventually
 
 
 @pytest.fixture

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
 import structlog
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from elastrain import tracing
 from elastrain.api.keys import JobKeys
@@ -26,15 +27,15 @@ from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobSeries
 from elastrain_operator.metrics.server import MetricsServer
 from elastrain_operator.model import JobRef, Outage, Pod
-from elastrain_operator.observe import jobs, pods
 from elastrain_operator.observe.inventory import Inventory
-from elastrain_operator.observe.pods import Pods
 from elastrain_operator.observe.records import Mirror
-from elastrain_operator.observe.reflector import Reflector
+from elastrain_operator.observe.watched import Watched
 from elastrain_operator.tracing import Traces
 
-FIRST_LIST_SECONDS = 5.0
+ETCD_SECONDS = 5.0
 """How long the start waits for etcd, so that the first plans know it."""
+FIRST_LIST_SECONDS = 60.0
+"""How long the start waits for the first lists of jobs and pods."""
 GARBAGE = (20_000, 20, 50)
 """Thresholds of the garbage collector's three generations (Python's own: 700, 10, 10)."""
 
@@ -55,8 +56,6 @@ class App:
         self._tenure = tenure
         self._fence = fence
         self._loops = Loops(self._make_loop)
-        self._pods = Pods()
-        self._watches: tuple[Reflector[Any], ...] = ()
         self._endings: set[asyncio.Task[None]] = set()
         self._mirror: Mirror | None = None
         self._vault: Vault | None = None
@@ -66,8 +65,8 @@ class App:
     async def start(self) -> None:
         """Connect. An etcd that does not answer is no reason not to start: jobs say so in their conditions.
 
-        Raises ``kopf.LoginError`` if there is neither a service account nor a kubeconfig, and ``OSError`` if the port
-        of the metrics is taken.
+        Raises ``kopf.LoginError`` if there is neither a service account nor a kubeconfig, ``ApiError`` if jobs or pods
+        cannot be listed for a minute, and ``OSError`` if the port of the metrics is taken.
         """
         config, undo = self._config, self._started
         if config.metrics_port:
@@ -80,7 +79,7 @@ class App:
         self._mirror = Mirror(fenced or etcd, config.cluster, self._etcd_changed, self._steps_made)
         self._mirror.start()
         undo.push_async_callback(self._mirror.close)
-        if not await self._mirror.wait_listed(FIRST_LIST_SECONDS):
+        if not await self._mirror.wait_listed(ETCD_SECONDS):
             log.warning("etcd does not answer yet", endpoints=config.etcd.endpoints)
         elif fenced:
             await _claim(fenced)
@@ -103,14 +102,17 @@ class App:
             inventory = Inventory(self._kube, self._capacity.nudge)
             for name, run in (("inventory", inventory.run()), ("capacity", self._capacity.run(inventory))):
                 undo.callback(asyncio.create_task(run, name=name).cancel)
-        # An empty name: all namespaces.
-        self._watches = tuple(
-            pods.watch(self._kube, n, self._pods, self._pod_event) for n in config.namespaces or ("",)
+        self._watched = Watched(
+            self._kube,
+            config.namespaces,
+            config.resync,
+            jobs=self._loops.jobs,
+            on_job=self._job_seen,
+            on_job_gone=self._job_gone,
+            on_pod=self._pod_changed,
         )
-        for watch in self._watches:
-            undo.callback(asyncio.create_task(watch.run(), name="pods").cancel)
-        for namespace in config.namespaces or ("",):
-            undo.callback(asyncio.create_task(self._watch_jobs(namespace), name="jobs").cancel)
+        await _until_listed(self._watched)
+        undo.callback(asyncio.create_task(self._watched.run(), name="search for deleted objects").cancel)
         # What was imported and built so far stays: the collector need not look at it again and again.
         # And thousands of jobs are many small objects that live long, few of them in cycles: look for those less often.
         gc.collect()
@@ -141,19 +143,20 @@ class App:
             "etcd": outage.message if outage else "connected",
         }
 
-    # ---- events ----------------------------------------------------------------------------------------------------
-    async def _watch_jobs(self, namespace: str) -> None:
-        for watch in self._watches:
-            # Nothing is planned while the pods that exist are not known; the watch logs why it takes long.
-            await watch.listed.wait()
-        await jobs.watch(self._kube, namespace, self._job_event).run()
+    # ---- jobs and pods ---------------------------------------------------------------------------------------------
+    def job_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
+        """See :meth:`Watched.job_event`."""
+        self._watched.job_event(kind, body)
 
-    def _job_event(self, body: jobs.Job, gone: bool) -> None:
-        if not gone:
-            self._loops.see(body, self._pods.of)
-            return
-        meta = body["metadata"]
-        ending = asyncio.create_task(self._forget(JobKeys(meta["namespace"], meta["name"], meta["uid"])))
+    def pod_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
+        """See :meth:`Watched.pod_event`."""
+        self._watched.pod_event(kind, body)
+
+    def _job_seen(self, body: Mapping[str, Any]) -> None:
+        self._loops.see(body, self._watched.pods.of)
+
+    def _job_gone(self, job: JobKeys) -> None:
+        ending = asyncio.create_task(self._forget(job))
         self._endings.add(ending)  # asyncio itself keeps no hold of it
         ending.add_done_callback(self._endings.discard)
 
@@ -163,7 +166,7 @@ class App:
             self._capacity.forget(job.uid)
         self._sweeper.nudge(job)  # last: the loop writes no more
 
-    def _pod_event(self, job: JobKeys, pod: Pod, gone: bool) -> None:
+    def _pod_changed(self, job: JobKeys, pod: Pod, gone: bool) -> None:
         if self._capacity:
             self._capacity.pod_seen(job.uid, None if gone else pod, pod.uid)
         if gone:
@@ -192,7 +195,23 @@ class App:
         namespaces = self._config.namespaces
         if namespaces and keys.namespace not in namespaces:
             return True  # by somebody else, whom to ask we have no right
-        return keys.uid in self._loops or bool(self._pods.of(keys.uid))
+        return keys.uid in self._loops or bool(self._watched.pods.of(keys.uid))
+
+
+async def _until_listed(watched: Watched) -> None:
+    """The first lists, repeated for a minute at most; then raises ``ApiError``."""
+
+    def log_failure(state: RetryCallState) -> None:
+        log.warning("jobs and pods are not listed yet", error=str(state.outcome and state.outcome.exception()))
+
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(ApiError),
+        stop=stop_after_delay(FIRST_LIST_SECONDS),
+        wait=wait_fixed(1.0),
+        before_sleep=log_failure,
+        reraise=True,
+    )
+    await retrying(watched.list_first)
 
 
 async def _claim(fenced: FencedEtcd) -> None:

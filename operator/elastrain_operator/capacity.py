@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Protocol
 
 import structlog
 
+from elastrain_operator import clock
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.model import Claims, Held, Job, Node, Policy, Share, Snapshot
 from elastrain_operator.model import Pod
@@ -124,7 +125,7 @@ class Capacity:
         jobs = tuple(self._job(c, cluster) for c in claims.values() if c.job)
         leaving = [held for c in claims.values() for held in c.leaving]
         leaving += [held for job, held in self._pods.values() if job not in claims]
-        now = datetime.now(UTC)
+        now = clock.now()
         # In a thread, so that jobs' own loops go on meanwhile; everything that it is given is immutable.
         made = await asyncio.to_thread(allocate, Snapshot(cluster.nodes(), jobs, tuple(leaving)), self._policy, now)
         words = NEW_WORDS

@@ -1,16 +1,28 @@
-"""What kopf calls: start, log-in and end. It watches nothing (``jobs.py`` does) and writes nothing: no finalizers, no
-annotations."""
+"""kopf's handlers: start, login, jobs, worker pods, end. None of them decides anything or writes to an object.
+
+Jobs have no daemon and no change handlers: kopf would add a finalizer and annotations to them (docs/decisions/0001).
+Pods have no index: the time to fill one grows with the square of the number of pods (docs/decisions/0080).
+"""
 
 # kopf's decorators are typed, but mypy does not follow its imports here.
 # mypy: disable-error-code="untyped-decorator"
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import kopf
 
+from elastrain.api import names
 from elastrain_operator.app import App
 from elastrain_operator.kube import access
+from elastrain_operator.kube.client import PAGE
+from elastrain_operator.observe.pods import SELECTOR
+
+JOBS = (names.GROUP, names.VERSION, names.PLURAL)
+PODS = ("", "v1", "pods")
+RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0)
+"""Seconds before a list or watch is tried again: by failures in a row. The last one repeats."""
 
 
 def register(registry: kopf.OperatorRegistry, app: App) -> None:
@@ -26,16 +38,51 @@ def register(registry: kopf.OperatorRegistry, app: App) -> None:
     def login(settings: kopf.OperatorSettings, **_: Any) -> Any:
         return access.login(settings)
 
+    @kopf.on.event(*JOBS, registry=registry)
+    async def job(event: Any, **_: Any) -> None:
+        app.job_event(event["type"], event["object"])
+
+    @kopf.on.event(*PODS, registry=registry)
+    async def pod(event: Any, **_: Any) -> None:
+        app.pod_event(event["type"], event["object"])
+
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:
         await app.stop()
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """kopf as the frame of the process, and nothing else."""
+    """kopf watches; it writes nothing and compares nothing."""
     settings.posting.enabled = False
     settings.peering.standalone = True
+    settings.persistence.diffbase_storage = NoComparison()
     settings.scanning.disabled = True  # no watch on CRDs and namespaces: nothing cluster-scoped is needed
+    settings.watching.chunk_size = PAGE
+    settings.watching.label_selectors[PODS] = SELECTOR
+    settings.queueing.idle_timeout = 1.0  # seconds; until then a quiet object holds a task and a queue
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = Backoffs()
     settings.process.ultimate_exiting_timeout = 20
+
+
+class Backoffs:
+    """Delays without end: kopf ends the operator after the last one."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from RETRY_DELAYS
+        while True:
+            yield RETRY_DELAYS[-1]
+
+
+class NoComparison(kopf.DiffBaseStorage):  # type: ignore[misc]
+    """Keeps kopf from copying each object to detect changes: no handler asks for them."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass

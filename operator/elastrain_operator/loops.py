@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import structlog
@@ -13,7 +13,7 @@ import structlog
 from elastrain.api.job import JobSpec
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdError
-from elastrain_operator import plan
+from elastrain_operator import clock, plan
 from elastrain_operator.apply.executor import Executor, Memory
 from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import OperatorConfig
@@ -148,15 +148,15 @@ class JobLoop:
 
     async def _run(self) -> None:
         failures = 0
-        clock = asyncio.get_running_loop().time
+        seconds = asyncio.get_running_loop().time
         not_before = 0.0
         while True:
-            await asyncio.sleep(max(COALESCE, not_before - clock()))
+            await asyncio.sleep(max(COALESCE, not_before - seconds()))
             self._wake.clear()
             if self._later is not None:  # it is looked at now
                 self._later.cancel()
                 self._later = None
-            began = clock()
+            began = seconds()
             self._note_queued()
             try:
                 with metrics.PASS_SECONDS.time():
@@ -173,7 +173,7 @@ class JobLoop:
                     metrics.PLANS.labels("failed").inc()
                     metrics.ERRORS.labels(_source(error)).inc()
                     await self._failed(error, due)
-            not_before = began + pace(clock() - began)
+            not_before = began + pace(seconds() - began)
             await self._wait(due, hurried=failures == 0)
 
     async def _failed(self, error: Exception, retry: float) -> None:
@@ -186,7 +186,7 @@ class JobLoop:
         try:
             status = self._memory.status or parse.job_status(self._body)
             words = f"{type(error).__name__}: {error}"
-            confession = plan.fault(status, self.job.generation, words, RETRY_DELAYS[-1], _now())
+            confession = plan.fault(status, self.job.generation, words, RETRY_DELAYS[-1], clock.now())
             await self._executor.execute(self.job, None, confession, self._memory)
         except Exception as another:  # the same poison, perhaps; the loop has to go on all the same
             log.warning("fault not told", job=self.job.name, namespace=self.job.namespace, error=str(another))
@@ -216,12 +216,12 @@ class JobLoop:
         try:
             spec = self._spec(body.get("spec", {}))
         except parse.SpecInvalid as error:
-            refusal = plan.refuse(status, self.job.generation, str(error), _now())
+            refusal = plan.refuse(status, self.job.generation, str(error), clock.now())
             await self._executor.execute(self.job, None, refusal, memory)
             return self._config.resync
         observed = await self._observe()
         with metrics.PLAN_SECONDS.time():
-            decided = plan.plan(spec, status, observed, _now(), self._config.drain_extra)
+            decided = plan.plan(spec, status, observed, clock.now(), self._config.drain_extra)
         memory.books = decided.books or memory.books
         self.meter.saw(self.job, decided.status or status, observed, memory.books)
         if self._capacity and decided.claims:
@@ -267,7 +267,7 @@ class JobLoop:
         for uid, (pod, since) in list(created.items()):
             if uid in seen:
                 del created[uid]
-            elif _now() - since > UNSEEN:
+            elif clock.now() - since > UNSEEN:
                 await self._ask_for(pod)
         return parse.pods([*seen.values(), *(pod for pod, _ in created.values())])
 
@@ -276,7 +276,7 @@ class JobLoop:
         body = await self._kube.get_pod(self.job.namespace, pod.name)
         current = parse.pod(body) if body and body["metadata"]["uid"] == pod.uid else None
         if current:
-            self._memory.created[pod.uid] = (current, _now())
+            self._memory.created[pod.uid] = (current, clock.now())
         else:
             del self._memory.created[pod.uid]
 
@@ -293,6 +293,10 @@ class Loops:
 
     def __contains__(self, uid: object) -> bool:
         return uid in self._loops
+
+    def jobs(self) -> dict[str, JobKeys]:
+        """The jobs that have a loop, by UID."""
+        return {uid: JobKeys(loop.job.namespace, loop.job.name, uid) for uid, loop in self._loops.items()}
 
     @property
     def unplanned(self) -> int:
@@ -375,7 +379,3 @@ def is_conflict(error: Exception) -> bool:
 def newest(known: str | None, seen: str | None) -> str | None:
     """The newer of two resourceVersions of one object; Kubernetes has them compared as integers (KEP-5504)."""
     return max((v for v in (known, seen) if v), key=int, default=None)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""Waiting for what a test expects."""
+"""Waiting for what a test expects, never longer than it says."""
 
 from __future__ import annotations
 
@@ -7,9 +7,23 @@ import time
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Return when ``condition`` holds. Fails, naming ``what``, if it does not within 10 s."""
-    deadline = time.monotonic() + 10
+def eventually(
+    condition: Callable[[], object],
+    within: float = 10.0,
+    what: str | Callable[[], str] = "the condition",
+    pause: float = 0.01,
+) -> None:
+    """Return when ``condition`` holds; look every ``pause`` seconds. Fails, naming ``what``, if it is late."""
+    deadline = time.monotonic() + within
     while not condition():
-        assert time.monotonic() < deadline, what
+        late = time.monotonic() > deadline
+        assert not late, f"not within {within:g} s: {what() if callable(what) else what}"
+        time.sleep(pause)
+
+
+async def until(condition: Callable[[], object], what: str = "the condition", within: float = 10.0) -> None:
+    """The same in an event loop."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within:g} s: {what}"
         await asyncio.sleep(0.002)

@@ -1,9 +1,8 @@
 """What runs beside what, and in which order, where several processes run these tests (`pytest -n 3`).
 
-A file is run by one process, in order. Much of it waits (for leases, time-outs, processes that start), so that more
-processes than cores end sooner. But files that keep all cores busy run one after the other, in a *lane* (there are two
-such lanes, as ranks wait for each other); and files that need a server that is slow to start share it in theirs. A lane
-is as long as all its tests together, so it begins first.
+A file is run by one process, in order. Half of a run is waiting (for leases, time-outs, processes that start), so that
+more processes than cores end sooner. Files that keep all cores busy, and files that share what is slow to start, run
+one after the other, in a *lane*. A lane is as long as all its tests together, so it begins first.
 """
 
 from __future__ import annotations
@@ -14,35 +13,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 LANES: dict[str, tuple[str, ...]] = {
-    # Several ranks import torch, and train; they are killed, stopped, cut off.
-    "training": (
-        "tests/training/elastic/test_accumulation.py",
-        "tests/training/elastic/test_batchnorm.py",
-        "tests/training/elastic/test_bitwise.py",
-        "tests/training/elastic/test_rescale_in_process.py",
-        "tests/training/elastic/test_rescale_traces.py",
-        "tests/training/elastic/test_state_in_portions.py",
-        "tests/training/faults/",
-        "tests/protocol/nodecheck/",
-        "tests/training/rendezvous/",
-    ),
-    # The examples, whole.
-    "examples": (
-        "tests/training/integrations/",
-        "tests/training/local/",
-    ),
-    # An API server, and an operator that serves all its namespaces.
-    "operator": (
-        "tests/protocol/operator/test_capacity_on_apiserver.py",
-        "tests/protocol/operator/test_credentials_on_apiserver.py",
-        "tests/protocol/operator/test_failover_on_apiserver.py",
-        "tests/protocol/operator/test_lifecycle_on_apiserver.py",
-        "tests/protocol/operator/test_metrics_on_apiserver.py",
-        "tests/protocol/operator/test_operator_on_apiserver.py",
-        "tests/protocol/operator/test_pod_security.py",
-        "tests/protocol/operator/test_spares_on_apiserver.py",
-    ),
-    # An API server without an operator.
+    # One API server. The operator's tests are the last: their operator serves all namespaces.
     "apiserver": (
         "tests/protocol/api/test_cert_manager.py",
         "tests/protocol/api/test_chart_apiserver.py",
@@ -50,6 +21,34 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/api/test_autoscaler.py",
         "tests/protocol/client/",
         "tests/protocol/dashboard/test_dashboard_on_apiserver.py",
+        "tests/protocol/operator/test_capacity_on_apiserver.py",
+        "tests/protocol/operator/test_credentials_on_apiserver.py",
+        "tests/protocol/operator/test_failover_on_apiserver.py",
+        "tests/protocol/operator/test_fenced_writes.py",
+        "tests/protocol/operator/test_lifecycle_on_apiserver.py",
+        "tests/protocol/operator/test_metrics_on_apiserver.py",
+        "tests/protocol/operator/test_operator_on_apiserver.py",
+        "tests/protocol/operator/test_pod_security.py",
+        "tests/protocol/operator/test_spares_on_apiserver.py",
+    ),
+    # Real ranks, forks of one warm process.
+    "training": (
+        "tests/training/bench/",
+        "tests/training/elastic/test_accumulation.py",
+        "tests/training/elastic/test_batchnorm.py",
+        "tests/training/elastic/test_bitwise.py",
+        "tests/training/elastic/test_rescale_in_process.py",
+        "tests/training/elastic/test_rescale_traces.py",
+        "tests/training/elastic/test_state_in_portions.py",
+        "tests/training/faults/",
+    ),
+    # Processes that import torch themselves.
+    "processes": (
+        "tests/protocol/nodecheck/",
+        "tests/training/agent/",
+        "tests/training/integrations/",
+        "tests/training/local/",
+        "tests/training/rendezvous/",
     ),
 }
 

@@ -12,7 +12,6 @@ from elastrain.api import names
 from elastrain.api.job import JobSpec
 from elastrain.api.records import Termination
 from elastrain_operator import loops
-from elastrain_operator.observe import reflector
 from raw_cluster import TEMPLATE, wire_time
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
@@ -83,10 +82,3 @@ def terminated() -> Callable[..., dict[str, Any]]:
         return {"terminated": {"exitCode": exit_code, **times, **message, **fields}}
 
     return build
-
-
-@pytest.fixture
-def quick_reflector(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A watch that is tried again at once."""
-    monkeypatch.setattr(reflector, "RETRY_DELAYS", (0.001,))
-    monkeypatch.setattr(reflector, "RESUME_DELAY", 0.001)

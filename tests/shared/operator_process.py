@@ -22,18 +22,18 @@ def operator_account(apiserver: ApiServer, path: Path, namespace: str = "") -> P
     """A kubeconfig, at ``path``, that may do what ``kube.py`` says that an operator needs, and nothing else: in one
     namespace, or in all."""
     admin = Cluster(apiserver.kubeconfig, namespace or "default")
-    name = {"metadata": {"name": "elastrain-operator"}}
+    name = {"metadata": {"name": "tested-operator"}}
     needed = {**PERMISSIONS, **LEASE_PERMISSIONS, **({} if namespace else CAPACITY_PERMISSIONS)}
     rules = [{"apiGroups": [g], "resources": [r], "verbs": sorted(verbs)} for (g, r), verbs in needed.items()]
     rbac = "/apis/rbac.authorization.k8s.io/v1" + (f"/namespaces/{namespace}" if namespace else "")
     kind = "Role" if namespace else "ClusterRole"
     admin.call("POST", f"{rbac}/{kind.lower()}s", {**name, "rules": rules})
-    subject = {"kind": "ServiceAccount", "name": "elastrain-operator", "namespace": admin.namespace}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": "elastrain-operator"}
+    subject = {"kind": "ServiceAccount", "name": "tested-operator", "namespace": admin.namespace}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": "tested-operator"}
     admin.call("POST", f"{rbac}/{kind.lower()}bindings", {**name, "roleRef": role, "subjects": [subject]})
     accounts = f"/api/v1/namespaces/{admin.namespace}/serviceaccounts"
     admin.call("POST", accounts, name)
-    answer = admin.call("POST", f"{accounts}/elastrain-operator/token", {"spec": {"expirationSeconds": 7200}})
+    answer = admin.call("POST", f"{accounts}/tested-operator/token", {"spec": {"expirationSeconds": 7200}})
     config = yaml.safe_load(apiserver.kubeconfig.read_text())
     config["users"][0]["user"] = {"token": answer["status"]["token"]}
     path.write_text(yaml.safe_dump(config))

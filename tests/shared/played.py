@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import builders
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Progress, Target, Termination
+from elastrain.api.records import Member, Outcome, Phase, Progress, Target, Termination
 from elastrain.etcd import EtcdClient
 from raw_cluster import Cluster, wire_time
 
@@ -115,11 +116,7 @@ class Played:
 
     def _form(self, wanted: tuple[str, ...]) -> None:
         self.number, self.in_generation = self.number + 1, wanted
-        members = tuple(
-            GenerationMember(id=name, worker=name, address="127.0.0.1", store_port=1, rank_offset=i)
-            for i, name in enumerate(wanted)
-        )
-        generation = Generation(number=self.number, members=members, reason="Test", leader=next(iter(wanted), "none"))
+        generation = builders.generation(self.number, *wanted, reason="Test")
         self.client.put(self.keys.generation, generation.encode())
         for name in wanted:
             member = Member(id=name, worker=name, address="127.0.0.1", phase=Phase.READY, generation=self.number)

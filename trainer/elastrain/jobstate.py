@@ -67,6 +67,9 @@ class JobState:
         """The newest generation as its key has it: a large one without its members (:mod:`elastrain.api.roster`)."""
         self.generation_mod_revision = 0
         """Of the key ``generation``; 0: it does not exist."""
+        self.highest_number = 0
+        """Greatest number of a generation in any record so far. etcd may lose its data under a running job, and numbers
+        never go back."""
         self.leadership: Leadership | None = None
         self.ended: dict[int, str] = {}
         """Numbers of generations whose members were told that they cannot go on, and why."""
@@ -102,18 +105,18 @@ class JobState:
         elif key == keys.target:
             self.target = self._decode(Target, kv)
         elif key == keys.generation:
-            self.header = self._decode(Generation, kv)
-            self.generation_mod_revision = kv.mod_revision if kv else 0
-            if self.header is not None:
-                self._note_ended(self.header.ended, self.header.why)
+            self._put_header(kv)
         elif key == keys.leader:
             leader = self._decode(Leader, kv)
             self.leadership = Leadership(leader, kv.lease, kv.mod_revision) if kv else None
         elif key == keys.ended:
             ended = self._decode(Ended, kv)
-            self._note_ended(ended.numbers if ended else (), ended.why if ended else "")
+            if ended is not None:
+                self._note_number(*ended.numbers)
+                self._note_ended(ended.numbers, ended.why)
         elif key == keys.progress:
             self.progress = self._decode(Progress, kv)
+            self._note_number(self.progress.generation if self.progress else 0)
         elif key == keys.closed:
             self.closed = self._decode(Closed, kv)
         elif key == keys.issued:
@@ -140,15 +143,26 @@ class JobState:
         """Members of one of the last few generations, in rank order; empty if they are not known."""
         return roster.join(roster.Part(members=part) for part in self.parts.get(number, {}).values())
 
+    def _put_header(self, kv: KeyValue | None) -> None:
+        self.header = self._decode(Generation, kv)
+        self.generation_mod_revision = kv.mod_revision if kv else 0
+        if self.header is not None:
+            self._note_number(self.header.number)
+            self._note_ended(self.header.ended, self.header.why)
+
     def _put_part(self, key: str, kv: KeyValue | None) -> None:
         number = int(key.removeprefix(self.keys.rosters).partition("/")[0])
         part = self._decode(roster.Part, kv)
         if part is not None:
+            self._note_number(number)
             self.parts.setdefault(number, {})[key] = part.members
         elif number in self.parts:
             self.parts[number].pop(key, None)
             if not self.parts[number]:
                 del self.parts[number]
+
+    def _note_number(self, *numbers: int) -> None:
+        self.highest_number = max(self.highest_number, *numbers)
 
     def _note_ended(self, numbers: tuple[int, ...], why: str) -> None:
         self.ended.update(dict.fromkeys(numbers, why))

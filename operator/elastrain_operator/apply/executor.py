@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Protocol
 
 import structlog
@@ -17,6 +17,7 @@ from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import PHASES, Target
 from elastrain.etcd import EtcdDenied, EtcdError
+from elastrain_operator import clock
 from elastrain_operator.apply.credentials import Vault
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import ApiError, Kube
@@ -87,7 +88,7 @@ class Executor:
         if plan.status is not None:
             patch = status_patch(plan.status)
             memory.version = await self._kube.patch_status(job.namespace, job.name, patch, memory.version)
-            memory.status, memory.status_written = plan.status, _now()
+            memory.status, memory.status_written = plan.status, clock.now()
             if self._traces is not None:
                 self._traces.seen(job, plan.status)
         memory.unborn = tuple(sorted({*memory.unborn, *plan.create}))  # until they have pods: what follows may fail
@@ -132,7 +133,7 @@ class Executor:
         refused = [r for r in results.values() if isinstance(r, _Refused)]
         taken = {n for n, r in results.items() if isinstance(r, Pod) or (isinstance(r, _Refused) and r.taken)}
         before = memory.refusal.attempts if memory.refusal and not created else 0
-        memory.created.update({pod.uid: (pod, _now()) for pod in created})
+        memory.created.update({pod.uid: (pod, clock.now()) for pod in created})
         memory.unborn = tuple(n for n in memory.unborn if n not in taken)
         memory.refusal = refused[0].as_refusal(job, before + 1) if refused else None
         # A start is told once: how many are wanted says as much as the names of the first pods.
@@ -199,7 +200,7 @@ class Executor:
         written = log.warning if notice.severity is Severity.WARNING else log.info
         written(notice.message, job=_name(job), event_reason=notice.reason)
         try:
-            await self._kube.create_event(job.namespace, event(job, notice, _now()))
+            await self._kube.create_event(job.namespace, event(job, notice, clock.now()))
         except ApiError as error:
             log.warning("event not recorded", job=_name(job), event_reason=notice.reason, error=str(error))
 
@@ -214,7 +215,7 @@ class _Refused:
     """The name belongs to something else: the ordinal is spent."""
 
     def as_refusal(self, job: JobRef, attempts: int) -> Refusal:
-        return Refusal(self.reason, self.message, _now(), attempts, job.generation)
+        return Refusal(self.reason, self.message, clock.now(), attempts, job.generation)
 
 
 _Result = Pod | _Refused | ApiError | EtcdError
@@ -274,10 +275,6 @@ def event(job: JobRef, notice: Notice, now: datetime) -> dict[str, Any]:
         "lastTimestamp": stamp,
         "count": 1,
     }
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 def _name(job: JobRef) -> str:

@@ -54,6 +54,7 @@ WATCH_SILENCE = 90.0
 JSON = "application/json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1," + JSON
 """What is wanted in answer to a write: not all of the object that was sent a moment ago."""
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1," + JSON
 _HEADERS = {
     "Accept-Encoding": "identity",  # within a cluster, compression costs more
     "User-Agent": f"elastrain-operator/{version('elastrain')}",  # in audit logs; up to the slash, in managedFields
@@ -168,8 +169,13 @@ class Kube:
         await self._call("POST", f"/api/v1/namespaces/{namespace}/events", "record an event", event, accept=METADATA)
 
     # ---- lists and watches -----------------------------------------------------------------------------------------
+    async def uids(self, path: str, what: str, query: Mapping[str, str]) -> set[str]:
+        """UIDs of all objects that exist at a moment after the call began."""
+        pages = self.list_pages(path, what, query, accept=METADATA_LIST)
+        return {item["metadata"]["uid"] async for items, _ in pages for item in items}
+
     async def list_pages(
-        self, path: str, what: str, query: Mapping[str, str]
+        self, path: str, what: str, query: Mapping[str, str], *, accept: str = JSON
     ) -> AsyncIterator[tuple[list[dict[str, Any]], str]]:
         """Objects, page by page, each with the resource version from which to watch on.
 
@@ -177,7 +183,7 @@ class Kube:
         """
         query = {**query, "limit": str(PAGE)}
         while True:
-            page = await self._call("GET", path, what, query=query)
+            page = await self._call("GET", path, what, query=query, accept=accept)
             yield page.get("items") or [], str(page["metadata"]["resourceVersion"])
             going_on = page["metadata"].get("continue")
             if not going_on:

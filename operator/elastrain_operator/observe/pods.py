@@ -1,4 +1,4 @@
-"""All worker pods as the API server's watch shows them: parsed on arrival, kept by job, and who is to be told."""
+"""Worker pods of all jobs: parsed on arrival, kept by job. The only memory of pods in the operator."""
 
 from __future__ import annotations
 
@@ -9,57 +9,59 @@ import structlog
 
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
-from elastrain_operator.kube.client import pods_path
 from elastrain_operator.model import Pod
 from elastrain_operator.observe import parse
-from elastrain_operator.observe.reflector import Reflector, Source
 
-WORKERS = {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"}
+SELECTOR = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
 OnPod = Callable[[JobKeys, Pod, bool], None]
-"""Called with the job, the pod, and whether it is gone: else it is new or differs from what was shown before."""
+"""Called with the job, the pod, and whether the pod is gone. Otherwise the pod is new or differs from before."""
 
 log = structlog.get_logger(__name__)
 
 
 class Pods:
-    """Worker pods by the UID of their job."""
+    """Worker pods by the UID of their job. The last known state stays while the API server is silent."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_pod: OnPod) -> None:
+        self._on_pod = on_pod
+        self._by_uid: dict[str, tuple[JobKeys, Pod]] = {}
         self._by_job: dict[str, dict[str, Pod]] = {}
 
     def of(self, job_uid: str) -> tuple[Pod, ...]:
         return tuple(self._by_job.get(job_uid, {}).values())
 
-    def put(self, job_uid: str, pod: Pod) -> None:
-        self._by_job.setdefault(job_uid, {})[pod.uid] = pod
+    def uids(self) -> frozenset[str]:
+        """UIDs of all known pods."""
+        return frozenset(self._by_uid)
 
-    def drop(self, job_uid: str, pod_uid: str) -> None:
-        pods = self._by_job.get(job_uid, {})
-        pods.pop(pod_uid, None)
+    def see(self, body: Mapping[str, Any]) -> None:
+        """The pod exists and looks like ``body``."""
+        uid = body["metadata"]["uid"]
+        before, now = self._by_uid.get(uid), _parsed(body)
+        if now == before:
+            return
+        if before is not None and (now is None or now[0] != before[0]):  # its labels name another job, or none
+            self.forget(uid)
+        if now is not None:
+            job, pod = self._by_uid[uid] = now
+            self._by_job.setdefault(job.uid, {})[uid] = pod
+            self._on_pod(job, pod, False)
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone."""
+        known = self._by_uid.pop(uid, None)
+        if known is None:
+            return
+        job, pod = known
+        pods = self._by_job[job.uid]
+        del pods[uid]
         if not pods:
-            self._by_job.pop(job_uid, None)
-
-
-def watch(source: Source, namespace: str, pods: Pods, on_pod: OnPod) -> Reflector[tuple[JobKeys, Pod]]:
-    """Keeps ``pods`` true for one namespace (empty: for all). What it last knew stays while the API server is
-    silent."""
-
-    def changed(before: tuple[JobKeys, Pod] | None, now: tuple[JobKeys, Pod] | None) -> None:
-        if before and (now is None or now[0] != before[0]):  # gone, or its labels say no more that it is that job's
-            job, pod = before
-            pods.drop(job.uid, pod.uid)
-            on_pod(job, pod, True)
-        if now:
-            job, pod = now
-            pods.put(job.uid, pod)
-            on_pod(job, pod, False)
-
-    what = f"worker pods of namespace {namespace}" if namespace else "worker pods"
-    return Reflector(source, pods_path(namespace), what, parse=_parsed, on_object=changed, query=WORKERS)
+            del self._by_job[job.uid]
+        self._on_pod(job, pod, True)
 
 
 def _parsed(body: Mapping[str, Any]) -> tuple[JobKeys, Pod] | None:
-    """The pod and whose it is; None if its labels do not say. One that cannot be read hides no other."""
+    """The pod with its job; None if the labels name no job. An unreadable pod is logged and hides no other."""
     meta = body["metadata"]
     labels = meta.get("labels") or {}
     job, uid = labels.get(names.LABEL_JOB), labels.get(names.LABEL_JOB_UID)

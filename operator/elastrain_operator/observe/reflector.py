@@ -1,8 +1,7 @@
-"""A list of one resource kept true by a watch: each object parsed on arrival, and only what was parsed is kept.
+"""A list of one resource kept up to date by a watch: each object is parsed on arrival, and only the result is kept.
 
-Used in place of kopf's own: kopf fills its indices before anything else happens, so that a missing permission would
-stop the whole operator; it keeps whole objects, which for all pods of a cluster is much; and it spends several times as
-long on an event as is spent here (docs/decisions/0047).
+Serves the allocator's inventory, which kopf cannot (docs/decisions/0080): a missing permission must not stop the
+operator, and kopf has one selector for each resource, which the worker pods use.
 """
 
 from __future__ import annotations
@@ -39,12 +38,8 @@ class Source(Protocol):
     ) -> AsyncIterator[dict[str, Any]]: ...
 
 
-def _nobody(*_: object) -> None:
-    pass
-
-
 class Reflector(Generic[T]):
-    """What the API server has of one resource. Lives in one event loop."""
+    """The objects of one resource. Lives in one event loop."""
 
     def __init__(
         self,
@@ -53,28 +48,22 @@ class Reflector(Generic[T]):
         what: str,
         *,
         parse: Callable[[Mapping[str, Any]], T | None],
-        on_object: Callable[[T | None, T | None], None] = _nobody,
-        on_change: Callable[[], None] = _nobody,
+        on_change: Callable[[], None],
         query: Mapping[str, str] | None = None,
     ) -> None:
-        """``what``: the plural, for messages. ``parse``: None: the object does not matter. ``query``: selectors.
-
-        ``on_object`` is called for each object that looks different now, with what it was (None: not there) and what it
-        is (None: gone). ``on_change`` is called once for all that changed together, and when ``problem`` changes.
+        """``what``: the plural, for messages. ``parse`` returns None for an object that does not matter. ``query``:
+        selectors. ``on_change`` is called once for all objects that change together, and when ``problem`` changes.
         """
         self.values: dict[str, T] = {}
-        """By UID. What was last known stays while the API server is silent."""
-        self.listed = asyncio.Event()
-        """Set once all that existed at the start is known."""
+        """By UID. The last known values stay while the API server is silent."""
         self.problem: str | None = f"the {what} of the cluster are not listed yet"
-        """Why ``values`` is not to be believed; None: it is."""
+        """Why ``values`` cannot be relied on; None: they can."""
         self.denied = False
         """The API server has refused the list: time will not help."""
         self._source = source
         self._path = path
         self._what = what
         self._parse = parse
-        self._on_object = on_object
         self._on_change = on_change
         self._query = query or {}
         self._version = ""  # from which to watch on; empty: list first
@@ -105,15 +94,10 @@ class Reflector(Generic[T]):
                 value = self._parse(body)
                 if value is not None:
                     found[body["metadata"]["uid"]] = value
-        before, self.values = self.values, found
-        changed = [uid for uid in {**found, **before} if before.get(uid) != found.get(uid)]
-        told = changed or self.problem is not None
-        self.problem, self.denied = None, False
+        changed = found != self.values or self.problem is not None
+        self.values, self.problem, self.denied = found, None, False
         self._version, self._failures = at, 0
-        for uid in changed:
-            self._on_object(before.get(uid), found.get(uid))
-        self.listed.set()
-        if told:
+        if changed:
             self._on_change()
 
     async def _follow(self) -> None:
@@ -133,7 +117,6 @@ class Reflector(Generic[T]):
             del self.values[uid]
         else:
             self.values[uid] = value
-        self._on_object(before, value)
         self._on_change()
 
     def _failed(self, error: ApiError) -> float:

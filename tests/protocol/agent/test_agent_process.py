@@ -2,83 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from elastrain.api import names
-from elastrain.api.records import Generation, Outcome, Progress, Target, Termination
+from elastrain.api.records import Generation, Outcome, Progress, Target
 from elastrain.etcd import EtcdClient, EtcdConfig
-
-FAKE_RANK = Path(__file__).parents[2] / "shared" / "fake_rank.py"
-
-
-class Worker:
-    """One agent and what it and its ranks leave behind."""
-
-    def __init__(self, name: str, process: subprocess.Popen[bytes], trail: Path, termination: Path) -> None:
-        self.name = name
-        self.process = process
-        self._trail = trail
-        self._termination = termination
-
-    def trail(self, what: str = "") -> list[dict]:
-        """What its ranks noted, oldest incarnation first."""
-        files = sorted(self._trail.glob(f"{self.name}.*"), key=lambda f: f.stat().st_mtime)
-        notes = [json.loads(line) for f in files for line in f.read_text().splitlines() if line.endswith("}")]
-        return [n for n in notes if not what or n["what"] == what]
-
-    def in_generation(self, number: int, world: int) -> bool:
-        """Its ranks have adopted a generation numbered at least so, of this size."""
-        adopted = self.trail("adopted")
-        return bool(adopted) and adopted[-1]["generation"] >= number and adopted[-1]["world"] == world
-
-    def rank_pid(self) -> int:
-        return self.trail()[-1]["pid"]
-
-    def ends(self) -> tuple[int, Termination]:
-        code = self.process.wait(timeout=30)
-        return code, Termination.decode(self._termination.read_bytes())
-
-
-@pytest.fixture
-def start(etcd, job_keys, tmp_path) -> Iterator[Callable[..., Worker]]:
-    """Start an agent: ``start("a", FAKE_RANK_STEPS=50)``; or with another command, etcd or code."""
-    workers: list[Worker] = []
-
-    def start(name: str, *command: str, code: str = "", endpoint: str = "", **variables: object) -> Worker:
-        directory = tmp_path / name
-        directory.mkdir(exist_ok=True)
-        termination = directory / "termination.json"
-        environment = {
-            **os.environ,
-            names.ENV_ETCD_ENDPOINTS: endpoint or etcd.endpoint,
-            names.ENV_NAMESPACE: job_keys.namespace,
-            names.ENV_JOB: job_keys.job,
-            names.ENV_JOB_UID: job_keys.uid,
-            names.ENV_WORKER: name,
-            names.ENV_ADDRESS: "127.0.0.1",
-            names.ENV_LEASE_TTL: "2",
-            names.ENV_TERMINATION_LOG: str(termination),
-            names.ENV_FORK_RANKS: "off",  # there is no torch to be imported
-            "FAKE_RANK_TRAIL": str(directory),
-            **{k: str(v) for k, v in variables.items()},
-        }
-        program = [sys.executable, *(["-c", code] if code else ["-m", "elastrain", "agent", "--"])]
-        process = subprocess.Popen([*program, *(command or (sys.executable, str(FAKE_RANK)))], env=environment)
-        workers.append(Worker(name, process, directory, termination))
-        return workers[-1]
-
-    yield start
-    for worker in workers:
-        worker.process.kill()
-        worker.process.wait()
 
 
 @pytest.fixture
@@ -202,7 +133,7 @@ def test_the_agent_gives_up_with_the_reason_if_etcd_cannot_be_reached(start):
         "import sys; from elastrain.agent import presence, runtime as main; presence.ETCD_SECONDS = 0.5; "
         "sys.exit(main.main(sys.argv[1:]))"
     )
-    code, last = start("a", "true", code=impatient, endpoint="127.0.0.1:1").ends()
+    code, last = start("a", "true", code=impatient, where={names.ENV_ETCD_ENDPOINTS: "127.0.0.1:1"}).ends()
     assert (code, last.reason) == (names.EXIT_INFRASTRUCTURE, "EtcdUnreachable")
     assert "127.0.0.1:1" in last.message
 
@@ -210,7 +141,7 @@ def test_the_agent_gives_up_with_the_reason_if_etcd_cannot_be_reached(start):
 def test_the_agent_ends_at_once_with_the_reason_if_etcd_refuses_its_credentials(guarded, start):
     server, config = guarded
     stranger = config("stranger").to_environment()
-    code, last = start("a", "true", endpoint=server.endpoint, **stranger).ends()
+    code, last = start("a", "true", where={names.ENV_ETCD_ENDPOINTS: server.endpoint}, **stranger).ends()
     assert (code, last.reason) == (names.EXIT_INFRASTRUCTURE, "EtcdDenied")
     assert "stranger" in last.message and server.endpoint in last.message
     assert "wrong" not in last.message, "the password is told"
@@ -220,7 +151,7 @@ def test_a_lone_member_stops_at_its_ttl_and_goes_on_when_etcd_is_back(etcd_facto
     etcd = etcd_factory()
     with EtcdClient(EtcdConfig.of(etcd.endpoint)) as client:
         client.put(job_keys.target, Target(min=1, max=1, desired=1).encode())
-    a = start("a", endpoint=etcd.endpoint)
+    a = start("a", where={names.ENV_ETCD_ENDPOINTS: etcd.endpoint})
     eventually(lambda: a.in_generation(1, 1))
     etcd.pause()
     eventually(lambda: a.trail("abort"), what="the lone rank to be stopped")
@@ -234,7 +165,10 @@ def test_no_rank_notices_if_etcd_restarts(etcd_factory, start, job_keys, eventua
     etcd = etcd_factory()
     with EtcdClient(EtcdConfig.of(etcd.endpoint)) as client:
         client.put(job_keys.target, Target(min=1, max=2, desired=2).encode())
-        a, b = start("a", endpoint=etcd.endpoint), start("b", endpoint=etcd.endpoint)
+        a, b = (
+            start("a", where={names.ENV_ETCD_ENDPOINTS: etcd.endpoint}),
+            start("b", where={names.ENV_ETCD_ENDPOINTS: etcd.endpoint}),
+        )
         eventually(lambda: a.in_generation(1, 2) and b.in_generation(1, 2))
         eventually(lambda: client.get(job_keys.progress), what="the first progress record")
         etcd.kill()

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import trustme
 
 from elastrain.api import names
-from elastrain.api.records import Generation, Progress, Target, Termination
+from elastrain.api.records import Generation, Progress, Target
 from elastrain.etcd import EtcdClient, EtcdUnavailable, EtcdUsers
-
-FAKE_RANK = Path(__file__).parents[2] / "shared" / "fake_rank.py"
 
 
 @pytest.fixture
@@ -31,42 +24,12 @@ def root(server):
         yield client
 
 
-@pytest.fixture
-def start(server, root, job_keys, tmp_path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """``start("a", user="job")``: an agent of the job, logged in as that user."""
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, user: str) -> subprocess.Popen[bytes]:
-        directory = tmp_path / name
-        directory.mkdir()
-        environment = {
-            **os.environ,
-            **server.config(user, "secret").to_environment(),
-            names.ENV_NAMESPACE: job_keys.namespace,
-            names.ENV_JOB: job_keys.job,
-            names.ENV_JOB_UID: job_keys.uid,
-            names.ENV_WORKER: name,
-            names.ENV_ADDRESS: "127.0.0.1",
-            names.ENV_LEASE_TTL: "4",
-            names.ENV_TERMINATION_LOG: str(directory / "termination.json"),
-            names.ENV_FORK_RANKS: "off",  # there is no torch to be imported
-            "FAKE_RANK_TRAIL": str(directory),
-        }
-        command = [sys.executable, "-m", "elastrain", "agent", "--", sys.executable, str(FAKE_RANK)]
-        processes.append(subprocess.Popen(command, env=environment))
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
 def test_a_job_trains_through_expired_tokens_and_replaced_certificates(server, root, start, job_keys, eventually):
     """No agent is started again, no member lost and no generation formed for it."""
     EtcdUsers(root).ensure("job", "secret", job_keys.prefix)
     root.put(job_keys.target, Target(min=2, max=2, desired=2).encode())
-    agents = [start("a", "job"), start("b", "job")]
+    job = server.config("job", "secret").to_environment()
+    agents = [start(name, where=job, **{names.ENV_LEASE_TTL: 4}) for name in "ab"]
 
     def step() -> int:
         """As the agents have written it; -1 while etcd does not tell."""
@@ -89,13 +52,13 @@ def test_a_job_trains_through_expired_tokens_and_replaced_certificates(server, r
     server.trust(other)
     eventually(lambda: step() > reached + 200, within=30.0, what="progress, which is written with the new certificate")
     assert state() == before
-    assert [agent.poll() for agent in agents] == [None, None]
+    assert [agent.process.poll() for agent in agents] == [None, None]
 
 
-def test_a_job_s_credentials_are_refused_by_name_if_they_are_another_s(root, start, job_keys, tmp_path):
+def test_a_job_s_credentials_are_refused_by_name_if_they_are_another_s(server, root, start, job_keys):
     EtcdUsers(root).ensure("other", "secret", "/elastrain/test/other/")
     root.put(job_keys.target, Target(min=1, max=1, desired=1).encode())
-    assert start("a", "other").wait(30) == names.EXIT_INFRASTRUCTURE
-    last = Termination.decode((tmp_path / "a" / "termination.json").read_bytes())
+    code, last = start("a", where=server.config("other", "secret").to_environment()).ends()
+    assert code == names.EXIT_INFRASTRUCTURE
     assert last.reason == "EtcdDenied"
     assert "does not allow user 'other'" in last.message

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from conftest import SecureEtcd
     from control_plane import ApiServer
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.nightly]
 
 NAMESPACE = "issued"
 ETCD = "issued-elastrain-etcd"

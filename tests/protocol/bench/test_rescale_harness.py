@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
-from rescale_harness.events import DEFAULT, EVENTS, SCENARIOS, Event, kind, labels, sizes
-from rescale_harness.load import Load
-from rescale_harness.report import between_markers
-from rescale_harness.steplog import ENV_LOGS, ENV_NODE, StepLog, StepLogs
+import rescale
+from bench_harness.processes import Load
+from bench_rescale.events import DEFAULT, EVENTS, SCENARIOS, Event, kind, labels, sizes
+from bench_rescale.steplog import ENV_LOGS, ENV_NODE, StepLog, StepLogs
 
 BENCH = Path(__file__).parents[3] / "bench"
 
@@ -68,18 +69,6 @@ def test_a_line_that_is_being_written_is_left_for_the_next_look(
     assert (last.kind, last.node, last.pid, last.step, last.world, last.rank) == ("commit", 3, os.getpid(), 1, 2, 1)
 
 
-def test_figures_replace_what_is_between_the_markers() -> None:
-    page = "before\n<!-- figures: begin -->\nold\n<!-- figures: end -->\nafter\n"
-    expected = "before\n<!-- figures: begin -->\n\nnew\n\n<!-- figures: end -->\nafter\n"
-    assert between_markers(page, "new\n") == expected
-    assert between_markers(expected, "new\n") == expected
-
-
-def test_a_page_without_markers_is_refused() -> None:
-    with pytest.raises(ValueError, match="no place for the figures"):
-        between_markers("page", "new")
-
-
 def test_a_load_takes_every_core_and_ends_with_its_context() -> None:
     with Load() as load:
         pids = load.pids
@@ -93,7 +82,7 @@ def test_no_process_is_left_if_an_agent_was_killed_and_its_children_live_on(tmp_
     script = """
 import os, sys, time
 from pathlib import Path
-from rescale_harness.processes import Processes
+from bench_harness.processes import Processes
 
 processes = Processes(Path(sys.argv[1]), dict(os.environ))
 child = "import os, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
@@ -110,7 +99,7 @@ print(agent, log.read_text())
 """
     answer = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(BENCH)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(BENCH), *sys.path])},
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     agent, child = answer.stdout.split()
@@ -119,20 +108,17 @@ print(agent, log.read_text())
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("options", "words"),
     [
-        (["--systems", "torchrun"], "--systems: 'torchrun' must be one of elastrain, torchrun-default"),
-        (["--events", "grow,boom"], "--events: 'boom' must be one of grow, grow-many"),
-        (["--events", "grow-many,grow"], "grow after 1 events: 9 nodes, must be 1 to 8"),
-        (["--scenarios", "calm"], "--scenarios: 'calm' must be one of default, kill-first"),
-        (["--systems", "torchft-tuned"], "torchft-tuned: --torchft-python must be the Python of a virtual environment"),
-        (["--add"], "--add: needs --json FILE"),
-        (["--add", "--json", "/nowhere.json"], "--add /nowhere.json: [Errno 2] No such file"),
-        (["--render", "/nowhere.json"], "--render /nowhere.json: [Errno 2] No such file"),
+        ({"systems": "torchrun"}, "--systems: 'torchrun' must be one of elastrain, torchrun-default"),
+        ({"events": "grow,boom"}, "--events: 'boom' must be one of grow, grow-many"),
+        ({"events": "grow-many,grow"}, "grow after 1 events: 9 nodes, must be 1 to 8"),
+        ({"scenarios": "calm"}, "--scenarios: 'calm' must be one of default, kill-first"),
+        ({"systems": "torchft-tuned"}, "torchft-tuned: --torchft-python must be the Python of a virtual environment"),
     ],
 )
-def test_a_wrong_option_is_refused_by_its_name_and_value(arguments: list[str], words: str) -> None:
-    command = [sys.executable, str(BENCH / "rescale.py"), *arguments]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert answer.returncode == 2
-    assert words in answer.stderr
+def test_a_wrong_option_is_refused_by_its_name_and_value(options: dict[str, str], words: str, capsys) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        rescale.main(**options)
+    assert ended.value.exit_code == 2
+    assert words in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Completion as a person meets it: a real shell on a terminal, a line half typed, and Tab.
 
-bash is everywhere; zsh and fish are tested where they are installed.
+bash is tested in CI; zsh and fish at night, where they are installed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ LINES = [
 
 
 def shell(name: str) -> object:
-    return pytest.param(name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"needs {name}"))
+    needed = pytest.mark.skipif(shutil.which(name) is None, reason=f"needs {name}")
+    return pytest.param(name, marks=[needed] if name == "bash" else [needed, pytest.mark.nightly])
 
 
 @pytest.fixture(scope="module")

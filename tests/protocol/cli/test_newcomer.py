@@ -17,12 +17,10 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import Result
 from typer.testing import CliRunner
 
 from elastrain.api import names
 from elastrain.cli.cluster import app as plugin
-from elastrain.cli.main import app
 
 JOBS = {"kind": "List", "metadata": {}, "items": []}
 
@@ -95,14 +93,6 @@ def connect(tmp_path: Path) -> Callable[[str], None]:
         (tmp_path / "config").write_text(yaml.safe_dump(config))
 
     return write
-
-
-@pytest.fixture
-def elastrain(environment):
-    def elastrain(*arguments: object, **variables: str) -> Result:
-        return CliRunner().invoke(app, [str(a) for a in arguments], env={**environment, **variables})
-
-    return elastrain
 
 
 def shown_job(name: str, status: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -241,7 +231,10 @@ def test_submit_says_so_if_no_operator_takes_note(elastrain, connect, serve, tmp
     shown = elastrain("submit", manifest)
     assert shown.exit_code == 0, "it was submitted"
     assert "digits: submitted to namespace research" in shown.stdout
-    assert "no operator has observed the job within 0.5 s; the job starts when an operator runs." in shown.stderr
+    assert (
+        "no operator has observed the job within 0.5 s; the job starts when an operator runs. elastrain doctor"
+        in shown.stderr
+    )
 
 
 def test_status_says_how_long_no_operator_has_looked(elastrain, connect, serve) -> None:

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import Result
 from typer.testing import CliRunner
 
 from elastrain.cli.cluster import app as plugin
-from elastrain.cli.main import app
 
 pytestmark = pytest.mark.apiserver
 
@@ -33,14 +31,6 @@ def environment(cluster, tmp_path: Path) -> dict[str, str]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no operator here, and ``submit`` need not wait for it."""
     monkeypatch.setattr("elastrain.cli.cluster.submit.NOTICE_SECONDS", 0.05)
-
-
-@pytest.fixture
-def elastrain(environment):
-    def elastrain(*arguments: object) -> Result:
-        return CliRunner().invoke(app, [str(a) for a in arguments], env=environment)
-
-    return elastrain
 
 
 @pytest.fixture

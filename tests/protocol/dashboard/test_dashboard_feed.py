@@ -6,15 +6,10 @@ import asyncio
 
 import pytest
 
+from conditions import until
 from elastrain.client import ClusterError, NotAllowed
 from elastrain.dashboard import facts
 from elastrain.dashboard.feed import Feed, Resource
-
-
-async def until(condition, what: str = "") -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - a condition of objects that tell nobody
-            await asyncio.sleep(0.005)
 
 
 def scenario(fake, steps) -> Feed:

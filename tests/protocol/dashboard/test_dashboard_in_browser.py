@@ -14,6 +14,7 @@ import pytest
 import scene
 from harness import browser
 
+pytestmark = pytest.mark.nightly
 PICTURES = os.environ.get("ELASTRAIN_PICTURES")
 LABELS_ARE_WHOLE = """(() => {
   const labels = [...document.querySelectorAll("svg.chart text")];

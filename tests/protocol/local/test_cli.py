@@ -11,11 +11,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
 from elastrain import __version__
-from elastrain.cli.main import app
 
 ELASTRAIN = [sys.executable, "-m", "elastrain.cli.main"]
 
@@ -24,16 +21,6 @@ ELASTRAIN = [sys.executable, "-m", "elastrain.cli.main"]
 def environment(tmp_path) -> dict[str, str]:
     nowhere = {"KUBECONFIG": str(tmp_path / "no-cluster")}
     return {**os.environ, **nowhere, "XDG_RUNTIME_DIR": str(tmp_path), "COLUMNS": "200", "NO_COLOR": "1"}
-
-
-@pytest.fixture
-def elastrain(environment):
-    """Run the command line in this process."""
-
-    def elastrain(*arguments: object) -> Result:
-        return CliRunner().invoke(app, [str(a) for a in arguments], env=environment)
-
-    return elastrain
 
 
 @pytest.fixture

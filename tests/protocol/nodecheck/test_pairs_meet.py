@@ -126,7 +126,6 @@ def test_verdict_is_unknown_if_etcd_is_away(etcd_factory, job_keys):
         assert "unavailable" in Check(client, job_keys, me, 60, by_process("gloo")).run().unknown
 
 
-@pytest.mark.slow
 def test_two_processes_sum_and_say_how_fast(etcd, job_keys):
     with enter.reserved("127.0.0.1") as port:
         command = [sys.executable, "-m", "elastrain.nodecheck.trial", "127.0.0.1", str(port.getsockname()[1])]

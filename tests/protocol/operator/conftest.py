@@ -1,4 +1,4 @@
-"""A real API server of their own with a played kubelet and agents, and operator processes."""
+"""A namespace of the shared API server, with a played kubelet and agents, and operator processes."""
 
 from __future__ import annotations
 
@@ -8,28 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from control_plane import ApiServer, control_plane
+from control_plane import ApiServer
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
 from elastrain.etcd.server import EtcdServer
-from operator_fixtures import make_spec, now, pod_body, quick_loops, quick_reflector, terminated
+from operator_fixtures import make_spec, now, pod_body, quick_loops, terminated
 from operator_process import OperatorProcess, operator_account
 from played import Played
 from raw_cluster import Cluster
 
-__all__ = ["make_spec", "now", "pod_body", "quick_loops", "quick_reflector", "terminated"]
-
-
-@pytest.fixture(scope="session")
-def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """One of their own: an operator that serves all namespaces would act on jobs that other areas' tests leave."""
-    with control_plane(tmp_path_factory.mktemp("apiserver")) as server:
-        yield server
+__all__ = ["make_spec", "now", "pod_body", "quick_loops", "terminated"]
 
 
 @pytest.fixture(scope="session")
 def operator_kubeconfig(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an operator that serves all namespaces."""
+    """Of an operator that serves all namespaces. The jobs of other areas' tests, which run before, are deleted."""
+    deleted = apiserver.kubectl("delete", "etj,pods", "--all", "--all-namespaces", "--now", "--wait=false")
+    assert deleted.returncode == 0, deleted.stderr
     return operator_account(apiserver, tmp_path_factory.mktemp("operator") / "kubeconfig")
 
 

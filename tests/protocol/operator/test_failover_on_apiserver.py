@@ -63,7 +63,6 @@ def test_second_operator_stands_by_and_takes_over_at_once_if_the_first_is_stoppe
     assert cluster.call("GET", lease_path)["spec"]["leaseTransitions"] == 1
 
 
-@pytest.mark.slow
 def test_second_operator_takes_over_within_fifteen_seconds_if_the_first_is_killed(
     cluster, play, replica, lease_path, eventually
 ):

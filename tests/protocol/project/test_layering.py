@@ -11,12 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-def test_import_contracts_are_kept() -> None:
-    lint = Path(sys.executable).with_name("lint-imports")
-    result = subprocess.run([str(lint)], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-
-
 # import-linter does not see what a package imports in its own __init__, nor what its dependencies bring: hence these.
 @pytest.mark.parametrize(
     ("modules", "absent"),

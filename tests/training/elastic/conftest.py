@@ -4,16 +4,15 @@ are real processes."""
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from conditions import eventually
 from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.api.records import Generation, GenerationMember
@@ -21,22 +20,18 @@ from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.exchange import MeetingStore
 from elastrain.elastic.comm.meeting import MeetingPoint
+from warm import Warm
 
 PATIENCE = 60.0
 """Seconds that a test waits for a condition before it fails, saying which."""
 
 
-def wait_until(what: str, condition: Callable[[], object], patience: float = PATIENCE) -> None:
-    end = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < end, f"not within {patience:.0f} s: {what}"
-        time.sleep(0.01)
-
-
 class Rank:
     """One member with one rank: a training process and the agent's end of its socket."""
 
-    def __init__(self, name: str, folder: Path, command: list[str], env: dict[str, str], reached: int) -> None:
+    def __init__(
+        self, warm: Warm, name: str, folder: Path, command: list[str], env: dict[str, str], reached: int
+    ) -> None:
         self.name = name
         self.reached = reached  # what etcd shows as the job's progress when the rank starts
         self.received: list[m.RankMessage] = []
@@ -45,18 +40,8 @@ class Rank:
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         server.bind(str(path))
         server.listen()
-        self.process = subprocess.Popen(
-            command,
-            stdout=self.log.open("wb"),
-            stderr=subprocess.STDOUT,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                names.ENV_WORKER: name,
-                names.ENV_AGENT_SOCKET: str(path),
-                **env,
-            },
-        )
+        own = {"OMP_NUM_THREADS": "1", names.ENV_WORKER: name, names.ENV_AGENT_SOCKET: str(path)}
+        self.process = warm.start(command, {**os.environ, **own, **env}, self.log.open("wb"))
         self._server = server
         self._connection: socket.socket | None = None
         threading.Thread(target=self._serve, daemon=True).start()
@@ -88,6 +73,8 @@ class Rank:
 
     def kill(self, how: int = signal.SIGKILL) -> None:
         self.process.send_signal(how)
+        if how == signal.SIGKILL:
+            self.process.wait(10)
 
     def stop(self) -> None:
         if self.process.poll() is None:
@@ -101,8 +88,9 @@ class Rank:
 class World:
     """The ranks of one test and the leader's part."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm: Warm) -> None:
         self.folder = folder
+        self.warm = warm
         folder.mkdir(exist_ok=True)
         self.audit = folder / "audit"
         self.number = 0
@@ -114,7 +102,7 @@ class World:
         for name in ranks:
             command = [sys.executable, str(script), str(self.folder), str(epochs), str(delay)]
             full = {names.ENV_AUDIT_DIR: str(self.audit), **env}
-            self.ranks[name] = Rank(name, self.folder, command, full, reached)
+            self.ranks[name] = Rank(self.warm, name, self.folder, command, full, reached)
 
     def wait(self, what: str, condition: Callable[[], object]) -> None:
         def check() -> object:
@@ -122,7 +110,7 @@ class World:
                 assert r.process.poll() in (None, 0, -signal.SIGKILL), f"{r.name} failed:\n{r.log.read_text()[-3000:]}"
             return condition()
 
-        wait_until(what, check)
+        eventually(check, PATIENCE, what)
 
     def ready(self, *ranks: str) -> None:
         self.wait(f"{ranks} ready", lambda: all(self.ranks[r].of_type("ready") for r in ranks))
@@ -163,8 +151,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    w = World(tmp_path)
+def world(tmp_path: Path, warm: Warm) -> Iterator[World]:
+    w = World(tmp_path, warm)
     yield w
     for r in w.ranks.values():
         r.stop()

@@ -18,12 +18,11 @@ def start(world, *ranks: str, **loader: object) -> None:
     world.ready(*ranks)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)  # four processes that import torch, on a busy machine
 def test_steps_are_those_of_whole_batches_if_they_come_in_micro_batches_and_ranks_leave_and_join(
     world, tmp_path_factory
 ) -> None:
-    at_once = type(world)(tmp_path_factory.mktemp("at-once"))
+    at_once = type(world)(tmp_path_factory.mktemp("at-once"), world.warm)
     start(at_once, "a")
     at_once.propose("a")
     expected = at_once.finished("a")["a"]

@@ -86,7 +86,6 @@ def test_a_discarded_step_leaves_no_trace_in_running_statistics() -> None:
     assert_like(committed)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)  # four processes that import torch, on a busy machine
 def test_model_and_statistics_are_those_of_one_rank_if_the_world_shrinks_while_it_trains(world, tmp_path_factory):
     def start(where, *ranks: str) -> None:
@@ -96,7 +95,7 @@ def test_model_and_statistics_are_those_of_one_rank_if_the_world_shrinks_while_i
         where.ready(*ranks)
         where.propose(*ranks)
 
-    alone = type(world)(tmp_path_factory.mktemp("alone"))
+    alone = type(world)(tmp_path_factory.mktemp("alone"), world.warm)
     start(alone, "a")
     expected = alone.finished("a")["a"]
     start(world, "a", "b", "c")

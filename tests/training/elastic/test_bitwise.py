@@ -14,7 +14,7 @@ VICTIM = Path(__file__).parent / "train_victim.py"
 @pytest.fixture
 def alone(world, tmp_path_factory) -> Iterator:
     """Another world, for the run of fixed size."""
-    other = type(world)(tmp_path_factory.mktemp("alone"))
+    other = type(world)(tmp_path_factory.mktemp("alone"), world.warm)
     yield other
     for rank in other.ranks.values():
         rank.stop()
@@ -38,12 +38,11 @@ def assert_same_bits(a: dict, b: dict) -> None:
         assert torch.equal(value, b["model"][name]), name
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)  # six processes that import torch, on a busy machine
 def test_bits_are_those_of_the_fixed_size_run_if_the_world_grows_loses_a_rank_and_shrinks(
     world, tmp_path_factory
 ) -> None:
-    worlds = {size: type(world)(tmp_path_factory.mktemp(f"fixed-{size}")) for size in (1, 2)}
+    worlds = {size: type(world)(tmp_path_factory.mktemp(f"fixed-{size}"), world.warm) for size in (1, 2)}
     results = {}
     for size, fixed in worlds.items():
         ranks = "ab"[:size]
@@ -73,7 +72,6 @@ def test_bits_are_those_of_the_fixed_size_run_if_the_world_grows_loses_a_rank_an
     assert_same_bits(final, results[1])
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)  # four processes that import torch, on a busy machine
 def test_survivors_go_on_with_the_same_bits_if_a_rank_is_killed_in_the_middle_of_a_message(world, alone) -> None:
     wide = {"WIDTH": "20000"}

@@ -1,4 +1,4 @@
-"""What only hardware can show. Run it where there is a GPU: ``pytest -m gpu``; ``bench/gpu.py`` measures the same."""
+"""What only hardware can show. Where there is a GPU: ``pytest -m gpu``, and ``bench/rescale.py --device cuda``."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ def assert_same_parameters(a: dict, b: dict, tolerance: float = 1e-5) -> None:
 def test_parameters_equal_the_fixed_size_run_if_the_world_grows_shrinks_and_loses_a_rank(
     world, tmp_path_factory
 ) -> None:
-    fixed = type(world)(tmp_path_factory.mktemp("fixed"))
+    fixed = type(world)(tmp_path_factory.mktemp("fixed"), world.warm)
     fixed.start("f0")
     fixed.ready("f0")
     fixed.propose("f0")

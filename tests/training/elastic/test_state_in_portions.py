@@ -8,7 +8,7 @@ import torch
 from elastrain.data.audit import verify
 
 SCRIPT = Path(__file__).parent / "train_portions.py"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 def start(world, *ranks: str, epochs: int = 3, delay: float = 0.1, **env: str) -> None:
@@ -33,7 +33,7 @@ def assert_same_everywhere(final: dict[str, dict], *ranks: str) -> None:
 
 
 def test_model_is_that_of_the_fixed_size_run_if_joiners_got_it_over_several_steps(world, tmp_path_factory) -> None:
-    fixed = type(world)(tmp_path_factory.mktemp("fixed"))
+    fixed = type(world)(tmp_path_factory.mktemp("fixed"), world.warm)
     start(fixed, "f")
     fixed.propose("f")
     expected = fixed.finished("f")["f"]

@@ -10,9 +10,10 @@ from itertools import combinations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
+from budgets import examples
 from elastrain.elastic.comm import tcp_allreduce as sums_module
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.tcp_allreduce import PIECE_BYTES, WINDOW, Sums
@@ -78,7 +79,7 @@ SIZES = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(80, HealthCheck.function_scoped_fixture)
 @given(world=st.integers(2, 5), size=SIZES, dtype=st.sampled_from(TYPES))
 @example(world=3, size=3 * PIECE * WINDOW + 2, dtype=torch.float32)
 @example(world=5, size=1, dtype=torch.float64)

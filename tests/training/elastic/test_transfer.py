@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.elastic.comm import digest
@@ -87,7 +87,6 @@ def test_generation_is_broken_if_a_piece_arrives_damaged(pair, each, monkeypatch
     assert each(exchange, pair)[1] == "state from rank 0 arrived damaged: checksums differ"
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 300), max_size=40),
     st.lists(st.integers(0, 7), min_size=1, max_size=4, unique=True),

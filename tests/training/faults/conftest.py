@@ -10,16 +10,15 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from conditions import eventually
 from elastrain.agent.logs import ENV_AGENT_LOG
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
@@ -27,6 +26,7 @@ from elastrain.api.records import Generation, Member, Progress, Target, Terminat
 from elastrain.data.audit import Verdict, verify
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.etcd.server import EtcdServer
+from warm import Warm
 
 SCRIPT = Path(__file__).with_name("train_faults.py")
 TTL = 2
@@ -37,7 +37,7 @@ PATIENCE = 90.0
 class Worker:
     """One agent with its ranks."""
 
-    def __init__(self, name: str, folder: Path, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, warm: Warm, name: str, folder: Path, command: list[str], environment: dict[str, str]) -> None:
         self.name = name
         self.log_path = folder / f"{name}.agent.log"
         self.out_path = folder / f"{name}.out"
@@ -47,13 +47,8 @@ class Worker:
             names.ENV_TERMINATION_LOG: str(self.termination_path),
             ENV_AGENT_LOG: str(self.log_path),
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "elastrain.cli.main", "agent", "--", *command],
-            env={**os.environ, **environment, **own},
-            stdout=self.out_path.open("ab"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        agent = [sys.executable, "-m", "elastrain", "agent", "--", *command]
+        self.process = warm.start(agent, {**os.environ, **environment, **own}, self.out_path.open("ab"))
 
     def log(self, event: str) -> list[dict]:
         """Lines of the agent's log about ``event``."""
@@ -103,8 +98,8 @@ class Worker:
 class Job:
     """Its workers, its records, and the test as its operator."""
 
-    def __init__(self, folder: Path, etcd: EtcdServer, keys: JobKeys) -> None:
-        self.folder, self.etcd, self.keys = folder, etcd, keys
+    def __init__(self, warm: Warm, folder: Path, etcd: EtcdServer, keys: JobKeys) -> None:
+        self.warm, self.folder, self.etcd, self.keys = warm, folder, etcd, keys
         self.audit = folder / "audit"
         self.workers: dict[str, Worker] = {}
         self.client = EtcdClient(EtcdConfig.of(etcd.endpoint))
@@ -122,6 +117,7 @@ class Job:
     ) -> None:
         for name in workers:
             self.workers[name] = Worker(
+                self.warm,
                 name,
                 self.folder,
                 command or [sys.executable, str(SCRIPT), str(self.folder), str(delay)],
@@ -161,11 +157,8 @@ class Job:
 
     # -- what a test waits for -----------------------------------------------------------------------------------------
     def wait(self, what: str, condition: Callable[[], object], pause: float = 0.02) -> None:
-        """Look every ``pause`` seconds until ``condition`` holds; fail with ``what`` and the logs if it never does."""
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < end, f"not within {PATIENCE:.0f} s: {what}\n{self.story()}"
-            time.sleep(pause)
+        """Return when ``condition`` holds; fail with ``what`` and the logs if it does not in time."""
+        eventually(condition, PATIENCE, lambda: f"{what}\n{self.story()}", pause)
 
     def together(self, *workers: str, after: int = 0) -> int:
         """Wait until exactly these train in one generation numbered above ``after``; its number."""
@@ -231,9 +224,9 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path, etcd_factory: Callable[[], EtcdServer], job_keys: JobKeys) -> Iterator[Job]:
+def job(warm: Warm, tmp_path: Path, etcd_factory: Callable[[], EtcdServer], job_keys: JobKeys) -> Iterator[Job]:
     """A job with an etcd of its own, which the test may stop."""
-    job = Job(tmp_path, etcd_factory(), job_keys)
+    job = Job(warm, tmp_path, etcd_factory(), job_keys)
     yield job
     job.close()
 

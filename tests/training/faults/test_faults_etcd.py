@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.slow
 def test_the_switch_completes_if_etcd_restarts_during_it(job) -> None:
     job.want(2)
     job.start("a", "b")
@@ -31,7 +30,7 @@ def test_the_switch_completes_if_etcd_restarts_during_it(job) -> None:
     assert {w: verdict.pids[w] for w in "ab"} == {w: (p,) for w, p in pids.items()}, "a rank restarted"
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(5, id="5s"), pytest.param(60, id="60s", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [pytest.param(5, id="5s"), pytest.param(60, id="60s", marks=pytest.mark.nightly)])
 def test_training_goes_on_and_a_kill_is_healed_afterwards_if_etcd_is_away(job, seconds) -> None:
     job.want(2)
     job.start("a", "b")
@@ -65,7 +64,7 @@ with open(os.environ["CLOCK_SHOWN"], "w") as file:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_losses_are_found_and_healed_if_clocks_differ_by_an_hour(job) -> None:
     (job.folder / "site").mkdir()
     (job.folder / "site" / "sitecustomize.py").write_text(CLOCK)
@@ -134,7 +133,7 @@ def without_names(tmp_path: Path):
         server.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_name_is_looked_up_if_dns_is_gone(job, without_names) -> None:
     server, prefix = without_names
     job.want(2)

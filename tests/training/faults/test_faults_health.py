@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from elastrain.api.records import Health, Outcome
 
 
@@ -33,7 +31,6 @@ def test_a_rank_stuck_in_user_code_is_named_shown_and_restarted(job) -> None:
     job.wait("all to be well again", lambda: {health(job, "a"), health(job, "b")} == {""})
 
 
-@pytest.mark.slow
 def test_a_straggler_is_named_in_its_record_and_in_progress_until_it_is_none(job) -> None:
     job.want(3)
     job.start("a", "b", "c", delay=0.03)
@@ -49,7 +46,6 @@ def test_a_straggler_is_named_in_its_record_and_in_progress_until_it_is_none(job
     job.verdict()
 
 
-@pytest.mark.slow
 def test_a_straggler_leaves_if_it_is_to_be_excluded_and_enough_remain(job) -> None:
     job.want(3, min=2)
     job.start("a", "b", "c", delay=0.03, ELASTRAIN_STRAGGLERS="exclude")
@@ -66,7 +62,6 @@ def test_a_straggler_leaves_if_it_is_to_be_excluded_and_enough_remain(job) -> No
     job.verdict()
 
 
-@pytest.mark.slow
 def test_survivors_wait_bounded_and_say_for_what_if_fewer_than_min_are_left(job) -> None:
     job.want(2, min=2)
     job.start("a", "b", ELASTRAIN_MIN_TIMEOUT="14")

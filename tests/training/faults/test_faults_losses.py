@@ -48,7 +48,6 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-@pytest.mark.slow
 def test_joiner_gets_the_state_from_another_survivor_if_its_source_dies_during_the_transfer(job) -> None:
     job.want(2)
     job.start("a", "b", BALLAST_MB="384")
@@ -71,7 +70,6 @@ def test_joiner_gets_the_state_from_another_survivor_if_its_source_dies_during_t
     assert len(verdict.pids[source]) == 2
 
 
-@pytest.mark.slow
 def test_survivors_go_on_with_the_same_step_if_a_joiner_dies_while_it_gets_their_state(job) -> None:
     job.want(2)
     job.start("a", "b", BALLAST_MB="384")
@@ -90,7 +88,6 @@ def test_survivors_go_on_with_the_same_step_if_a_joiner_dies_while_it_gets_their
     assert {w: verdict.pids[w] for w in "ab"} == {w: (p,) for w, p in pids.items()}, "a survivor's process changed"
 
 
-@pytest.mark.slow
 def test_survivors_go_on_after_the_lease_and_the_thawed_member_joins_again_if_a_node_falls_silent(job) -> None:
     job.want(3)
     job.start("a", "b", "c")

@@ -35,7 +35,7 @@ def test_five_lines_change_beside_imports():
     assert len(changed) == 5, changed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_script_before_the_change_is_one_that_works(tmp_path):
     pytest.importorskip("torch")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -34,9 +34,8 @@ def grown_and_hit(one) -> None:
     assert job.worker(f"{name}-1").rank_pids() == survivor, "the survivor's process was replaced"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("example", ["04-five-lines", "06-lightning"])
+@pytest.mark.parametrize("example", ["04-five-lines", pytest.param("06-lightning", marks=pytest.mark.nightly)])
 def test_no_sample_is_lost_or_repeated_if_the_job_grows_and_rank_0_is_killed(trial, require, example):
     if example in PACKAGES:
         require(*PACKAGES[example])
@@ -53,7 +52,7 @@ def test_no_sample_is_lost_or_repeated_if_the_job_grows_and_rank_0_is_killed(tri
     assert verdict.redone == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_the_trainer_logs_and_evaluates_every_step_once_if_the_job_grows_and_rank_0_is_killed(trial, require, tmp_path):
     require(*PACKAGES["05-huggingface"])

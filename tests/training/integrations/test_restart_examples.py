@@ -42,7 +42,7 @@ def grow_and_kill(one, saying: str) -> None:
     assert not blamed, "a change of size or a lost worker is no failure of the script"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_mpirun_goes_on_with_the_workers_that_there_are(trial, require, tmp_path):
     require("mpi4py", "ELASTRAIN_REQUIRE_MPI")
@@ -60,7 +60,7 @@ def test_mpirun_goes_on_with_the_workers_that_there_are(trial, require, tmp_path
     goes_on(steps(one, r"step (\d+) by"), by=10, last=800)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_tensorflow_goes_on_from_its_backup(trial, require, tmp_path):
     require("tensorflow", "ELASTRAIN_REQUIRE_TENSORFLOW")

@@ -29,7 +29,7 @@ sys.exit(int((folder / "end").read_text()))
 """
 
 
-def generation(number: int, *workers: str) -> Generation:
+def formed(number: int, *workers: str) -> Generation:
     members = tuple(
         GenerationMember(id=f"{w}.0", worker=w, address="127.0.0.1", store_port=9000 + i, slots=1, rank_offset=i)
         for i, w in enumerate(workers)
@@ -93,10 +93,10 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 def test_the_program_starts_anew_in_each_generation_and_its_end_is_the_end(agent):
     assert agent.ready.type == "ready" and agent.ready.store_port
-    agent.says(m.Proposed(generation=generation(1, "a")))
+    agent.says(m.Proposed(generation=formed(1, "a")))
     assert agent.hears() == m.Adopted(generation=1, step=0)
     agent.runs(1)
-    agent.says(m.Proposed(generation=generation(2, "b", "a")))
+    agent.says(m.Proposed(generation=formed(2, "b", "a")))
     assert agent.hears() == m.Adopted(generation=2, step=0)
     assert agent.runs(2) == ["0 1 9000", "1 2 9000"]
     agent.end(0)
@@ -105,27 +105,27 @@ def test_the_program_starts_anew_in_each_generation_and_its_end_is_the_end(agent
 
 
 def test_the_program_waits_for_a_generation_that_has_a_place_for_it(agent):
-    agent.says(m.Proposed(generation=generation(1, "b")))
+    agent.says(m.Proposed(generation=formed(1, "b")))
     assert agent.hears() == m.Adopted(generation=1, step=0)
-    agent.says(m.Proposed(generation=generation(2, "a")))
+    agent.says(m.Proposed(generation=formed(2, "a")))
     assert agent.hears() == m.Adopted(generation=2, step=0)
     assert agent.runs(1) == ["0 1 9000"]
 
 
 def test_a_failure_is_the_peers_if_the_generation_is_over(agent):
-    agent.says(m.Proposed(generation=generation(1, "a", "b")))
+    agent.says(m.Proposed(generation=formed(1, "a", "b")))
     agent.hears()
     agent.runs(1)
     agent.end(7)
     agent.says(m.Abort(generation=1, reason="worker b is gone"))
     (agent.folder / "end").unlink(missing_ok=True)
-    agent.says(m.Proposed(generation=generation(2, "a")))
+    agent.says(m.Proposed(generation=formed(2, "a")))
     assert agent.hears() == m.Adopted(generation=2, step=0)
     assert agent.runs(2)[-1] == "0 1 9000"
 
 
 def test_a_failure_is_the_programs_own_if_nothing_explains_it(agent):
-    agent.says(m.Proposed(generation=generation(1, "a")))
+    agent.says(m.Proposed(generation=formed(1, "a")))
     agent.hears()
     agent.runs(1)
     agent.end(7)
@@ -133,7 +133,7 @@ def test_a_failure_is_the_programs_own_if_nothing_explains_it(agent):
 
 
 def test_the_program_is_ended_if_the_worker_is_to_leave(agent):
-    agent.says(m.Proposed(generation=generation(1, "a")))
+    agent.says(m.Proposed(generation=formed(1, "a")))
     agent.hears()
     agent.runs(1)
     agent.says(m.Exit(reason="target: Drain"))
@@ -148,7 +148,7 @@ def test_the_way_out_is_named_if_there_is_no_agent():
 
 # ---- what programs are told ------------------------------------------------------------------------------------------
 def test_tf_config_names_all_workers_in_rank_order():
-    both = generation(3, "b", "a")
+    both = formed(3, "b", "a")
     config = json.loads(tensorflow.of_tensorflow(restart.World(both, both.members[1]))["TF_CONFIG"])
     assert config == {
         "cluster": {"worker": ["127.0.0.1:9000", "127.0.0.1:9001"]},
@@ -157,7 +157,7 @@ def test_tf_config_names_all_workers_in_rank_order():
 
 
 def test_hostfile_and_discovery_script_name_each_host_once(tmp_path):
-    mpi.write_hosts(tmp_path, generation(1, "a", "b"), slots=2)
+    mpi.write_hosts(tmp_path, formed(1, "a", "b"), slots=2)
     assert (tmp_path / "hostfile").read_text() == "127.0.0.1 slots=4\n"
     script = subprocess.run([tmp_path / "discover_hosts.sh"], capture_output=True, text=True, check=True)
     assert script.stdout == "127.0.0.1:4\n"
@@ -204,10 +204,11 @@ def test_the_way_out_is_named_if_mpirun_asks_for_an_unknown_host(capsys):
     assert "10.0.0.9: not a worker of this generation; its workers: 10.0.0.2" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed (apt-get install openmpi-bin)")
 def test_mpirun_starts_its_processes_on_all_hosts_without_ssh(node, tmp_path):
     port, process = node
-    mine, other = generation(1, "a", "b").members
+    mine, other = formed(1, "a", "b").members
     both = Generation(
         number=1,
         members=(mine, other.model_copy(update={"address": NODE, "store_port": port})),

@@ -12,7 +12,7 @@ from elastrain.cli.local.plan import Result
 pytest.importorskip("torch")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_a_torchrun_script_goes_on_from_its_snapshot_if_the_job_grows_and_a_worker_is_killed(trial, tmp_path):
     one = trial("03-torchrun", EPOCHS="40", STEP_SECONDS="0.01", SNAPSHOT=str(tmp_path / "snapshot.pt"))

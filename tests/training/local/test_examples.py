@@ -37,7 +37,7 @@ def test_the_digits_are_learned(tmp_path):
     assert "no sample lost or repeated" in verdict.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_the_demo_keeps_its_promises():
     demo = subprocess.run(

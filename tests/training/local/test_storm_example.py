@@ -14,7 +14,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.api.records import Generation, GenerationMember, Progress
+import builders
+from elastrain.api.records import Progress
 from elastrain.cli.local.status import LocalStatus, WorkerStatus
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "02-storm"
@@ -70,7 +71,7 @@ def test_a_worker_has_time_to_start_between_two_events_whatever_the_machine(weat
     assert start < between < 2 * start
 
 
-def worker(number: int, *, generation: int = 1, leaving: bool = False, ended: bool = False) -> WorkerStatus:
+def shown(number: int, *, generation: int = 1, leaving: bool = False, ended: bool = False) -> WorkerStatus:
     name = f"storm-{number}"
     return WorkerStatus(
         name=name, pid=number, phase="ready", member=f"{name}.x", generation=generation, leaving=leaving, ended=ended
@@ -79,10 +80,6 @@ def worker(number: int, *, generation: int = 1, leaving: bool = False, ended: bo
 
 def status(*workers: WorkerStatus, inside: int = 9, desired: int = 2, step: int = 50) -> LocalStatus:
     """The first ``inside`` of ``workers`` are members of generation 1."""
-    members = [
-        GenerationMember(id=w.member, worker=w.name, address="127.0.0.1", store_port=1, rank_offset=i)
-        for i, w in enumerate(workers[:inside])
-    ]
     return LocalStatus(
         job="storm",
         phase="Running",
@@ -90,7 +87,7 @@ def status(*workers: WorkerStatus, inside: int = 9, desired: int = 2, step: int 
         max=4,
         desired=desired,
         workers=workers,
-        generation=Generation(number=1, members=tuple(members), reason="Start", leader="x"),
+        generation=builders.generation(1, *(w.member for w in workers[:inside])),
         progress=Progress(generation=1, world_size=2, members=2, step=step),
     )
 
@@ -106,12 +103,12 @@ def join(weather):
 
 
 def test_a_kill_waits_if_only_one_worker_holds_the_state(weather, kill, join):
-    assert weather.may_happen(kill, status(worker(0), worker(1)), weather.Holders())
+    assert weather.may_happen(kill, status(shown(0), shown(1)), weather.Holders())
     for too_few in (
-        status(worker(0), worker(1, generation=0)),  # has not adopted it yet
-        status(worker(0), worker(1), inside=1),  # a joiner that has been told of a generation without it
-        status(worker(0), worker(1, leaving=True)),
-        status(worker(0), worker(1, ended=True)),
+        status(shown(0), shown(1, generation=0)),  # has not adopted it yet
+        status(shown(0), shown(1), inside=1),  # a joiner that has been told of a generation without it
+        status(shown(0), shown(1, leaving=True)),
+        status(shown(0), shown(1, ended=True)),
     ):
         assert not weather.may_happen(kill, too_few, weather.Holders())
         assert weather.may_happen(join, too_few, weather.Holders())
@@ -119,7 +116,7 @@ def test_a_kill_waits_if_only_one_worker_holds_the_state(weather, kill, join):
 
 def test_a_kill_waits_if_the_other_worker_was_killed_just_now(weather, kill):
     holders = weather.Holders()
-    both = status(worker(0), worker(1))
+    both = status(shown(0), shown(1))
     holders.killed("storm-1.x")
     assert [w.name for w in holders.of(both)] == ["storm-0"]
     assert not weather.may_happen(kill, both, holders)
@@ -127,19 +124,19 @@ def test_a_kill_waits_if_the_other_worker_was_killed_just_now(weather, kill):
 
 def test_a_worker_holds_the_state_still_if_the_next_generation_is_only_proposed(weather, kill):
     holders = weather.Holders()
-    now = status(worker(0), worker(1))
+    now = status(shown(0), shown(1))
     assert weather.may_happen(kill, now, holders)
     proposed = now.generation.model_copy(update={"number": 2})
     assert weather.may_happen(kill, now.model_copy(update={"generation": proposed}), holders)
 
 
 def test_no_event_happens_if_a_leave_has_not_reached_its_worker(weather, join):
-    assert not weather.may_happen(join, status(worker(0), worker(1), desired=1), weather.Holders())
-    assert weather.may_happen(join, status(worker(0), worker(1, leaving=True), desired=1), weather.Holders())
+    assert not weather.may_happen(join, status(shown(0), shown(1), desired=1), weather.Holders())
+    assert weather.may_happen(join, status(shown(0), shown(1, leaving=True), desired=1), weather.Holders())
 
 
 def test_an_event_waits_for_its_step(weather, join):
-    assert not weather.may_happen(join, status(worker(0), worker(1), step=39), weather.Holders())
+    assert not weather.may_happen(join, status(shown(0), shown(1), step=39), weather.Holders())
 
 
 def test_the_storm_knows_the_range_of_its_manifest():
@@ -201,7 +198,7 @@ def test_a_broken_promise_is_named(proof, tmp_path, harm, said):
 
 
 # ---- all of it -------------------------------------------------------------------------------------------------------
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # 90 s where nothing else runs
 def test_the_model_is_that_of_an_undisturbed_run_if_a_storm_hits_the_job(tmp_path):
     picture = tmp_path / "storm.svg"

@@ -99,7 +99,6 @@ def cluster(etcd, tmp_path):
     one.close()
 
 
-@pytest.mark.slow
 def test_the_job_grows_and_survives_the_loss_of_rank_0(cluster):
     cluster.start()
     alone = cluster.await_steps(world=1)
@@ -114,7 +113,7 @@ def test_the_job_grows_and_survives_the_loss_of_rank_0(cluster):
     assert survivor.master != both.master, "the master address belongs to the generation"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_job_goes_on_through_three_sizes_and_ends(cluster):
     for world in (1, 2, 3):
         cluster.start()
@@ -130,7 +129,7 @@ def test_the_job_goes_on_through_three_sizes_and_ends(cluster):
     assert last.agent == shrunk.agent
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_job_ends_if_the_script_ends(cluster):
     agents = [cluster.start(steps=40, nnodes="2:2") for _ in range(2)]
     assert [agent.wait(PATIENCE) for agent in agents] == [0, 0]
@@ -139,7 +138,7 @@ def test_the_job_ends_if_the_script_ends(cluster):
     assert "is over (Finished)" in (cluster.directory / "agent-2").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_etcd_may_restart_under_a_running_job(etcd_factory, tmp_path):
     server = etcd_factory()
     cluster = Cluster(server.endpoint, tmp_path)

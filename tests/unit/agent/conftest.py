@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
+import builders
 from elastrain.agent.core.events import (
     Effect,
     Event,
@@ -20,7 +21,7 @@ from elastrain.agent.core.events import (
 )
 from elastrain.agent.core.machine import Config, Core
 from elastrain.api.messages import Adopted, AgentMessage, Broken, Finished, Hello, Left, Ready
-from elastrain.api.records import Generation, GenerationMember, Member, Phase, Target
+from elastrain.api.records import Generation, Member, Phase, Target
 
 
 def member(worker: str, phase: Phase = Phase.READY, **fields) -> Member:
@@ -28,11 +29,7 @@ def member(worker: str, phase: Phase = Phase.READY, **fields) -> Member:
 
 
 def generation(number: int, *workers: str, slots: int = 1, reason: str = "Grow") -> Generation:
-    places = tuple(
-        GenerationMember(id=f"{w}.x", worker=w, address="10.0.0.1", store_port=1, slots=slots, rank_offset=i * slots)
-        for i, w in enumerate(workers)
-    )
-    return Generation(number=number, members=places, reason=reason, leader="a.x")
+    return builders.generation(number, *(f"{w}.x" for w in workers), slots=slots, reason=reason, leader="a.x")
 
 
 class Story:

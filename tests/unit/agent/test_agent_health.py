@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+import builders
+from budgets import examples
 from elastrain.agent.core.checkup import LACK_SECONDS, Checkup, Situation, below_min
 from elastrain.agent.core.health import (
     HOLD_SECONDS,
@@ -22,9 +24,9 @@ from elastrain.agent.core.health import (
     waits,
 )
 from elastrain.api.heartbeat import Beat, Where
-from elastrain.api.records import Generation, GenerationMember, Health, Member, Phase, Target
+from elastrain.api.records import Health, Member, Phase, Target
 
-FEW = settings(max_examples=60, deadline=None)
+FEW = examples(60)
 POLICY = Policy(stuck_timeout=300)
 BODY = Beat(Where.BODY, since=0.0, generation=1, world_size=2, commits=5, compute=0.1)
 SOMEBODY_WAITS = Peers(place=0, members=2, waiting=True)
@@ -273,11 +275,7 @@ def test_at_most_one_straggler_leaves_at_a_time_and_never_below_min(ready, least
 
 
 def test_peers_are_those_of_the_generation_in_force() -> None:
-    places = tuple(
-        GenerationMember(id=f"{i}.x", worker=str(i), address="h", store_port=1, rank_offset=i) for i in (0, 1)
-    )
-    generation = Generation(number=1, members=places, reason="Start", leader="0.x")
-    here = replace(situation(3, 1), generation=generation)
+    here = replace(situation(3, 1), generation=builders.generation(1, "0.x", "1.x"))
     waiting = {**here.members, "2.x": here.members["2.x"].model_copy(update={"health": "waiting"})}
     checkup = Checkup(POLICY)
     assert checkup.look({0: BODY}, replace(here, members=waiting), 1000.0).health is Health.OK

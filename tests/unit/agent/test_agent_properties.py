@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+import builders
+from budgets import examples
 from elastrain.agent.core.events import (
     End,
     Fenced,
@@ -30,17 +32,13 @@ from elastrain.agent.core.health import Policy
 from elastrain.agent.core.machine import Config, Core, Mode
 from elastrain.api.heartbeat import Beat, Where
 from elastrain.api.messages import Abort, Adopted, Broken, Exit, Finished, Hello, Left, Proposed, Ready, Welcome
-from elastrain.api.records import Generation, GenerationMember, Target
+from elastrain.api.records import Generation, Target
 
 NPROC = 2
 
 
 def generation(number: int, ids: tuple[str, ...]) -> Generation:
-    places = tuple(
-        GenerationMember(id=i, worker=i[0], address="h", store_port=1, slots=NPROC, rank_offset=n * NPROC)
-        for n, i in enumerate(ids)
-    )
-    return Generation(number=number, members=places, reason="Grow", leader="a.1")
+    return builders.generation(number, *ids, slots=NPROC, leader="a.1")
 
 
 RANKS = st.integers(0, NPROC - 1)
@@ -162,7 +160,7 @@ def to_rank(history: list[object], rank: int) -> list[list[object]]:
     return lives
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(HAPPENINGS, max_size=40))
 def test_the_core_keeps_its_promises(happenings):
     world = World()
@@ -185,7 +183,7 @@ def test_the_core_keeps_its_promises(happenings):
             assert sum(isinstance(m, Exit) for m in sent) <= 1, "a rank is told to exit once"
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(HAPPENINGS, max_size=30))
 def test_every_drain_ends_in_time(happenings):
     world = World()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import builders
 from elastrain.agent.core.events import JobSnapshot, RankExited, RankSaid, Registered, StartRanks, Tick
 from elastrain.agent.tracing import Notes
 from elastrain.api.messages import Adopted, Broken, Ready
-from elastrain.api.records import Generation, GenerationMember, Target
+from elastrain.api.records import Generation, Target
 
 
 def generation(number: int, leader: str = "w-0.a", members: str = "w-0.a w-1.b") -> Generation:
-    places = [
-        GenerationMember(id=m, worker=m[:3], address="h", store_port=1, rank_offset=i)
-        for i, m in enumerate(members.split())
-    ]
-    return Generation(number=number, members=tuple(places), reason="Grow", leader=leader)
+    return builders.generation(number, *members.split(), leader=leader)
 
 
 def target(desired: int) -> Target:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.api.job import ElasticTrainingJob
 from elastrain.api.manifest import InvalidManifest, load, loads
 
-BUSY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 VALID = """\
 apiVersion: elastrain.dev/v1alpha1
 kind: ElasticTrainingJob
@@ -192,7 +191,6 @@ def test_text_that_is_no_manifest_is_refused_with_the_place(text: str, problem: 
     assert problem.startswith(found)  # newer Pythons also name the value that is not JSON
 
 
-@BUSY_MACHINE
 @given(st.text(max_size=40) | st.tuples(st.integers(0, len(VALID)), st.integers(0, 30), st.text(max_size=8)))
 def test_whatever_is_wrong_is_said_in_one_way(damage: str | tuple[int, int, str]) -> None:
     if isinstance(damage, str):

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import jsonschema
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -18,7 +18,6 @@ SCHEMA = jsonschema.Draft202012Validator(crd()["spec"]["versions"][0]["schema"][
 SPEC_SCHEMA = jsonschema.Draft202012Validator(SCHEMA.schema["properties"]["spec"])
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "digits:1", "command": ["python", "train.py"]}]}}
 
-BUSY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 counts = st.integers(1, 2**31 - 1)
 words = st.text(st.characters(min_codepoint=97, max_codepoint=122), min_size=1, max_size=8)
 
@@ -68,7 +67,6 @@ def pydantic_accepts(spec: dict[str, Any]) -> bool:
     return True
 
 
-@BUSY_MACHINE
 @given(specs())
 def test_schema_accepts_if_pydantic_does(spec: dict[str, Any]) -> None:
     manifest = {
@@ -86,7 +84,6 @@ def test_schema_accepts_if_pydantic_does(spec: dict[str, Any]) -> None:
 near_sizes = st.one_of(st.integers(-1, 4), st.sampled_from([2**31 - 1, 2**31, "2", 1.5, True, "auto", ""]))
 
 
-@BUSY_MACHINE
 @given(
     st.fixed_dictionaries(
         {"maxReplicas": near_sizes},
@@ -110,7 +107,6 @@ shapes = st.recursive(
 )
 
 
-@BUSY_MACHINE
 @given(shapes)
 def test_schema_accepts_a_template_of_any_shape_if_pydantic_does(template: Any) -> None:
     spec = {"maxReplicas": 1, "template": template}

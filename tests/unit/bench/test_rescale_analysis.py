@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rescale_harness import analysis, history, summary, undisturbed
-from rescale_harness.analysis import Fired, Recording
-from rescale_harness.results import EventResult, Phases, RunResult, Samples
-from rescale_harness.steplog import Line
+from bench_rescale import analysis, history, report
+from bench_rescale.analysis import Fired, Recording
+from bench_rescale.results import EventResult, Footprint, Phases, RunResult, Samples, Undisturbed
+from bench_rescale.steplog import Line
 
 COUNT = 4
 """Samples of a rank in a step."""
@@ -84,15 +84,6 @@ def test_there_is_no_pause_if_nothing_should_have_changed() -> None:
     assert result(event, commit(9, 1), commit(11, 2), commit(11, 2, node=1)).pause is None
 
 
-# ---- changes of size -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("worlds", "changes"), [([2, 2, 2], 0), ([2, 8, 8], 1), ([2, 5, 8], 2), ([3, 2, 3], 2)], ids=str
-)
-def test_changes_are_counted_as_a_survivor_saw_the_size(worlds: list[int], changes: int) -> None:
-    lines = [commit(9.5 + i, i, world=world) for i, world in enumerate(worlds)]
-    assert result(fired(), *lines, commit(21, 9, world=1)).changes == changes
-
-
 # ---- the system's own records ----------------------------------------------------------------------------------------
 def test_own_records_belong_to_the_event_during_which_they_switched() -> None:
     def own(step: int, from_size: int = 3) -> dict[str, object]:
@@ -105,15 +96,6 @@ def test_own_records_belong_to_the_event_during_which_they_switched() -> None:
     records = [own(4), own(5), own(6), own(7), own(6, from_size=0)]
     found = analysis.event_result(fired(), lines, records).rescales
     assert [(r.name, r.pause, r.seconds["connect"]) for r in found] == [("Lost 3→2", 0.3, 0.01)] * 2
-
-
-def test_phases_are_medians_over_the_rescales_of_the_same_kind() -> None:
-    lost = [Phases(name="Lost 3→2", pause=p, seconds={"connect": p / 2}) for p in (1, 2, 6)]
-    grow = Phases(name="Grow 2→3", pause=1, seconds={"transfer": 0.5})
-    medians = summary.phase_medians([lost[0], grow, *lost[1:]])
-    assert [(m.name, m.pause, m.seconds) for m in medians] == [
-        ("Lost 3→2", 2, {"connect": 1}), ("Grow 2→3", 1, {"transfer": 0.5})
-    ]  # fmt: skip
 
 
 # ---- redone and discarded --------------------------------------------------------------------------------------------
@@ -236,55 +218,76 @@ def test_rolled_back_is_the_part_of_the_work_that_does_not_count() -> None:
 
 
 # ---- undisturbed ---------------------------------------------------------------------------------------------------
-def quiet(recording: Recording) -> dict[int, list[float]]:
+def quiet(recording: Recording) -> dict[int, tuple[int, float]]:
+    """World size -> number of undisturbed steps, and the longest."""
     by_node = analysis.lines_by_node(recording.lines)
-    return undisturbed.quiet_steps(analysis.quiet_windows(recording, by_node), by_node)
+    found = analysis.undisturbed(analysis.quiet_windows(recording, by_node), by_node)
+    return {u.size: (u.steps, u.longest) for u in found}
 
 
 def test_undisturbed_steps_are_those_of_all_first_nodes_after_the_start_and_before_the_first_event() -> None:
     alone = [commit(t, step, world=1) for step, t in enumerate([1, 2])]
     together = [commit(t, step) for step, t in enumerate([3, 5, 7, 8, 8.5, 9.75, 11])]
-    assert quiet(Recording(0.0, (0, 1), (fired(),), [*alone, *together])) == {2: [0.5, 1.25]}
+    assert quiet(Recording(0.0, (0, 1), (fired(),), [*alone, *together])) == {2: (2, 1.25)}
 
 
 def test_steps_between_events_are_undisturbed_from_the_end_of_one_to_the_preparation_of_the_next() -> None:
     start = [commit(t, step) for step, t in enumerate([1, 2, 3, 4, 5])]
     between = [commit(t, 9, world=3) for t in [11, 13, 14, 16, 19, 21]]
     events = (fired(at=6, until=12), fired(at=20, until=30, begun=18, recovered=False))
-    assert quiet(Recording(0.0, (0, 1), events, [*start, *between])) == {2: [1], 3: [1, 2]}
+    assert quiet(Recording(0.0, (0, 1), events, [*start, *between])) == {2: (1, 1), 3: (2, 2)}
 
 
 def test_figures_of_undisturbed_steps_are_by_size() -> None:
-    by_size = undisturbed.figures({3: [0.2], 2: [i / 100 for i in range(1, 101)], 4: []})
-    assert [(u.size, u.steps, u.median, u.p95, u.longest) for u in by_size] == [
-        (2, 100, 0.505, 0.95, 1.0), (3, 1, 0.2, 0.2, 0.2)
-    ]  # fmt: skip
+    lines = [commit(i / 100 * (i + 1) / 2, i) for i in range(101)]  # steps of 0.01 s to 1 s
+    (found,) = analysis.undisturbed([(0, 60)], {0: lines})
+    assert (found.size, found.steps, found.p95) == (2, 100, pytest.approx(0.95))
+    assert (found.median, found.longest) == (pytest.approx(0.505), pytest.approx(1.0))
 
 
-# ---- over runs -----------------------------------------------------------------------------------------------------
-def run(stall: float, pause: float | None, *, recovered: bool = True) -> RunResult:
+# ---- tables over runs ----------------------------------------------------------------------------------------------
+def run(stall: float, pause: float | None, *, recovered: bool = True, rescales: tuple[Phases, ...] = ()) -> RunResult:
     event = EventResult(
         label="grow", from_size=2, to_size=3, recovered=recovered, stall=stall, pause=pause,
-        redone=0, discarded=0, pids_changed=False,
+        redone=0, discarded=0, pids_changed=False, rescales=rescales,
     )  # fmt: skip
+    steps = (Undisturbed(size=3, steps=10, median=stall / 10, p95=0.3, longest=stall / 5),)
     samples = Samples(committed=10, lost=1, repeated=0)
-    return RunResult(start=1.0, step=0.1, longest_step=0.2, events=(event,), samples=samples, rolled_back=0.0)
+    return RunResult(
+        system="elastrain", start=1.0, events=(event,), samples=samples, rolled_back=0.0, undisturbed=steps
+    )
 
 
-def test_figures_are_min_median_and_max_over_the_runs_that_have_them() -> None:
-    together = summary.system_result("", [run(1, 4), run(3, None, recovered=False), run(2, 5)])
-    event = together.events[0]
-    assert (event.stall.min, event.stall.median, event.stall.max) == (1, 2, 3)
-    assert event.pause is not None and event.pause.median == 4.5
-    assert (event.runs, event.recovered, together.samples_lost) == (3, 2, 3)
+def test_figures_are_minimum_median_and_maximum_over_the_runs_that_have_them() -> None:
+    runs = [run(1, 4), run(3, None, recovered=False), run(2, 5)]
+    (row,) = report.events_table(runs, "").rows
+    assert row[:5] == ("grow 2→3", "elastrain", "2 of 3", ">1.00 / 2.00 / 3.00", "4.00 / 4.50 / 5.00")
+    (row,) = report.systems_table(runs, "").rows
+    assert row == ("elastrain", "3", "1.00", "30", "3", "0", "0%")
 
 
-def test_ratios_are_of_medians_and_to_the_reference() -> None:
-    systems = {"ours": summary.system_result("", [run(2, 4)]), "theirs": summary.system_result("", [run(5, None)])}
-    event = summary.with_ratios(systems, "ours")["theirs"].events[0]
-    assert (event.stall_ratio, event.pause_ratio) == (2.5, None)
+def test_undisturbed_steps_of_several_runs_are_medians_and_the_longest_of_all() -> None:
+    (row,) = report.undisturbed_table([run(1, 4), run(2, 4), run(3, 4)], "").rows
+    assert row == ("elastrain", "3", "30", "200", "300", "600")
 
 
-def test_there_are_no_ratios_without_the_reference() -> None:
-    systems = {"theirs": summary.system_result("", [run(5, 6)])}
-    assert summary.with_ratios(systems, "ours") == systems
+def test_phases_are_medians_over_the_rescales_of_the_same_kind() -> None:
+    lost = [Phases(name="Lost 3→2", pause=p, seconds={"connect": p / 2}) for p in (1, 2, 6)]
+    grow = Phases(name="Grow 2→3", pause=1, seconds={"transfer": 0.5})
+    rows = report.phases_table([run(1, 1, rescales=(lost[0], grow)), run(1, 1, rescales=tuple(lost[1:]))], "").rows
+    assert [row[1:] for row in rows] == [("Lost 3→2", "2000", "connect 1000"), ("Grow 2→3", "1000", "transfer 500")]
+
+
+def test_a_goal_is_judged_with_the_undisturbed_step_of_the_same_system() -> None:
+    runs = [run(0.2, 3), run(0.4, 3)]
+    rows = report.goals_table(runs, 2.0, "").rows
+    assert rows[0] == ("grow 2→3", "stall ≤ one step + 0.1 s", "0.13", "0.30", "0.40", "no")
+    assert rows[1][-1] == "yes"
+    assert report.goals_table([r.model_copy(update={"system": "other"}) for r in runs], 2.0, "").rows == ()
+
+
+def test_a_leak_is_named_in_the_table_and_too_few_footprints_are_not_judged() -> None:
+    series = tuple(Footprint(threads=7 + i, fds=20, private_kib=90_000) for i in range(11))
+    leaking = run(1, 1).model_copy(update={"footprints": {"node-0": series, "node-1": series[:2]}})
+    rows = report.growth_table([leaking], 50, "").rows
+    assert [row[-1] for row in rows] == ["threads", "not measured"]

@@ -6,10 +6,9 @@ import random
 
 import pytest
 
-from steady_harness import analysis
-from steady_harness.analysis import Interval
-from steady_harness.case import Block, Case, Variant, order
-from steady_harness.profile import difference
+from bench_steady import analysis
+from bench_steady.analysis import Interval
+from bench_steady.case import Block, Case, Variant, order
 
 CASE = Case(workload="tiny", ranks=2, baseline="ddp", block=10, quads=40)
 
@@ -75,9 +74,3 @@ def test_a_verdict_needs_an_interval_on_one_side_of_the_goal(low: float, high: f
 def test_missing_blocks_are_refused() -> None:
     with pytest.raises(ValueError, match="tiny-2-ddp: 319 blocks of 2 ranks, expected 160 of each"):
         analysis.compare(CASE, [blocks(extra=0), blocks(extra=0)[:-1]])
-
-
-def test_a_profile_is_told_by_what_the_baseline_spends_less() -> None:
-    ours = {"shared": (1.0, 50.0, 60.0), "only ours": (2.0, 9.0, 9.0)}
-    rows = difference(ours, {"shared": (1.0, 49.0, 55.0), "only theirs": (1.0, 5.0, 5.0)})
-    assert [(r.function, r.extra) for r in rows] == [("only ours", 9.0), ("shared", 1.0)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from elastrain.api.records import CheckpointState, Generation, GenerationMember, Progress, Rescale
+import builders
+from elastrain.api.records import CheckpointState, Progress, Rescale
 from elastrain.cli.local.changes import changes, duration, progress_line, rescale_line
 from elastrain.cli.local.status import LocalStatus, WorkerStatus
 
@@ -49,8 +50,7 @@ def test_what_is_wrong_with_a_worker_is_told_and_when_it_is_well_again():
 
 
 def test_a_generation_and_its_rescale_are_told_once():
-    place = GenerationMember(id="j-0.x", worker="j-0", address="a", store_port=1, rank_offset=0)
-    formed = Generation(number=2, members=(place,), reason="Grow", leader="j-0.x")
+    formed = builders.generation(2, "j-0.x")
     rescale = Rescale(generation=2, from_size=1, to_size=2, reason="Grow", step=90, pause_seconds=0.0521)
     before, after = status(), status(generation=formed, progress=progress(rescales=(rescale,)))
     assert changes(before, after) == [

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from budgets import examples
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.model import Held, Job, Kind, Node, Place, Policy, Share, Snapshot, Worker
 
@@ -242,7 +243,7 @@ HAPPENINGS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(150)
 @given(NODES, POLICIES, HAPPENINGS)
 def test_promises_are_kept_and_the_cluster_comes_to_rest_whatever_comes_and_goes(nodes, policy, happenings):
     world = World(nodes, policy)
@@ -255,7 +256,7 @@ def test_promises_are_kept_and_the_cluster_comes_to_rest_whatever_comes_and_goes
     world.settle()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(NODES, POLICIES, st.lists(SPECS, max_size=6), st.randoms(use_true_random=False))
 def test_answer_does_not_depend_on_the_order_of_what_is_given(nodes, policy, specs, random):
     world = World(nodes, policy)
@@ -271,7 +272,7 @@ def test_answer_does_not_depend_on_the_order_of_what_is_given(nodes, policy, spe
     assert first.shares == second.shares, "the same cluster gets the same answer"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(
     st.integers(1, 30),
     st.lists(st.tuples(st.integers(1, 2), st.integers(0, 12), st.sampled_from(["a", "c"])), min_size=1, max_size=6),
@@ -304,7 +305,7 @@ def test_nobody_has_more_than_another_could_use_by_more_than_one_worker(slots, w
     assert not hungry or sum(j.size for j in jobs) == slots, "nothing is left idle that somebody could use"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(st.integers(1, 12), st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6), st.integers(0, 2)), max_size=5))
 def test_nobody_holds_more_than_its_minimum_while_a_higher_priority_wants_more(slots, wanted):
     world = World([Node("n", {GPU: slots, "pods": 100})], Policy())

@@ -6,19 +6,19 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+import builders
 from elastrain.api.job import ExcludedNode, JobStatus
-from elastrain.api.records import Generation, GenerationMember, Member, Phase
-from elastrain_operator.model import Coordination, JobRef, Observed, Pod, Trouble
+from elastrain.api.records import Member, Phase
+from elastrain_operator.model import Coordination, JobRef, Observed, Trouble
 from elastrain_operator.plan import Plan, plan
 from elastrain_operator.policy.losses.arrival import ARRIVAL_PATIENCE
-from workers import worker
+from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 PLACE = {"address": "127.0.0.1", "store_port": 1}
 
 
-def pod(ordinal: int, **fields) -> Pod:
-    return worker(ordinal, NOW, **fields)
+pod = workers_at(NOW)
 
 
 def member(ordinal: int, phase: Phase, generation: int = 0) -> Member:
@@ -26,8 +26,7 @@ def member(ordinal: int, phase: Phase, generation: int = 0) -> Member:
 
 
 FIRST = member(0, Phase.READY, 1)
-PLACED = GenerationMember(id="job-0.x", worker="job-0", rank_offset=0, **PLACE)
-ALONE = Generation(number=1, leader="job-0.x", reason="Start", members=(PLACED,))
+ALONE = builders.generation(1, "job-0.x")
 
 
 def decide(make_spec, pods, *members, status=None, known=True, **spec) -> Plan:

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from budgets import examples
 from elastrain.api import names
 from elastrain.api.crd import crd
 from elastrain.etcd import EtcdConfig
@@ -157,24 +158,22 @@ def check(body: dict[str, Any]) -> str:
     return said
 
 
-BUSY_MACHINE = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
-)
+MANY = examples(300, HealthCheck.filter_too_much)
 
 
-@BUSY_MACHINE
+@MANY
 @given(mutated(instances(SCHEMA["spec"])))
 def test_any_spec_becomes_pods_or_words_that_name_field_value_and_rule(spec):
     check({"metadata": META, "spec": spec})
 
 
-@BUSY_MACHINE
+@MANY
 @given(mutated(st.builds(lambda more: {"spec": {**more, **TEMPLATE["spec"]}}, strewn), most=1))
 def test_any_template_becomes_pods_or_words_that_name_field_value_and_rule(template):
     check({"metadata": META, "spec": {"maxReplicas": 2, "template": template}})
 
 
-@BUSY_MACHINE
+@MANY
 @given(mutated(instances(SCHEMA["status"])))
 def test_any_status_is_read_or_written_anew(status):
     check({"metadata": META, "spec": {"maxReplicas": 2, "template": TEMPLATE}, "status": status})

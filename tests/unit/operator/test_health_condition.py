@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+import builders
 from elastrain.api.job import ConditionType, GenerationStatus, JobStatus
-from elastrain.api.records import Generation, GenerationMember, Health, Member
+from elastrain.api.records import Health, Member
 from elastrain_operator.model import Coordination, Severity
 from elastrain_operator.policy.report import events, health
 
@@ -21,20 +22,13 @@ FORCE = GenerationStatus(number=1, size=3, reason="Start")
 
 def seen(**said: tuple[str, str]) -> Coordination:
     """Workers a, b and c; b has four ranks. ``said``: health and message of some."""
-    places, offset = [], 0
-    for name, slots in (("a", 1), ("b", 4), ("c", 1)):
-        places.append(
-            GenerationMember(id=name, worker=name, address="x", store_port=1, slots=slots, rank_offset=offset)
-        )
-        offset += slots
-    generation = Generation(number=1, members=tuple(places), reason="Start", leader="a")
     members = []
     for name in "abc":
         word, message = said.get(name, ("", ""))
         members.append(
             Member(id=name, worker=name, node=f"node-{name}", address="x", health=word, health_message=message)
         )
-    return Coordination(members=tuple(members), generation=generation)
+    return Coordination(members=tuple(members), generation=builders.generation(1, *"abc", slots=[1, 4, 1]))
 
 
 def test_condition_names_rank_worker_node_figures_and_since_when():

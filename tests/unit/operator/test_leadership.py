@@ -8,9 +8,10 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from budgets import examples
 from elastrain_operator.leader.decide import (
     Acquire,
     Record,
@@ -242,7 +243,7 @@ class World:
         return next((who for who, since, until in reversed(self.tenures) if since <= self.now < until), None)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.integers(0, 2**32))
 def test_two_never_lead_at_once_though_clocks_drift_requests_are_lost_and_processes_stall(seed):
     world = World(seed, faults=True, skew=0.15)
@@ -250,7 +251,7 @@ def test_two_never_lead_at_once_though_clocks_drift_requests_are_lost_and_proces
     assert world.tenures, "somebody leads at some time"
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(0, 2**32))
 def test_another_leads_within_fifteen_seconds_if_the_leader_dies(seed):
     world = World(seed, faults=False, skew=0.05)

@@ -6,11 +6,13 @@ import dataclasses
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+import builders
+from budgets import examples
 from elastrain.api.job import AcceleratorSeconds, GenerationStatus
-from elastrain.api.records import Generation, GenerationMember, Member, Progress, Rescale, Target
+from elastrain.api.records import Member, Progress, Rescale, Target
 from elastrain_operator.model import Coordination, Ending, Pod
 from elastrain_operator.policy.report import accelerator_seconds
 from elastrain_operator.policy.report.accelerator_seconds import Place, account, continued, place, rounded
@@ -170,12 +172,8 @@ def seen(
     least: int = 1,
 ) -> Coordination:  # fmt: skip
     """Live members, all of generation 3; the newest one is ``number``."""
-    members = tuple(
-        GenerationMember(id=n, worker=f"job-{n}", address="x", store_port=1, rank_offset=i)
-        for i, n in enumerate(placed)
-    )
-    live = tuple(Member(id=n, worker=f"job-{n}", address="x", generation=3, broken=broken) for n in names)
-    newest = Generation(number=number, members=members, reason="Grow", leader="a", ended=ended)
+    live = tuple(Member(id=f"job-{n}", worker=f"job-{n}", address="x", generation=3, broken=broken) for n in names)
+    newest = builders.generation(number, *(f"job-{n}" for n in placed), ended=ended)
     return Coordination(target=Target(min=least, max=4, desired=2), members=live, generation=newest)
 
 
@@ -264,7 +262,7 @@ class History:
         self.look(wrote)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(HAPPENINGS, max_size=40))
 def test_the_parts_add_up_to_what_was_held_whatever_happens_and_no_operator_loses_any(history):
     story = History()
@@ -272,7 +270,7 @@ def test_the_parts_add_up_to_what_was_held_whatever_happens_and_no_operator_lose
         story.happen(what)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.floats(0.1, 20), min_size=1, max_size=5), st.integers(1, 6))
 def test_every_measured_pause_is_booked_in_the_end(pauses, accelerators):
     pods = (pod(0, accelerators=accelerators),)

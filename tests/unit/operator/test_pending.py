@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from elastrain.api.job import JobStatus
-from elastrain_operator.model import Coordination, JobRef, Observed, Pod, Trouble
+from elastrain_operator.model import Coordination, JobRef, Observed, Trouble
 from elastrain_operator.observe import parse
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.losses import pending
-from workers import worker
+from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = JobRef("default", "job", "uid", 1)
@@ -23,8 +23,7 @@ def seconds(n: float) -> timedelta:
     return timedelta(seconds=n)
 
 
-def pod(ordinal: int, **fields) -> Pod:
-    return worker(ordinal, NOW, **fields)
+pod = workers_at(NOW)
 
 
 def decide(make_spec, pods, status=None, now=NOW, **spec):

@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 from datetime import UTC, datetime, timedelta
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+import builders
+from budgets import examples
 from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus, Leaving
-from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Progress, Target, Termination
+from elastrain.api.records import Generation, Member, Outcome, Phase, Progress, Target, Termination
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod
 from elastrain_operator.plan import plan
@@ -219,10 +221,7 @@ def _member(name: str, generation: int) -> Member:
 
 
 def _generation(number: int, pods: list[Pod]) -> Generation:
-    members = tuple(
-        GenerationMember(id=p.name, worker=p.name, address="a", store_port=1, rank_offset=i) for i, p in enumerate(pods)
-    )
-    return Generation(number=number, members=members, reason="Test", leader="l")
+    return builders.generation(number, *(p.name for p in pods))
 
 
 HAPPENINGS = st.one_of(
@@ -271,7 +270,7 @@ def happen(world: World, what: object) -> None:
                 getattr(world, fault)(victim)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(80)
 @given(HISTORIES)
 def test_the_wanted_workers_train_in_the_end_whatever_happened(history):
     world = World()
@@ -289,7 +288,7 @@ def test_the_wanted_workers_train_in_the_end_whatever_happened(history):
     assert world.status.phase == ("Suspended" if world.spec.suspend else "Running")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(HISTORIES)
 def test_a_plan_that_was_executed_has_nothing_left_to_do(history):
     world = World()
@@ -301,7 +300,7 @@ def test_a_plan_that_was_executed_has_nothing_left_to_do(history):
     assert made.status is None, "a status is written only when it changes"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(HISTORIES)
 def test_a_finished_job_stays_finished(history):
     world = World()

@@ -7,10 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+import builders
 from elastrain.api.job import CleanPodPolicy, Condition, ConditionType, GenerationStatus, JobStatus, RestartCounts
 from elastrain.api.records import (
-    Generation,
-    GenerationMember,
     Member,
     Outcome,
     Phase,
@@ -25,7 +24,7 @@ from elastrain_operator.policy.losses import restarts
 from elastrain_operator.policy.report import conditions, events, progress
 from elastrain_operator.policy.report.conditions import Claim
 from elastrain_operator.policy.size import drain, target, workers
-from workers import worker
+from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 FAILED = Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="boom")
@@ -36,8 +35,7 @@ def seconds(n: float) -> timedelta:
     return timedelta(seconds=n)
 
 
-def pod(ordinal: int, **fields) -> Pod:
-    return worker(ordinal, NOW, age=3600, **fields)
+pod = workers_at(NOW, age=3600)
 
 
 def ended(ordinal: int, record: Termination = FAILED, ago: float = 0.0, **fields) -> Pod:
@@ -46,13 +44,9 @@ def ended(ordinal: int, record: Termination = FAILED, ago: float = 0.0, **fields
 
 def records(*names: str, number: int = 1, adopted: int | None = None, **fields) -> Coordination:
     """A generation of these workers, adopted by all of them unless said otherwise."""
-    placed = tuple(
-        GenerationMember(id=n, worker=n, address="a", store_port=1, rank_offset=i) for i, n in enumerate(names)
-    )
     adopted = number if adopted is None else adopted
     members = tuple(Member(id=n, worker=n, address="a", generation=adopted) for n in names)
-    generation = Generation(number=number, members=placed, reason="Grow", leader="l")
-    return Coordination(generation=generation, members=members, **fields)
+    return Coordination(generation=builders.generation(number, *names), members=members, **fields)
 
 
 # ---- who comes -------------------------------------------------------------------------------------------------------

@@ -6,11 +6,13 @@ import dataclasses
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+import builders
+from budgets import examples
 from elastrain.api.job import JobSpec, JobStatus
-from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Termination
+from elastrain.api.records import Member, Outcome, Phase, Termination
 from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod, Refusal, Trouble
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.size import leaving, rollout
@@ -113,11 +115,7 @@ class World:
         number = self.records.generation.number if self.records.generation else 0
         if set(wanted) != self.training() and len(wanted) >= target.min:
             number += 1
-            places = tuple(
-                GenerationMember(id=n, worker=n, address="a", store_port=1, rank_offset=i) for i, n in enumerate(wanted)
-            )
-            made = Generation(number=number, members=places, reason="Test", leader="l")
-            self.records = dataclasses.replace(self.records, generation=made)
+            self.records = dataclasses.replace(self.records, generation=builders.generation(number, *wanted))
         members = tuple(Member(id=n, worker=n, address="a", phase=Phase.READY, generation=number) for n in able)
         self.records = dataclasses.replace(self.records, members=members)
         for name in set(ready) & set(target.leaving) - self.training():
@@ -347,7 +345,7 @@ HAPPENINGS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(st.lists(HAPPENINGS, max_size=40))
 def test_all_workers_are_of_the_last_template_in_the_end_and_enough_train_all_the_time(history):
     world = World(maxReplicas=4, minReplicas=2, replicas=3)

@@ -6,13 +6,14 @@ from datetime import UTC, datetime
 
 import pytest
 
+import builders
 from elastrain.api.job import GenerationStatus, JobStatus
-from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target
+from elastrain.api.records import Generation, Member, Progress, Target
 from elastrain_operator.allocation.model import Held, Share, Worker
-from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Pod
+from elastrain_operator.model import Coordination, Ending, JobRef, Observed
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.size import wanted as size
-from workers import worker
+from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = JobRef("ns", "job", "uid", 1)
@@ -23,18 +24,14 @@ def share(workers: int | None, reason: str = "NoRoom", message: str = "not grown
     return Share(workers, reason, message, **fields)
 
 
-def pod(ordinal: int, **fields) -> Pod:
-    return worker(ordinal, NOW, age=0.0, **{"node": f"n{ordinal}", "demand": ONE, **fields})
+pod = workers_at(NOW, age=0.0, node="n{}", demand=ONE)
 
 
 def trained(*workers: str, desired: int, **fields) -> Coordination:
-    placed = tuple(
-        GenerationMember(id=n, worker=n, address="a", store_port=1, rank_offset=i) for i, n in enumerate(workers)
-    )
     return Coordination(
         target=Target(min=1, max=4, desired=desired, reason="Start"),
         members=tuple(Member(id=n, worker=n, address="a", generation=1) for n in workers),
-        generation=Generation(number=1, members=placed, reason="Start", leader="l"),
+        generation=builders.generation(1, *workers),
         **fields,
     )
 

@@ -6,11 +6,13 @@ import dataclasses
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+import builders
+from budgets import examples
 from elastrain.api.job import GenerationStatus, JobSpec, JobStatus, SparesStatus
-from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Target, Termination
+from elastrain.api.records import Member, Outcome, Phase, Target, Termination
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
@@ -19,7 +21,7 @@ from elastrain_operator.plan import plan
 from elastrain_operator.pod import manifest
 from elastrain_operator.policy.report import accelerator_seconds
 from elastrain_operator.policy.size import rollout, spares, victims
-from workers import worker
+from workers import workers_at
 
 JOB = JobRef("default", "job", "uid", 1)
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -66,12 +68,8 @@ def test_spares_wanted(fields, desired, generation, given_share, expected):
 def records(trains: int, ready: int = 0, warming: int = 0, desired: int = 3) -> Coordination:
     """A generation of the first ``trains`` workers, then some that are ready beyond it, then some that are not yet."""
     phases = [Phase.READY] * (trains + ready) + [Phase.WARMING] * warming
-    members = tuple(Member(id=f"m{i}", worker=f"job-{i}", address="a", phase=p) for i, p in enumerate(phases))
-    placed = tuple(
-        GenerationMember(id=m.id, worker=m.worker, address="a", store_port=1, rank_offset=i)
-        for i, m in enumerate(members[:trains])
-    )
-    newest = Generation(number=1, members=placed, reason="Start", leader="m0")
+    members = tuple(Member(id=f"job-{i}.x", worker=f"job-{i}", address="a", phase=p) for i, p in enumerate(phases))
+    newest = builders.generation(1, *(m.id for m in members[:trains]))
     return Coordination(Target(min=1, max=3, desired=desired, reason="Start"), members, newest)
 
 
@@ -98,8 +96,7 @@ def test_status_says_how_many_are_ready_and_keeps_it_while_etcd_is_not_known():
 
 
 # ---- who leaves -----------------------------------------------------------------------------------------------------
-def pod(ordinal: int, **fields) -> Pod:
-    return worker(ordinal, START, age=0.0, node="n", **fields)
+pod = workers_at(START, age=0.0, node="n")
 
 
 def test_whoever_trains_leaves_at_a_shrink_though_a_spare_would_cost_less():
@@ -207,10 +204,7 @@ class World:
         placed = [m.worker for m in newest.members] if newest else []
         if sorted(wanted) != sorted(placed) and (len(wanted) >= target.min or not target.desired):
             number += 1
-            places = tuple(
-                GenerationMember(id=n, worker=n, address="a", store_port=1, rank_offset=i) for i, n in enumerate(wanted)
-            )
-            newest = Generation(number=number, members=places, reason="Test", leader="l")
+            newest = builders.generation(number, *wanted)
         inside = {m.worker for m in newest.members} if newest else set()
         members = tuple(
             Member(id=n, worker=n, address="a", phase=Phase.READY, generation=number if n in inside else 0)
@@ -309,7 +303,7 @@ def test_a_changed_template_replaces_spares_before_any_worker_that_trains(world)
     assert {p.template for p in world.live()} == {rollout.version(template("b"))}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(
     st.lists(
         st.one_of(

@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+import builders
 from elastrain.api.job import SuccessPolicy
-from elastrain.api.records import Generation, GenerationMember, Outcome, Progress, Termination
+from elastrain.api.records import Outcome, Progress, Termination
 from elastrain_operator.model import Coordination, Ending, Pod
 from elastrain_operator.policy.ending import success
 
@@ -24,11 +25,8 @@ def pod(ordinal: int, record: Termination | None = None) -> Pod:
 
 def records(*, finished: bool = True) -> Coordination:
     """Two workers trained together; rank 0's agent has said how it ended."""
-    placed = tuple(
-        GenerationMember(id=f"job-{i}", worker=f"job-{i}", address="a", store_port=1, rank_offset=i) for i in range(2)
-    )
     report = Progress(generation=1, world_size=2, members=2, step=9, finished=finished)
-    return Coordination(generation=Generation(number=1, members=placed, reason="Start", leader="l"), progress=report)
+    return Coordination(generation=builders.generation(1, "job-0", "job-1"), progress=report)
 
 
 def judged(policy: SuccessPolicy, *pods: Pod, finished: bool = True) -> str | None:

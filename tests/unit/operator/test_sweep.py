@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from conditions import until
 from elastrain.api.keys import JobKeys
 from elastrain_operator.apply import sweep
 from elastrain_operator.apply.sweep import Sweeper
@@ -54,11 +55,6 @@ def run(world: World, scenario) -> None:
         running.cancel()
 
     asyncio.run(main())
-
-
-async def until(condition) -> None:
-    while not condition():  # noqa: ASYNC110 - nobody tells
-        await asyncio.sleep(0.002)
 
 
 def test_start_sweeps_what_nobody_serves_and_the_api_server_does_not_have():

@@ -5,27 +5,24 @@ from __future__ import annotations
 import dataclasses
 from datetime import UTC, datetime
 
-from elastrain.api.records import Generation, GenerationMember, Health, Member
+import builders
+from elastrain.api.records import Health, Member
 from elastrain_operator.allocation.model import Share
-from elastrain_operator.model import Coordination, Pod
+from elastrain_operator.model import Coordination
 from elastrain_operator.policy.size import victims
-from workers import worker
+from workers import workers_at
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
-def pod(ordinal: int, **fields) -> Pod:
-    return worker(ordinal, NOW, age=3600, **{"node": f"n{ordinal}", **fields})
+pod = workers_at(NOW, age=3600, node="n{}")
 
 
 def records(*workers: str, **health: str) -> Coordination:
     """A generation of these workers, and what their records say of their health (``job_3="slow"``)."""
-    placed = tuple(
-        GenerationMember(id=n, worker=n, address="a", store_port=1, rank_offset=i) for i, n in enumerate(workers)
-    )
     ill = {name.replace("_", "-"): word for name, word in health.items()}
     members = tuple(Member(id=n, worker=n, address="a", generation=1, health=ill.get(n, "")) for n in workers)
-    return Coordination(generation=Generation(number=1, members=placed, reason="Grow", leader="l"), members=members)
+    return Coordination(generation=builders.generation(1, *workers), members=members)
 
 
 def share(**fields) -> Share:

@@ -11,6 +11,7 @@ from xdist.scheduler import LoadScopeScheduling
 from lanes import LANES, Lanes, lane, place
 
 ROOT = Path(__file__).parents[3]
+THIS = str(Path(__file__).relative_to(ROOT))
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py"))
 
 
@@ -19,10 +20,11 @@ def test_every_path_of_a_lane_exists(path: str) -> None:
     assert (ROOT / path).exists(), "it was renamed or removed: so must be its line in tests/shared/lanes.py"
 
 
-def test_a_file_that_needs_an_api_server_is_in_a_lane_that_shares_one() -> None:
-    needed = [f for f in FILES if "\npytestmark = pytest.mark.apiserver" in (ROOT / f).read_text()]
-    assert {lane(f) for f in needed} == {"operator", "apiserver"}
-    assert all((lane(f) == "operator") == f.startswith("tests/protocol/operator/") for f in needed)
+def test_one_lane_has_all_files_that_need_an_api_server_and_the_operators_are_its_last() -> None:
+    needed = [f for f in FILES if "pytest.mark.apiserver" in (ROOT / f).read_text() and f != THIS]
+    assert {lane(f) for f in needed} == {"apiserver"}
+    operators = [f.startswith("tests/protocol/operator/") for f in needed]
+    assert operators == sorted(operators), "their operator serves all namespaces, and would act on others' jobs"
 
 
 def test_any_other_file_is_a_lane_of_its_own_and_begins_after_the_long_ones() -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from elastrain.api.records import Generation, GenerationMember, Member, Phase, Target
+import builders
+from elastrain.api.records import Generation, Member, Phase, Target
 from elastrain.api.roster import KEPT
 from elastrain.jobstate import RegisteredMember
 from elastrain.rendezvous.decide import Action, Condemn, DecisionState, Propose, Timing, decide, remember
@@ -155,11 +156,4 @@ def job() -> Job:
 def make_generation() -> Callable[[int], Generation]:
     """A generation of so many members."""
 
-    def make(size: int) -> Generation:
-        places = tuple(
-            GenerationMember(id=f"w{i}.x", worker=f"w{i}", address="10.0.0.1", store_port=1, rank_offset=i)
-            for i in range(size)
-        )
-        return Generation(number=3, members=places, reason="Grow", leader="w0.x")
-
-    return make
+    return lambda size: builders.generation(3, *(f"w{i}.x" for i in range(size)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.api.records import Generation, GenerationMember
+import builders
+from elastrain.api.records import Generation
 from elastrain.etcd import EtcdUnavailable
 from elastrain.rendezvous.contact import Contact
 
@@ -13,11 +14,7 @@ AWAY = EtcdUnavailable("127.0.0.1:2379", "watch", "does not answer")
 
 
 def generation(size: int) -> Generation:
-    members = tuple(
-        GenerationMember(id=f"{i}.x", worker=str(i), address="10.0.0.1", store_port=1, rank_offset=i)
-        for i in range(size)
-    )
-    return Generation(number=1, members=members, reason="Start", leader="0.x")
+    return builders.generation(1, *(f"{i}.x" for i in range(size)))
 
 
 @pytest.fixture

@@ -43,6 +43,20 @@ def test_survivors_wait_if_they_are_too_few(job):
     assert job.workers() == ["a", "c"]
 
 
+def test_a_new_generation_follows_if_a_lost_member_comes_back_after_all_were_told_to_give_up(job):
+    """Too few were left for a next one, so its members were told; then the lost lease was taken up again."""
+    job.target = Target(min=2, max=2, desired=2)
+    job.train("a", "b")
+    lost = job.seen("a")
+    job.die("a")
+    assert job.run() == Condemn((1,), "worker a is gone")
+    job.members[lost.id] = lost
+    job.run()
+    job.pass_time(job.timing.doubt)
+    job.run()
+    assert (job.workers(), job.base.number) == (["a", "b"], 2)
+
+
 def test_a_smaller_generation_follows_if_a_joiner_dies_while_it_prepares(job):
     job.train("a", "b")
     job.join("c")

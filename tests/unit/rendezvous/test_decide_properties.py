@@ -9,7 +9,6 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -19,6 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from budgets import examples
 from elastrain.api.records import Phase, Target
 from elastrain.rendezvous.decide import MAX_OUTSTANDING, Condemn, Propose, Wait, decide
 
@@ -188,5 +188,5 @@ class AnyHistory(RuleBasedStateMachine):
 def test_promises_are_kept_whatever_happens(make_job):
     run_state_machine_as_test(
         lambda: AnyHistory(make_job),
-        settings=settings(max_examples=80, stateful_step_count=40, deadline=None),
+        settings=examples(80, stateful_step_count=40),
     )

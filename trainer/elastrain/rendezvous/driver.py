@@ -1,4 +1,4 @@
-"""The driver: the thread that does for one member what :class:`~elastrain.rendezvous.protocol.MemberProtocol` says.
+"""The driver: the thread that executes what :class:`~elastrain.rendezvous.machine.MemberMachine` decides.
 
 It takes what the watch brings, looks, decides, writes, on every change and at every deadline, and probes members that
 fell silent when a generation broke. All state but the inbox is its own. Only the leader hears what others say about
@@ -16,17 +16,16 @@ from collections.abc import Callable, Sequence
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member
-from elastrain.etcd import Batch, Delete, EtcdClient, EtcdError, EtcdUnavailable, Lease, Watch, WatchState
-from elastrain.rendezvous.contact import Contact
+from elastrain.etcd import Batch, EtcdClient, EtcdError, EtcdUnavailable, Lease, Watch, WatchState
 from elastrain.rendezvous.decide import Action, Propose, Timing
+from elastrain.rendezvous.machine import MemberMachine
+from elastrain.rendezvous.probe import Evidence
 from elastrain.rendezvous.progress import ProgressPost
-from elastrain.rendezvous.protocol import LONGEST_REST, MemberProtocol, Todo, rest_after
-from elastrain.rendezvous.suspicion import Suspicion, whom_to_probe
+from elastrain.rendezvous.protocol import Todo, rest_after
+from elastrain.rendezvous.suspicion import Answers, Probes
 from elastrain.rendezvous.view import View
 
 log = logging.getLogger(__name__)
-
-_RETRY_SECONDS = 0.5
 
 Clock = Callable[[], float]
 _Item = Batch | Callable[[], None]
@@ -56,7 +55,6 @@ class Driver:
         self._own = own
         self._progress = progress
         self._on_change = on_change
-        self._lease_ttl = lease_ttl
         self._clock = clock
         self._viewed = threading.Condition()
         self._inbox: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
@@ -66,15 +64,11 @@ class Driver:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
         # What follows is written by the thread alone.
-        self._protocol = MemberProtocol(keys, timing, sees_all=sees_all)
-        self._scope = self._protocol.scope(own())
-        self._view = View(self_id=own().id, complete=False)
-        self._todo: Todo | None = None
+        self._machine = MemberMachine(keys, own(), lease_ttl=lease_ttl, timing=timing, sees_all=sees_all)
+        self._view = self._machine.view
         self._rest_until = 0.0
-        self._look_at: float | None = None
-        self._suspicion = Suspicion(lease_ttl, clock, answered=self.wake)
-        self._retry_at = 0.0
-        self._contact = Contact(lease_ttl)
+        self._answers = Answers(lease_ttl)
+        self._probes = Probes(self._on_answer)
 
     @property
     def view(self) -> View:
@@ -84,22 +78,22 @@ class Driver:
     @property
     def action(self) -> Action | None:
         """What was decided last."""
-        return self._todo.action if self._todo else None
+        return self._machine.todo.action if self._machine.todo else None
 
     @property
     def reachable(self) -> bool:
         """Whether etcd answers."""
-        return self._contact.reachable
+        return self._machine.contact.reachable
 
     @property
     def outage(self) -> EtcdError | None:
         """Why etcd does not answer; None: it does, or the reason is not known yet."""
-        return self._contact.error
+        return self._machine.contact.error
 
     @property
     def fenced(self) -> float | None:
         """See :attr:`elastrain.rendezvous.contact.Contact.fenced`."""
-        return self._contact.fenced
+        return self._machine.contact.fenced
 
     def wait_for(self, condition: Callable[[View], bool], timeout: float) -> bool:
         """Block until a view meets ``condition``; False if none did within ``timeout`` seconds."""
@@ -110,7 +104,7 @@ class Driver:
         """Learn the state of the job, then act. Blocks. Raises ``EtcdError`` if that fails or takes longer than
         ``timeout`` seconds; :meth:`close` is still needed then."""
         self._lease = lease
-        self._watch = self._client.watch(self._scope, self._on_batch, self._on_watch_state)
+        self._watch = self._client.watch(self._machine.scope, self._on_batch, self._on_watch_state)
         if not self._listed.wait(timeout):
             raise EtcdUnavailable(
                 self._client.wire.endpoint, f"list {self._keys.prefix}", f"not done within {timeout:g} s"
@@ -123,7 +117,7 @@ class Driver:
 
     def lease_state(self, error: EtcdError | None) -> None:
         """Note the lease's state: ``error`` keeps it from being renewed; None: nothing does."""
-        self._inbox.put(lambda: self._notify(self._contact.lease_reported(error, self._clock())))
+        self._inbox.put(lambda: self._notify(self._machine.contact.lease_reported(error, self._clock())))
 
     def stop(self) -> None:
         """Begin nothing new. Does not wait."""
@@ -136,7 +130,7 @@ class Driver:
             self._watch.close()
         if self._thread.is_alive():
             self._thread.join(timeout=self._client.timeout + 1.0)
-        self._suspicion.close()
+        self._probes.close()
 
     # ---- callbacks of the watch: into the inbox --------------------------------------------------------------------
     def _on_batch(self, batch: Batch) -> None:
@@ -144,7 +138,11 @@ class Driver:
         self._listed.set()
 
     def _on_watch_state(self, state: WatchState) -> None:
-        self._inbox.put(lambda: self._notify(self._contact.watch_reported(state.error, state.connected, self._clock())))
+        contact = self._machine.contact
+        self._inbox.put(lambda: self._notify(contact.watch_reported(state.error, state.connected, self._clock())))
+
+    def _on_answer(self, member_id: str, evidence: Evidence) -> None:
+        self._inbox.put(lambda: self._answers.heard(member_id, evidence, self._clock()))
 
     # ---- the thread ------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -162,20 +160,18 @@ class Driver:
                 if not self._may_wait(items):
                     self._step()
             except EtcdError as error:
-                # The watch and the lease tell the owner about outages; here it only means: later.
+                # The watch and the lease report outages to the owner; here it only means: later.
                 log.info("put off: %s", error)
-                self._retry_at = self._clock() + _RETRY_SECONDS
+                self._machine.put_off(self._clock())
             except Exception:
                 log.exception("membership step failed")
-                self._retry_at = self._clock() + _RETRY_SECONDS
+                self._machine.put_off(self._clock())
 
     def _may_wait(self, items: Sequence[_Item | None]) -> bool:
-        """Only news of members have come, and too few to matter: more are waited for, for a moment."""
-        if not items or not all(isinstance(item, Batch) for item in items) or not self._protocol.may_wait:
+        """Only records of members have changed, too few to matter: wait a moment for more."""
+        if not items or not all(isinstance(item, Batch) for item in items):
             return False
-        now = self._clock()
-        self._look_at = self._look_at or now + LONGEST_REST
-        return now < self._look_at
+        return self._machine.may_wait(self._clock())
 
     def _next_items(self) -> list[_Item | None]:
         """All that is in the inbox, after waiting for the first of it until the next deadline."""
@@ -192,31 +188,18 @@ class Driver:
 
     def _seconds_to_next_deadline(self) -> float:
         now = self._clock()
-        deadlines = [now + self._lease_ttl]
-        if self._todo is not None and self._todo.until is not None and self._contact.watching:
-            deadlines.append(self._todo.until)
-        if (due := self._progress.due) is not None and self._contact.reachable:
+        deadlines = list(self._machine.deadlines(self._seconds_unconfirmed(), now))
+        if (due := self._progress.due) is not None and self._machine.contact.reachable:
             deadlines.append(due)
-        if (fenced_in := self._contact.fenced_in(self._seconds_unconfirmed())) is not None:
-            deadlines.append(now + fenced_in)
-        if self._retry_at > now:
-            deadlines.append(self._retry_at)
-        if self._look_at is not None:
-            deadlines.append(self._look_at)
-        if self._protocol.views.missing and self._contact.grace_until > now:
-            deadlines.append(self._contact.grace_until)
-        deadlines += self._suspicion.deadlines()
+        if self._answers.repeat_at is not None:
+            deadlines.append(self._answers.repeat_at)
         return max(0.01, min(deadlines) - now)
 
     def _take(self, batch: Batch) -> None:
-        self._protocol.take(batch, outage=self._contact.outage(self._clock()))
-        me, views = self._own().id, self._protocol.views
-        own = self._keys.member(me)
-        deleted = any(isinstance(e, Delete) and e.key == own for e in batch.events)
-        # It may also have gone before this watch began: then only a list of all members shows it.
-        absent = batch.snapshot and views.complete and me not in views.state.members
-        if self._lease is not None and (deleted or absent):
-            self._lease.rewrite(own)  # not by us: our lease ran out unnoticed, or another client deleted the key
+        own = self._own()
+        gone = self._machine.take(batch, own, self._clock())
+        if self._lease is not None and gone:
+            self._lease.rewrite(self._keys.member(own.id))
 
     def _notify(self, changed: bool) -> None:
         if changed:
@@ -224,45 +207,39 @@ class Driver:
 
     def _step(self) -> None:
         now, busy = self._clock(), time.thread_time()
-        self._look_at = None
         if self._lease is not None:
             self._lease.mend()
         record = self._own()
-        self._protocol.bridge(outage=self._contact.outage(now))
-        view = self._look(record)
-        self._contact.check_fence(self._seconds_unconfirmed(), self._protocol.views.known(record.generation))
+        self._look(record, now)
         with self._viewed:
-            self._view = view
+            self._view = self._machine.view
             self._viewed.notify_all()
         self._on_change()
-        if self._contact.watching and self._contact.reachable:
-            lease = self._lease.id if self._lease is not None else 0
-            self._todo = self._protocol.next(view, record, lease, now)
-            self._rest_until = now + rest_after(time.thread_time() - busy)
-            if now >= self._retry_at:
-                self._do(self._todo, record)
+        lease = self._lease.id if self._lease is not None else 0
+        todo = self._machine.next(record, lease, now)
+        self._rest_until = now + rest_after(time.thread_time() - busy)
+        if todo is not None:
+            self._do(todo, record)
+        if self._machine.contact.watching and self._machine.contact.reachable:
             self._progress.write_if_due(now)
-        scope = self._protocol.scope(record)
-        if scope != self._scope and self._watch is not None:
-            self._scope = scope
-            self._watch.move(scope)
+        if self._machine.scope_changed(record) and self._watch is not None:
+            self._watch.move(self._machine.scope)
 
-    def _look(self, record: Member) -> View:
-        """The view, with what probes have found; begins those that are due."""
-        suspects, unsure = self._suspicion.of(record.id)
-        view = self._protocol.look(record, suspects, unsure)
-        known = {m.id for m in view.members} if self._protocol.leads(record) and view.complete else None
-        self._suspicion.look(whom_to_probe(view, record, self._protocol.views.leader), known)
-        found = self._suspicion.of(record.id)
-        return view if found == (suspects, unsure) else self._protocol.look(record, *found)
+    def _look(self, record: Member, now: float) -> None:
+        """Update the view by the findings of probes; start the probes that are due."""
+        found = self._answers.of(record.id)
+        self._machine.look(record, *found, self._seconds_unconfirmed(), now)
+        self._probes.ask(self._machine.to_probe(record, self._answers, now))
+        if self._answers.of(record.id) != found:
+            self._machine.look(record, *self._answers.of(record.id), self._seconds_unconfirmed(), now)
 
     def _do(self, todo: Todo, record: Member) -> None:
         if todo.part is not None:
-            self._protocol.found(record, todo.part, self._client.get(todo.part))
+            self._machine.protocol.found(record, todo.part, self._client.get(todo.part))
             self.wake()
         if todo.transaction is not None:
             done = self._client.commit(todo.transaction, todo.what)
-            self._protocol.tried(todo.transaction, self._clock())
+            self._machine.protocol.tried(todo.transaction, self._clock())
             log.info("%s: %s%s", todo.what, "done" if done else "too late", _whom(todo))
 
     def _seconds_unconfirmed(self) -> float:

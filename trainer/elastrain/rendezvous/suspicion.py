@@ -1,8 +1,7 @@
-"""Which members look dead before their lease ends: which member probes which, and how long an answer counts."""
+"""Which members look dead before their lease says so: who probes whom, and for how long an answer counts."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -65,56 +64,57 @@ def _silent(record: Member) -> Silent:
     return Silent(record.id, record.address, record.agent_port)
 
 
-class Suspicion:
-    """Probes in threads of their own; ``answered`` is called from them. The rest is for the owner's one thread."""
+class Answers:
+    """What probes have found, and which are due. Pure but for its own state."""
 
-    def __init__(self, lease_ttl: float, clock: Callable[[], float], answered: Callable[[], None]) -> None:
+    def __init__(self, lease_ttl: float) -> None:
+        self.repeat_at: float | None = None
+        """When silent members are to be asked again; None: there are none."""
         self._lifetime = 2.0 * lease_ttl  # by then the lease has decided
-        self._clock = clock
-        self._answered = answered
-        self._lock = threading.Lock()
         self._answers: dict[str, _Answer] = {}
-        self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="probe")
-        self._repeat_at: float | None = None
 
-    def look(self, wanted: Sequence[Silent], known: Container[str] | None) -> None:
-        """Start the probes of ``wanted``. Forget old answers, and those of members that are not among the ``known``
-        (None: unknown)."""
-        now = self._clock()
-        with self._lock:
-            for member_id, answer in list(self._answers.items()):
-                old = answer.evidence is not None and now >= answer.at + self._lifetime
-                if old or (known is not None and member_id not in known):
-                    del self._answers[member_id]
-        for member in wanted:
-            if self._due(member.id, now):
-                self._pool.submit(self._probe, member)
-        self._repeat_at = now + REPEAT_SECONDS if wanted else None
+    def due(self, wanted: Sequence[Silent], known: Container[str] | None, now: float) -> list[Silent]:
+        """Those of ``wanted`` to be asked now; they count as asked. Forgets old answers, and those of members that are
+        not among the ``known`` (None: not known)."""
+        for member_id, answer in list(self._answers.items()):
+            old = answer.evidence is not None and now >= answer.at + self._lifetime
+            if old or (known is not None and member_id not in known):
+                del self._answers[member_id]
+        found = [member for member in wanted if self._is_due(member.id, now)]
+        self._answers.update({member.id: _Answer(None, now) for member in found})
+        self.repeat_at = now + REPEAT_SECONDS if wanted else None
+        return found
+
+    def heard(self, member_id: str, evidence: Evidence, now: float) -> None:
+        """The answer of a member that was asked."""
+        self._answers[member_id] = _Answer(evidence, now)
 
     def of(self, self_id: str) -> tuple[frozenset[str], frozenset[str]]:
         """Ids of members that were found dead, and of members whose answer is awaited."""
-        with self._lock:
-            dead = frozenset(i for i, a in self._answers.items() if a.evidence is Evidence.DEAD and i != self_id)
-            unsure = frozenset(i for i, a in self._answers.items() if a.evidence is None)
+        dead = frozenset(i for i, a in self._answers.items() if a.evidence is Evidence.DEAD and i != self_id)
+        unsure = frozenset(i for i, a in self._answers.items() if a.evidence is None)
         return dead, unsure
 
-    def deadlines(self) -> list[float]:
-        """When to look again even if nothing happens."""
-        return [self._repeat_at] if self._repeat_at is not None else []
+    def _is_due(self, member_id: str, now: float) -> bool:
+        answer = self._answers.get(member_id)
+        if answer is None:
+            return True
+        return answer.evidence not in (None, Evidence.DEAD) and now >= answer.at + REPEAT_SECONDS
+
+
+class Probes:
+    """Asks members in threads of its own; ``answered`` gets member id and evidence from them."""
+
+    def __init__(self, answered: Callable[[str, Evidence], None]) -> None:
+        self._answered = answered
+        self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="probe")
+
+    def ask(self, members: Sequence[Silent]) -> None:
+        for member in members:
+            self._pool.submit(self._probe, member)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _due(self, member_id: str, now: float) -> bool:
-        with self._lock:
-            answer = self._answers.get(member_id)
-            if answer is not None and (answer.evidence in (None, Evidence.DEAD) or now < answer.at + REPEAT_SECONDS):
-                return False
-            self._answers[member_id] = _Answer(None, now)
-            return True
-
     def _probe(self, member: Silent) -> None:
-        evidence = probe(member.address, member.agent_port, member.id)
-        with self._lock:
-            self._answers[member.id] = _Answer(evidence, self._clock())
-        self._answered()
+        self._answered(member.id, probe(member.address, member.agent_port, member.id))

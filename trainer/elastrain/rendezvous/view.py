@@ -75,9 +75,10 @@ class View:
 
     @cached_property
     def broken(self) -> bool:
-        """Whether a member of the newest generation saw its collectives fail."""
+        """Whether a member of the newest generation saw its collectives fail, or all were told to give it up: they do,
+        also if the member whose loss was the reason has come back under its id."""
         number = self.generation.number if self.generation else 0
-        return any(m.record.broken >= number for m in self.base_alive)
+        return number in self.told or any(m.record.broken >= number for m in self.base_alive)
 
     @cached_property
     def breaking(self) -> int:

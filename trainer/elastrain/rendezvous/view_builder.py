@@ -27,7 +27,6 @@ class ViewBuilder:
         self.generation: Generation | None = None
         """The newest one; of a large one all members if all is watched, else the place that :meth:`found` reported."""
         self.revision = 0
-        self._highest = 0
         self._gone: dict[str, RegisteredMember] = {}
         self._generations: dict[int, Generation] = {}
         self._adopted: frozenset[int] = frozenset()
@@ -89,7 +88,6 @@ class ViewBuilder:
         if newest is not None and newest.roster is None:
             self._generations[newest.number] = newest
         if header is not None:
-            self._highest = max(self._highest, header.number)
             oldest = header.number - roster.KEPT
             self._generations = {n: g for n, g in self._generations.items() if n > oldest}
 
@@ -128,7 +126,7 @@ class ViewBuilder:
             leader=self.leader.member if self.leader and self.leader.member not in suspects else None,
             leader_mod_revision=state.leadership.mod_revision if state.leadership else 0,
             generation=self.generation,
-            highest=self._highest,
+            highest=state.highest_number,
             generation_mod_revision=state.generation_mod_revision,
             generations=generations,
             gone=tuple(self._gone.values()),

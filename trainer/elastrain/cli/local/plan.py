@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elastrain.api.records import Outcome, Target, Termination
+from elastrain.sizing import WorkerFacts, leave_order, surplus
 
 FATAL = ("Usage",)
 """Reasons for which a retry is useless."""
@@ -93,24 +94,17 @@ def plan(seen: Observed, now: float) -> Plan:
 def _resize(seen: Observed, running: list[Worker], failures: list[Worker], now: float) -> Plan:
     staying = [w for w in running if not w.leaving]
     # Before the job trains, a spare would only slow the start.
-    target_size = seen.desired + (seen.spares if any(w.ready or w.trained for w in seen.workers) else 0)
-    # A training worker never becomes a spare: the current members stay.
-    training = [w for w in staying if w.ready]
-    first = victims(training, len(training) - seen.desired) if target_size > seen.desired else []
-    rest = [w for w in staying if w not in first]
-    surplus = first + victims(rest, len(rest) - target_size)
-    leaving = [w for w in running if w.leaving] + surplus
+    spares = seen.spares if any(w.ready or w.trained for w in seen.workers) else 0
+    facts = [WorkerFacts(w.name, w.ordinal, trains=w.ready, ready=w.ready) for w in staying]
+    by_name = {w.name: w for w in staying}
+    too_many = [by_name[w.name] for w in surplus(leave_order(facts), seen.desired, spares)]
+    leaving = [w for w in running if w.leaving] + too_many
     target = _target(seen, seen.desired, leaving, "Drain" if leaving else "")
-    missing = target_size - len(staying) + len(surplus)
-    if missing <= 0 or surplus:
+    missing = seen.desired + spares - len(staying) + len(too_many)
+    if missing <= 0 or too_many:
         return Plan(target)
     again_at = not_before(failures)
     return Plan(target, again_at=again_at) if now < again_at else Plan(target, start=missing)
-
-
-def victims(staying: Sequence[Worker], count: int) -> list[Worker]:
-    """The workers that are cheapest to lose: workers that do not train yet, then the youngest."""
-    return sorted(staying, key=lambda w: (w.ready, -w.ordinal))[: max(count, 0)]
 
 
 def not_before(failures: Sequence[Worker]) -> float:

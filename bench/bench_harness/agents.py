@@ -1,0 +1,115 @@
+"""elastrain's agents, one rank each, with a real etcd. The benchmark plays the operator by writing the job's target."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+from bench_harness.processes import HOST
+from elastrain.agent.logs import ENV_AGENT_LOG
+from elastrain.api import names
+from elastrain.api.job import CheckpointSpec
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import Member, Phase, Progress, Target
+from elastrain.etcd import EtcdClient, EtcdConfig
+from elastrain.etcd.server import EtcdServer
+
+MAX_NODES = 8
+
+
+class Agents:
+    """One job. A context manager that runs its etcd; the caller starts the agents."""
+
+    def __init__(
+        self, directory: Path, program: str, *, checkpoint_every: int | None = None, lease_ttl: int | None = None
+    ) -> None:
+        """``program``: the module that each rank runs. Without ``checkpoint_every`` (steps) there are neither
+        checkpoints nor an audit log. ``lease_ttl``: seconds; None: the default."""
+        self.audit = directory / "audit"
+        self._directory = directory
+        self._program = program
+        self._checkpoint_every = checkpoint_every
+        self._lease_ttl = lease_ttl
+        self._keys = JobKeys("bench", "job", directory.name)
+
+    def __enter__(self) -> Self:
+        self._etcd = EtcdServer()
+        self._etcd.start()
+        self._config = EtcdConfig.of(self._etcd.endpoint)
+        self._client = EtcdClient(self._config)
+        self.want(MAX_NODES)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+        self._etcd.close()
+
+    @property
+    def service_pids(self) -> tuple[int, ...]:
+        """etcd, which this object ends itself."""
+        return (self._etcd.pid,) if self._etcd.pid is not None else ()
+
+    def node(self, number: int) -> tuple[list[str], dict[str, str]]:
+        """Command and environment of the agent that is node ``number``."""
+        name = worker(number)
+        environment = {
+            **self._config.to_environment(),
+            names.ENV_NAMESPACE: self._keys.namespace,
+            names.ENV_JOB: self._keys.job,
+            names.ENV_JOB_UID: self._keys.uid,
+            names.ENV_WORKER: name,
+            names.ENV_NODE: name,
+            names.ENV_ADDRESS: HOST,
+            names.ENV_TERMINATION_LOG: str(self._directory / f"{name}.termination.json"),
+            ENV_AGENT_LOG: str(self._directory / f"{name}.agent.log"),
+        }
+        if self._checkpoint_every is not None:
+            spec = CheckpointSpec(path=str(self._directory / "checkpoints"), every_steps=self._checkpoint_every)
+            environment[names.ENV_CHECKPOINT] = spec.model_dump_json(by_alias=True)
+            environment[names.ENV_AUDIT_DIR] = str(self.audit)
+        if self._lease_ttl is not None:
+            environment[names.ENV_LEASE_TTL] = str(self._lease_ttl)
+        rank = [sys.executable, "-m", self._program]
+        return [sys.executable, "-m", "elastrain", "agent", "--", *rank], environment
+
+    def want(self, nodes: int, least: int = 1) -> None:
+        """Ask for ``nodes`` nodes that train; further ones stand by. Fewer than ``least`` do not train."""
+        self._client.put(self._keys.target, Target(min=least, max=MAX_NODES, desired=nodes).encode())
+
+    def stands_by(self, number: int) -> bool:
+        """Whether the node is ready to train."""
+        members = [Member.decode(kv.value) for kv in self._client.get_prefix(self._keys.members)[0]]
+        return any(m.worker == worker(number) and m.phase is Phase.READY for m in members)
+
+    def rescales(self) -> list[dict[str, object]]:
+        """The newest records of rescales (``elastrain.api.records.Rescale``)."""
+        held = self._client.get(self._keys.progress)
+        return [r.model_dump(mode="json") for r in Progress.decode(held.value).rescales] if held else []
+
+    def restart_etcd(self, away: float) -> None:
+        """``kill -9`` and, after ``away`` seconds, a start on the same data; returns when etcd serves again."""
+        self._etcd.kill()
+        time.sleep(away)
+        self._etcd.start()
+
+
+def worker(number: int) -> str:
+    return f"node-{number}"
+
+
+def base_environment() -> dict[str, str]:
+    """The environment of all processes: this one's, without variables that steer a trainer."""
+    steering = ("ELASTRAIN_", "TORCHELASTIC_", "TORCH_", "PET_", "ETCD_", "GLOO_")
+    fixed_world = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    own = {k: v for k, v in os.environ.items() if not k.startswith(steering) and k not in fixed_world}
+    bench = str(Path(__file__).parent.parent)
+    return {
+        **own,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [bench, own.get("PYTHONPATH", "")])),
+        "GRPC_ENABLE_FORK_SUPPORT": "0",
+    }

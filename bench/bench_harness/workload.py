@@ -1,0 +1,79 @@
+"""The workload of most benchmarks: a perceptron of 9.2 million parameters on synthetic data, with Adam.
+
+Model and optimizer state are 110 MB. ``ENV_STATE_MIB`` puts frozen tables below it, as in fine-tuning: the state grows,
+a step hardly. ``ENV_DEVICE`` chooses the device.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from bench_harness.names import ENV_DEVICE, ENV_STATE_MIB
+
+INPUTS, HIDDEN, CLASSES = 1024, 2176, 10
+SAMPLES = 1024
+BATCH_PER_RANK = 16
+"""Samples of one rank in a step at :data:`START_RANKS` ranks."""
+START_RANKS = 2
+GLOBAL_BATCH = BATCH_PER_RANK * START_RANKS
+"""Samples of a step where the system keeps it constant."""
+TABLE_MIB = 64
+TABLE_ROWS = TABLE_MIB * 2**20 // 4 // INPUTS
+
+
+class FineTuned(nn.Module):
+    """Frozen tables, whose rows are added to the input, below a trained head."""
+
+    def __init__(self, tables: int, head: nn.Module) -> None:
+        super().__init__()
+        self.base = nn.ModuleList(
+            nn.Embedding.from_pretrained(torch.rand(TABLE_ROWS, INPUTS) / tables) for _ in range(tables)
+        )
+        self.head = head
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """``inputs`` of (batch, INPUTS), whose first elements also choose the rows. Returns (batch, CLASSES)."""
+        rows = (inputs[:, : len(self.base)].abs() * 1e4).long() % TABLE_ROWS
+        found = [table(rows[:, i]) for i, table in enumerate(self.base)]
+        answer: torch.Tensor = self.head(inputs + torch.stack(found).sum(0))
+        return answer
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model and its optimizer, the same in every process. One thread per rank: ranks share the cores."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(
+        nn.Linear(INPUTS, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, INPUTS),
+        nn.ReLU(),
+        nn.Linear(INPUTS, CLASSES),
+    )
+    if tables := int(os.environ.get(ENV_STATE_MIB, "0")) // TABLE_MIB:
+        model = FineTuned(tables, model)
+    model.to(device())
+    return model, torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+
+
+def device() -> torch.device:
+    return torch.device(os.environ.get(ENV_DEVICE, "cpu"))
+
+
+def data() -> TensorDataset:
+    """``SAMPLES`` pairs of a (INPUTS,) float32 vector and a class, the same in every process."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(SAMPLES, INPUTS, generator=generator)
+    return TensorDataset(inputs, torch.randint(0, CLASSES, (SAMPLES,), generator=generator))
+
+
+def loss(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean loss over a batch, a scalar."""
+    there = device()
+    return nn.functional.cross_entropy(model(inputs.to(there)), labels.to(there))

@@ -1,0 +1,113 @@
+"""Counts running pods, in a thread, and plays the members of elastrain's jobs: kwok's pods have no agents.
+
+When the wanted number of a job's pods runs, one transaction writes the records that its agents would have written by
+then: one for each new member, the generation, and its roster. There are no leases to renew and no progress, so an
+operator of real jobs has more to read (docs/operator-scale.md).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from typing import Any
+
+from bench_operator.cluster import NAMESPACE, ControlPlane
+from elastrain.api import names, roster
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import Generation, GenerationMember, Member, Phase
+from elastrain.etcd import EtcdClient, Transaction
+
+RESUME_SECONDS = 0.2
+_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+
+
+class RunningPods:
+    """Counts pods that run; ``last_change`` is when their number last changed."""
+
+    def __init__(self, plane: ControlPlane, client: EtcdClient | None = None) -> None:
+        """``client``: of the etcd in which members are played; None: they are not played."""
+        self.last_change = time.monotonic()
+        self.cpu = 0.0
+        """Processor seconds of the thread."""
+        self.error: BaseException | None = None
+        self.wanted = 0
+        """Workers of each job: a generation forms when so many run."""
+        self._api = plane.api()
+        self._client = client
+        self._jobs: dict[JobKeys, dict[str, str]] = defaultdict(dict)  # name of a pod that runs -> its address
+        self._running: set[str] = set()
+        self._formed: dict[JobKeys, tuple[int, dict[str, str]]] = {}  # number and pods of the newest generation
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, daemon=True, name="running pods")
+        self._thread.start()
+
+    @property
+    def count(self) -> int:
+        """Raises ``RuntimeError`` if the watch has ended."""
+        if self.error is not None:
+            raise RuntimeError("the watch of running pods has ended") from self.error
+        return len(self._running)
+
+    def close(self) -> None:
+        self._closed = True
+        self._api.close()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        query = "fieldSelector=status.phase%3DRunning&watch=true&allowWatchBookmarks=true&timeoutSeconds=7200"
+        try:
+            while not self._closed:
+                self._running.clear()
+                self._jobs.clear()
+                # It begins with all that run now. The API server may end it at any time.
+                for event in self._api.events(f"{_PODS}?{query}"):
+                    if event["type"] == "ERROR":
+                        break
+                    if event["type"] != "BOOKMARK":
+                        self._take(event["type"], event["object"])
+                        self.cpu = time.thread_time()
+                self._api.close()
+                time.sleep(RESUME_SECONDS)
+        except BaseException as error:
+            if not self._closed:  # else it is what close() does to a connection in use
+                self.error = error
+
+    def _take(self, kind: str, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        name = meta["name"]
+        labels = meta.get("labels") or {}
+        keys = JobKeys(NAMESPACE, labels.get(names.LABEL_JOB, ""), labels.get(names.LABEL_JOB_UID, ""))
+        if kind == "DELETED":
+            self._running.discard(name)
+            self._jobs[keys].pop(name, None)
+        else:
+            self._running.add(name)
+            self._jobs[keys][name] = pod["status"].get("podIP") or "127.0.0.1"
+            if self._client and keys.uid and len(self._jobs[keys]) == self.wanted:
+                self._form(keys)
+        self.last_change = time.monotonic()
+
+    def _form(self, keys: JobKeys) -> None:
+        assert self._client is not None
+        pods = sorted(self._jobs[keys].items())
+        number, before = self._formed.get(keys, (0, {}))
+        if before == dict(pods):
+            return
+        number += 1
+        self._formed[keys] = number, dict(pods)
+        placed = tuple(
+            GenerationMember(id=f"{name}.played", worker=name, address=address, store_port=29500, rank_offset=i)
+            for i, (name, address) in enumerate(pods)
+        )
+        generation = Generation(
+            number=number, members=placed, reason="Start" if number == 1 else "Grow", leader=placed[0].id
+        )
+        members = [
+            Member(id=m.id, worker=m.worker, address=m.address, store_port=29500, phase=Phase.READY, generation=number)
+            for m in placed
+        ]
+        puts = [(keys.member(m.id), m.encode()) for m in members]
+        puts += [(keys.roster(number, i), part.encode()) for i, part in enumerate(roster.split(generation))]
+        puts.append((keys.generation, roster.header(generation).encode()))
+        self._client.commit(Transaction(unchanged=(), puts=tuple(puts)), f"form generation {number} of {keys.job}")

@@ -1,0 +1,196 @@
+"""The systems under test: the controller that makes pods of jobs, its process, and its manifests."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.request
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bench_harness.processes import cpu_of, free_ports
+from bench_operator.audit import Audit
+from bench_operator.cluster import NAMESPACE, OPERATOR, START_SECONDS, ControlPlane, until
+from elastrain.api import names
+from elastrain.etcd import EtcdClient, EtcdConfig
+from elastrain.etcd.server import EtcdServer
+
+MAX_WORKERS = 16
+PLANE = ("apiserver", "etcd", "controllers", "scheduler", "kwok")
+"""Processes of every control plane."""
+_CONTAINER: dict[str, Any] = {
+    "name": "trainer",
+    "image": "trainer:1",
+    "command": ["python", "train.py"],
+    "resources": {"limits": {"nvidia.com/gpu": "1"}},
+}
+
+
+class System(ABC):
+    about: ClassVar[str]
+    kind: ClassVar[str]
+    """As kubectl takes it."""
+    user: ClassVar[str]
+    """Its user at the API server."""
+    process: str
+    """Name of its process among those of the control plane."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+        self.audit = Audit(plane.audit_log, self.user)
+
+    @abstractmethod
+    def manifest(self, name: str, workers: int) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it and wait until it serves."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End processes that the control plane does not end."""
+
+    def settled(self, jobs: int) -> bool:
+        """Whether the status of every job is Running."""
+        return True
+
+    def etcd(self) -> EtcdClient | None:
+        """The etcd in which its jobs' members are played; None: they are not."""
+        return None
+
+    def cpu(self) -> float:
+        """Processor seconds of its process so far."""
+        return cpu_of(self.plane.pid(self.process))
+
+    def by_process(self) -> dict[str, float]:
+        """Processor seconds so far of each process of the run. ``benchmark`` counts pods and plays members; ``kubectl``
+        is the sum of its ended processes."""
+        own = os.times()
+        found = {name: cpu_of(self.plane.pid(name)) for name in PLANE}
+        return found | {"kubectl": own.children_user + own.children_system, "benchmark": own.user + own.system}
+
+    def rss_mb(self) -> float:
+        """Peak memory of its process."""
+        status = Path(f"/proc/{self.plane.pid(self.process)}/status").read_text()
+        line = next(x for x in status.splitlines() if x.startswith("VmHWM:"))
+        return int(line.split()[1]) / 1024
+
+
+class BatchJobs(System):
+    """The measured process is the controller manager, which also collects garbage, watches nodes and so on."""
+
+    about = "batch/v1 Jobs of Kubernetes itself, parallelism = workers"
+    kind = "jobs.batch"
+    user = "system:serviceaccount:kube-system:job-controller"
+    process = "controllers"
+
+    def manifest(self, name: str, workers: int) -> dict[str, Any]:
+        pod = {"restartPolicy": "Never", "automountServiceAccountToken": False, "containers": [_CONTAINER]}
+        return {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": {"parallelism": workers, "completions": workers, "template": {"spec": pod}},
+        }
+
+    def start(self) -> None:
+        """It is part of the control plane."""
+
+    def close(self) -> None:
+        """It ends with the control plane."""
+
+
+class Elastrain(System):
+    about = "the operator with an etcd of its own; members are played by the benchmark"
+    kind = names.PLURAL + "." + names.GROUP
+    user = OPERATOR
+
+    def __init__(self, plane: ControlPlane, profile: bool = False) -> None:
+        super().__init__(plane)
+        self._profile = profile
+        self._etcd = EtcdServer(data_dir=plane.directory / "coordination")
+        self._client: EtcdClient | None = None
+        self._starts = 0
+        self._port = 0
+        self.process = ""
+
+    def manifest(self, name: str, workers: int) -> dict[str, Any]:
+        return {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": {
+                "minReplicas": 1,
+                "maxReplicas": MAX_WORKERS,
+                "replicas": workers,
+                "template": {"spec": {"containers": [_CONTAINER]}},
+            },
+        }
+
+    def start(self) -> None:
+        self._etcd.start()
+        self.start_operator()
+        until(self.health, START_SECONDS, "the operator serves")
+
+    def start_operator(self) -> None:
+        """Start it and do not wait."""
+        self._starts += 1
+        self.process = f"operator-{self._starts}"
+        [self._port] = free_ports(1)
+        profiled = ["-m", "cProfile", "-o", str(self.plane.directory / f"{self.process}.prof")] if self._profile else []
+        argv = [
+            sys.executable, *profiled, "-m", "elastrain_operator", f"--etcd-endpoints={self._etcd.endpoint}",
+            f"--health-port={self._port}",
+        ]  # fmt: skip
+        self.plane.processes.start(self.process, argv, {"KUBECONFIG": str(self.plane.kubeconfig(OPERATOR))})
+
+    def stop_operator(self) -> None:
+        """SIGTERM, and wait for its end."""
+        self.plane.processes.terminate(self.process)
+        until(lambda: not self.plane.processes.runs(self.process), START_SECONDS, "the operator has ended")
+
+    def health(self) -> dict[str, Any]:
+        """The answer to the liveness probe; empty while there is none."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/healthz", timeout=5) as answer:
+                return dict(json.load(answer)["state"])
+        except (OSError, ValueError, KeyError):
+            return {}
+
+    def settled(self, jobs: int) -> bool:
+        path = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.PLURAL}"
+        items = self.plane.api().get(path)["items"]
+        return sum(_trains_as_wanted(job) for job in items) == jobs
+
+    def etcd(self) -> EtcdClient:
+        if self._client is None:
+            self._client = EtcdClient(EtcdConfig.of(self._etcd.endpoint))
+        return self._client
+
+    def records(self) -> int:
+        """Keys of jobs in etcd."""
+        return len(self.etcd().get_prefix("/elastrain/")[0])
+
+    def by_process(self) -> dict[str, float]:
+        return super().by_process() | {"operator": self.cpu(), "its etcd": self.etcd_cpu()}
+
+    def etcd_cpu(self) -> float:
+        assert self._etcd.pid is not None
+        return cpu_of(self._etcd.pid)
+
+    def close(self) -> None:
+        if self.process and self.plane.processes.runs(self.process):
+            self.stop_operator()
+        if self._client is not None:
+            self._client.close()
+        self._etcd.close()
+
+
+def _trains_as_wanted(job: dict[str, Any]) -> bool:
+    status = job.get("status") or {}
+    return status.get("phase") == "Running" and status.get("readyReplicas") == job["spec"]["replicas"]
+
+
+SYSTEMS: dict[str, type[System]] = {"batch": BatchJobs, "elastrain": Elastrain}

@@ -1,0 +1,256 @@
+"""The systems under test: their services, and the command that is one node."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from bench_harness.agents import MAX_NODES, Agents
+from bench_harness.names import ENV_DEVICE, ENV_STATE_MIB
+from bench_harness.processes import HOST, free_ports, popen
+from bench_rescale import history
+from bench_rescale.events import NEED_AGENTS, Event
+from bench_rescale.results import Samples
+from bench_rescale.steplog import ENV_CHECKPOINT, ENV_CHECKPOINT_EVERY, ENV_SHARDS, Line
+from elastrain.data import audit
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the systems are run with."""
+
+    checkpoint_every: int = 20
+    """Steps between durable checkpoints."""
+    lease_ttl: int | None = None
+    """Seconds; None: elastrain's default."""
+    etcd_away: float = 2.0
+    """Seconds between the end of etcd and its restart."""
+    state_mib: int = 0
+    """Frozen weights."""
+    device: str = "cpu"
+    cards: int = 1
+    """CUDA devices that the nodes share."""
+    torchft_python: Path | None = None
+    """Python of a virtual environment with torch and torchft."""
+
+
+class System(ABC):
+    """One system for one run; a context manager that runs its services."""
+
+    about: ClassVar[str]
+    """One line for the tables and the help."""
+
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        """``directory``: of this run, exists."""
+        self.directory = directory
+        self.settings = settings
+
+    @classmethod
+    def missing(cls, settings: Settings) -> str | None:
+        """What it lacks to be run here, and the way out; None: nothing."""
+        return None if settings.device == "cpu" else "--device: only elastrain is measured on a GPU"
+
+    @classmethod
+    def has(cls, event: Event) -> bool:
+        """Whether the event has an equivalent in it."""
+        return event not in NEED_AGENTS
+
+    def __enter__(self) -> System:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    @property
+    def service_pids(self) -> tuple[int, ...]:
+        """Processes that this object runs, and ends, itself."""
+        return ()
+
+    def environment(self, number: int) -> dict[str, str]:
+        """Of node ``number``: what the workload is."""
+        cards = {"CUDA_VISIBLE_DEVICES": str(number % self.settings.cards)} if self.settings.device != "cpu" else {}
+        return {ENV_STATE_MIB: str(self.settings.state_mib), ENV_DEVICE: self.settings.device, **cards}
+
+    @abstractmethod
+    def node(self, number: int) -> tuple[list[str], dict[str, str]]:
+        """Command and environment of the process (the agent) that is node ``number``, with one rank."""
+
+    @abstractmethod
+    def samples(self, lines: list[Line]) -> Samples:
+        """Samples that the run consumed. Raises ``ValueError`` if the run left nothing to judge."""
+
+    def rescales(self) -> list[dict[str, object]]:
+        """The system's own records of its rescales; while the services still run."""
+        return []
+
+
+class Torchrun(System):
+    """Stock ``torchrun``, rendezvous by the c10d store in node 0."""
+
+    about = "stock torchrun, c10d rendezvous, defaults but for restarts allowed and no shared store"
+    conf: ClassVar[str] = ""
+    flags: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        super().__init__(directory, settings)
+        [self._port] = free_ports(1)
+
+    def node(self, number: int) -> tuple[list[str], dict[str, str]]:
+        conf = ",".join(filter(None, [f"is_host={'true' if number == 0 else 'false'}", self.conf]))
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{MAX_NODES}", "--nproc-per-node=1"]
+        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={HOST}:{self._port}", f"--rdzv-conf={conf}"]
+        # Without restarts the first lost worker ends the job.
+        command += ["--rdzv-id=bench", f"--local-addr={HOST}", "--max-restarts=100", *self.flags]
+        return [*command, "-m", "bench_rescale.train_torchrun"], {
+            **self.environment(number),
+            "GLOO_SOCKET_IFNAME": "lo",
+            # With its shared store (the default of torch 2.13) a node that joins later never learns the master's
+            # address, and the whole job ends: nothing could be compared.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            ENV_CHECKPOINT: str(self.directory / "checkpoint.pt"),
+            ENV_CHECKPOINT_EVERY: str(self.settings.checkpoint_every),
+        }
+
+    def samples(self, lines: list[Line]) -> Samples:
+        return history.lineage_samples(lines)
+
+
+class TorchrunTuned(Torchrun):
+    about = (
+        "the same, tuned: last_call_timeout=1, keep_alive_interval=1, keep_alive_max_attempt=3, monitor interval 0.1 s"
+    )
+    conf = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+    flags = ("--monitor-interval=0.1",)
+
+
+class Elastrain(System):
+    about = "elastrain, in process, its default settings"
+
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        super().__init__(directory, settings)
+        self.agents = Agents(
+            directory,
+            "bench_rescale.train_elastrain",
+            checkpoint_every=settings.checkpoint_every,
+            lease_ttl=settings.lease_ttl,
+        )
+
+    @classmethod
+    def missing(cls, _settings: Settings) -> str | None:
+        return None
+
+    @classmethod
+    def has(cls, _event: Event) -> bool:
+        return True
+
+    def __enter__(self) -> System:
+        self.agents.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.agents.__exit__()
+
+    @property
+    def service_pids(self) -> tuple[int, ...]:
+        return self.agents.service_pids
+
+    def node(self, number: int) -> tuple[list[str], dict[str, str]]:
+        command, environment = self.agents.node(number)
+        return command, {**environment, **self.environment(number)}
+
+    def samples(self, lines: list[Line]) -> Samples:
+        verdict = audit.verify(self.agents.audit)
+        return Samples(
+            committed=verdict.samples, lost=verdict.lost, repeated=verdict.repeated, problems=verdict.problems
+        )
+
+    def rescales(self) -> list[dict[str, object]]:
+        return self.agents.rescales()
+
+
+class TorchftTuned(System):
+    """torchft's fault-tolerant DDP: a lighthouse, and one replica group per node under ``torchrun``."""
+
+    about = (
+        "torchft, one replica group a node, tuned: lighthouse quorum_tick_ms=50, join_timeout_ms=1000, "
+        "heartbeat_timeout_ms=1000; timeout 10 s, quorum timeout 30 s"
+    )
+    LIGHTHOUSE = ("--quorum_tick_ms", "50", "--join_timeout_ms", "1000", "--heartbeat_timeout_ms", "1000")
+    SERVES_SECONDS = 30.0
+
+    @classmethod
+    def missing(cls, settings: Settings) -> str | None:
+        python = settings.torchft_python
+        how = "torchft-tuned: --torchft-python must be the Python of a virtual environment with torch and torchft"
+        if python is None:
+            return f"{how}; it was not given"
+        try:
+            answer = subprocess.run(
+                [python, "-c", "import torchft"], capture_output=True, text=True, timeout=120, check=False
+            )
+        except OSError as error:
+            return f"{how}, not {str(python)!r}: {error}"
+        if answer.returncode != 0:
+            last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]
+            return f"{how}; {python} cannot import it: {last[0]}"
+        return super().missing(settings)
+
+    def __enter__(self) -> System:
+        assert self.settings.torchft_python is not None
+        [self._port] = free_ports(1)
+        command = [str(self.settings.torchft_python.with_name("torchft_lighthouse")), "--min_replicas", "1"]
+        command += ["--bind", f"[::]:{self._port}", *self.LIGHTHOUSE]
+        with (self.directory / "lighthouse.log").open("ab") as log:
+            self._service = popen(command, log, {})
+        end = time.monotonic() + self.SERVES_SECONDS
+        while not _listens(self._port):
+            if self._service.poll() is not None or time.monotonic() > end:
+                self.__exit__()
+                raise RuntimeError(f"torchft's lighthouse does not serve; see {self.directory / 'lighthouse.log'}")
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._service.kill()
+        self._service.wait()
+
+    @property
+    def service_pids(self) -> tuple[int, ...]:
+        return (self._service.pid,)
+
+    def node(self, number: int) -> tuple[list[str], dict[str, str]]:
+        command = [str(self.settings.torchft_python), "-m", "torch.distributed.run", "--nnodes=1"]
+        command += ["--nproc-per-node=1", "--max-restarts=100", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        command += ["--local-addr=localhost", "--monitor-interval=0.1", "-m", "bench_rescale.train_torchft"]
+        return command, {
+            **self.environment(number),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TORCHFT_LIGHTHOUSE": f"http://localhost:{self._port}",
+            "TORCHFT_TIMEOUT_SEC": "10",
+            "TORCHFT_QUORUM_TIMEOUT_SEC": "30",
+            ENV_SHARDS: str(MAX_NODES),
+        }
+
+    def samples(self, lines: list[Line]) -> Samples:
+        return history.sharded_samples(lines)
+
+
+SYSTEMS: Mapping[str, type[System]] = {
+    "elastrain": Elastrain,
+    "torchrun-default": Torchrun,
+    "torchrun-tuned": TorchrunTuned,
+    "torchft-tuned": TorchftTuned,
+}
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((HOST, port)) == 0

@@ -1,1 +1,0 @@
-"""What bench/gpu.py is made of."""

@@ -1,0 +1,9 @@
+"""The time of day. One place, so that a simulation can put its own in."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def now() -> datetime:
+    return datetime.now(UTC)

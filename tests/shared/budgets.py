@@ -1,0 +1,19 @@
+"""How many examples a property test tries: few in CI, many at night (``--hypothesis-profile=nightly``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+
+# No deadlines: a loaded machine is no fault of the code under test.
+settings.register_profile("ci", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("nightly", settings.get_profile("ci"), max_examples=1000)
+settings.load_profile("ci")
+
+
+def examples(count: int, *suppressed: HealthCheck, **more: Any) -> settings:
+    """Settings of a property test that tries ``count`` examples at the default budget (100): in CI and at night it
+    tries as many fewer or more as the profile says. ``suppressed``: health checks that do not apply to it."""
+    scaled = max(1, count * settings.default.max_examples // 100)
+    return settings(max_examples=scaled, suppress_health_check=[HealthCheck.too_slow, *suppressed], **more)

@@ -1,0 +1,117 @@
+"""The warm process: it has imported torch, elastrain's runtime and the agent, and forks whatever a test asks it to run.
+
+Run by ``warm.py`` with one argument, the file descriptor of a socket. A request is JSON with two file descriptors: the
+program's output, and a socket that gets the pid and then the exit code. The forks are what an execution would be: own
+session, environment, working directory, ``sys.argv``; the product's own zygote does the same, and its code serves here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch  # noqa: F401
+
+import elastrain.agent.runtime
+import elastrain.elastic  # noqa: F401
+from elastrain.agent.process import forker, zygote
+from elastrain.tether import die_with_parent
+
+
+class ForkedZygote:
+    """In an agent, in the place of ``subprocess.Popen``: the zygote is a fork, too, and has nothing left to import."""
+
+    def __init__(self, words: Sequence[str], *, env: Mapping[str, str], pass_fds: Sequence[int], **_: Any) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            boot = list(words).index("-c")
+            settle(["-c", *words[boot + 2 :]], env, keep=pass_fds)
+            sys.path[0] = words[boot + 2]
+            zygote.main()
+            sys.exit(0)  # in a rank whose script has ended
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def settle(argv: list[str], env: Mapping[str, str], keep: Sequence[int] = ()) -> None:
+    """Be as a new process is: nothing of the parent's is open, no handler is set."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names are enough
+        if descriptor > 2 and descriptor not in keep:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.close(descriptor)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = argv
+
+
+def become(asked: dict[str, Any], out: int) -> Callable[[], None]:
+    """In a new fork; returns what runs the program."""
+    os.setsid()
+    die_with_parent(signal.SIGKILL, asked["server"])
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.chdir(asked["cwd"])
+    command = asked["command"]
+    settle(command[1:], asked["env"])
+    is_module = command[1] == "-m"
+    target, arguments = (command[2], command[3:]) if is_module else (command[1], command[2:])
+    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))  # noqa: PTH109, PTH120
+    forker.subprocess = type("subprocess", (), {"Popen": ForkedZygote, "DEVNULL": -3})  # type: ignore[attr-defined]
+    zygote._reseed()
+    job = zygote.Job(os.getppid(), -1, command, target, is_module, arguments, [])
+    return lambda: zygote._run(job)
+
+
+def serve(channel: socket.socket) -> Callable[[], None] | None:
+    """Fork for every request, and report every end, until the tests hang up. Returns the program in a fork."""
+    children: dict[int, socket.socket] = {}
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(woken, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    while True:
+        readable, _, _ = select.select([channel, woken], [], [])
+        if woken in readable:
+            os.read(woken, 4096)
+            while children and (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                with children.pop(ended[0]) as status:
+                    status.send(str(os.waitstatus_to_exitcode(ended[1])).encode())
+        if channel in readable:
+            request, descriptors, _, _ = socket.recv_fds(channel, 1 << 18, 2)
+            if not request:
+                return None
+            out, status = descriptors[0], socket.socket(fileno=descriptors[1])
+            pid = os.fork()
+            if pid == 0:
+                return become(json.loads(request), out)
+            os.close(out)
+            status.send(str(pid).encode())
+            children[pid] = status
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    link = socket.socket(fileno=int(sys.argv[1]))
+    link.set_inheritable(False)
+    zygote._settle()
+    link.send(zygote.READY)
+    if (program := serve(link)) is not None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        program()

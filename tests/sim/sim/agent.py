@@ -1,0 +1,359 @@
+"""An agent: the product's ``Core`` and ``MemberMachine`` with simulated etcd, ranks and signals around them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from elastrain.agent.core import endings
+from elastrain.agent.core.events import (
+    Effect,
+    End,
+    Event,
+    Fenced,
+    KillRank,
+    KillRanks,
+    Leave,
+    Publish,
+    PublishProgress,
+    Pulse,
+    RankExited,
+    RankHungUp,
+    RankSaid,
+    Registered,
+    Reincarnate,
+    Send,
+    Signalled,
+    StartRanks,
+    Tick,
+)
+from elastrain.agent.core.machine import Config, Core
+from elastrain.agent.presence import snapshot
+from elastrain.api.keys import JobKeys
+from elastrain.api.messages import RankMessage
+from elastrain.api.records import Closed, Member, Phase, Progress, Termination
+from elastrain.etcd import Batch, EtcdError, Transaction
+from elastrain.rendezvous.machine import MemberMachine
+from elastrain.rendezvous.probe import Evidence
+from elastrain.rendezvous.suspicion import Answers, Silent
+from elastrain.rendezvous.view import View
+from sim.clock import Timer
+from sim.etcd_client import Client, LeaseKeeper, WatchKeeper
+from sim.process import Process
+from sim.ranks import Rank
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+PORT = 7000
+LOOK = 0.2
+"""The agent looks at the job's records at least so often."""
+PULSE = 10.0
+PROGRESS_INTERVAL = 1.0
+
+
+class Agent:
+    """One agent in one worker. ``ended`` gets its last words."""
+
+    def __init__(
+        self,
+        world: World,
+        process: Process,
+        keys: JobKeys,
+        worker: str,
+        node: str,
+        address: str,
+        config: Config,
+        ttl: int,
+        ended: Callable[[Termination], None],
+        extra: bytes = b"",
+    ) -> None:
+        """``extra``: a JSON member that this agent adds to its record, as a newer version might."""
+        self.world, self.process, self.keys, self.address = world, process, keys, address
+        self.worker = worker
+        self.core = Core(config)
+        self.ranks: dict[int, Rank] = {}
+        self.own = Member(
+            id=self._new_id(), worker=worker, node=node, address=address, agent_port=PORT, slots=config.nproc
+        )
+        self.machine = MemberMachine(keys, self.own, lease_ttl=ttl)
+        self.client = Client(process, world.network, world.etcd)
+        self.lease = LeaseKeeper(self.client, ttl, self._lease_says, lambda _: self._wake())
+        self._ended, self._extra = ended, extra
+        self._answers = Answers(ttl)
+        self._watch: WatchKeeper | None = None
+        self._view: View | None = None
+        self._turning: Timer | None = None
+        self._deadline: Timer | None = None
+        self._tick: Timer | None = None
+        self._looking = False
+        self._over = False
+        self._waiting: Progress | None = None
+        self._posting = False
+        self._posted_at = float("-inf")
+        self._flushed: list[Callable[[], None]] = []
+        """To be called when no progress waits to be written."""
+        self._declare()
+        process.after(0.001, self._register)
+        world.agents.append(self)
+
+    # ---- registration ------------------------------------------------------------------------------------------------
+    def _new_id(self) -> str:
+        return f"{self.worker}.{self.world.rng.getrandbits(32):08x}"
+
+    def _declare(self) -> None:
+        raw = self.own.encode()
+        self.lease.set(self.keys.member(self.own.id), raw[:-1] + self._extra + b"}" if self._extra else raw)
+
+    def _register(self) -> None:
+        if self.core.bounds.drain is not None and not self.lease.id:
+            self._finish(endings.drained(0, "told to stop before etcd could be reached"))
+        elif not self.lease.is_clean:
+            self.process.after(0.05 if self.lease.id else 0.3, self._register)
+        elif self._watch is None:
+            self._watch = WatchKeeper(self.client, self.machine.scope, self._on_batch, self._watch_says)
+            self._handle(Registered(self.own.id))
+            self.process.after(PULSE, self._pulse)
+
+    # ---- etcd --------------------------------------------------------------------------------------------------------
+    def _lease_says(self, error: EtcdError | None) -> None:
+        self.machine.contact.lease_reported(error, self.process.clock.now)
+        self._wake()
+
+    def _watch_says(self, connected: bool, error: EtcdError | None) -> None:
+        self.machine.contact.watch_reported(error, connected, self.process.clock.now)
+        self._wake()
+
+    def _on_batch(self, batch: Batch) -> None:
+        now = self.process.clock.now
+        if self.machine.take(batch, self.own, now):
+            self.lease.rewrite(self.keys.member(self.own.id))
+        self._wake()
+
+    def _wake(self) -> None:
+        """A turn of the executor, for all that has come by then."""
+        if self._turning is None and not self._over and self._watch is not None:
+            self._turning = self.process.after(0.001 + 0.004 * self.world.rng.random(), self._turn)
+
+    def _turn(self) -> None:
+        self._turning = None
+        if self._over or self._watch is None:
+            return
+        now, own, machine = self.process.clock.now, self.own, self.machine
+        found = self._answers.of(own.id)
+        before, fenced = machine.view, machine.contact.fenced
+        machine.look(own, *found, self.lease.unconfirmed, now)
+        for member in machine.to_probe(own, self._answers, now):
+            self._probe(member)
+        if self._answers.of(own.id) != found:
+            machine.look(own, *self._answers.of(own.id), self.lease.unconfirmed, now)
+        if fenced is None and machine.contact.fenced is not None:
+            self._handle(Fenced(machine.contact.fenced))
+        if machine.view is not before:
+            self._look_soon()
+        todo = machine.next(own, self.lease.id, now)
+        if todo is not None and todo.transaction is not None:
+            self._commit(todo.transaction)
+        self._post()
+        if machine.scope_changed(own):
+            self._watch.move(machine.scope)
+        self._sleep(now)
+
+    def _commit(self, transaction: Transaction) -> None:
+        def answered(_: bool) -> None:
+            self.machine.protocol.tried(transaction, self.process.clock.now)
+            self._wake()
+
+        self.machine.protocol.tried(
+            transaction, self.process.clock.now
+        )  # one at a time: the executor blocks in the call
+        self.client.call("commit", lambda: self.world.etcd.commit(transaction), answered, self._put_off)
+
+    def _put_off(self, _: EtcdError) -> None:
+        self.machine.put_off(self.process.clock.now)
+        self._wake()
+
+    def _sleep(self, now: float) -> None:
+        deadlines = [*self.machine.deadlines(self.lease.unconfirmed, now)]
+        if self._answers.repeat_at is not None:
+            deadlines.append(self._answers.repeat_at)
+        if self._waiting is not None and self.machine.contact.reachable:
+            deadlines.append(self._posted_at + PROGRESS_INTERVAL)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.process.at(max(now + 0.01, min(deadlines)), self._turn_now)
+
+    def _turn_now(self) -> None:
+        if self._turning is None:
+            self._turn()
+
+    def _probe(self, member: Silent) -> None:
+        self.world.probe(self.process, member, lambda evidence: self._heard(member.id, evidence))
+
+    def _heard(self, member_id: str, evidence: Evidence) -> None:
+        self._answers.heard(member_id, evidence, self.process.clock.now)
+        self._wake()
+
+    # ---- progress ----------------------------------------------------------------------------------------------------
+    def _post(self, force: bool = False) -> None:
+        now = self.process.clock.now
+        if self._waiting is None or self._posting or (not force and now < self._posted_at + PROGRESS_INTERVAL):
+            return
+        if not force and not (self.machine.contact.watching and self.machine.contact.reachable):
+            return
+        taken, self._waiting = self._waiting, None
+        self._posting, self._posted_at = True, now
+        puts = [(self.keys.progress, taken.encode())]
+        if taken.finished:
+            puts.append((self.keys.closed, Closed(member=self.own.id, reason="Finished").encode()))
+        etcd, transaction = self.world.etcd, Transaction((), tuple(puts))
+
+        def failed(_: EtcdError) -> None:
+            self._posting = False
+            self._waiting = self._waiting or taken
+            if self._flushed:
+                self.process.after(0.5, self._post, True)
+
+        def answered(_: bool) -> None:
+            self._posting = False
+            if self._flushed and self._waiting is None:
+                flushed, self._flushed = self._flushed, []
+                for then in flushed:
+                    then()
+
+        self.client.call("write progress", lambda: etcd.commit(transaction), answered, failed, 2.0)
+
+    def _flush_then(self, then: Callable[[], None], seconds: float) -> None:
+        """``then`` when progress is written, or after so many seconds."""
+        left = [then]
+
+        def once() -> None:
+            if left:
+                left.pop()()
+
+        if self._waiting is None and not self._posting:
+            once()
+            return
+        self._flushed.append(once)
+        self.process.after(seconds, once)
+        self._post(True)
+
+    # ---- the core ----------------------------------------------------------------------------------------------------
+    def _look_soon(self) -> None:
+        if not self._looking:
+            self._looking = True
+            late = LOOK * self.world.rng.random() if self.world.rng.random() < 0.3 else 0.0
+            self.process.after(0.001 + late, self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        view = self.machine.view
+        if view is not self._view and view.revision and not self._over:
+            self._view = view
+            self._handle(snapshot(view))
+
+    def _pulse(self) -> None:
+        if not self._over:
+            beats = {i: beat for i, rank in self.ranks.items() if (beat := rank.beat) is not None}
+            self._handle(Pulse(self.core.incarnation, beats, self.machine.contact.reachable))
+            self.process.after(PULSE, self._pulse)
+
+    def said(self, rank: Rank, message: RankMessage) -> None:
+        """A rank has sent a message."""
+        self._handle(RankSaid(rank.incarnation, rank.local_rank, message))
+
+    def hung_up(self, rank: Rank) -> None:
+        self._handle(RankHungUp(rank.incarnation, rank.local_rank))
+
+    def exited(self, rank: Rank, code: int, signum: int) -> None:
+        self._handle(RankExited(rank.incarnation, rank.local_rank, code, signum))
+
+    def signalled(self) -> None:
+        self._handle(Signalled(signal.SIGTERM))
+
+    def _handle(self, event: Event) -> None:
+        if self._over:
+            return
+        now = self.process.clock.now
+        for effect in self.core.handle(event, now):
+            self._execute(effect)
+        if self._over:
+            return
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        if (deadline := self.core.deadline()) is not None:
+            self._tick = self.process.at(max(now + 0.001, deadline), self._handle, Tick())
+
+    def _execute(self, effect: Effect) -> None:
+        match effect:
+            case Send(local_rank=local_rank, message=message):
+                rank = self.ranks.get(local_rank)
+                if rank is not None:
+                    rank.process.after(0.0005, rank.told, message)
+            case Publish():
+                self._update(
+                    phase=effect.phase, generation=effect.generation, step=effect.step, broken=effect.broken,
+                    store_port=effect.store_port, health=effect.health, health_message=effect.health_message,
+                    health_rank=effect.health_rank,
+                )  # fmt: skip
+            case PublishProgress(progress=progress):
+                self._waiting = progress
+                self._wake()
+            case StartRanks(incarnation=incarnation):
+                self._start_ranks(incarnation)
+            case KillRanks(signum=signum):
+                for rank in list(self.ranks.values()):
+                    rank.signalled(signum)
+            case KillRank(local_rank=local_rank):
+                self.ranks[local_rank].signalled(signal.SIGKILL)
+            case Reincarnate():
+                self._reincarnate()
+            case Leave():
+                self._leave()
+            case End(termination=termination):
+                self._finish(termination)
+
+    def _update(self, **changes: object) -> None:
+        self.own = self.own.model_copy(update=changes)
+        self._declare()
+        self._wake()
+
+    def _reincarnate(self) -> None:
+        old = self.own
+        fresh = {"id": self._new_id(), "phase": Phase.WARMING, "store_port": 0, "generation": 0, "broken": 0}
+        self.own = old.model_copy(update={**fresh, "restarts": old.restarts + 1})
+        self.lease.unset(self.keys.member(old.id))
+        self._declare()
+        self.process.after(0.001, lambda: self._handle(Registered(self.own.id)))
+
+    def _start_ranks(self, incarnation: int) -> None:
+        self.world.note_start(self, incarnation)
+        for local_rank in range(self.core.config.nproc):
+            self.ranks[local_rank] = Rank(self.world, self, local_rank, incarnation)
+
+    def _leave(self) -> None:
+        finished = self._waiting is not None and self._waiting.finished
+        self._flush_then(self.lease.close, 30.0 if finished else 2.0)
+
+    def _finish(self, termination: Termination) -> None:
+        self._over = True
+        if self._watch is not None:
+            self._watch.close()
+
+        def gone() -> None:
+            self.lease.close()
+            self._ended(termination)
+
+        finished = self._waiting is not None and self._waiting.finished
+        self._flush_then(gone, 30.0 if finished else 2.0)
+
+    def died(self) -> None:
+        """The container was killed: its ranks die with it."""
+        self._over = True
+        if self._watch is not None:
+            self._watch.close()
+        self.process.die()
+        for rank in self.ranks.values():
+            rank.killed()

@@ -1,0 +1,148 @@
+"""The API server: objects with resourceVersions, conflicts, watches from a version, and the garbage collector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from elastrain_operator.kube.client import ApiError
+from sim.clock import Clock
+from sim.network import Refused, Stream
+
+PLACE = "api"
+Body = dict[str, Any]
+EPOCH = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
+
+
+class ApiServer:
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.up = True
+        self.objects: dict[str, dict[str, Body]] = {"jobs": {}, "pods": {}, "leases": {}}
+        """Kind, name. Bodies are never changed, only replaced."""
+        self.on_write: Callable[[str, str, Body], None] = lambda *_: None
+        """Told of kind, ADDED/MODIFIED/DELETED and body."""
+        self._version = 100
+        self._uids = 0
+        self._history: list[tuple[int, str, Body]] = []
+        self._streams: list[tuple[str, Stream]] = []
+        self._oldest = 0
+
+    def wire_time(self) -> str:
+        return (EPOCH + timedelta(seconds=self.clock.now)).isoformat()
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+    def answer(self) -> None:
+        if not self.up:
+            raise Refused("connection refused")
+
+    def get(self, kind: str, name: str) -> Body | None:
+        self.answer()
+        return self.objects[kind].get(name)
+
+    def list(self, kind: str) -> tuple[list[Body], str]:
+        self.answer()
+        return list(self.objects[kind].values()), str(self._version)
+
+    def create(self, kind: str, body: Body) -> Body:
+        self.answer()
+        name = body["metadata"]["name"]
+        if name in self.objects[kind]:
+            raise ApiError(f"create {name}", 409, "AlreadyExists", f"{kind} {name!r} already exists")
+        self._uids += 1
+        meta = {**body["metadata"], "uid": f"uid-{self._uids}", "creationTimestamp": self.wire_time(), "generation": 1}
+        return self._store(kind, "ADDED", {**body, "metadata": meta})
+
+    def replace(self, kind: str, name: str, change: Callable[[Body], Body], version: str | None = None) -> Body:
+        """Change an object; with ``version``, only if that is its resourceVersion."""
+        self.answer()
+        body = self.objects[kind].get(name)
+        if body is None:
+            raise ApiError(f"change {name}", 404, "NotFound", f"{kind} {name!r} not found")
+        if version is not None and body["metadata"]["resourceVersion"] != version:
+            raise ApiError(f"change {name}", 409, "Conflict", "the object has been modified")
+        changed = change(body)
+        return body if changed == body else self._store(kind, "MODIFIED", changed)
+
+    def delete(self, kind: str, name: str, uid: str | None = None) -> None:
+        """Pods on a node wait for their kubelet; the rest goes at once."""
+        self.answer()
+        body = self.objects[kind].get(name)
+        if body is None or (uid is not None and body["metadata"]["uid"] != uid):
+            return
+        if kind == "pods" and body["spec"].get("nodeName"):
+            if "deletionTimestamp" not in body["metadata"]:
+                meta = {**body["metadata"], "deletionTimestamp": self.wire_time()}
+                self._store(kind, "MODIFIED", {**body, "metadata": meta})
+            return
+        self.remove(kind, name)
+
+    def remove(self, kind: str, name: str) -> None:
+        """For good."""
+        body = self.objects[kind].pop(name, None)
+        if body is None:
+            return
+        self._event(kind, "DELETED", body)
+        if kind == "jobs":
+            self.clock.after(0.5, self._collect, body["metadata"]["uid"])
+
+    def watch(self, kind: str, version: str, stream: Stream) -> None:
+        self.answer()
+        if int(version) < self._oldest:
+            raise ApiError(f"watch {kind}", 410, "Expired", "too old resource version")
+        for number, event, body in self._history:
+            if number > int(version) and body["kind"] == kind:
+                stream.send({"type": event, "object": body})
+        self._streams.append((kind, stream))
+
+    # ---- faults ------------------------------------------------------------------------------------------------------
+    def crash(self) -> None:
+        self.up = False
+        streams, self._streams = self._streams, []
+        for _, stream in streams:
+            stream.end()
+
+    def forget_history(self) -> None:
+        """Its watch cache is empty: old watches are answered 410."""
+        self._oldest, self._history = self._version, []
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _store(self, kind: str, event: str, body: Body) -> Body:
+        body = {**body, "kind": kind}
+        self.objects[kind][body["metadata"]["name"]] = body
+        return self._event(kind, event, body)
+
+    def _event(self, kind: str, event: str, body: Body) -> Body:
+        self._version += 1
+        body = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self._version)}}
+        if event != "DELETED":
+            self.objects[kind][body["metadata"]["name"]] = body
+        self._history.append((self._version, event, body))
+        self.on_write(kind, event, body)
+        for of, stream in self._streams:
+            if of == kind:
+                stream.send({"type": event, "object": body})
+        self._streams = [s for s in self._streams if s[1].open]
+        return body
+
+    def _collect(self, job_uid: str) -> None:
+        if not self.up:
+            self.clock.after(1.0, self._collect, job_uid)
+            return
+        for name, body in list(self.objects["pods"].items()):
+            if any(o["uid"] == job_uid for o in body["metadata"].get("ownerReferences", ())):
+                self.delete("pods", name)
+
+
+def merged(old: Any, patch: Any) -> Any:
+    """``old`` after a JSON merge patch."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(old) if isinstance(old, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result

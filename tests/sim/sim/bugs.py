@@ -1,0 +1,141 @@
+"""Bugs made by hand, to see that the simulation finds them: each replaces one decision of the product, or of the ranks'
+commit rule, by a wrong one. ``python -m sim --bug NAME`` runs with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from elastrain.elastic.membership import entry
+from elastrain.elastic.membership.control import Summed
+from elastrain.etcd import Transaction
+from elastrain.rendezvous import decide, protocol
+from elastrain.rendezvous.contact import Contact
+from elastrain.rendezvous.machine import MemberMachine
+from elastrain.rendezvous.view import View
+from elastrain.rendezvous.view_builder import ViewBuilder
+from elastrain_operator.leader import fencing
+from elastrain_operator.plan import clean, drain, scale
+from sim.comm import Comm
+from sim.etcd import Etcd
+
+
+def a_leader_writes_without_comparing() -> Any:
+    honest = protocol.MemberProtocol._proposal
+
+    def proposal(self: protocol.MemberProtocol, view: View, action: decide.Propose) -> Transaction:
+        return replace(honest(self, view, action), unchanged=())
+
+    return mock.patch.object(protocol.MemberProtocol, "_proposal", proposal)
+
+
+def a_step_is_committed_without_all_ranks() -> Any:
+    return mock.patch.object(Comm, "_is_complete", lambda self, c: len(c.given) >= max(1, self.size - 1))
+
+
+def leaving_is_ignored() -> Any:
+    return mock.patch.object(View, "is_leaving", lambda self, member: False)
+
+
+def leases_do_not_expire() -> Any:
+    return mock.patch.object(Etcd, "_expire", lambda self, number: None)
+
+
+def a_worker_is_deleted_before_its_drain() -> Any:
+    return mock.patch.object(drain, "released", lambda pod, members, due, now: "now")
+
+
+def a_worker_is_deleted_unasked() -> Any:
+    honest = clean.ended
+
+    def ended(pods: Any, counted: Any, now: Any) -> Any:
+        extra = [clean._deletion(p, "spare") for p in pods if p.started and p.ordinal % 3 == 2]
+        return (*honest(pods, counted, now), *extra)
+
+    return mock.patch.object(clean, "ended", ended)
+
+
+def ordinals_are_used_again() -> Any:
+    def ordinals(missing: int, unborn: Any, pods: Any, following: int) -> tuple[int, ...]:
+        taken = {p.ordinal for p in pods}
+        return tuple(n for n in range(100) if n not in taken)[:missing]
+
+    return mock.patch.object(scale, "ordinals", ordinals)
+
+
+def joiners_are_never_admitted() -> Any:
+    honest = View.joiners.func
+
+    return mock.patch.object(View, "joiners", property(lambda self: () if self.base_alive else honest(self)))
+
+
+def ended_generations_are_never_told() -> Any:
+    return mock.patch.object(View, "condemned", property(lambda self: {}))
+
+
+def a_lone_member_is_never_fenced() -> Any:
+    return mock.patch.object(Contact, "check_fence", lambda self, seconds, generation: False)
+
+
+def ranks_switch_without_a_vote() -> Any:
+    return mock.patch.object(
+        Summed, "agreed", lambda self, current: max((n for n in self.connected if n > current), default=None)
+    )
+
+
+def the_state_of_the_first_rank_wins() -> Any:
+    return mock.patch.object(entry, "_sources", lambda table: [0])
+
+
+def an_operator_writes_without_its_fence() -> Any:
+    honest = fencing.Transaction
+    return mock.patch.object(fencing, "Transaction", lambda unchanged, puts: honest((), puts))
+
+
+def a_lost_record_is_not_written_again() -> Any:
+    honest = MemberMachine.take
+
+    def take(self: MemberMachine, *args: Any) -> bool:
+        honest(self, *args)
+        return False
+
+    return mock.patch.object(MemberMachine, "take", take)
+
+
+def numbers_begin_anew_if_etcd_lost_its_data() -> Any:
+    honest = ViewBuilder.view
+    return mock.patch.object(ViewBuilder, "view", lambda self, *args: replace(honest(self, *args), highest=0))
+
+
+def an_ended_generation_passes_for_whole() -> Any:
+    """As it was until the simulation found it."""
+    return mock.patch.object(
+        View, "broken",
+        property(lambda v: any(m.record.broken >= (v.generation.number if v.generation else 0) for m in v.base_alive)),
+    )  # fmt: skip
+
+
+BUGS: dict[str, Callable[[], Any]] = {
+    f.__name__: f
+    for f in (
+        a_leader_writes_without_comparing, a_step_is_committed_without_all_ranks, leaving_is_ignored,
+        leases_do_not_expire, a_worker_is_deleted_before_its_drain, a_worker_is_deleted_unasked,
+        ordinals_are_used_again, joiners_are_never_admitted, ended_generations_are_never_told,
+        a_lone_member_is_never_fenced, ranks_switch_without_a_vote, the_state_of_the_first_rank_wins,
+        an_operator_writes_without_its_fence, a_lost_record_is_not_written_again,
+        numbers_begin_anew_if_etcd_lost_its_data, an_ended_generation_passes_for_whole,
+    )
+}  # fmt: skip
+
+
+@contextmanager
+def present(name: str) -> Iterator[None]:
+    """While this lasts the product has that bug. An empty name: none."""
+    if not name:
+        yield
+        return
+    with BUGS[name]():
+        yield

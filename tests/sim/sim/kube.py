@@ -1,0 +1,155 @@
+"""The API server as an operator's client shows it: the calls of ``elastrain_operator.kube.client`` and ``leases``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from elastrain_operator.kube.client import ApiError, Writable
+from sim.apiserver import PLACE, ApiServer, Body, merged
+from sim.loop import Loop
+from sim.network import Network, Refused, Stream
+from sim.process import Process
+
+SECONDS = 10.0
+RETRY_SECONDS = 1.0
+GONE = 410
+
+
+class Kube:
+    def __init__(
+        self,
+        api: ApiServer,
+        network: Network,
+        process: Process,
+        loop: Loop,
+        tenure: Writable | None,
+        lag: Callable[[], float] | None = None,
+    ) -> None:
+        """``lag``: seconds by which a watch is late; None: as any message."""
+        self._api, self._network, self._process, self._loop = api, network, process, loop
+        self._tenure, self._lag = tenure, lag
+
+    # ---- jobs and pods -----------------------------------------------------------------------------------------------
+    async def get_job(self, namespace: str, name: str) -> Body | None:
+        return await self._call("read job", lambda: self._api.get("jobs", name))
+
+    async def patch_status(
+        self, namespace: str, name: str, status: Mapping[str, Any], version: str | None = None
+    ) -> str | None:
+        def write() -> str:
+            body = self._api.replace(
+                "jobs", name, lambda b: {**b, "status": merged(b.get("status", {}), dict(status))}, version
+            )
+            return str(body["metadata"]["resourceVersion"])
+
+        return await self._write("write the status", write)
+
+    async def delete_job(self, namespace: str, name: str, uid: str) -> None:
+        await self._write("delete job", lambda: self._api.delete("jobs", name, uid))
+
+    async def get_pod(self, namespace: str, name: str) -> Body | None:
+        return await self._call("read pod", lambda: self._api.get("pods", name))
+
+    async def create_pod(self, namespace: str, manifest: Mapping[str, Any]) -> Body:
+        return await self._write("create pod", lambda: self._api.create("pods", dict(manifest)))
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        await self._write("delete pod", lambda: self._api.delete("pods", name, uid))
+
+    async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
+        """Events are for people: nothing here reads them."""
+
+    # ---- lists and watches -------------------------------------------------------------------------------------------
+    async def list_pages(self, path: str, what: str, query: Mapping[str, str]) -> AsyncIterator[tuple[list[Body], str]]:
+        kind = _kind(path)
+        yield await self._call(what, lambda: self._api.list(kind))
+
+    async def uids(self, path: str, what: str, query: Mapping[str, str]) -> set[str]:
+        items, _ = await self._call(what, lambda: self._api.list(_kind(path)))
+        return {body["metadata"]["uid"] for body in items}
+
+    async def watch_as_kopf(self, path: str, what: str, on_event: Callable[[str | None, Body], None]) -> None:
+        """kopf's list and watch: after 410 Gone it lists anew and reports no deletion of what the list lacks."""
+        version = ""
+        while True:
+            try:
+                if not version:
+                    async for items, listed in self.list_pages(path, f"list {what}", {}):
+                        for body in items:
+                            on_event(None, body)
+                        version = listed
+                async for event in self.changes(path, f"watch {what}", {}, version):
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    on_event(event["type"], event["object"])
+            except ApiError as error:
+                if error.code == GONE:
+                    version = ""
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def changes(self, path: str, what: str, query: Mapping[str, str], version: str) -> AsyncIterator[Body]:
+        kind = _kind(path)
+        waiting: deque[Body] = deque()
+        news = asyncio.Event()
+        ended = False
+
+        def take(event: Body) -> None:
+            waiting.append(event)
+            news.set()
+
+        def end() -> None:
+            nonlocal ended
+            ended = True
+            news.set()
+
+        stream = Stream(self._network, PLACE, self._process, take, end, self._lag)
+        try:
+            await self._call(what, lambda: self._api.watch(kind, version, stream))
+            while True:
+                while waiting:
+                    yield waiting.popleft()
+                if ended:
+                    raise ApiError(what, 0, "Unreachable", "the connection ended")
+                news.clear()
+                await news.wait()
+        finally:
+            stream.close()
+
+    # ---- leases ------------------------------------------------------------------------------------------------------
+    async def get(self, lease: Any, seconds: float) -> Body | None:
+        return await self._call("read lease", lambda: self._api.get("leases", lease.name), seconds)
+
+    async def create(self, lease: Any, body: Body, seconds: float) -> Body:
+        return await self._call("create lease", lambda: self._api.create("leases", body), seconds)
+
+    async def replace(self, lease: Any, body: Body, seconds: float) -> Body:
+        version = body["metadata"].get("resourceVersion")
+
+        def write() -> Body:
+            return self._api.replace("leases", lease.name, lambda b: {**b, "spec": body["spec"]}, version)
+
+        return await self._call("renew lease", write, seconds)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    async def _write(self, what: str, request: Callable[[], Any]) -> Any:
+        seconds = SECONDS if self._tenure is None else min(SECONDS, self._tenure.seconds_left(what))
+        return await self._call(what, request, seconds)
+
+    async def _call(self, what: str, request: Callable[[], Any], seconds: float = SECONDS) -> Any:
+        future = self._loop.create_future()
+
+        def failed(error: Exception) -> None:
+            lost = ApiError(what, 0, "Unreachable", str(error)) if isinstance(error, Refused) else error
+            self._loop.settle(future, None, lost)
+
+        def answered(value: Any) -> None:
+            self._loop.settle(future, value, None)
+
+        self._network.call(self._process, PLACE, request, answered, failed, seconds)
+        return await future
+
+
+def _kind(path: str) -> str:
+    return "pods" if path.endswith("/pods") else "jobs"

@@ -1,0 +1,223 @@
+"""An operator process: the product's election, loops, mirror, fence and executor on simulated etcd and API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from elastrain.api.keys import JobKeys
+from elastrain.etcd import Batch, EtcdConfig, EtcdUnavailable, KeyValue, Range, Transaction, WatchState
+from elastrain_operator.allocation.model import Node, Policy
+from elastrain_operator.apply.executor import Executor
+from elastrain_operator.apply.sweep import Sweeper
+from elastrain_operator.capacity import Capacity
+from elastrain_operator.config import LeaseName, OperatorConfig, WorkerEtcd
+from elastrain_operator.kube.client import ApiError, NotLeading, jobs_path, pods_path
+from elastrain_operator.leader.decide import Terms
+from elastrain_operator.leader.election import Elector, Tenure
+from elastrain_operator.leader.fencing import FencedEtcd, fence_key
+from elastrain_operator.loops import JobLoop, Loops
+from elastrain_operator.model import JobRef, Pod
+from elastrain_operator.observe.records import Mirror
+from elastrain_operator.observe.watched import Watched
+from sim import apiserver, etcd
+from sim.etcd_client import Client, WatchKeeper
+from sim.kube import Kube
+from sim.loop import Loop
+from sim.network import Refused
+from sim.process import Process
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+LEASE = LeaseName(namespace="elastrain", name="operator")
+CONFIG = OperatorConfig(
+    etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"), lease=LEASE, drain_extra=10.0,
+    resync=60.0,
+)  # fmt: skip
+TERMS = Terms()
+FENCE = fence_key("sim", LEASE)
+
+
+class Operator:
+    """One replica: it stands by, leads, and is started anew when it leads no more."""
+
+    def __init__(self, world: World, place: str) -> None:
+        self.world, self.place = world, place
+        self.starts = 0
+        self.start()
+
+    def start(self) -> None:
+        """As a new process."""
+        self.starts += 1
+        world = self.world
+        self.process = Process(world.clock, f"{self.place}.{self.starts}", self.place)
+        self.loop = Loop(self.process, world.network.delay, world.note_fault)
+        self.leads = False
+        self._capacity: Capacity | None = None
+        self.loop.run(lambda: self.loop.create_task(self._main()))
+
+    def kill(self, restart_after: float) -> None:
+        self.process.die()
+        self.leads = False
+        self.world.clock.after(restart_after, self.start)
+
+    def nodes_changed(self) -> None:
+        if self._capacity is not None:
+            self.loop.run(self._capacity.nudge)
+
+    # ---- as elastrain_operator.__main__ and app put it together ------------------------------------------------------
+    async def _main(self) -> None:
+        world, process = self.world, self.process
+        seconds = self.loop.seconds
+        tenure = Tenure(seconds)
+        identity = process.name
+        lease_kube = Kube(world.api, world.network, process, self.loop, None)
+        elector = Elector(lease_kube, LEASE, identity, tenure, TERMS, clock=seconds)
+        await elector.acquire()
+        self.leads = True
+        self._serve(tenure, identity)
+        await elector.keep()
+        self.kill(world.rng.uniform(1.0, 3.0))
+
+    def _serve(self, tenure: Tenure, identity: str) -> None:
+        world, process, loop = self.world, self.process, self.loop
+        kube = Kube(world.api, world.network, process, loop, tenure, world.watch_lag)
+
+        def prove() -> None:
+            if world.network.is_cut(self.place, apiserver.PLACE) or not world.api.up:
+                raise ApiError("prove", 0, "Unreachable", "no answer")
+            held = world.api.objects["leases"].get(LEASE.name)
+            if held is None or held["spec"]["holderIdentity"] != identity:
+                raise NotLeading("prove that this operator leads")
+
+        fenced = FencedEtcd(EtcdCalls(self), FENCE, identity, tenure, prove)  # type: ignore[arg-type]
+        watched = Watched(
+            kube,  # type: ignore[arg-type]
+            CONFIG.namespaces,
+            CONFIG.resync,
+            jobs=lambda: self._loops.jobs(),
+            on_job=lambda body: self._loops.see(body, watched.pods.of),
+            on_job_gone=self._job_gone,
+            on_pod=self._pod_event,
+        )
+        mirror = Mirror(fenced, "sim", self._etcd_changed, lambda keys: self._loops.wake_later(keys.uid))
+        if world.room:
+            self._capacity = Capacity(Policy(hysteresis=5.0), lambda uid: self._loops.wake(uid))
+            loop.create_task(self._capacity.run(Inventory(world)))
+        executor = Executor(kube, mirror, CONFIG)  # type: ignore[arg-type]
+
+        def make(job: JobRef) -> JobLoop:
+            return JobLoop(job, executor, kube, mirror, CONFIG, self._capacity)  # type: ignore[arg-type]
+
+        self._loops = Loops(make)
+        self._sweeper = Sweeper(
+            kube,  # type: ignore[arg-type]
+            mirror,
+            lambda keys: keys.uid in self._loops or bool(watched.pods.of(keys.uid)),
+        )
+        mirror.start()
+
+        async def start() -> None:
+            await mirror.wait_listed(5.0)
+            while True:
+                try:
+                    await watched.list_first()
+                    break
+                except ApiError:
+                    await asyncio.sleep(1.0)
+            loop.create_task(self._sweeper.run())
+            loop.create_task(watched.run())
+            loop.create_task(kube.watch_as_kopf(pods_path(""), "worker pods", watched.pod_event))
+            await kube.watch_as_kopf(jobs_path(""), "jobs", watched.job_event)
+
+        loop.create_task(start())
+
+    def _etcd_changed(self, keys: JobKeys | None) -> None:
+        if keys is None:
+            self._loops.wake_all()
+        else:
+            self._loops.wake(keys.uid)
+
+    def _job_gone(self, job: JobKeys) -> None:
+        async def forget() -> None:
+            await self._loops.forget(job.uid)
+            if self._capacity:
+                self._capacity.forget(job.uid)
+            self._sweeper.nudge(job)
+
+        self.loop.create_task(forget())
+
+    def _pod_event(self, job: JobKeys, pod: Pod, gone: bool) -> None:
+        if self._capacity:
+            self._capacity.pod_seen(job.uid, None if gone else pod, pod.uid)
+        if gone:
+            self._loops.pod_gone(job.uid, pod.uid)
+            self._sweeper.nudge(job)
+        else:
+            self._loops.pod_seen(job.uid, pod)
+
+
+class Inventory:
+    """The cluster, as an operator that shares it out sees it."""
+
+    problem, denied = None, False
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def nodes(self) -> tuple[Node, ...]:
+        room = {"cpu": 1000 * self._world.room, "pods": 100}
+        return tuple(Node(name, room, ready=name not in self._world.silent) for name in sorted(self._world.nodes))
+
+    def priority(self, name: str) -> int:
+        return 0
+
+
+class EtcdCalls:
+    """etcd's calls, made from threads of the operator: at once, see :meth:`sim.loop.Loop.run_in_executor`."""
+
+    timeout = 5.0
+
+    def __init__(self, operator: Operator) -> None:
+        self._operator, self._world = operator, operator.world
+
+    def get(self, key: str) -> KeyValue | None:
+        return self._call("read", lambda: self._world.etcd.get(key))
+
+    def commit(self, transaction: Transaction, what: str, *, timeout: float | None = None) -> bool:
+        done = bool(self._call(what, lambda: self._world.etcd.commit(transaction)))
+        if done:
+            fence = any(key == FENCE for key, _ in transaction.puts)
+            self._world.ledger.operator_wrote(self._operator.process.name, fence)
+        return done
+
+    def compare_and_swap(self, key: str, value: bytes, *, expected_mod_revision: int) -> tuple[bool, KeyValue | None]:
+        won = self.commit(Transaction(((key, expected_mod_revision),), ((key, value),)), "swap")
+        return won, self.get(key)
+
+    def delete_prefix(self, prefix: str) -> int:
+        return int(self._call("delete", lambda: self._world.etcd.delete_prefix(prefix)))
+
+    def watch_prefix(
+        self,
+        prefix: str,
+        on_events: Callable[[Batch], None],
+        on_state: Callable[[WatchState], None] | None = None,
+    ) -> WatchKeeper:
+        client = Client(self._operator.process, self._world.network, self._world.etcd)
+
+        def state(connected: bool, error: Exception | None) -> None:
+            if on_state is not None:
+                on_state(WatchState(connected, error))  # type: ignore[arg-type]
+
+        return WatchKeeper(client, (Range.prefix(prefix),), on_events, state, self._world.watch_lag)
+
+    def _call(self, what: str, request: Callable[[], Any]) -> Any:
+        if self._world.network.is_cut(self._operator.place, etcd.PLACE):
+            raise EtcdUnavailable("etcd:2379", what, "no answer")
+        try:
+            return request()
+        except Refused as error:
+            raise EtcdUnavailable("etcd:2379", what, str(error)) from None

@@ -1,0 +1,75 @@
+"""The simulation: the product holds its promises in it, a seed replays a run, and it finds bugs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sim.bugs import BUGS, present
+from sim.run import Result, simulate
+
+SEEDS = 2000
+SECONDS = 60.0
+HERE = Path(__file__).parent
+FINDS = {
+    "a_step_is_committed_without_all_ranks": "promise 3",
+    "a_worker_is_deleted_before_its_drain": "promise 1",
+    "joiners_are_never_admitted": "workers are in the generation",
+    "ordinals_are_used_again": "an ordinal never names two pods",
+}
+"""Bugs, and what the simulation says of them. (``python -m sim --bug NAME`` runs with any other.)"""
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", "sim", *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(600)
+def test_every_promise_holds_in_2000_schedules():
+    ran = command("--seeds", str(SEEDS), "--processes", "2")
+    print(ran.stdout)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"schedules            {SEEDS}, 0 failed" in ran.stdout
+
+
+def test_a_seed_gives_the_same_run_each_time():
+    first, second = command("--seed", "3"), command("--seed", "3")
+    assert first.stdout == second.stdout
+    assert "trace" in first.stdout
+    assert command("--seed", "4").stdout != first.stdout
+
+
+def test_no_wall_clock_is_read():
+    first = simulate(5)
+    time.sleep(0.01)  # whatever the time is now
+    again = simulate(5)
+    assert (first.trace, first.events) == (again.trace, again.events)
+
+
+@pytest.mark.parametrize("bug", FINDS)
+def test_a_bug_is_found(bug):
+    assert bug in BUGS
+    found = first_failure(bug, 200)
+    assert FINDS[bug] in found.failure
+    assert f"python -m sim --seed {found.seed} --trace" in found.failure, "it says how to see it again"
+
+
+def first_failure(bug: str, seeds: int) -> Result:
+    with present(bug):
+        for seed in range(seeds):
+            result = simulate(seed)
+            if result.failure:
+                return result
+    raise AssertionError(f"{bug} is not found in {seeds} schedules")

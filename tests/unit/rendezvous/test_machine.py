@@ -1,0 +1,115 @@
+"""When a member looks again, and what it says of its own record."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrain.api import roster
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import Ended, Generation, GenerationMember, Leader, Member, Phase, Progress, Record, Target
+from elastrain.etcd import Batch, Delete, EtcdUnavailable, KeyValue, Put
+from elastrain.rendezvous.machine import MemberMachine
+from elastrain.rendezvous.scope import everything
+
+KEYS = JobKeys("ns", "job", "uid")
+TTL = 5
+OWN = Member(id="a.1", worker="a", address="a", phase=Phase.READY, store_port=1, generation=1)
+AWAY = EtcdUnavailable("etcd:2379", "renew", "away")
+
+
+def placed(*ids: str) -> Generation:
+    members = tuple(
+        GenerationMember(id=i, worker=i[0], address=i[0], store_port=1, rank_offset=n) for n, i in enumerate(ids)
+    )
+    return Generation(number=1, members=members, reason="Start", leader="a.1")
+
+
+def listed(records: dict[str, Record], *gone: str) -> Batch:
+    puts = [Put(KeyValue(key, record.encode(), n, n, lease=1)) for n, (key, record) in enumerate(records.items(), 1)]
+    return Batch((*puts, *(Delete(key, 9) for key in gone)), 9, snapshot=True, ranges=everything(KEYS))
+
+
+def snapshot(*ids: str) -> Batch:
+    generation = placed(*ids)
+    return listed(
+        {
+            KEYS.target: Target(min=1, max=4, desired=4),
+            KEYS.generation: generation,
+            KEYS.roster(1): roster.split(generation)[0],
+            **{KEYS.member(i): OWN.model_copy(update={"id": i, "worker": i[0]}) for i in ids},
+        }
+    )
+
+
+@pytest.fixture
+def machine():
+    machine = MemberMachine(KEYS, OWN, lease_ttl=TTL)
+    machine.contact.watch_reported(None, True, 0.0)
+    machine.take(snapshot("a.1", "b.1"), OWN, 0.0)
+    machine.look(OWN, frozenset(), frozenset(), 0.0, 0.0)
+    machine.next(OWN, 1, 0.0)
+    return machine
+
+
+@pytest.mark.parametrize("away_for", [1.0, 6.0, 60.0])
+def test_a_member_rests_if_etcd_is_away(machine, away_for):
+    machine.contact.lease_reported(AWAY, 0.0)
+    machine.look(OWN, frozenset(), frozenset(), away_for, away_for)
+    assert machine.next(OWN, 1, away_for) is None
+    assert min(machine.deadlines(away_for, away_for)) - away_for >= 1.0
+
+
+def test_a_member_looks_in_time_for_its_fence_if_etcd_is_away(machine):
+    machine.contact.lease_reported(AWAY, 0.0)
+    assert min(machine.deadlines(1.0, 1.0)) == 1.0 + TTL - 1.0
+
+
+def test_the_own_record_is_written_again_if_it_vanishes(machine):
+    assert machine.take(Batch((Delete(KEYS.member("a.1"), 10),), 10), OWN, 1.0)
+    assert not machine.take(Batch((Delete(KEYS.member("b.1"), 11),), 11), OWN, 1.0)
+
+
+def test_the_own_record_is_written_again_if_a_new_list_lacks_it(machine):
+    machine.protocol.views.state.members.clear()
+    assert machine.take(Batch((), 12, snapshot=True, ranges=everything(KEYS)), OWN, 1.0)
+
+
+def test_nothing_is_written_for_a_moment_if_a_call_has_failed(machine):
+    machine.put_off(1.0)
+    assert machine.next(OWN, 1, 1.1) is None
+    assert machine.next(OWN, 1, 2.0) is not None
+
+
+def test_a_lost_member_ends_its_generation_if_etcd_has_lost_all_records_of_it_meanwhile(machine):
+    """Nobody else could tell the survivors that they wait in vain."""
+    machine.contact.watch_reported(AWAY, False, 10.0)
+    machine.contact.watch_reported(None, True, 20.0)
+    mine = {KEYS.target: Target(min=1, max=4, desired=1), KEYS.member("a.1"): OWN, KEYS.leader: leads()}
+    machine.take(listed(mine, KEYS.generation, KEYS.roster(1), KEYS.member("b.1")), OWN, 20.0)
+    machine.contact.lease_reported(None, 20.0)
+    later = 20.0 + 2 * TTL
+    machine.look(OWN, frozenset(), frozenset(), 0.0, later)
+    assert machine.view.condemned == {1: "worker b is gone"}
+    todo = machine.next(OWN, 1, later)
+    assert todo is not None and todo.transaction is not None
+    assert Generation.decode(dict(todo.transaction.puts)[KEYS.generation]).ended == (1,)
+
+
+@pytest.mark.parametrize(
+    "key, record",
+    [
+        (KEYS.ended, Ended(numbers=(3, 4), why="gone")),
+        (KEYS.progress, Progress(generation=4, world_size=1, members=1, step=1)),
+        (KEYS.roster(4), roster.Part()),
+    ],
+)
+def test_a_number_is_not_given_again_if_any_record_names_it(key, record):
+    """After a loss of etcd's data the members that wrote it may be gone, too."""
+    machine = MemberMachine(KEYS, OWN, lease_ttl=TTL)
+    machine.take(listed({key: record}), OWN, 0.0)
+    machine.look(OWN, frozenset(), frozenset(), 0.0, 0.0)
+    assert machine.view.highest == 4
+
+
+def leads() -> Leader:
+    return Leader(member="a.1", worker="a", address="a")

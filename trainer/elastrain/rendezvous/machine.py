@@ -1,0 +1,114 @@
+"""One member between two answers of etcd: the view it has, the transaction it sends next, when it looks again.
+
+No threads, sockets or clock: :class:`~elastrain.rendezvous.driver.Driver` feeds it and executes the result, and so does
+the simulation (``tests/sim``). Times are seconds of the caller's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from elastrain.api.keys import JobKeys
+from elastrain.api.records import Member
+from elastrain.etcd import Batch, Delete, Range
+from elastrain.rendezvous.contact import Contact
+from elastrain.rendezvous.decide import Timing
+from elastrain.rendezvous.protocol import LONGEST_REST, MemberProtocol, Todo
+from elastrain.rendezvous.suspicion import Answers, Silent, whom_to_probe
+from elastrain.rendezvous.view import View
+
+RETRY_SECONDS = 0.5
+"""After a failed call to etcd nothing is written for so long."""
+
+
+class MemberMachine:
+    """For one thread. ``own`` is always the member's record as it should be in etcd."""
+
+    def __init__(
+        self,
+        keys: JobKeys,
+        own: Member,
+        *,
+        lease_ttl: int,
+        timing: Timing = Timing(),  # noqa: B008 - frozen
+        sees_all: bool = False,
+    ) -> None:
+        self.protocol = MemberProtocol(keys, timing, sees_all=sees_all)
+        self.contact = Contact(lease_ttl)
+        self.view = View(self_id=own.id, complete=False)
+        self.todo: Todo | None = None
+        self.scope: tuple[Range, ...] = self.protocol.scope(own)
+        """What to watch now."""
+        self._keys = keys
+        self._lease_ttl = lease_ttl
+        self._retry_at = 0.0
+        self._look_at: float | None = None
+
+    # ---- what comes from etcd --------------------------------------------------------------------------------------
+    def take(self, batch: Batch, own: Member, now: float) -> bool:
+        """Take over changes from the watch. Returns whether the own record is gone although the member lives: its lease
+        ran out unnoticed, or another client deleted the key."""
+        self.protocol.take(batch, outage=self.contact.outage(now))
+        key, views = self._keys.member(own.id), self.protocol.views
+        # The key may also have gone before this watch began: then only a list of all members shows it.
+        absent = batch.snapshot and views.complete and own.id not in views.state.members
+        return absent or any(isinstance(e, Delete) and e.key == key for e in batch.events)
+
+    def put_off(self, now: float) -> None:
+        """A call to etcd has failed: write nothing for :data:`RETRY_SECONDS`."""
+        self._retry_at = now + RETRY_SECONDS
+
+    # ---- a look, and what follows ----------------------------------------------------------------------------------
+    def may_wait(self, now: float) -> bool:
+        """Whether the last changes are too few to matter and may be left until more have come."""
+        if not self.protocol.may_wait:
+            return False
+        self._look_at = self._look_at or now + LONGEST_REST
+        return now < self._look_at
+
+    def look(
+        self, own: Member, suspects: frozenset[str], unsure: frozenset[str], unconfirmed: float, now: float
+    ) -> None:
+        """Update :attr:`view` and the fence. ``suspects``, ``unsure``: findings of probes; ``unconfirmed``: seconds
+        since etcd last confirmed the lease."""
+        self._look_at = None
+        self.protocol.bridge(outage=self.contact.outage(now))
+        self.view = self.protocol.look(own, suspects, unsure)
+        self.contact.check_fence(unconfirmed, self.protocol.views.known(own.generation))
+
+    def to_probe(self, own: Member, answers: Answers, now: float) -> Sequence[Silent]:
+        """Members to be probed now; ``answers`` counts them as asked."""
+        view = self.view
+        known = {m.id for m in view.members} if self.protocol.leads(own) and view.complete else None
+        return answers.due(whom_to_probe(view, own, self.protocol.views.leader), known, now)
+
+    def next(self, own: Member, lease: int, now: float) -> Todo | None:
+        """What to do about the view; None while etcd does not answer, or just after a failed call."""
+        if not (self.contact.watching and self.contact.reachable):
+            return None
+        self.todo = self.protocol.next(self.view, own, lease, now)
+        return self.todo if now >= self._retry_at else None
+
+    def scope_changed(self, own: Member) -> bool:
+        """Update :attr:`scope`; returns whether it changed."""
+        before, self.scope = self.scope, self.protocol.scope(own)
+        return before != self.scope
+
+    def deadlines(self, unconfirmed: float, now: float) -> Iterator[float]:
+        """When to look again even if nothing happens; the earliest counts.
+
+        Deadlines that cannot be acted on while etcd is away are left out: a time that has passed would make the caller
+        look again without pause until etcd answers.
+        """
+        yield now + self._lease_ttl
+        if self.todo is not None and self.todo.until is not None and self.contact.watching and self.contact.reachable:
+            yield self.todo.until
+        fenced_in = self.contact.fenced_in(unconfirmed)
+        if fenced_in is not None and fenced_in > 0:
+            yield now + fenced_in
+        if self._retry_at > now:
+            yield self._retry_at
+        if self._look_at is not None:
+            yield self._look_at
+        if self.protocol.views.missing and self.contact.grace_until > now:
+            yield self.contact.grace_until
