@@ -300,7 +300,11 @@ def test_a_job_that_is_nearly_right_is_suggested(elastrain, connect, serve) -> N
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [("research/digits", "digits -n research"), ("Digits!", "use lower-case letters, digits and '-'"), ("../x", "is not a job name")],
+    [
+        ("research/digits", "digits -n research"),
+        ("Digits!", "use lower-case letters, digits and '-'"),
+        ("../x", "is not a job name"),
+    ],
 )
 def test_what_cannot_be_a_name_is_refused(elastrain, given: str, words: str) -> None:
     shown = elastrain("delete", given)
