@@ -126,7 +126,7 @@ def report(
     console.print(f"\n  accuracy on held-out digits: {accuracy}")
     console.print(
         f"  audit of {verdict.samples} samples in {verdict.steps} steps, {verdict.epochs} epochs: "
-        f"{verdict.lost} lost, {verdict.repeated} repeated, {verdict.redone} steps done again"
+        f"{verdict.lost} lost, {verdict.repeated} repeated, {verdict.redone} steps repeated"
     )
     console.print(f"  greatest difference of a step's loss from the undisturbed run: {shown.apart:.1e}")
     for problem in verdict.problems:

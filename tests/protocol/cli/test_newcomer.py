@@ -156,9 +156,9 @@ def test_silence_is_bounded_and_said(elastrain, connect, serve, monkeypatch: pyt
     [
         ((401, '{"kind": "Status", "message": "Unauthorized"}'), 3, "does not accept these credentials"),
         ((404, "404 page not found\n"), 3, "its operator is not installed; helm install elastrain"),
-        ((200, "<html>please log in</html>"), 3, "no API server of Kubernetes (<html>please log in</html>)"),
-        ((200, "[1, 2]"), 3, "no API server of Kubernetes ([1, 2])"),
-        ((200, '{"hello": "world"}'), 3, 'no API server of Kubernetes ({"hello": "world"})'),
+        ((200, "<html>please log in</html>"), 3, "not from a Kubernetes API server (<html>please log in</html>)"),
+        ((200, "[1, 2]"), 3, "not from a Kubernetes API server ([1, 2])"),
+        ((200, '{"hello": "world"}'), 3, 'not from a Kubernetes API server ({"hello": "world"})'),
         ((502, "<html>Bad Gateway</html>"), 3, "the API server is unhealthy: HTTP 502"),
     ],
 )
@@ -231,7 +231,10 @@ def test_submit_says_so_if_no_operator_takes_note(elastrain, connect, serve, tmp
     shown = elastrain("submit", manifest)
     assert shown.exit_code == 0, "it was submitted"
     assert "digits: submitted to namespace research" in shown.stdout
-    assert "no operator has observed the job within 0.5 s; the job starts when an operator runs." in shown.stderr
+    assert (
+        "no operator has observed the job within 0.5 s; the job starts when an operator runs. elastrain doctor"
+        in shown.stderr
+    )
 
 
 def test_status_says_how_long_no_operator_has_looked(elastrain, connect, serve) -> None:
@@ -297,7 +300,11 @@ def test_a_job_that_is_nearly_right_is_suggested(elastrain, connect, serve) -> N
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [("research/digits", "digits -n research"), ("Digits!", "small letters, digits and dashes"), ("../x", "no name")],
+    [
+        ("research/digits", "digits -n research"),
+        ("Digits!", "use lower-case letters, digits and '-'"),
+        ("../x", "is not a job name"),
+    ],
 )
 def test_what_cannot_be_a_name_is_refused(elastrain, given: str, words: str) -> None:
     shown = elastrain("delete", given)

@@ -98,7 +98,7 @@ def test_a_wrong_option_of_submit_is_named(elastrain, tmp_path: Path, options: t
 
 def test_options_of_a_script_are_refused_for_a_manifest(elastrain, job_file: Path) -> None:
     answer = elastrain("submit", job_file, "--max", 8)
-    assert (answer.exit_code, "is a manifest, which has" in answer.stderr) == (2, True)
+    assert (answer.exit_code, "is a manifest;" in answer.stderr) == (2, True)
 
 
 def test_watching_ends_with_the_job_and_tells_how_by_its_exit_code(environment, elastrain, cluster, job_file) -> None:
@@ -151,7 +151,7 @@ def test_the_doctor_finds_what_is_missing(elastrain) -> None:
     assert found.exit_code == 3, "there is no operator"
     assert re.search(r"✓ API server: v1\.\d+", found.stdout)
     assert "✓ ElasticTrainingJob: served as v1alpha1" in found.stdout
-    assert "✓ permissions: all that is needed" in found.stdout
+    assert "✓ permissions: all required permissions" in found.stdout
     assert "✗ operator: not installed by the chart\n  → helm install" in found.stdout
 
 
@@ -164,7 +164,7 @@ def test_without_a_cluster_the_exit_code_and_the_message_say_so(elastrain, envir
     environment["KUBECONFIG"] = str(tmp_path / "nowhere")
     answer = elastrain("list")
     assert answer.exit_code == 3
-    assert "name it by $KUBECONFIG" in answer.stderr
+    assert "name it in $KUBECONFIG" in answer.stderr
 
 
 def test_kubectl_finds_the_plugin_with_the_same_commands(environment) -> None:

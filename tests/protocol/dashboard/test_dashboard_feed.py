@@ -59,7 +59,7 @@ def test_an_outage_is_told_with_its_beginning_and_what_was_missed_is_found(fake,
         lists = fake.lists
         await until(lambda: fake.lists > lists + 2)
         assert feed.problem.since == since
-        assert "no answer" in feed.problem.says
+        assert "no answer" in feed.problem.text
         assert set(feed.values) == {"research/one"}, "what was known stays"
         fake.objects["elastictrainingjobs"] = {"research/two": body("job", "two")}
         fake.breaks(None)

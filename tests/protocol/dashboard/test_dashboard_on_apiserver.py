@@ -127,4 +127,4 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(cluster) -> None:
 def test_without_a_cluster_it_says_so_instead_of_an_empty_page(tmp_path: Path) -> None:
     code, words = said(KUBECONFIG=str(tmp_path / "nowhere"))
     assert code == 3
-    assert "there is no kubeconfig" in words and "name it by $KUBECONFIG" in words
+    assert "there is no kubeconfig" in words and "name it in $KUBECONFIG" in words

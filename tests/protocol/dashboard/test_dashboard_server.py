@@ -215,7 +215,7 @@ def test_a_lost_api_server_is_told_and_what_was_known_stays(filled, stage, away)
             while not (health := await overview.next("health"))["stale"]:
                 pass
             assert health["problems"][0]["since"]
-            assert "no answer" in health["problems"][0]["says"]
+            assert "no answer" in health["problems"][0]["text"]
             assert len((await (await s.client.get("/api/jobs")).json())["jobs"]) == 1
             assert (await s.client.get("/healthz")).status == 200, "a restart would not help"
             filled.breaks(None)

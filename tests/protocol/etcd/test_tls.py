@@ -47,7 +47,7 @@ def test_a_certificate_of_another_host_is_named(secure_etcd):
     secure_etcd.show(secure_etcd.authority, "elsewhere.example")
     with (
         EtcdClient(secure_etcd.root, timeout=5.0) as client,
-        pytest.raises(EtcdUnavailable, match="is not for this host"),
+        pytest.raises(EtcdUnavailable, match="does not name this host"),
     ):
         client.get("/x")
 

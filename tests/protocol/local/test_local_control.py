@@ -39,7 +39,7 @@ def test_the_message_names_the_running_jobs_if_there_is_none_of_that_name(tmp_pa
 
 
 def test_a_second_job_of_the_same_name_is_refused(tmp_path, server):
-    with pytest.raises(ControlError, match="runs already"):
+    with pytest.raises(ControlError, match="already runs"):
         ControlServer(tmp_path, "digits", serve)
 
 

@@ -62,7 +62,7 @@ def test_the_sick_node_is_told_so_and_the_others_go_on(client, job_keys, checks)
     verdicts = checks({"w0": "a", "w1": "b", "w2": "c", "w3": "d"}, sick="w2")
     assert {w for w, v in verdicts.items() if v.sick} == {"w2"}
     assert verdicts["w2"].sick.count("(connection refused)") == 2
-    assert "3 of 4 nodes did well" in verdicts["w2"].sick
+    assert "3 of 4 nodes passed" in verdicts["w2"].sick
     assert not any(v.unknown for v in verdicts.values())
     assert all(len(v.reports) >= 2 for v in verdicts.values())
     assert client.get_prefix(job_keys.pairs + "participants/")[0] == [], "checks that have ended leave no record"

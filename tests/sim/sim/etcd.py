@@ -109,7 +109,7 @@ class Etcd:
         """Send ``stream`` what came after ``revisions`` (one for each range), and all that comes."""
         self._answer()
         if max(revisions) > self.revision:
-            raise Compacted("watch", "etcd has lost its data: its revision has gone back")
+            raise Compacted("watch", "etcd has lost its data: its revision decreased")
         if min(revisions) < self._compacted:
             raise Compacted("watch", f"compacted at {self._compacted}")
         watcher = Watcher(ranges, stream)

@@ -28,7 +28,10 @@ def arguments(require, monkeypatch):
     ("options", "message"),
     [
         ({"global_batch_size": 0}, "global_batch_size: 0: must be at least 1: the samples of one optimizer step"),
-        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps: 2: .* per_device_train_batch_size say how"),
+        (
+            {"gradient_accumulation_steps": 2},
+            "gradient_accumulation_steps: 2: .* per_device_train_batch_size determine how",
+        ),
         ({"fp16": True}, "fp16: true: not in an elastic job; .* use bf16"),
         ({"fsdp": "full_shard"}, "fsdp: true: .* replicas"),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor: 0.1: .* compute_loss_func"),

@@ -83,7 +83,7 @@ def test_details_show_why_the_phases_of_the_pause_workers_and_events() -> None:
 
 # ---- explain -------------------------------------------------------------------------------------------------------
 def test_a_missing_operator_is_the_explanation_if_nobody_has_looked_at_the_job() -> None:
-    assert [(r.says, r.change) for r in explain(job(), ())] == [
+    assert [(r.text, r.change) for r in explain(job(), ())] == [
         ("no operator has observed the job", "elastrain doctor")
     ]
 
@@ -91,7 +91,7 @@ def test_a_missing_operator_is_the_explanation_if_nobody_has_looked_at_the_job()
 def test_an_end_explains_itself() -> None:
     failed = {"observedGeneration": 1, "conditions": [condition("Failed", "True", "exit code 3 in rank 1")]}
     (reason,) = explain(job(failed), [worker(0, phase="Failed", reason="Error")])
-    assert reason.says == "the job failed: exit code 3 in rank 1"
+    assert reason.text == "the job failed: exit code 3 in rank 1"
     assert "elastrain logs digits" in reason.change
 
 
@@ -103,14 +103,14 @@ def test_a_suspended_job_is_resumed_by_a_command() -> None:
 def test_workers_that_cannot_start_are_told_together_with_the_remedy() -> None:
     stuck = {"phase": "Pending", "reason": "Unschedulable", "message": "0/3 nodes: insufficient nvidia.com/gpu"}
     reasons = explain(job(RUNNING), [worker(0), worker(2, **stuck), worker(3, **stuck)])
-    assert reasons[0].says == "digits-2, digits-3: Unschedulable: 0/3 nodes: insufficient nvidia.com/gpu"
+    assert reasons[0].text == "digits-2, digits-3: Unschedulable: 0/3 nodes: insufficient nvidia.com/gpu"
     assert reasons[0].change == "free or add nodes with these resources, or lower replicas"
 
 
 def test_workers_that_start_are_named_and_nobody_is_told_to_want_more_meanwhile() -> None:
     reasons = explain(job(RUNNING), [worker(0), worker(3, phase="Pending")])
-    assert [r.says for r in reasons[:-1]] == ["digits-3: starting"], "how many train is said once"
-    assert reasons[-1].says.startswith("3 of 4 desired workers train")
+    assert [r.text for r in reasons[:-1]] == ["digits-3: starting"], "how many train is said once"
+    assert reasons[-1].text.startswith("3 of 4 desired workers train")
     assert "elastrain scale" not in reasons[-1].change
 
 
@@ -145,7 +145,7 @@ def test_details_tell_how_many_warm_spares_are_ready() -> None:
     ],
 )  # fmt: skip
 def test_missing_spares_are_explained(more: dict[str, Any], says: str | None) -> None:
-    found = [r.says for r in explain(job(RUNNING | more, warmSpares=2), ()) if "spares" in r.says]
+    found = [r.text for r in explain(job(RUNNING | more, warmSpares=2), ()) if "spares" in r.text]
     assert found == ([says] if says else [])
 
 
@@ -234,4 +234,4 @@ def test_a_change_that_the_operator_has_not_noted_is_said() -> None:
 
 
 def test_explain_says_why_it_is_not_larger() -> None:
-    assert "0 of 8 nvidia.com/gpu are free" in [reason.says for reason in explain(job(BUSY), [])]
+    assert "0 of 8 nvidia.com/gpu are free" in [reason.text for reason in explain(job(BUSY), [])]

@@ -49,4 +49,4 @@ def pod(name: str, ready: str) -> dict[str, Any]:
 )
 def test_a_finding_says_what_is_and_how_to_mend_it(finding: doctor.Finding, state: str, words: str) -> None:
     assert finding.state == state
-    assert words in f"{finding.says} {finding.fix}"
+    assert words in f"{finding.text} {finding.fix}"

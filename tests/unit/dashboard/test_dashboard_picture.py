@@ -61,7 +61,7 @@ def test_details_have_phases_in_their_order_and_the_newest_first(job, body, runn
         "health": "", "ranks": "", "note": "",
     }  # fmt: skip
     assert shown["usage"]["training"] == 900.0
-    assert shown["explain"][-1]["says"].startswith("2 of 3 desired workers train")
+    assert shown["explain"][-1]["text"].startswith("2 of 3 desired workers train")
     json.dumps(shown, allow_nan=False)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import builders
 from budgets import examples
 from elastrain.api.job import JobSpec, JobStatus
-from elastrain.api.records import Member, Outcome, Phase, Termination
+from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Termination
 from elastrain_operator.model import Coordination, Ending, JobRef, LoopState, Observed, Plan, Pod, Refusal, Trouble
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.size import leaving, rollout

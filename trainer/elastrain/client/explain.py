@@ -13,7 +13,7 @@ from elastrain.client import Worker
 class Reason:
     """A fact and its remedy."""
 
-    says: str
+    text: str
     change: str = ""
     """A command or a step; empty if no action is needed."""
 
@@ -38,7 +38,7 @@ def explain(job: ElasticTrainingJob, workers: Sequence[Worker]) -> list[Reason]:
         return [Reason("the job is suspended: 0 workers desired", f"elastrain resume {job.name}")]
     # The last reason contains this text too; a condition may contain no more.
     bare = f"{status.ready_replicas} of {_desired(job, status)} workers train"
-    unmet = [reason for reason in _unmet(conditions) if reason.says != bare]
+    unmet = [reason for reason in _unmet(conditions) if reason.text != bare]
     return [*unmet, *_stopped(workers), *_starting(workers), *_spares(job, status), _bounds(job, status)]
 
 

@@ -224,7 +224,7 @@ class Board:
 
     def _all_problems(self) -> list[Json]:
         found = (feed.problem for feed in self.feeds)
-        return [{"what": p.what, "says": p.says, "since": p.since.isoformat(), "denied": p.denied} for p in found if p]
+        return [{"what": p.what, "text": p.text, "since": p.since.isoformat(), "denied": p.denied} for p in found if p]
 
     # -- callbacks of the feeds ----------------------------------------------------------------------------------------
     def _job_changed(self, key: str, _before: object, _after: object) -> None:

@@ -41,7 +41,7 @@ class Problem:
     """Why the feed's data may be stale."""
 
     what: str
-    says: str
+    text: str
     since: datetime
     denied: bool
     """A permission is missing: waiting does not help."""
@@ -141,12 +141,12 @@ class Feed(Generic[T]):
             self.values[key] = value
         self._on_change(key, before, value)
 
-    def _failed(self, says: str, *, denied: bool) -> float:
+    def _failed(self, text: str, *, denied: bool) -> float:
         """Seconds until the next attempt, which begins with a list and so includes the missed changes."""
         if self.problem is None:
-            log.warning("not known", what=self.resource.what, error=says)
+            log.warning("not known", what=self.resource.what, error=text)
         since = self.problem.since if self.problem else datetime.now(UTC)
-        self.problem = Problem(self.resource.what, says, since, denied)
+        self.problem = Problem(self.resource.what, text, since, denied)
         self._version = ""
         self._failures += 1
         return self._retry_delays[min(self._failures, len(self._retry_delays)) - 1]

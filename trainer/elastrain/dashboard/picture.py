@@ -43,7 +43,7 @@ def row(job: ElasticTrainingJob) -> Json:
     }
 
 
-def unreadable(body: Mapping[str, Any], says: str) -> Json:
+def unreadable(body: Mapping[str, Any], text: str) -> Json:
     """The row of a job of another version: its name and the error."""
     meta, status = body["metadata"], body.get("status") or {}
     nothing = dict.fromkeys(
@@ -51,7 +51,7 @@ def unreadable(body: Mapping[str, Any], says: str) -> Json:
     )
     return {
         "key": f"{meta.get('namespace', '')}/{meta.get('name', '')}", "namespace": str(meta.get("namespace", "")),
-        "name": str(meta.get("name", "")), "phase": str(status.get("phase") or "Unknown"), **nothing, "why": says,
+        "name": str(meta.get("name", "")), "phase": str(status.get("phase") or "Unknown"), **nothing, "why": text,
         "created": meta.get("creationTimestamp"),
     }  # fmt: skip
 
@@ -88,7 +88,7 @@ def detail(
         "generation": _dump(status.generation),
         "restarts": _dump(status.restarts),
         "usage": _usage(status.accelerator_seconds),
-        "explain": [{"says": r.says, "change": r.change} for r in explanations.explain(job, workers)],
+        "explain": [{"text": r.text, "change": r.change} for r in explanations.explain(job, workers)],
         "conditions": [_dump(c) for c in status.conditions],
         "workers": [_worker(w, status) for w in sorted(waiting_first[:WORKERS], key=lambda w: w.ordinal)],
         "workersLeftOut": max(0, len(workers) - WORKERS),

@@ -132,7 +132,7 @@ class Driver:
             self._thread.join(timeout=self._client.timeout + 1.0)
         self._probes.close()
 
-    # ---- callbacks of the watch: into the inbox ----------------------------------------------------------------------
+    # ---- callbacks of the watch: into the inbox --------------------------------------------------------------------
     def _on_batch(self, batch: Batch) -> None:
         self._inbox.put(batch)
         self._listed.set()
@@ -144,7 +144,7 @@ class Driver:
     def _on_answer(self, member_id: str, evidence: Evidence) -> None:
         self._inbox.put(lambda: self._answers.heard(member_id, evidence, self._clock()))
 
-    # ---- the thread --------------------------------------------------------------------------------------------------
+    # ---- the thread ------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         while True:
             items = self._next_items()

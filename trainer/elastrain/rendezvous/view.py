@@ -186,7 +186,7 @@ class View:
         """Whether every member of the newest generation has said so itself."""
         return self.generation is None or all(m.record.generation >= self.generation.number for m in self.base_alive)
 
-    # ---- generations that are over -----------------------------------------------------------------------------------
+    # ---- generations that are over ----------------------------------------------------------------------------------
     @cached_property
     def condemned(self) -> dict[int, str]:
         """Known generations that cannot go on, and why: a member was lost in it, or saw it fail."""

@@ -36,7 +36,7 @@ class ViewBuilder:
         """The record of the member that leads."""
         return self.state.leadership.record if self.state.leadership else None
 
-    # ---- from etcd ---------------------------------------------------------------------------------------------------
+    # ---- from etcd -------------------------------------------------------------------------------------------------
     def apply(self, batch: Batch, *, keep_missing: bool = False) -> None:
         """Take over the changes of a batch.
 
@@ -74,7 +74,7 @@ class ViewBuilder:
                 )  # fmt: skip
                 self.missing.setdefault(m.id, RegisteredMember(record, 0))
 
-    # ---- generations -------------------------------------------------------------------------------------------------
+    # ---- generations -----------------------------------------------------------------------------------------------
     def _update_generations(self) -> None:
         header = self.state.header
         for number in self.state.parts.keys() - self._generations.keys():
@@ -108,7 +108,7 @@ class ViewBuilder:
         if part is not None and header is not None and self.part_to_read(self_id) == key:
             self.generation = roster.with_place(header, next((m for m in part.members if m.id == self_id), None))
 
-    # ---- for decisions -----------------------------------------------------------------------------------------------
+    # ---- for decisions ---------------------------------------------------------------------------------------------
     def view(self, self_id: str, suspects: frozenset[str] = frozenset(), unsure: frozenset[str] = frozenset()) -> View:
         """A snapshot, as ``self_id`` sees it."""
         state = self.state

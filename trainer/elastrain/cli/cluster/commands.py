@@ -127,7 +127,7 @@ def explain(place: Place, name: str) -> int:
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text.assemble((job.name, "bold"), f"  {view.phase_of(job)}, {view.size_of(job)} workers"))
     for reason in explanations.explain(job, workers):
-        console.print(Text(f"- {reason.says}"))
+        console.print(Text(f"- {reason.text}"))
         if reason.change:
             console.print(Text(f"  → {reason.change}", style="dim"))
     return 0
@@ -147,7 +147,7 @@ def doctor(place: Place) -> int:
     console = Console(highlight=False, soft_wrap=True)
     for finding in findings:
         mark, style = marks[finding.state]
-        console.print(Text.assemble((f"{mark} ", style), (finding.check, "bold"), f": {finding.says}"))
+        console.print(Text.assemble((f"{mark} ", style), (finding.check, "bold"), f": {finding.text}"))
         if finding.fix:
             console.print(Text(f"  → {finding.fix}", style="dim"))
     return EXIT_NO_CLUSTER if any(f.state == "broken" for f in findings) else 0

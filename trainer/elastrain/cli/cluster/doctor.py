@@ -32,7 +32,7 @@ class Finding:
 
     check: str
     state: Literal["ok", "warning", "broken", "unknown"]
-    says: str
+    text: str
     fix: str = ""
 
 

@@ -152,7 +152,7 @@ function believe() {
     const first = problems.reduce((a, b) => (a.since <= b.since ? a : b));
     const what = problems.map((p) => p.what).join(", ");
     return h("p", {}, h("strong", {}, `The cluster's ${what} cannot be read `), "since ", new Date(first.since).toLocaleTimeString(), " (", moment(first.since), "). ",
-      health.stale ? "The page shows earlier data and retries. " : "", h("span", { class: "dim" }, first.says));
+      health.stale ? "The page shows earlier data and retries. " : "", h("span", { class: "dim" }, first.text));
   });
   if (health) {
     const where = health.namespaces.length ? `namespace ${health.namespaces.join(", ")}` : "all namespaces";

@@ -131,9 +131,9 @@ function sentence(rescale) {
 }
 
 function why(job) {
-  const said = (job.explain ?? []).map((reason) => h("li", {}, reason.says, reason.change ? h("span", { class: "remedy" }, reason.change) : null));
-  const first = job.why && !(job.explain ?? []).some((reason) => reason.says.includes(job.why)) ? h("li", {}, job.why) : null;
-  return h("ul", { class: "reasons" }, first, said);
+  const reasons = (job.explain ?? []).map((reason) => h("li", {}, reason.text, reason.change ? h("span", { class: "remedy" }, reason.change) : null));
+  const first = job.why && !(job.explain ?? []).some((reason) => reason.text.includes(job.why)) ? h("li", {}, job.why) : null;
+  return h("ul", { class: "reasons" }, first, reasons);
 }
 
 function failure(last) {
