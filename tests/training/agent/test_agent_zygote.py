@@ -51,12 +51,6 @@ match int(os.environ["LOCAL_RANK"]):
         raise Odd
 """
 
-TORCH = """
-class cuda: is_initialized = staticmethod(lambda: False)
-class default_generator: seed = staticmethod(int)
-"""
-"""What the zygote and its forks ask of torch."""
-
 
 class Agent:
     def __init__(self, directory: Path, log: Path, asked: dict) -> None:
@@ -250,40 +244,6 @@ def test_ranks_are_executed_if_the_imports_take_too_long(agent, tmp_path):
     a.start()
     assert a.reap()[0]["log_tail"] == "hello"
     assert "not done its imports within 0.3 s" in a.log
-
-
-def test_later_ranks_find_what_a_rank_had_to_import_if_it_was_left_out(agent, tmp_path):
-    """torch's compiler; this torch is one of the test's."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").write_text(TORCH)
-    (tmp_path / "torch/_dynamo.py").write_text("optimize = print")
-    found = "import sys, torch._dynamo; print(type(sys.modules['torch._dynamo']).__name__)"
-    a = agent("train.py", code=f"{found}; torch._dynamo.optimize()", preload=("torch",))
-
-    def start() -> str:
-        a.start()
-        return a.reap()[0]["log_tail"].strip()
-
-    assert start() == "_StandIn"
-    assert any(start() == "module" for _ in range(1000))
-    assert "how=executed" not in a.log
-
-
-def test_ranks_are_executed_if_the_zygote_is_killed_while_it_imports_what_was_left_out(agent, tmp_path, eventually):
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").write_text(TORCH)
-    os.mkfifo(tmp_path / "never")
-    slow = "from pathlib import Path\nif 'zygot' in Path('/proc/self/comm').read_text():\n"
-    slow += " Path('learns').touch()\n open('never').read()\noptimize = print"
-    (tmp_path / "torch/_dynamo.py").write_text(slow)
-    a = agent("train.py", code="import torch._dynamo; torch._dynamo.optimize('compiled')", preload=("torch",))
-    for how in ("forked", "executed"):
-        a.start()
-        assert a.reap()[0]["log_tail"] == "compiled"
-        assert f"how={how}" in a.log
-        if how == "forked":
-            eventually((tmp_path / "learns").exists, what="the zygote to import it")
-            os.kill(a.zygote, signal.SIGKILL)
 
 
 def test_ranks_that_wait_for_the_zygote_can_be_killed(agent, tmp_path):

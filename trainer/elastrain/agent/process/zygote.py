@@ -17,19 +17,16 @@ import importlib
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NoReturn
 
-from elastrain.agent.process import compiler
 from elastrain.tether import EXIT_LATE, die_with_parent
 
 READY = b"ready"
@@ -41,9 +38,8 @@ BOOT = "import sys; sys.flags.safe_path or sys.path.__setitem__(0, sys.argv[1]);
     "from elastrain.agent.process.zygote import main; main()"
 )
 """What the interpreter runs (``-c``). The path is put right before anything is imported."""
-PRELOAD = ("torch", "elastrain.elastic")
-LEARN_SECONDS = 2.0
-"""How often to look whether a rank has wanted torch's compiler."""
+PRELOAD = ("torch", "torch._dynamo", "elastrain.elastic")
+"""``import torch`` leaves ``torch._dynamo`` out, but the first optimizer imports it, which takes as long again."""
 PRELOAD_FOR_CHECKPOINTS = ("elastrain.elastic.checkpoint.dcp",)
 
 _PR_SET_NAME = 15
@@ -71,8 +67,10 @@ class Job:
 
 
 def main() -> None:
-    """Import, say so, and fork a rank for every request until the agent hangs up. Returns in ranks, too: when their
-    script has ended."""
+    """Import, report, and fork a rank for every request until the agent closes the channel.
+
+    It also returns in each rank, after the rank's script has ended.
+    """
     job = Job(**json.loads(sys.argv[2]))
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the agent, which drains
     die_with_parent(signal.SIGKILL, job.agent)
@@ -80,38 +78,26 @@ def main() -> None:
     channel = socket.socket(fileno=job.channel)
     channel.set_inheritable(False)
     try:
-        wanted = _import(job.preload)
+        _import(job.preload)
         _settle()
     except Exception as error:
         channel.send(REFUSED + f"{type(error).__name__}: {error}".encode()[:1000])
         raise
     channel.send(READY)
-    if _serve(channel, job, wanted):
+    if _serve(channel, job):
         signal.signal(signal.SIGINT, interrupt)
         _run(job)
 
 
 # ---- before the forks ----------------------------------------------------------------------------------------------
-def _import(modules: list[str]) -> Callable[[], bool] | None:
-    """Returns what tells whether a rank has wanted torch's compiler; None if it was not left out."""
-    wanted = None
-    waits = compiler.NAME not in modules and compiler.may_wait(os.environ)
-    with _importing():
-        for module in modules:
-            importlib.import_module(module)
-            if waits and module == "torch":
-                wanted = compiler.postpone()
-    return wanted
-
-
-@contextlib.contextmanager
-def _importing() -> Iterator[None]:
+def _import(modules: list[str]) -> None:
     gc.disable()  # imports make little garbage: looking for it was a fifth of their time
-    # A module may ask torch.cuda.is_available() when it is imported: so that torch does not ask CUDA's driver.
-    untold = _ASK_NVML not in os.environ
+    # A module may call torch.cuda.is_available() on import: this variable keeps torch from asking CUDA's driver.
+    unset = _ASK_NVML not in os.environ
     os.environ.setdefault(_ASK_NVML, "1")
-    yield
-    if untold:
+    for module in modules:
+        importlib.import_module(module)
+    if unset:
         del os.environ[_ASK_NVML]
     gc.enable()
 
@@ -148,16 +134,9 @@ def _has_called_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
 
 
 # ---- the fork ------------------------------------------------------------------------------------------------------
-def _serve(channel: socket.socket, job: Job, wanted: Callable[[], bool] | None) -> bool:
-    """Wait for requests. True in a new rank, False when the agent has hung up. ``wanted`` as of :func:`_import`."""
+def _serve(channel: socket.socket, job: Job) -> bool:
+    """Wait for requests. True in a new rank, False when the agent has closed the channel."""
     while True:
-        if wanted is not None and wanted():  # by a rank, which had to wait for it: the next ones will not
-            with _importing():
-                compiler.take()
-            _settle()
-            wanted = None
-        if wanted is not None and not select.select([channel], [], [], LEARN_SECONDS)[0]:
-            continue
         request, descriptors, _, _ = socket.recv_fds(channel, _MAX_MESSAGE, 3)
         if not request:
             return False
