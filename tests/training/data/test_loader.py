@@ -6,28 +6,37 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from elastrain.data.loader import ElasticLoader
-from elastrain.data.order import Order
+from elastrain.data.order import Order, Slice
 from elastrain.data.rng import Kept
+from elastrain.data.share import Share
 
 ORDER = Order(length=40, global_batch_size=6, seed=2)
+
+
+def fetch(loader: ElasticLoader, step: int, rank: int, world_size: int) -> tuple[Any, Slice]:
+    """The data and the slice of a step that has one micro-batch."""
+    loader.begin(step, Share(rank, world_size))
+    batch = loader.load()
+    return batch.data, batch.slice
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_follow_the_order_if_the_world_changes_and_a_step_comes_again(num_workers) -> None:
     loader = ElasticLoader(range(40), ORDER, num_workers=num_workers, collate_fn=list)
     for step, rank, world in [(0, 0, 1), (1, 0, 1), (2, 1, 2), (2, 1, 3), (3, 1, 3), (9, 0, 1)]:
-        batch, part = loader.fetch(step, rank, world)
+        batch, part = fetch(loader, step, rank, world)
         assert batch == list(part.fetch) == list(ORDER.slice(step, rank, world).fetch)
 
 
 def test_a_stand_in_sample_is_loaded_if_the_part_is_empty() -> None:
-    batch, part = ElasticLoader(range(40), ORDER, collate_fn=list).fetch(0, 7, 8)
+    batch, part = fetch(ElasticLoader(range(40), ORDER, collate_fn=list), 0, 7, 8)
     assert part.indices == ()
     assert batch == [ORDER.batch(0)[0]]
 
@@ -55,9 +64,9 @@ class Slow:
 def test_workers_stay_and_drop_what_they_had_prefetched_if_the_world_changes(tmp_path) -> None:
     dataset = Slow(tmp_path / "log", 0.1)
     loader = ElasticLoader(dataset, ORDER, num_workers=2, collate_fn=list)
-    loader.fetch(0, 0, 1)
+    fetch(loader, 0, 0, 1)
     before = dataset.begun()
-    batch, part = loader.fetch(20, 1, 2)  # both workers were at work on steps 1 to 4 for the old world
+    batch, part = fetch(loader, 20, 1, 2)  # both workers were at work on steps 1 to 4 for the old world
     assert batch == list(part.indices)
     begun = dataset.begun()
     assert {pid for pid, _ in begun} == {pid for pid, _ in before}, "workers were replaced"
@@ -80,7 +89,7 @@ def test_augmentation_of_a_sample_is_the_same_whichever_rank_or_worker_loads_it(
         loader = ElasticLoader(Augmented(), ORDER, num_workers=num_workers, collate_fn=list)
         for step in range(epoch * 7, epoch * 7 + 7):
             for rank in range(world):
-                batch, part = loader.fetch(step, rank, world)
+                batch, part = fetch(loader, step, rank, world)
                 found += batch if part.indices else []
         assert len(found) == 40
         return set(found)
@@ -98,7 +107,7 @@ def test_what_a_collate_function_draws_depends_on_the_micro_batch_and_not_on_who
 
     def batches(num_workers: int, first: int = 0) -> list[list[tuple[int, float]]]:
         loader = ElasticLoader(range(40), ORDER, num_workers=num_workers, collate_fn=masked)
-        return [loader.fetch(step, 0, 1)[0] for step in range(first, 7)]
+        return [fetch(loader, step, 0, 1)[0] for step in range(first, 7)]
 
     with Kept():
         expected = batches(0)
@@ -127,11 +136,11 @@ def test_batched_access_stays_if_only_the_collate_function_draws_and_ends_if_sam
 
     loader = ElasticLoader(Batched(), ORDER, collate_fn=masked)
     with Kept():
-        loader.fetch(0, 0, 1)
+        fetch(loader, 0, 0, 1)
         assert calls == ["batch", "batch"], "noticed, and made again"
-        loader.fetch(1, 0, 1)
+        fetch(loader, 1, 0, 1)
         assert calls == ["batch", "batch", "batch"]
-        loader.fetch(2, 0, 1)
+        fetch(loader, 2, 0, 1)
         assert calls[3:] == ["batch", *["one"] * 6]
 
 
@@ -148,8 +157,8 @@ def test_own_streams_are_left_alone_if_samples_draw_in_the_training_process() ->
         random.seed(1)
         expected = random.random()
         random.seed(1)
-        loader.fetch(0, 0, 1)
-        loader.fetch(1, 0, 1)
+        fetch(loader, 0, 0, 1)
+        fetch(loader, 1, 0, 1)
         assert random.random() == expected
 
 
@@ -161,18 +170,18 @@ def test_batched_access_is_used_if_the_data_set_has_it_and_draws_nothing() -> No
         def __getitems__(self, indices: list[int]) -> list[str]:
             return [f"together {i}" for i in indices]
 
-    batch, part = ElasticLoader(Batched(), ORDER, collate_fn=list).fetch(3, 0, 2)
+    batch, part = fetch(ElasticLoader(Batched(), ORDER, collate_fn=list), 3, 0, 2)
     assert batch == [f"together {i}" for i in part.indices]
 
 
 def test_the_error_says_so_if_a_worker_process_is_killed(tmp_path) -> None:
     dataset = Slow(tmp_path / "log", 0.01)
     loader = ElasticLoader(dataset, ORDER, num_workers=1, collate_fn=list)
-    loader.fetch(0, 0, 1)
+    fetch(loader, 0, 0, 1)
     os.kill(dataset.begun()[0][0], signal.SIGKILL)
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         for step in range(1, 30):
-            loader.fetch(step, 0, 1)
+            fetch(loader, step, 0, 1)
 
 
 def test_an_error_of_the_data_set_arrives_with_its_traceback() -> None:
@@ -185,7 +194,7 @@ def test_an_error_of_the_data_set_arrives_with_its_traceback() -> None:
 
     loader = ElasticLoader(Broken(), ORDER, num_workers=1)
     with pytest.raises(KeyError, match="is damaged"):
-        loader.fetch(0, 0, 1)
+        fetch(loader, 0, 0, 1)
 
 
 def test_the_kernel_ends_worker_processes_with_their_rank() -> None:
@@ -198,5 +207,36 @@ def test_the_kernel_ends_worker_processes_with_their_rank() -> None:
             ctypes.CDLL(None).prctl(2, ctypes.byref(found), 0, 0, 0)  # PR_GET_PDEATHSIG
             return found.value
 
-    batch, _ = ElasticLoader(DeathSignal(), ORDER, num_workers=1, collate_fn=list).fetch(0, 0, 1)
+    batch, _ = fetch(ElasticLoader(DeathSignal(), ORDER, num_workers=1, collate_fn=list), 0, 0, 1)
     assert set(batch) == {signal.SIGKILL}
+
+
+def test_micro_batches_come_one_by_one_and_a_repeated_step_begins_anew() -> None:
+    order = Order(length=40, global_batch_size=6, micro_batch_size=2, shuffle=False)
+    loader = ElasticLoader(range(40), order, collate_fn=list)
+    first = loader.begin(0, Share(0, 1))
+    assert [part.indices for part in first] == [(0, 1), (2, 3), (4, 5)]
+    assert loader.load().data == [0, 1]
+    for share, expected in ((Share(0, 1), [[0, 1], [2, 3], [4, 5]]), (Share(1, 2), [[3, 4], [5]])):
+        parts = loader.begin(0, share)
+        assert [loader.load().data for _ in parts] == expected
+    loader.begin(1, Share(1, 2))
+    assert loader.load().data == [9, 10]
+    loader.begin(2, Share(1, 2))  # the second micro-batch of step 1 was not taken
+    assert loader.load().data == [15, 16]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_step_is_cut_once_for_loading_and_for_training(num_workers, monkeypatch) -> None:
+    cut: list[int] = []
+    micro_slices = Order.micro_slices
+
+    def count(order: Order, step: int, part: int, parts: int) -> tuple[Slice, ...]:
+        cut.append(step)
+        return micro_slices(order, step, part, parts)
+
+    monkeypatch.setattr(Order, "micro_slices", count)
+    loader = ElasticLoader(range(40), ORDER, collate_fn=list, num_workers=num_workers)
+    for step in range(5):
+        fetch(loader, step, 0, 1)
+    assert len(cut) == len(set(cut)) >= 5

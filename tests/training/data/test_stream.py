@@ -1,12 +1,14 @@
 """Iterable data sets: cut by position, read forwards."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from elastrain.data import Replayed
 from elastrain.data.loader import ElasticLoader
-from elastrain.data.order import Order
+from elastrain.data.order import Order, Slice
+from elastrain.data.share import Share
 from elastrain.data.stream import ElasticIterable, StreamEnded, length_of
 
 
@@ -35,6 +37,13 @@ def loader(stream: ElasticIterable, num_workers: int = 0) -> ElasticLoader:
     return ElasticLoader(stream, order, collate_fn=list, num_workers=num_workers)
 
 
+def fetch(loader: ElasticLoader, step: int, rank: int, world_size: int) -> tuple[Any, Slice]:
+    """The data and the slice of a step that has one micro-batch."""
+    loader.begin(step, Share(rank, world_size))
+    batch = loader.load()
+    return batch.data, batch.slice
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("stream", [Numbers(), SizedNumbers(16), SizedNumbers(16, seeks=True)])
 def test_every_position_is_read_exactly_once_if_the_world_changes(stream, num_workers) -> None:
@@ -43,7 +52,7 @@ def test_every_position_is_read_exactly_once_if_the_world_changes(stream, num_wo
     consumed = []
     for step, world in enumerate(worlds):
         for rank in range(world):
-            batch, part = ranks[rank].fetch(step, rank, world)
+            batch, part = fetch(ranks[rank], step, rank, world)
             assert len(batch) == len(part.indices)
             consumed += batch
     if stream.length is None:
@@ -58,13 +67,13 @@ def test_parts_of_others_are_skipped_by_reading_or_by_seeking_as_the_stream_says
         stream = Numbers(seeks=seeks)
         one = loader(stream)
         for step in range(5):
-            one.fetch(step, 1, 3)
+            fetch(one, step, 1, 3)
         assert (stream.opened, stream.read) == (opened, read)
 
 
 def test_it_is_read_again_from_its_beginning_if_it_cannot_be_positioned() -> None:
     stream = Replayed(lambda epoch: (f"{epoch}.{i}" for i in range(10)), length=10)
-    assert loader(stream).fetch(3, 1, 2)[0] == ["1.8", "1.9"]
+    assert fetch(loader(stream), 3, 1, 2)[0] == ["1.8", "1.9"]
     assert length_of(Replayed(lambda _: iter(int, 1))) is None
 
 
@@ -77,9 +86,9 @@ def test_error_names_the_position_if_a_stream_is_shorter_than_its_length() -> No
     stream = SizedNumbers(20)
     one = loader(stream)
     stream.length = 10
-    one.fetch(0, 0, 1)
+    fetch(one, 0, 0, 1)
     with pytest.raises(StreamEnded, match="epoch 0 ends before position 10"):
-        one.fetch(1, 0, 1)
+        fetch(one, 1, 0, 1)
 
 
 def test_an_endless_stream_has_one_epoch_and_no_shuffle() -> None:

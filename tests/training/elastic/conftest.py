@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,9 +16,8 @@ from conditions import eventually
 from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.exchange import MeetingStore
+from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.meeting import MeetingPoint
 from warm import Warm
 
@@ -191,15 +190,14 @@ def each() -> Callable[[Callable, Iterable], list]:
 
 @pytest.fixture
 def connect(generation, each) -> Iterator[Callable[..., list[Communicator]]]:
-    """Communicators of so many ranks; they are closed at the end. ``groups``: ranks that ask for a group of torch's."""
+    """Communicators of a number of ranks; they are closed at the end."""
     made: list[Communicator] = []
 
-    def of(world_size: int, number: int = 1, groups: Collection[int] = ()) -> list[Communicator]:
+    def of(world_size: int, number: int = 1) -> list[Communicator]:
         g = generation(world_size, number)
 
         def one(rank: int) -> Communicator:
-            store, offer = MeetingStore(g, rank, lambda: False), Offer(Backend.GLOO, group=rank in groups)
-            return Communicator(of=g, rank=rank, store=store, address="127.0.0.1", offer=offer)
+            return Communicator(of=g, rank=rank, meeting=Meeting(g, rank, lambda: False), address="127.0.0.1")
 
         ranks = each(one, range(world_size))
         made.extend(ranks)
@@ -213,8 +211,3 @@ def connect(generation, each) -> Iterator[Callable[..., list[Communicator]]]:
 @pytest.fixture
 def pair(connect) -> list[Communicator]:
     return connect(2)
-
-
-@pytest.fixture
-def pair_with_group(connect) -> list[Communicator]:
-    return connect(2, groups=[0, 1])

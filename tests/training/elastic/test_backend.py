@@ -11,7 +11,7 @@ from elastrain.api import names
 from elastrain.elastic.comm.backend import Backend, Choice, Here, Offer, advice, agree, device_of_rank, look, propose
 
 FIT = Here("cuda", card="GPU-1", nccl=(2, 27, 3))
-GLOO, NCCL = Backend.GLOO, Backend.NCCL
+TCP, NCCL = Backend.TCP, Backend.NCCL
 
 
 def test_nccl_is_offered_if_the_model_is_on_a_cuda_device_and_torch_brings_it() -> None:
@@ -27,18 +27,18 @@ def test_nccl_is_offered_if_the_model_is_on_a_cuda_device_and_torch_brings_it() 
         (Here("cuda", "GPU-1", (2, 21, 5)), "NCCL 2.21.5 cannot be aborted safely, 2.25 can: install a newer torch"),
     ],
 )
-def test_gloo_is_offered_with_the_reason_if_nccl_cannot_be_had_and_demanding_it_is_refused(here, why) -> None:
-    assert propose(here, {}) == Offer(GLOO, here.card, why)
-    with pytest.raises(ValueError, match=r"ELASTRAIN_BACKEND=nccl, but .*; change that, or set ELASTRAIN_BACKEND=gloo"):
+def test_tcp_is_offered_with_the_reason_if_nccl_cannot_be_had_and_demanding_it_is_refused(here, why) -> None:
+    assert propose(here, {}) == Offer(TCP, here.card, why)
+    with pytest.raises(ValueError, match=r"ELASTRAIN_BACKEND=nccl, but .*; change that, or set ELASTRAIN_BACKEND=tcp"):
         propose(here, {names.ENV_BACKEND: "nccl"})
 
 
-def test_gloo_is_offered_if_the_user_says_so() -> None:
-    assert propose(FIT, {names.ENV_BACKEND: "GLOO"}) == Offer(GLOO, "GPU-1", "ELASTRAIN_BACKEND=gloo")
+def test_tcp_is_offered_if_the_user_says_so() -> None:
+    assert propose(FIT, {names.ENV_BACKEND: "TCP"}) == Offer(TCP, "GPU-1", "ELASTRAIN_BACKEND=tcp")
 
 
 def test_other_words_are_refused_if_the_user_mistypes() -> None:
-    with pytest.raises(ValueError, match="ELASTRAIN_BACKEND=mpi: must be auto, nccl or gloo"):
+    with pytest.raises(ValueError, match="ELASTRAIN_BACKEND=mpi: must be auto, nccl or tcp"):
         propose(FIT, {names.ENV_BACKEND: "mpi"})
 
 
@@ -46,14 +46,14 @@ def test_nccl_is_chosen_if_all_offer_it_from_devices_of_their_own() -> None:
     assert agree([Offer(NCCL, "GPU-1"), Offer(NCCL, "GPU-2")]).backend is NCCL
 
 
-def test_gloo_is_chosen_and_the_rank_named_if_one_cannot() -> None:
-    offers = [Offer(NCCL, "GPU-1"), Offer(GLOO, why="the model is on the CPU")]
-    assert agree(offers) == Choice(GLOO, "rank 1: the model is on the CPU")
+def test_tcp_is_chosen_and_the_rank_named_if_one_cannot() -> None:
+    offers = [Offer(NCCL, "GPU-1"), Offer(TCP, why="the model is on the CPU")]
+    assert agree(offers) == Choice(TCP, "rank 1: the model is on the CPU")
 
 
-def test_gloo_is_chosen_if_ranks_share_a_card() -> None:
+def test_tcp_is_chosen_if_ranks_share_a_card() -> None:
     offers = [Offer(NCCL, "GPU-1"), Offer(NCCL, "GPU-2"), Offer(NCCL, "GPU-1")]
-    assert agree(offers) == Choice(GLOO, "ranks 0, 2 share the device GPU-1, which NCCL refuses")
+    assert agree(offers) == Choice(TCP, "ranks 0, 2 share the device GPU-1, which NCCL refuses")
 
 
 @given(st.lists(st.builds(Offer, st.sampled_from(Backend), st.sampled_from("abc"), st.text()), min_size=1, max_size=6))

@@ -48,7 +48,7 @@ def test_who_was_not_invited_is_turned_away(ends) -> None:
 
 def test_a_wait_for_others_ends_if_it_is_called_off() -> None:
     channels = Channels("127.0.0.1")
-    with pytest.raises(ConnectionAbortedError, match="nobody needs"):
+    with pytest.raises(ConnectionAbortedError, match="no longer needed"):
         channels.accept([3], Purpose.SUMS, called_off=lambda: True)
     channels.close()
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.api.job import CheckpointSpec
-from elastrain.elastic.checkpoint import CheckpointVolume, Pace, StaleLineage, due, pace
+from elastrain.elastic.checkpoint import CheckpointVolume, Pace, StaleLineage, pace
+from elastrain.elastic.checkpoint.keeper import due
 
 
 def tree(value: float) -> dict:

@@ -1,22 +1,19 @@
-"""The group of one generation, with both ranks as threads of the test: real gloo, real sockets."""
+"""The connections of one generation, with the ranks as threads of the test: real sockets."""
 
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from elastrain.api.records import Generation, GenerationMember
-from elastrain.elastic.comm import communicator as communicator_module
-from elastrain.elastic.comm.backend import Backend, Offer
+from elastrain.elastic.comm.channel import Channels
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.comm.exchange import MeetingStore
-from elastrain.elastic.comm.gloo import CONNECT_TIMEOUT
-from elastrain.elastic.comm.watchdog import HOST_SECONDS
-
-PATIENCE = 30.0
+from elastrain.elastic.comm.exchange import Meeting
+from elastrain.elastic.comm.group import DdpGroup, sum_sparse
 
 
 def test_every_rank_gets_the_values_of_all(pair, each) -> None:
@@ -53,45 +50,11 @@ def test_a_failed_bucket_is_left_local_and_the_group_is_broken(pair) -> None:
     assert waiting.broken
 
 
-def test_a_collective_that_gloo_does_not_tell_ends_if_the_connection_to_a_peer_does(pair_with_group) -> None:
-    class InTheMiddleOfAMessage:  # as Pair::signalException leaves it
-        def get_future(self) -> torch.futures.Future[None]:
-            return torch.futures.Future()
-
-    waiting, killed = pair_with_group
-    future = waiting._gloo.own(InTheMiddleOfAMessage(), "result", on_failure="given up")
-    killed.abort("as the kernel does at a kill")
-    assert future.wait() == "given up"
-    assert waiting.broken == "the connection to a peer has ended"
-
-
-def test_a_generation_that_waits_for_nothing_is_left_whole_if_a_peer_leaves(pair_with_group) -> None:
-    staying, leaving = pair_with_group
-    leaving.abort("left")
-    time.sleep(2 * HOST_SECONDS)  # that nothing happens can only be seen by waiting
-    assert staying.broken is None
-
-
 def test_a_sum_that_waits_for_a_silent_peer_is_given_up_if_the_generation_is_called_off(pair) -> None:
     waiting, _silent = pair
     threading.Timer(0.05, waiting.call_off, ["member w1 is lost"]).start()
     with pytest.raises(GenerationBroken, match="member w1 is lost"):
         waiting.barrier()
-
-
-def test_a_generation_whose_group_was_lent_is_aborted_soon_after_it_was_called_off(pair_with_group, eventually) -> None:
-    """What uses the group waits for gloo, which knows no other end."""
-    told, _ = pair_with_group
-    told.lend_group()
-    told.call_off("its successor is there")
-    eventually(lambda: told.broken == "its successor is there", what="the abort")
-
-
-def test_a_generation_that_was_called_off_lends_its_group_to_nobody(pair_with_group) -> None:
-    told, _ = pair_with_group
-    told.call_off("its successor is there")
-    told.lend_group()
-    assert told.broken == "its successor is there"
 
 
 def test_a_generation_of_one_member_ends_at_once_if_called_off(meeting_point, each) -> None:
@@ -100,7 +63,7 @@ def test_a_generation_of_one_member_ends_at_once_if_called_off(meeting_point, ea
     alone = GenerationMember(id="m0", worker="w0", rank_offset=0, slots=2, **place)
     g = Generation(number=1, members=(alone,), reason="Test", leader="m0")
     ranks = each(
-        lambda r: Communicator(of=g, rank=r, store=MeetingStore(g, r, lambda: False), address="127.0.0.1"), [0, 1]
+        lambda r: Communicator(of=g, rank=r, meeting=Meeting(g, r, lambda: False), address="127.0.0.1"), [0, 1]
     )
     ranks[0].sum_bucket(torch.ones(4))
     ranks[0].call_off("etcd has not confirmed the lease")
@@ -115,10 +78,9 @@ def test_other_groups_stay_healthy_if_one_is_aborted(connect, each) -> None:
     assert each(lambda c: c.all_gather_ints([c.rank]), second) == [[[0], [1]]] * 2
 
 
-@pytest.mark.parametrize("groups", [(), (0, 1, 2)])
-def test_nothing_is_left_open_if_generations_come_and_go(connect, groups) -> None:
+def test_nothing_is_left_open_if_generations_come_and_go(connect) -> None:
     def cycle(number: int) -> tuple[int, int]:
-        for c in connect(3, number, groups):
+        for c in connect(3, number):
             c.abort("test")
             c.close()
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
@@ -132,102 +94,97 @@ def test_nothing_is_left_open_if_generations_come_and_go(connect, groups) -> Non
     assert last[1] - first[1] < 10, "threads leak"
 
 
-def test_a_stuck_group_is_let_go_when_its_last_collective_has_ended(pair_with_group, eventually) -> None:
-    late: torch.futures.Future[None] = torch.futures.Future()
+def test_what_is_summed_is_completed_first_if_several_transports_sum_it(pair, each, monkeypatch) -> None:
+    class Doubled:
+        """Takes float64 only, and sums alone."""
 
-    class Endless:
-        def get_future(self) -> torch.futures.Future[None]:
-            return late
+        def __init__(self, tcp) -> None:
+            self.tcp = tcp
 
-    communicator = pair_with_group[0]
-    waiting = communicator._gloo.own(Endless(), "result", on_failure="given up")
-    communicator.abort("a peer is silent")
-    assert waiting.wait() == "given up"
-    assert communicator.stuck
-    communicator.close()
-    assert communicator._gloo.group is not None, "its destructor would wait for the collective"
-    late.set_exception(RuntimeError("timed out"))
-    eventually(lambda: communicator._gloo.group is None, what="the group to be let go")
+        def takes(self, tensor: torch.Tensor) -> bool:
+            return tensor.dtype == torch.float64
 
+        def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+            return self.tcp.sum(buffer)
 
-@pytest.mark.parametrize("layout", [torch.strided, torch.sparse_coo])
-def test_what_is_summed_is_completed_first_whatever_sums_it(pair_with_group, each, layout) -> None:
+    for c in pair:
+        c._transports.insert(0, Doubled(c._tcp))
+
     def add(c: Communicator) -> float:
         late = torch.zeros(1)
-        gradients = torch.ones(2) if layout is torch.strided else torch.ones(2).to_sparse()
-        torch.futures.wait_all(c.sum_together(gradients, late, before=lambda: late.fill_(c.rank + 1)))
+        buffers = torch.ones(2, dtype=torch.float64), late
+        torch.futures.wait_all(c.sum_together(*buffers, before=lambda: late.fill_(c.rank + 1)))
         return late.item()
 
-    assert each(add, pair_with_group) == [3, 3]
+    assert each(add, pair) == [3, 3]
 
 
-def test_what_nobody_else_adds_to_is_completed_too(connect) -> None:
+def test_what_is_summed_is_completed_too_if_there_is_one_rank(connect) -> None:
     (alone,), late = connect(1), torch.zeros(1)
     torch.futures.wait_all(alone.sum_together(late, before=lambda: late.fill_(1)))
     assert late.item() == 1
 
 
-def test_no_group_is_formed_if_no_rank_has_use_for_it(pair) -> None:
-    assert [(c.lend_group(), c.sums_by) for c in pair] == [(None, "tcp")] * 2
+def test_the_generation_is_broken_if_no_transport_sums_a_kind_of_tensor(pair) -> None:
+    one, _ = pair
+    one.sum_bucket(torch.ones(3).to_sparse()).wait()
+    assert one.broken == "no transport sums tensors on cpu with layout torch.sparse_coo"
 
 
-def test_all_ranks_form_a_group_if_one_asks_for_it(connect, each) -> None:
-    ranks = connect(3, groups=[1])
-
-    def add(c: Communicator) -> float:
-        value = torch.tensor([c.rank + 1.0])
-        group = c.lend_group()
-        assert group is not None
-        group.allreduce([value]).wait()
-        return value.item()
-
-    assert each(add, ranks) == [6.0] * 3
-    assert {c.sums_by for c in ranks} == {"gloo"}
+def test_bytes_of_different_lengths_reach_every_rank(connect, each) -> None:
+    assert each(lambda c: c.all_gather_bytes(bytes(range(c.rank))), connect(3)) == [[b"", b"\0", b"\0\1"]] * 3
 
 
-def test_a_generation_cannot_be_formed_if_a_peer_goes_while_the_group_is(connect, monkeypatch) -> None:
-    gather = Communicator._gather
+def test_forming_a_generation_ends_with_the_connections_closed_if_a_peer_goes(generation, each, monkeypatch) -> None:
+    accept = Channels.accept
 
-    def leave(self: Communicator, mine: bytes) -> list[bytes]:
-        if self.rank == 1:
-            self.abort("killed")
-        return gather(self, mine)
+    def leave(self: Channels, ranks, *others):
+        if not ranks:  # the last rank accepts nothing: it has connected to all others
+            self.shut()
+        return accept(self, ranks, *others)
 
-    monkeypatch.setattr(Communicator, "_gather", leave)
-    with pytest.raises(RuntimeError, match=r"killed|connection|reset|peer"):
-        connect(2, groups=[0, 1])
-
-
-@pytest.mark.parametrize("ended_by", ["called off", "too long"])
-def test_forming_a_group_with_a_silent_peer_ends_if_it_is_not_wanted_or_takes_too_long(
-    ended_by: str, generation, each, monkeypatch
-) -> None:
-    """A node that freezes between its connections and its group; the thread that waits for it would be left behind."""
-    frozen, woken, gather = threading.Event(), threading.Event(), Communicator._gather
-
-    def freeze(self: Communicator, mine: bytes) -> list[bytes]:
-        if self.rank == 1:
-            frozen.set()
-            woken.wait(PATIENCE)
-        return gather(self, mine)
-
+    monkeypatch.setattr(Channels, "accept", leave)
     g = generation(2)
 
     def form(rank: int) -> str:
-        at = {"of": g, "rank": rank, "store": MeetingStore(g, rank, lambda: False), "address": "127.0.0.1"}
-        called_off = lambda: ended_by == "called off" and frozen.is_set()  # noqa: E731
-        try:
-            Communicator(**at, offer=Offer(Backend.GLOO, group=True), called_off=called_off)
-        except GenerationBroken as e:
-            return str(e)
-        finally:
-            woken.set()
-        return "formed"
+        at = {"of": g, "rank": rank, "meeting": Meeting(g, rank, lambda: False), "address": "127.0.0.1"}
+        c = Communicator(**at)
+        with pytest.raises(GenerationBroken) as broken:
+            c.barrier()
+        c.close()
+        return broken.value.cause
 
-    monkeypatch.setattr(Communicator, "_gather", freeze)
-    if ended_by == "too long":
-        monkeypatch.setattr(communicator_module, "_LAST_SECONDS", 0.1 - CONNECT_TIMEOUT.total_seconds())
-    began = time.monotonic()
-    said = each(form, range(2))  # whose watch strikes first ends both
-    assert time.monotonic() - began < PATIENCE / 2
-    assert ("nobody needs" if ended_by == "called off" else "within 0.1 s") in " ".join(said)
+    assert all(each(form, range(2)))
+
+
+def test_ddps_own_collectives_reach_all_ranks_and_change_nothing_if_the_generation_broke(pair, each) -> None:
+    groups = [DdpGroup(c) for c in pair]
+
+    def run(group: DdpGroup) -> tuple[list[int], list[int]]:
+        used, order = torch.tensor([1, group.rank()]), torch.tensor([7 + group.rank(), 3])
+        group.allreduce([used], None).wait()
+        group.broadcast([order], SimpleNamespace(rootRank=1)).wait()
+        return used.tolist(), order.tolist()
+
+    assert each(run, groups) == [([2, 1], [8, 3])] * 2
+    pair[0].abort("lost")
+    order = torch.tensor([7, 3])
+    groups[0].broadcast([order], SimpleNamespace(rootRank=1)).wait()
+    assert order.tolist() == [7, 3]
+
+
+def test_rows_of_sparse_gradients_reach_all_ranks_also_if_their_numbers_differ(connect, each) -> None:
+    rows = [[0, 2, 2], [], [2, 4]]
+
+    def add(c: Communicator) -> torch.Tensor:
+        mine = rows[c.rank]
+        gradient = torch.sparse_coo_tensor([mine], torch.ones(len(mine), 3) * (c.rank + 1), (5, 3))
+        return sum_sparse(c, gradient)
+
+    expected = torch.zeros(5, 3)
+    for rank, mine in enumerate(rows):
+        for row in mine:
+            expected[row] += rank + 1
+    for total in each(add, connect(3)):
+        assert torch.equal(total.to_dense(), expected)
+        assert total.indices().tolist() == [[0, 2, 4]]

@@ -1,4 +1,4 @@
-"""What ranks conclude from what all have said of themselves on entry of a generation."""
+"""The entry that all ranks derive from the rows of all, at the beginning of a generation."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.elastic.membership.entry import Entry, Row
+from elastrain.elastic.membership.entry import Entry, EntryRow
 
-HOLDER = Row(step=7, size=2, reached=7, layout=1, structure=5, in_passing=1, in_portions=1)
-JOINER = Row(step=-1, size=1, reached=7, layout=1, structure=0, in_passing=1, in_portions=1)
+HOLDER = EntryRow(step=7, size=2, reached=7, layout=1, structure=5, overlaps=1, in_portions=1)
+JOINER = EntryRow(step=-1, size=1, reached=7, layout=1, structure=0, overlaps=1, in_portions=1)
 
 
-def test_joiners_look_on_if_those_who_hold_the_state_can_compute_as_they_did():
+def test_joiners_are_learners_if_the_holders_of_the_state_can_compute_as_before():
     entry = Entry.of([HOLDER, JOINER, HOLDER, JOINER])
-    assert (entry.sources, entry.behind) == ([0, 2], [1, 3])
+    assert (entry.sources, entry.receivers) == ([0, 2], [1, 3])
     assert entry.shares == {0: (0, 2), 2: (1, 2), 1: (2, 2), 3: (2, 2)}
 
 
 @pytest.mark.parametrize(
-    ("table", "behind"),
+    ("table", "receivers"),
     [
         ([HOLDER, HOLDER], []),
         ([replace(HOLDER, size=3), replace(HOLDER, size=3), JOINER], [2]),  # one was lost: their parts would grow
-        ([HOLDER, HOLDER, replace(JOINER, in_passing=0)], [2]),
+        ([HOLDER, HOLDER, replace(JOINER, overlaps=0)], [2]),
         ([HOLDER, HOLDER, replace(JOINER, layout=2)], [2]),
         ([replace(HOLDER, layout=0), replace(HOLDER, layout=0), replace(JOINER, layout=0)], [2]),
         ([replace(JOINER, size=1), JOINER], [1]),  # nobody holds any state
     ],
 )
-def test_every_rank_computes_its_part_of_the_first_step_if_not(table, behind):
+def test_every_rank_computes_its_part_of_the_first_step_if_not(table, receivers):
     entry = Entry.of(table)
-    assert entry.behind == behind
+    assert entry.receivers == receivers
     assert entry.shares == {}
 
 

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from elastrain.data.order import Order
+from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.membership import control
 from elastrain.elastic.strategies import bitwise
 from elastrain.elastic.strategies.bitwise import Bitwise
-from elastrain.elastic.strategies.gradients import Averaged
+from elastrain.elastic.strategies.replicated import Replicated
 
 INPUTS = torch.randn(23, 6, generator=torch.Generator().manual_seed(0))
 ORDER = Order(23, 23, shuffle=False, micro_batches=8)
@@ -22,12 +23,13 @@ def network() -> nn.Module:
 def one_step(way: Bitwise, net: nn.Module, model: nn.Module, communicator) -> tuple[torch.Tensor, list[float]]:
     place = (0, communicator.rank, communicator.world_size)
     parts = ORDER.micro_slices(*place)
-    way.begin(ORDER.leaves(*place))
+    way.begin_step()
     for part in parts:
         last = part is parts[-1]
         with way.body(part, communicator, last=last):
             loss = model(INPUTS[list(part.fetch)]).pow(2).mean()
-            heard = way.backward(loss, part, list, 0.0, communicator, stop=communicator.rank == 1, last=last)
+            inputs = ControlInputs(list, stop=communicator.rank == 1)
+            heard = way.backward(loss, part, inputs, communicator, last=last)
     return torch.cat(
         [torch.zeros(1) if p.grad is None else p.grad.flatten() for p in net.parameters()]
     ).clone(), heard.sums
@@ -92,14 +94,14 @@ def test_error_names_the_argument_if_it_does_not_go_with_the_numerics() -> None:
     with pytest.raises(ValueError, match="micro_batches"):
         Bitwise().check(Order(10, 5))
     with pytest.raises(ValueError, match="micro_batches"):
-        Averaged().check(ORDER)
+        Replicated().check(ORDER)
     with pytest.raises(ValueError, match="static_graph"):
         Bitwise().wrap(network(), {"static_graph": True})
     with pytest.raises(ValueError, match="1 is a SyncBatchNorm"):
         Bitwise().wrap(nn.Sequential(nn.Linear(6, 4), nn.SyncBatchNorm(4)), {})
-    averaged = Averaged()
-    averaged.wrap(nn.Sequential(nn.Linear(6, 4), nn.SyncBatchNorm(4)), {})
+    replicated = Replicated()
+    replicated.wrap(nn.Sequential(nn.Linear(6, 4), nn.SyncBatchNorm(4)), {})
     with pytest.raises(ValueError, match=r"micro_batch_size=.*SyncBatchNorm"):
-        averaged.check(Order(10, 5, micro_batch_size=2))
+        replicated.check(Order(10, 5, micro_batch_size=2))
     with pytest.raises(RuntimeError, match=r"running_mean.*GroupNorm"):
         Bitwise().check_warm_up(["1.running_mean"])

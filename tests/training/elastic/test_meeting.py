@@ -8,68 +8,60 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from elastrain.elastic.comm import exchange as module
-from elastrain.elastic.comm.exchange import CalledOff, MeetingStore, PeersStore
+from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.meeting import MeetingPoint
+from elastrain.elastic.comm.transport import CalledOff
 
 
-def bring(generation, rank: int, **options) -> MeetingStore:
-    store = MeetingStore(generation, rank, options.get("called_off", lambda: False))
-    store.set(f"key/{rank}", f"value {rank}")
-    return store
+def bring(generation, rank: int, **options) -> dict[str, str]:
+    meeting = Meeting(generation, rank, options.get("called_off", lambda: False))
+    return meeting.exchange({f"key/{rank}": f"value {rank}"})
 
 
-def test_every_rank_reads_what_all_have_brought(generation, each) -> None:
+def test_every_rank_gets_the_values_of_all(generation, each) -> None:
     g = generation(5)
-    read = each(lambda r: [bring(g, r).get(f"key/{k}") for k in range(5)], range(5))
-    assert read == [[f"value {k}".encode() for k in range(5)]] * 5
+    assert each(lambda r: bring(g, r), range(5)) == [{f"key/{k}": f"value {k}" for k in range(5)}] * 5
 
 
-def test_own_keys_are_read_without_meeting_anybody(generation) -> None:
-    assert bring(generation(2), 0).get("key/0") == b"value 0"
-
-
-def test_generations_do_not_see_each_others_keys(generation, each) -> None:
+def test_generations_do_not_see_each_others_values(generation, each) -> None:
     old, new = generation(2, number=1), generation(2, number=2)
-    each(lambda r: bring(old, r).wait([f"key/{1 - r}"]), range(2))
+    each(lambda r: bring(old, r), range(2))
 
-    def rank(r: int) -> bytes:
-        store = MeetingStore(new, r, lambda: False)
-        store.set(f"key/{r}", "new")
-        return store.get(f"key/{1 - r}")
+    def rank(r: int) -> dict[str, str]:
+        return Meeting(new, r, lambda: False).exchange({f"key/{r}": "new"})
 
-    assert each(rank, range(2)) == [b"new", b"new"]
+    assert each(rank, range(2)) == [{"key/0": "new", "key/1": "new"}] * 2
 
 
 def test_the_wait_ends_if_it_is_called_off(generation) -> None:
     unwanted = threading.Event()
-    store = bring(generation(2), 0, called_off=unwanted.is_set)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(store.get, "key/1")
+        waiting = pool.submit(bring, generation(2), 0, called_off=unwanted.is_set)
         unwanted.set()
         with pytest.raises(CalledOff):
             waiting.result(10)
 
 
 def test_who_has_not_come_is_named_if_the_time_is_over(generation, monkeypatch) -> None:
-    monkeypatch.setattr(module, "MEETING_TIMEOUT", 0.2)
+    monkeypatch.setattr(module, "MEETING_SECONDS", 0.2)
     with pytest.raises(
         TimeoutError, match=r"generation 1: no rank of w1, w2 has come within 0.2 s; do all workers run"
     ):
-        bring(generation(3), 0).get("key/1")
+        bring(generation(3), 0)
 
 
 def test_the_meeting_point_is_named_if_it_does_not_answer(generation, meeting_point, monkeypatch) -> None:
-    monkeypatch.setattr(module, "MEETING_TIMEOUT", 0.2)
+    monkeypatch.setattr(module, "MEETING_SECONDS", 0.2)
     meeting_point.close()
     where = f"127.0.0.1:{meeting_point.port} \\(w0\\) does not answer"
     with pytest.raises(TimeoutError, match=where):
-        bring(generation(2), 1).get("key/0")
+        bring(generation(2), 1)
 
 
 def test_a_rank_meets_the_others_if_its_member_serves_the_point_later(generation, meeting_point, monkeypatch) -> None:
     meeting_point.close()
     g = generation(1, number=7)
-    reached = MeetingStore._reach
+    reached = Meeting._reach
     later: list[MeetingPoint] = []
 
     def reach(self, end):
@@ -80,9 +72,8 @@ def test_a_rank_meets_the_others_if_its_member_serves_the_point_later(generation
             self._generation = g.model_copy(update={"members": (place,)})
         return reached(self, end)
 
-    monkeypatch.setattr(MeetingStore, "_reach", reach)
-    with pytest.raises(KeyError, match="no rank has set other"):
-        bring(g, 0).get("other")
+    monkeypatch.setattr(Meeting, "_reach", reach)
+    assert bring(g, 0) == {"key/0": "value 0"}
     later[0].close()
 
 
@@ -91,26 +82,26 @@ def test_a_rank_that_hung_up_has_not_come(generation, each, monkeypatch) -> None
     unwanted = threading.Event()
     unwanted.set()
     with pytest.raises(CalledOff):
-        bring(g, 0, called_off=unwanted.is_set).get("key/1")
-    monkeypatch.setattr(module, "MEETING_TIMEOUT", 0.5)
+        bring(g, 0, called_off=unwanted.is_set)
+    monkeypatch.setattr(module, "MEETING_SECONDS", 0.5)
     end = time.monotonic() + 10
     while True:  # the server learns of it in its own time
         try:
-            bring(g, 1).get("key/0")
+            bring(g, 1)
         except TimeoutError as e:
             assert "w0" in str(e)
             break
         assert time.monotonic() < end
-    assert each(lambda r: bring(g, r).get(f"key/{1 - r}"), range(2)) == [b"value 1", b"value 0"]
+    assert each(lambda r: bring(g, r), range(2)) == [{"key/0": "value 0", "key/1": "value 1"}] * 2
 
 
 def test_ranks_of_another_protocol_do_not_meet(generation, each, monkeypatch) -> None:
-    monkeypatch.setattr(module, "MEETING_TIMEOUT", 0.3)
+    monkeypatch.setattr(module, "MEETING_SECONDS", 0.3)
     g = generation(2)
 
     def rank(r: int) -> str:
         with pytest.raises(TimeoutError) as error:
-            MeetingStore(g, r, lambda: False, protocol=module.PROTOCOL + r).get(f"key/{1 - r}")
+            Meeting(g, r, lambda: False, protocol=module.PROTOCOL + r).exchange({})
         return str(error.value)
 
     assert all("do all workers run the same version of elastrain?" in message for message in each(rank, range(2)))
@@ -123,28 +114,9 @@ def test_the_meeting_goes_on_if_somebody_speaks_another_language(generation, mee
         stranger.shutdown(socket.SHUT_WR)
         assert stranger.recv(100) == b""
     g = generation(2)
-    assert each(lambda r: bring(g, r).get(f"key/{1 - r}"), range(2)) == [b"value 1", b"value 0"]
+    assert each(lambda r: bring(g, r), range(2)) == [{"key/0": "value 0", "key/1": "value 1"}] * 2
 
 
 def test_an_address_of_another_host_is_refused() -> None:
     with pytest.raises(OSError, match=r"192\.0\.2\.1"):
         MeetingPoint("192.0.2.1")
-
-
-def test_ranks_that_are_connected_bring_each_other_what_gloo_asks_for(each) -> None:
-    meeting, brought = threading.Barrier(3, timeout=10), {}
-
-    def gather(rank: int, mine: bytes) -> list[bytes]:
-        brought[rank] = mine
-        meeting.wait()
-        return [brought[r] for r in range(3)]
-
-    def rank(r: int) -> list[bytes]:
-        store = PeersStore(7, lambda mine: gather(r, mine))
-        store.set(f"key/{r}", bytes([0, 255, r]))
-        theirs = [store.get(f"key/{k}") for k in range(3)]
-        with pytest.raises(KeyError, match="generation 7: no rank has set key/3"):
-            store.get("key/3")
-        return theirs
-
-    assert each(rank, range(3)) == [[bytes([0, 255, k]) for k in range(3)]] * 3

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.control_vector import Words
+from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.membership import control
-from elastrain.elastic.strategies.gradients import Averaged
-from elastrain.elastic.strategies.replicated import ElasticModule
+from elastrain.elastic.strategies.replicated import Replicated, ReplicatedModule
 
 
 class TwoTowers(nn.Module):
@@ -25,9 +24,9 @@ class TwoTowers(nn.Module):
         return self.early(self.late(x)) if self.flipped else self.late(self.early(x))
 
 
-def warmed_up(*, flipped: bool = False, **options: object) -> ElasticModule:
+def warmed_up(*, flipped: bool = False, **options: object) -> ReplicatedModule:
     torch.manual_seed(0)
-    model = ElasticModule(TwoTowers(), **options)
+    model = ReplicatedModule(TwoTowers(), **options)
     model.module.flipped = flipped
     model(torch.ones(2, 3)).sum().backward()
     model.detach()
@@ -35,10 +34,10 @@ def warmed_up(*, flipped: bool = False, **options: object) -> ElasticModule:
     return model
 
 
-def gradient(model: ElasticModule, scale: float) -> torch.Tensor:
+def gradient(model: ReplicatedModule, scale: float) -> torch.Tensor:
     model.zero_grad()
     loss = model(torch.ones(2, 3)).sum() * scale
-    model.prepare(Words(list, loss))
+    model.prepare(ControlInputs(list), loss)
     loss.backward()
     grad = model.module.early.weight.grad
     assert grad is not None
@@ -77,12 +76,12 @@ def test_micro_batches_add_up_in_views_however_gradients_were_cleared(set_to_non
         with model.no_sync():
             model(torch.ones(2, 3)).sum().backward()
         loss = model(torch.ones(2, 3)).sum()
-        model.prepare(Words(list, loss))
+        model.prepare(ControlInputs(list), loss)
         loss.backward()
         torch.testing.assert_close(model.module.early.weight.grad, 2 * alone)
 
 
-def test_sparse_gradients_are_summed_like_any_others(pair_with_group, each) -> None:
+def test_sparse_gradients_are_summed_like_any_others(pair, each) -> None:
     class Sparse(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -91,15 +90,15 @@ def test_sparse_gradients_are_summed_like_any_others(pair_with_group, each) -> N
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.out(self.table(x))
 
-    def made() -> ElasticModule:
+    def made() -> ReplicatedModule:
         torch.manual_seed(0)
-        model = ElasticModule(Sparse())
+        model = ReplicatedModule(Sparse())
         model(torch.tensor([0])).sum().backward()
         model.detach()
         return model
 
     models = [made(), made()]
-    assert not any(m.layout or m.can_look_on for m in models), "every rank wraps anew"
+    assert not any(m.layout or m.learner for m in models), "every rank wraps anew"
 
     def rank(c: Communicator) -> list[torch.Tensor]:
         model = models[c.rank]
@@ -107,13 +106,13 @@ def test_sparse_gradients_are_summed_like_any_others(pair_with_group, each) -> N
         for _ in range(3):
             model.zero_grad()
             loss = model(torch.tensor([2, 3 + c.rank])).sum()
-            model.prepare(Words(list, loss))
+            model.prepare(ControlInputs(list), loss)
             loss.backward()
-            assert model.heard(c).sums[control.LOSS] != 0
+            assert model.control_sums(c).sums[control.LOSS] != 0
         table = model.module.table.weight.grad
         return [table.to_dense(), model.module.out.weight.grad]
 
-    (table, out), (other_table, other_out) = each(rank, pair_with_group)
+    (table, out), (other_table, other_out) = each(rank, pair)
     row = models[0].module.out.weight[0].detach()
     torch.testing.assert_close(table[2:5], torch.stack([2 * row, row, row]))
     torch.testing.assert_close(table, other_table)
@@ -154,7 +153,7 @@ def test_the_same_step_can_be_done_again_after_a_group_broke(pair, connect, each
         torch.testing.assert_close(summed, 2 * alone)
 
 
-def test_no_generation_can_begin_with_the_buckets_if_ddp_has_collectives_of_its_own(pair_with_group, each) -> None:
+def test_no_generation_can_begin_with_the_buckets_if_ddp_has_collectives_of_its_own(pair, each) -> None:
     models = [warmed_up(find_unused_parameters=True) for _ in range(2)]
     assert [m.layout for m in models] == [0, 0]
     alone = gradient(warmed_up(), 1.0)
@@ -163,7 +162,7 @@ def test_no_generation_can_begin_with_the_buckets_if_ddp_has_collectives_of_its_
         models[c.rank].attach(c, keep=False)
         return [gradient(models[c.rank], 1.0)]
 
-    for (summed,) in each(rank, pair_with_group):
+    for (summed,) in each(rank, pair):
         torch.testing.assert_close(summed, 2 * alone)
 
 
@@ -183,7 +182,7 @@ def test_all_wrap_anew_if_gradients_came_in_another_order_on_one_rank(pair, each
 
 
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": False}])
-def test_ranks_hear_what_all_say_with_their_last_gradients(pair_with_group, each, options) -> None:
+def test_ranks_hear_what_all_say_with_their_last_gradients(pair, each, options) -> None:
     models = [warmed_up(**options) for _ in range(2)]
     keep = all(m.layout for m in models)
 
@@ -194,12 +193,13 @@ def test_ranks_hear_what_all_say_with_their_last_gradients(pair_with_group, each
             proposals = {1, 2 + c.rank} if step == 1 else set()
             model.zero_grad()
             loss = model(torch.ones(2, 3)).sum()
-            model.prepare(Words(lambda proposals=proposals: proposals, torch.tensor(1.0 + c.rank), 2.0, stop=step == 2))
+            inputs = ControlInputs(lambda proposals=proposals: proposals, 2.0, stop=step == 2)
+            model.prepare(inputs, torch.tensor(1.0 + c.rank))
             loss.backward()
-            heard.append(model.heard(c))
+            heard.append(model.control_sums(c))
         return heard
 
-    for number, of_rank in enumerate(each(rank, pair_with_group)):
+    for number, of_rank in enumerate(each(rank, pair)):
         for step, summed in enumerate(of_rank):
             assert summed.sums[control.LOSS] == 3
             assert summed.sums[control.COMPUTE] == 4
@@ -215,9 +215,9 @@ def test_a_rank_says_what_it_is_connected_to_when_its_last_gradients_are_there(p
         model.attach(c, keep=True)
         model.module.early.weight.register_hook(lambda _: order.append("early"))  # the model runs it first
         loss = model(torch.ones(2, 3)).sum()
-        model.prepare(Words(lambda: order.append("connected") or (), loss))
+        model.prepare(ControlInputs(lambda: order.append("connected") or ()), loss)
         loss.backward()
-        model.heard(c)
+        model.control_sums(c)
         return order
 
     assert each(rank, pair) == [["early", "connected"]] * 2
@@ -237,7 +237,7 @@ def test_a_model_may_return_whatever_ddp_takes() -> None:
         def forward(self, x: torch.Tensor) -> Output:
             return Output(self.layer(x), "of a class that torch does not know")
 
-    model = ElasticModule(Noted())
+    model = ReplicatedModule(Noted())
     loss = model(torch.ones(2, 3)).logits.sum()
     loss.backward()
     assert model.module.layer.weight.grad is not None
@@ -247,10 +247,10 @@ def test_error_tells_the_way_out_if_the_loss_does_not_depend_on_the_model(pair) 
     model = warmed_up()
     model.attach(pair[0], keep=True)
     loss = torch.ones((), requires_grad=True) * 2
-    model.prepare(Words(list, loss))
+    model.prepare(ControlInputs(list), loss)
     loss.backward()
     with pytest.raises(RuntimeError, match="find_unused_parameters"):
-        model.heard(pair[0])
+        model.control_sums(pair[0])
 
 
 @pytest.mark.parametrize("mode", ["eval", "no_grad"])
@@ -267,21 +267,21 @@ def test_evaluation_runs_through_the_model_itself(mode) -> None:
 
 
 @pytest.mark.parametrize("views", [True, False])
-def test_a_rank_that_looks_on_gets_the_gradients_of_the_others_and_computes_the_next_step(pair, each, views) -> None:
+def test_a_learner_gets_the_gradients_of_the_others_and_computes_the_next_step(pair, each, views) -> None:
     models = [warmed_up(gradient_as_bucket_view=views), warmed_up(gradient_as_bucket_view=views)]
-    assert all(m.can_look_on for m in models)
+    assert all(m.learner for m in models)
     alone = gradient(warmed_up(), 1.0)
 
     def rank(c: Communicator) -> list[torch.Tensor]:
         model = models[c.rank]
         if c.rank == 1:
-            model.look_on(c, [], getting=False)
+            model.learner.begin(c, [], receiving=False)
         model.attach(c, keep=True)
         if c.rank == 0:
             first = gradient(model, 2.0)
         else:
-            model(torch.ones(2, 3)).sum()  # the forward of a loop body whose loss is nobody's
-            model.looked_on(c)
+            model(torch.ones(2, 3)).sum()  # the forward of a loop body whose loss is ignored
+            model.learner.finish(c)
             assert model.module.early.weight.grad is not None
             first = model.module.early.weight.grad.clone()
         return [first, gradient(model, c.rank + 1.0)]
@@ -292,34 +292,9 @@ def test_a_rank_that_looks_on_gets_the_gradients_of_the_others_and_computes_the_
 
 
 @pytest.mark.parametrize("options", [{"static_graph": True}, {"find_unused_parameters": True}])
-def test_no_rank_looks_on_if_ddp_was_told_to_do_more(options) -> None:
-    assert not ElasticModule(TwoTowers(), **options).can_look_on
+def test_no_rank_is_a_learner_if_ddp_was_told_to_do_more(options) -> None:
+    assert ReplicatedModule(TwoTowers(), **options).learner is None
 
 
-def test_no_rank_looks_on_if_layers_communicate() -> None:
-    assert not Averaged().wrap(nn.Sequential(nn.Linear(3, 3), nn.SyncBatchNorm(3)), {}).can_look_on
-
-
-def test_what_is_summed_at_once_is_a_bucket_or_the_largest_parameter_and_no_more_than_there_is() -> None:
-    def largest(*shapes: tuple[int, int], **options: int) -> int:
-        return ElasticModule(nn.Sequential(*(nn.Linear(*shape, bias=False) for shape in shapes)), **options).largest_sum
-
-    mib = 2**20
-    assert largest((256, 1024)) == mib
-    assert largest((1024, 1024), (1024, 1024), (1024, 4096)) == 24 * mib
-    assert largest((4096, 1024), (1024, 4096)) == 25 * mib
-    assert largest((4096, 1024), (1024, 4096), bucket_cap_mb=20) == 20 * mib
-    assert largest((1024, 8192), (8192, 10)) == 32 * mib
-
-
-def test_parameters_that_do_not_train_need_nothing() -> None:
-    model = nn.Sequential(nn.Linear(8, 4, bias=False), nn.Linear(4, 2, bias=False))
-    model[0].weight.requires_grad_(False)
-    assert ElasticModule(model).needs_bytes == 6 * model[1].weight.nbytes
-
-
-def test_a_group_is_asked_for_only_by_a_model_that_communicates_by_itself() -> None:
-    sparse = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1))
-    assert not ElasticModule(TwoTowers()).offer().group
-    assert ElasticModule(TwoTowers(), find_unused_parameters=True).offer().group
-    assert ElasticModule(sparse).offer().group
+def test_no_rank_is_a_learner_if_layers_communicate() -> None:
+    assert Replicated().wrap(nn.Sequential(nn.Linear(3, 3), nn.SyncBatchNorm(3)), {}).learner is None

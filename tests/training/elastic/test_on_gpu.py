@@ -7,10 +7,11 @@ import torch
 
 from elastrain.elastic.comm import backend, nccl
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.control_vector import Words
+from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.comm.transport import Reading
 from elastrain.elastic.state import transfer
-from elastrain.elastic.strategies.replicated import ElasticModule
+from elastrain.elastic.state.slices import Transfer
+from elastrain.elastic.strategies.replicated import ReplicatedModule
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,10 +28,7 @@ def device() -> torch.device:
 def solo(device: torch.device) -> nccl.Nccl:
     store = nccl.IdStore(1, 0, lambda mine: [mine])
     opened = nccl.open_backend(store, 0, 1, device)
-    group = torch.distributed.ProcessGroup(store, 0, 1)
-    group._set_default_backend(torch.distributed.ProcessGroup.BackendType.NCCL)
-    group._register_backend(device, torch.distributed.ProcessGroup.BackendType.NCCL, opened)
-    return nccl.Nccl(opened, group, store)
+    return nccl.Nccl(opened, store)
 
 
 @needs_nccl
@@ -57,7 +55,7 @@ def test_a_healthy_communicator_ends_in_good_order(device) -> None:
     communicator.close()
 
 
-def test_ranks_on_one_card_sum_over_gloo_and_read_after_all_copies(pair, each, device) -> None:
+def test_ranks_on_one_card_sum_through_the_host_and_read_after_all_copies(pair, each, device) -> None:
     def steps(c: Communicator) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):  # not the default one: order must not come by luck
             for step in range(50):
@@ -77,14 +75,14 @@ def test_gradients_of_a_model_on_a_device_are_summed(pair, each, device) -> None
     def rank(c: Communicator) -> torch.Tensor:
         net = torch.nn.Linear(64, 8).to(device)
         net.load_state_dict(weights)
-        model = ElasticModule(net)
+        model = ReplicatedModule(net)
         model(torch.ones(2, 64, device=device)).sum().backward()
         model.detach()
         model.attach(c, keep=True)
         loss = model(torch.full((2, 64), float(c.rank + 1), device=device)).sum()
-        model.prepare(Words(list, loss))
+        model.prepare(ControlInputs(list), loss)
         loss.backward()
-        assert model.heard(c).sums[0] == 2.0
+        assert model.control_sums(c).sums[0] == 2.0
         return net.weight.grad.cpu()
 
     for gradient in each(rank, pair):
@@ -102,8 +100,8 @@ def test_state_travels_from_device_to_device(reuse, pair, each, device) -> None:
 
     def rank(c: Communicator) -> Any:
         if c.rank == 1:
-            return transfer.receive(mine if reuse else None, c, [0], [1])
-        return transfer.Gift(theirs, c, [0], [1]).pause()
+            return transfer.receive(mine if reuse else None, c, Transfer([0], [1]))
+        return transfer.WholeStateSender(theirs, c, Transfer([0], [1])).pause()
 
     received = each(rank, pair)[1]
     for name, value in theirs.items():

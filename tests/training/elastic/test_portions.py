@@ -1,4 +1,4 @@
-"""State over several steps, with all ranks as threads of the test: real gloo, real sockets, real optimizers."""
+"""State over several steps, with all ranks as threads of the test: real sockets, real optimizers."""
 
 import threading
 from collections.abc import Callable
@@ -11,8 +11,9 @@ from torch import nn
 
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.state import capture, portions, staging, transfer
-from elastrain.elastic.state.receiver import NotKept, Taking
-from elastrain.elastic.state.sender import Giving
+from elastrain.elastic.state.receiver import NotKept, StateReceiver
+from elastrain.elastic.state.sender import StateSender
+from elastrain.elastic.state.slices import Transfer
 
 SIDE = 40
 
@@ -49,42 +50,42 @@ class Trainee:
         assert all(p.grad is not None for p in self.model.parameters() if p.requires_grad), "a gradient stays hidden"
 
 
-def gives(c: Communicator, t: Trainee, sources: list[int], receivers: list[int], steps: int) -> None:
+def sends(c: Communicator, t: Trainee, sources: list[int], receivers: list[int], steps: int) -> None:
     parts = portions.cut(t.tracked)
     assert parts is not None
-    giving = Giving(t.tree(), parts, c, sources, receivers)
+    sender = StateSender(t.tree(), parts, c, Transfer(sources, receivers))
     for number in range(steps):
-        giving.resume(t.tree, until=0.0)
+        sender.resume(t.tree, until=0.0)
         c.barrier()  # the collective of a step
-        giving.pause()
+        sender.pause()
         t.step(number)
         t.model[1].running_mean.fill_(number)  # as a forward does
         c.barrier()
-    giving.finish(t.tree)
+    sender.finish(t.tree)
 
 
-def takes(c: Communicator, t: Trainee, sources: list[int], receivers: list[int], steps: int) -> int | None:
+def receives(c: Communicator, t: Trainee, sources: list[int], receivers: list[int], steps: int) -> int | None:
     """Returns the number of steps after which the state was complete, None if it was not before they ended."""
     mine = t.tree()
-    taking: Taking | None = Taking(mine, c, sources, receivers)
-    here, there = (transfer.tensors_of(tree["model"]) for tree in (mine, taking.opening))
+    receiver: StateReceiver | None = StateReceiver(mine, c, Transfer(sources, receivers))
+    here, there = (transfer.tensors_of(tree["model"]) for tree in (mine, receiver.opening))
     t.in_place = [a.data_ptr() == b.data_ptr() for a, b in zip(here, there, strict=True) if a.nbytes > 1000]
-    capture.restore(t.tracked, taking.opening)
-    taking.begin(t.tracked, t.tree)
+    capture.restore(t.tracked, receiver.opening)
+    receiver.begin(t.tracked, t.tree)
     complete = None
     for number in range(steps):
         c.barrier()
-        if taking is not None and (closing := taking.step()) is not None:
+        if receiver is not None and (closing := receiver.step()) is not None:
             capture.restore(t.tracked, closing)
-            taking, complete = None, number
+            receiver, complete = None, number
         t.step(number)
         c.barrier()
-        if taking is None:
+        if receiver is None:
             t.model[1].running_mean.fill_(number)
-    while taking is not None:
-        if (closing := taking.step()) is not None:
+    while receiver is not None:
+        if (closing := receiver.step()) is not None:
             capture.restore(t.tracked, closing)
-            taking = None
+            receiver = None
     return complete
 
 
@@ -100,9 +101,9 @@ def test_joiners_end_with_the_state_of_the_others_whenever_training_ends(
 
     def run(c: Communicator) -> int | None:
         if c.rank in sources:
-            gives(c, trainees[c.rank], sources, receivers, steps)
+            sends(c, trainees[c.rank], sources, receivers, steps)
         elif c.rank in receivers:
-            return takes(c, trainees[c.rank], sources, receivers, steps)
+            return receives(c, trainees[c.rank], sources, receivers, steps)
         else:
             for _ in range(2 * steps):
                 c.barrier()
@@ -132,24 +133,24 @@ def test_portions_of_a_device_go_through_one_buffer_per_connection(small_pieces,
     monkeypatch.setattr(staging, "page_locked", page_locked)
     trainees = [Trainee(0), Trainee(1)]
     trainees[0].step(100)
-    each(lambda c: (gives, takes)[c.rank](c, trainees[c.rank], [0], [1], 5), pair)
+    each(lambda c: (sends, receives)[c.rank](c, trainees[c.rank], [0], [1], 5), pair)
     assert_same(trainees[1].tree(), trainees[0].tree())
-    assert buffers == [2000, 2000], "one of the giver, one of the joiner"
+    assert buffers == [2000, 2000], "one of the source, one of the joiner"
 
 
 def test_joiner_says_so_if_something_beside_the_optimizers_changes_the_model(small_pieces, pair, each) -> None:
-    giver, taker = Trainee(0), Trainee(1)
-    giver.step(100)
+    source, joiner = Trainee(0), Trainee(1)
+    source.step(100)
 
     def run(c: Communicator) -> object:
         if c.rank == 0:
             with torch.no_grad():  # what an average of the weights does, which the other side makes of other weights
-                giver.step = lambda number: giver.model[0].weight.add_(giver.model[3].weight)  # type: ignore[method-assign]
-                return gives(c, giver, [0], [1], 20)
-        taker.step = lambda number: None  # type: ignore[method-assign]
+                source.step = lambda number: source.model[0].weight.add_(source.model[3].weight)  # type: ignore[method-assign]
+                return sends(c, source, [0], [1], 20)
+        joiner.step = lambda number: None  # type: ignore[method-assign]
         with pytest.raises(NotKept):
-            takes(c, taker, [0], [1], 20)
-        c.abort("it has to be given whole")
+            receives(c, joiner, [0], [1], 20)
+        c.abort("it has to be sent whole")
         return None
 
     with pytest.raises(GenerationBroken):
@@ -171,12 +172,12 @@ def test_nobody_waits_longer_than_the_generation_lives(silent, small_pieces, pai
             if c.rank == 0:
                 parts = portions.cut(trainees[0].tracked)
                 assert parts is not None
-                giving = Giving(trainees[0].tree(), parts, c, [0], [1])
-                giving.resume(trainees[0].tree, until=0.0)
-                giving.pause()
-                giving.end()
+                sender = StateSender(trainees[0].tree(), parts, c, Transfer([0], [1]))
+                sender.resume(trainees[0].tree, until=0.0)
+                sender.pause()
+                sender.end()
                 raise GenerationBroken(1, c.broken or "")
-            Taking(trainees[1].tree(), c, [0], [1])
+            StateReceiver(trainees[1].tree(), c, Transfer([0], [1]))
         except GenerationBroken as e:
             assert e.cause in ("the peer is silent", "")
         finally:

@@ -7,6 +7,7 @@ import torch
 
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.state import staging, transfer
+from elastrain.elastic.state.slices import Transfer
 from elastrain.elastic.state.staging import Stage
 
 TREE = {
@@ -39,8 +40,8 @@ def test_state_of_a_device_arrives_in_place_through_one_piece_per_connection(reu
 
     def rank(c: Communicator) -> Any:
         if c.rank == 1:
-            return transfer.receive(mine if reuse else None, c, [0], [1])
-        return transfer.Gift(TREE, c, [0], [1]).pause()
+            return transfer.receive(mine if reuse else None, c, Transfer([0], [1]))
+        return transfer.WholeStateSender(TREE, c, Transfer([0], [1])).pause()
 
     received = each(rank, pair)[1]
     for name, value in TREE.items():

@@ -1,4 +1,4 @@
-"""State on its way between ranks, with all ranks as threads of the test: real gloo, real sockets."""
+"""State on its way between ranks, with all ranks as threads of the test: real sockets."""
 
 import threading
 from typing import Any
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from elastrain.elastic.comm import digest
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.state import transfer
+from elastrain.elastic.state.slices import StateSlice, Transfer
 
 TREE = {
     "weights": torch.randn(7, 11, dtype=torch.float64),
@@ -33,18 +34,18 @@ def small_pieces(monkeypatch) -> None:
 
 
 def move(c: Communicator, tree: Any, sources: list[int], receivers: list[int], mine: Any = None) -> Any:
-    """What the rank of ``c`` does where ``sources`` give ``tree`` to ``receivers``; returns what it has received."""
+    """Take part in sending ``tree`` from ``sources`` to ``receivers``; returns the tree that this rank has received."""
     if c.rank in receivers:
-        return transfer.receive(mine, c, sources, receivers)
+        return transfer.receive(mine, c, Transfer(sources, receivers))
     if c.rank in sources:
-        transfer.Gift(tree, c, sources, receivers).pause()
+        transfer.WholeStateSender(tree, c, Transfer(sources, receivers)).pause()
         if c.broken is not None:
             raise GenerationBroken(c.generation, c.broken)
     return None
 
 
 @pytest.mark.parametrize(("sources", "receivers"), [([0], [1]), ([0], [1, 2]), ([0, 2], [1]), ([1, 2], [0, 3])])
-def test_state_arrives_equal_whoever_gives_and_takes(sources, receivers, small_pieces, connect, each) -> None:
+def test_state_arrives_equal_for_any_sources_and_receivers(sources, receivers, small_pieces, connect, each) -> None:
     ranks = connect(4)
     received = each(lambda c: move(c, TREE, sources, receivers), ranks)
     for rank, got in enumerate(received):
@@ -96,35 +97,66 @@ def test_every_byte_travels_once_in_pieces_within_the_bound(sizes, sources, rece
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "PIECE_BYTES", 50)
         patch.setattr(transfer, "SMALL_BYTES", 10)
-        pieces = transfer.cut(sizes)
-    travels = [(index, byte) for p in pieces for index, start, n in p.parts for byte in range(start, start + n)]
-    assert sorted(travels) == [(index, byte) for index, size in enumerate(sizes) for byte in range(size)]
-    assert all(0 < p.nbytes <= 50 for p in pieces)
-    givers = transfer.share(len(pieces), sources, receiver)
-    assert set(givers) <= set(sources)
-    assert max(givers.count(s) for s in sources) - min(givers.count(s) for s in sources) <= 1
+        slices, packs = transfer.cut_large(sizes), transfer.pack_small(sizes)
+    large = [(part.unit, byte) for part in slices for byte in range(part.start, part.start + part.nbytes)]
+    small = [(number, byte) for pack in packs for number in pack for byte in range(sizes[number])]
+    assert sorted(large + small) == [(number, byte) for number, size in enumerate(sizes) for byte in range(size)]
+    assert all(0 < part.nbytes <= 50 for part in slices)
+    assert all(0 < sum(sizes[number] for number in pack) <= 50 for pack in packs)
+    senders = Transfer(sources, range(10, 14)).senders(slices, 10 + receiver)
+    assert set(senders) <= set(sources)
+    assert max(senders.count(s) for s in sources) - min(senders.count(s) for s in sources) <= 1
+
+
+def test_a_slice_is_sent_by_a_rank_that_holds_it_if_ranks_hold_different_slices() -> None:
+    slices = [StateSlice(unit, 0, 100) for unit in range(8)]
+    holders = {unit: [unit % 2, 2 + unit % 2] for unit in range(8)}  # two shards, two replicas of each
+    transfer = Transfer([0, 1, 2, 3], [4, 5], lambda part: holders[part.unit])
+    for receiver in (4, 5):
+        senders = transfer.senders(slices, receiver)
+        assert all(sender in holders[unit] for unit, sender in enumerate(senders))
+
+
+@pytest.mark.parametrize("receivers", [[2], [2, 3]])
+def test_a_state_that_no_rank_holds_as_a_whole_arrives_from_the_holders_of_its_slices(
+    receivers, small_pieces, connect, each
+) -> None:
+    tree = {name: torch.randn(999) for name in "abcd"}
+
+    def run(c: Communicator) -> Any:
+        transfer_ = Transfer([0, 1], receivers, lambda part: [part.unit % 2])
+        if c.rank in receivers:
+            return transfer.receive(None, c, transfer_)
+        if c.rank in (0, 1):
+            held = {n: t if i % 2 == c.rank else torch.zeros(999) for i, (n, t) in enumerate(tree.items())}
+            transfer.WholeStateSender(held, c, transfer_).pause()
+        return None
+
+    received = each(run, connect(4))
+    for receiver in receivers:
+        assert_same(received[receiver], tree)
 
 
 @pytest.mark.parametrize(("mine", "sources", "receivers"), [(0, [0], [1]), (1, [0], [1])])
-def test_giver_and_taker_stop_waiting_for_a_silent_peer_if_aborted(pair, mine, sources, receivers) -> None:
+def test_sender_and_receiver_stop_waiting_for_a_silent_peer_if_aborted(pair, mine, sources, receivers) -> None:
     threading.Timer(0.05, pair[mine].abort, ["the peer is silent"]).start()
     with pytest.raises(GenerationBroken, match="the peer is silent"):
         move(pair[mine], TREE, sources, receivers)
 
 
-def test_small_tensors_arrive_as_they_were_when_the_gift_began(pair, each, small_pieces) -> None:
+def test_small_tensors_arrive_as_they_were_when_the_transfer_began(pair, each, small_pieces) -> None:
     tree = {"statistics": torch.zeros(5), "large": torch.ones(999), "steps": 7}
     given = threading.Event()
 
     def exchange(c: Communicator) -> Any:
         if c.rank == 1:
             assert given.wait(10)
-            return transfer.receive(None, c, [0], [1])
-        gift = transfer.Gift(tree, c, [0], [1])
+            return transfer.receive(None, c, Transfer([0], [1]))
+        sender = transfer.WholeStateSender(tree, c, Transfer([0], [1]))
         tree["statistics"].fill_(1)  # as a forward does that follows running statistics
         tree["steps"] = 8
         given.set()
-        gift.pause()
+        sender.pause()
         return None
 
     assert_same(each(exchange, pair)[1], {"statistics": torch.zeros(5), "large": torch.ones(999), "steps": 7})

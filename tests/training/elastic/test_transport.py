@@ -1,4 +1,4 @@
-"""What the runtime may rely on, whatever sums the gradients: the same tests for gloo, for a stand-in of NCCL, and (in
+"""What the runtime may rely on, whatever sums the gradients: the same tests for TCP, for a stand-in of NCCL, and (in
 ``test_on_gpu.py``) for the real one."""
 
 import os
@@ -13,7 +13,8 @@ from elastrain.elastic.comm import communicator as communicator_module
 from elastrain.elastic.comm import nccl
 from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.comm.exchange import MeetingStore
+from elastrain.elastic.comm.exchange import Meeting
+from elastrain.elastic.comm.transport import CalledOff
 
 PATIENCE = 30.0
 
@@ -68,7 +69,7 @@ class Machine:
 
 
 class Device:
-    """What ``ProcessGroupNCCL`` is to the runtime, and the group around it."""
+    """What ``ProcessGroupNCCL`` is to the runtime."""
 
     def __init__(self, machine: Machine, rank: int, world_size: int) -> None:
         self.machine, self.rank, self.world_size = machine, rank, world_size
@@ -130,12 +131,11 @@ class Device:
 def machine(monkeypatch) -> Machine:
     machine = Machine()
     monkeypatch.setattr(nccl, "open_backend", machine.open_device)
-    monkeypatch.setattr(nccl, "group_over", lambda _store, _rank, _size, _host, backend: backend)
     monkeypatch.setattr(nccl.Nccl, "takes", lambda _self, _tensor: True)
     return machine
 
 
-@pytest.fixture(params=["gloo", "nccl"])
+@pytest.fixture(params=["tcp", "nccl"])
 def form(request, machine, generation, each):
     """``form(size, number)``: the communicators of a generation."""
     made: list[Communicator] = []
@@ -145,9 +145,9 @@ def form(request, machine, generation, each):
         errors: list[Exception] = []
 
         def one(rank: int) -> None:
-            offer = Offer(Backend(request.param), card=f"GPU-{rank}", why="the test says so", group=True)
-            store = MeetingStore(g, rank, lambda: False)
-            at = {"of": g, "rank": rank, "store": store, "address": "127.0.0.1", "called_off": called_off}
+            offer = Offer(Backend(request.param), card=f"GPU-{rank}", why="the test says so")
+            meeting = Meeting(g, rank, lambda: False)
+            at = {"of": g, "rank": rank, "meeting": meeting, "address": "127.0.0.1", "called_off": called_off}
             try:
                 ranks[rank] = Communicator(**at, offer=offer, device="a device")
             except Exception as e:
@@ -181,7 +181,6 @@ def sums(c: Communicator, *values: float) -> list[float]:
 
 def kill(c: Communicator) -> None:
     """As the kernel does: all connections end, and nobody says why."""
-    c._gloo.abort("killed")
     c._channels.shut()
 
 
@@ -291,7 +290,7 @@ def test_generation_is_aborted_if_nccl_reports_an_error_of_the_network(form, mac
 @only_nccl
 def test_initialisation_is_left_behind_and_ended_later_if_nobody_wants_it_any_more(form, machine, eventually) -> None:
     machine.silent = {0, 1}
-    with pytest.raises(nccl.CalledOff):
+    with pytest.raises(CalledOff):
         form(2, called_off=lambda: len(machine.opened) == 2)
     assert not any(b.aborted for b in machine.opened)
     with machine.changed:
@@ -301,44 +300,27 @@ def test_initialisation_is_left_behind_and_ended_later_if_nobody_wants_it_any_mo
 
 
 @only_nccl
-def test_nccl_is_begun_when_every_rank_has_its_other_connections(form, machine, monkeypatch) -> None:
-    """A rank at which it fails at once would end those while another one still makes them, which told of gloo."""
-    opened_early = []
-
-    class Late(communicator_module.Gloo):
-        def __init__(self, store, rank: int, *others) -> None:
-            super().__init__(store, rank, *others)
-            if rank == 1:
-                with machine.changed:
-                    opened_early.append(machine.changed.wait_for(lambda: machine.asked, 0.1))
-
-    monkeypatch.setattr(communicator_module, "Gloo", Late)
-    form(2)
-    assert opened_early == [False]
-
-
-@only_nccl
 def test_user_is_told_the_way_out_if_nccl_cannot_connect(form, machine) -> None:
     machine.refuses = "unhandled system error\nsecond line"
-    with pytest.raises(nccl.InitialisationFailed, match=r"NCCL: unhandled system error; set NCCL_DEBUG=INFO .*=gloo"):
+    with pytest.raises(nccl.InitialisationFailed, match=r"NCCL: unhandled system error; set NCCL_DEBUG=INFO .*=tcp"):
         form(2)
 
 
 @only_nccl
 def test_user_is_told_the_way_out_if_nccl_does_not_come_back(form, machine, monkeypatch) -> None:
-    monkeypatch.setattr(nccl, "CONNECT_TIMEOUT", nccl.CONNECT_TIMEOUT / 300)
+    monkeypatch.setattr(nccl, "CONNECT_SECONDS", nccl.CONNECT_SECONDS / 300)
     machine.silent = {0, 1}
-    with pytest.raises(nccl.InitialisationFailed, match=r"not connected 2 ranks .*NCCL_SOCKET_IFNAME .*=gloo"):
+    with pytest.raises(nccl.InitialisationFailed, match=r"not connected 2 ranks .*NCCL_SOCKET_IFNAME .*=tcp"):
         form(2)
 
 
-def test_gloo_is_used_by_all_if_one_rank_has_no_device(machine, generation, each) -> None:
+def test_tcp_is_used_by_all_if_one_rank_has_no_device(machine, generation, each) -> None:
     g = generation(2)
-    offers = [Offer(Backend.NCCL, "GPU-1", group=True), Offer(Backend.GLOO, why="the model is on the CPU")]
+    offers = [Offer(Backend.NCCL, "GPU-1"), Offer(Backend.TCP, why="the model is on the CPU")]
 
     def one(rank: int) -> Communicator:
-        store = MeetingStore(g, rank, lambda: False)
-        return Communicator(of=g, rank=rank, store=store, address="127.0.0.1", offer=offers[rank])
+        meeting = Meeting(g, rank, lambda: False)
+        return Communicator(of=g, rank=rank, meeting=meeting, address="127.0.0.1", offer=offers[rank])
 
     ranks = each(one, range(2))
     assert each(lambda c: sums(c, 1.0), ranks) == [[2.0]] * 2
@@ -379,7 +361,7 @@ def test_what_another_rank_has_set_for_itself_is_not_taken_for_rank_0_s() -> Non
     for rank in (1, 0):  # rank 0's set is its exchange: the others' come before
         store = nccl.IdStore(3, rank, lambda mine: sent.append(mine) or [mine])
         store.set("key", f"of {rank}")
-        store.meet()
+        store.exchange()
     reader = nccl.IdStore(3, 2, lambda _: [sent[1], sent[0]])
     reader.set("own", "of 2")
     assert (reader.get("key"), reader.get("own")) == (b"of 0", b"of 2")

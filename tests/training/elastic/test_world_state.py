@@ -8,11 +8,12 @@ from typing import Any, cast
 import pytest
 
 from elastrain.data.order import Order
+from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.membership.world import World
 
 
 def alone() -> World:
-    return World(cast("Any", None), {}, spec=None, volume=None)
+    return World(cast("Any", None), cast("Any", None), {}, CheckpointKeeper(None))
 
 
 def test_the_loss_is_that_of_the_last_committed_step_if_a_peer_committed_it():
@@ -32,13 +33,13 @@ def test_training_has_ended_for_a_rank_that_takes_over_the_last_step_from_a_peer
     assert behind.stopped
 
 
-@pytest.mark.parametrize(("takes", "fit"), [(True, False), (False, True)])
-def test_a_step_is_lost_to_who_was_getting_its_state_and_not_to_who_gave_it_if_that_breaks_off(takes, fit):
+@pytest.mark.parametrize(("receiving", "fit"), [(True, False), (False, True)])
+def test_a_step_is_lost_by_a_receiver_and_not_by_a_sender_if_the_transfer_breaks_off(receiving, fit):
     """All sums of the step were there, so others have committed it."""
 
     class BreaksOff:
         def __init__(self) -> None:
-            self.takes = takes
+            self.receiving = receiving
 
         def before_update(self, communicator: SimpleNamespace) -> None:
             communicator.broken = "the joiner is gone"

@@ -18,7 +18,7 @@ def line(
     step: int, rank: int, world: int, generation: int = 1, kind: str = "commit", share: Share | None = None
 ) -> Line:
     share = share or Share(rank, world)
-    indices = () if share.looks_on else ORDER.slice(step, *share).indices
+    indices = () if share.learner else ORDER.slice(step, *share).indices
     return Line(kind, step, generation, rank, world, f"w{rank}", 100 + rank, indices, share)
 
 
@@ -60,7 +60,7 @@ def test_redone_steps_are_counted_if_a_later_generation_commits_them_again(lines
 @pytest.mark.parametrize(
     ("break_it", "problem"),
     [
-        (lambda x: [y for y in x if y.step != 4], "step 4: committed by nobody"),
+        (lambda x: [y for y in x if y.step != 4], "step 4: committed by no rank"),
         (lambda x: [replace(y, kind="adopted") if y.step == 4 else y for y in x], "no rank committed it"),
         (lambda x: [replace(y, indices=(1, 2, 3, 4, 5)) if y.step == 3 else y for y in x], "trained on"),
         (lambda x: [*x, replace(x[5], world_size=7)], "world sizes"),

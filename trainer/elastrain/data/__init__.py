@@ -1,4 +1,4 @@
-"""Which samples a step trains on (``order``), how they reach a rank (``loader``), and the proof (``audit``).
+"""The data of each step (``order``), how it reaches a rank (``cursor``, ``loader``), and the proof (``audit``).
 
 Scripts may import :class:`ElasticIterable` and :class:`Replayed` from here, for data that comes in a sequence.
 """

@@ -1,7 +1,7 @@
-"""The audit log: what each rank trained on, step by step, and a judge that needs nothing else.
+"""The audit log: the samples that each rank trained on, step by step, and a judge that needs only these logs.
 
-Each rank appends JSON lines to a file of its own in ``$ELASTRAIN_AUDIT_DIR``. The first line of a run of steps names
-the order of the data, so that the judge can compute what should have been consumed; every further line is one step:
+Each rank appends JSON lines to a file of its own in ``$ELASTRAIN_AUDIT_DIR``. The first line of a run of steps
+describes the order of the data, so that the judge can compute the expected samples. Every further line is one step:
 
 ``commit``
     this rank's optimizer applied the step.
@@ -9,8 +9,8 @@ the order of the data, so that the judge can compute what should have been consu
     this rank computed its part, lost the connection before it could apply the step, and then received the state of a
     peer that had applied it.
 
-A step is applied only after a collective of *all* ranks of its generation, so one ``commit`` line proves that the parts
-of all of them are in, also those of ranks that died before they could write.
+A step is applied only after a collective of *all* ranks of its generation. One ``commit`` line therefore proves that
+the step contains the parts of all ranks, including ranks that died before they could write.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from elastrain.data.share import Place, Share
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One step as one rank saw it."""
+    """One step of one rank."""
 
     kind: str
     step: int
@@ -43,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the logs prove. ``ok`` is the promise: every sample of every complete epoch exactly once."""
+    """The result of the judge. ``ok``: every sample of every complete epoch was consumed exactly once."""
 
     steps: int
     """Distinct committed steps."""
@@ -52,7 +52,7 @@ class Verdict:
     samples: int
     """Samples consumed by the committed steps."""
     lost: int = 0
-    """Samples that a complete epoch should have consumed and did not."""
+    """Samples that a complete epoch did not consume."""
     repeated: int = 0
     """Samples consumed more than once within an epoch."""
     redone: int = 0
@@ -60,7 +60,7 @@ class Verdict:
     problems: tuple[str, ...] = ()
     """Every contradiction found, one line each, at most 20."""
     pids: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Training processes seen, by worker."""
+    """Process ids of the training processes, by worker."""
 
     @property
     def ok(self) -> bool:
@@ -68,7 +68,7 @@ class Verdict:
 
 
 class AuditLog:
-    """Writer of one rank. Lines are flushed at once: a killed rank loses none that it wrote."""
+    """The writer of one rank. Every line is flushed at once, so a killed rank loses no written line."""
 
     def __init__(self, directory: Path, worker: str, local_rank: int, pid: int) -> None:
         """Raises ``OSError`` naming the path if the directory cannot be written."""
@@ -87,7 +87,7 @@ class AuditLog:
         place: Place,
         share: Share,
     ) -> None:
-        """``place``: where the step was computed. Others: as of :class:`Line`."""
+        """Append one step. ``place``: of this rank in the generation that computed it. Others: as of :class:`Line`."""
         if order != self._order:
             self._order = order
             self._file.write(json.dumps({"kind": "order", **asdict(order)}) + "\n")
@@ -102,8 +102,8 @@ class AuditLog:
 def verify(directory: Path) -> Verdict:
     """Judge all logs of a directory.
 
-    Raises ``ValueError`` naming file and line for a line that is no audit line (a torn last line of a killed rank is
-    left out), and where the directory holds no log at all.
+    Raises ``ValueError`` naming file and line for a line that is no audit line, and for a directory without logs. A
+    torn last line of a killed rank is skipped.
     """
     files = sorted(directory.glob("*.jsonl"))
     orders: set[Order] = set()
@@ -145,7 +145,7 @@ def judge(lines: Iterable[Line], order: Order) -> Verdict:
         problems += found
         consumed[step // order.steps_per_epoch].update(samples)
     first, final = min(by_step), max(by_step)
-    problems += [f"step {s}: committed by nobody" for s in range(first, final) if s not in by_step]
+    problems += [f"step {s}: committed by no rank" for s in range(first, final) if s not in by_step]
     complete = [
         e for e in consumed if first <= e * order.steps_per_epoch and (e + 1) * order.steps_per_epoch <= final + 1
     ]
@@ -163,7 +163,7 @@ def judge(lines: Iterable[Line], order: Order) -> Verdict:
 
 
 def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int], list[str]]:
-    """Samples that the generation of ``lines`` consumed in ``step``, and what contradicts the order."""
+    """The samples that the generation of ``lines`` consumed in ``step``, and the contradictions to the order."""
     problems = []
     worlds = {(line.world_size, line.share.parts) for line in lines}
     if len(worlds) != 1:
@@ -182,7 +182,7 @@ def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int]
                 f"step {step}: rank {line.rank} had part {line.share.part} of {parts} and trained on {line.indices}, "
                 f"not on {expected}"
             )
-        if not line.share.looks_on and owners.setdefault(line.share.part, line) is not line:
+        if not line.share.learner and owners.setdefault(line.share.part, line) is not line:
             problems.append(f"step {step}: part {line.share.part} was computed by two ranks")
     samples: list[int] = []
     for part in range(parts):
@@ -191,7 +191,7 @@ def _step_samples(step: int, lines: list[Line], order: Order) -> tuple[list[int]
 
 
 def _samples_of(order: Order, step: int, share: Share) -> tuple[int, ...]:
-    return () if share.looks_on else order.slice(step, *share).indices
+    return () if share.learner else order.slice(step, *share).indices
 
 
 def _records(file: Path) -> Iterable[dict[str, Any]]:

@@ -22,19 +22,19 @@ class Task:
     """One micro-batch to load."""
 
     ticket: int
-    """Grows with each seek of the loader: a task with an older one than the newest is not needed any more."""
+    """Number of the loader's position. A task with an older ticket than the newest is no longer needed."""
     epoch: int
     indices: tuple[int, ...]
     position: int
-    """Of its first sample in the whole sequence of steps."""
+    """Position of its first sample in the whole sequence of steps."""
 
 
 class Fetcher(Dataset[Any]):
     """Turns a :class:`Task` into ``(ticket, batch)``; the batch is None if the task had become stale.
 
-    Samples are loaded under keys of their own (:mod:`elastrain.data.rng`) where the data set draws random numbers, and
-    batches collated where the collate function does. To spare those that do not, the first batches are made without
-    keys; one for which something was drawn is made again, and from then on whoever drew has a key each time.
+    If the data set draws random numbers, each sample is loaded under its own key (:mod:`elastrain.data.rng`); if the
+    collate function does, each batch is collated under its own key. Batches are made without keys until the first draw.
+    The batch with that draw is made again, and from then on the part that drew gets a key each time.
     """
 
     def __init__(
@@ -44,8 +44,9 @@ class Fetcher(Dataset[Any]):
         randomness: Randomness | None,
         newest: torch.Tensor,
     ) -> None:
-        """``newest``: the newest ticket, one int64, shared with the worker processes. ``randomness``: None leaves the
-        generators alone.
+        """``newest``: the newest ticket, int64 of shape (1,), shared with the worker processes.
+
+        ``randomness``: None leaves the generators alone.
         """
         self._dataset = dataset
         self._stream = StreamReader(dataset) if isinstance(dataset, ElasticIterable) else None
@@ -53,7 +54,7 @@ class Fetcher(Dataset[Any]):
         self._randomness = randomness
         self._newest = newest
         self._samples_draw = self._collate_draws = False
-        self._kept_in_worker = Kept()  # what the training process keeps may be in use as a worker is forked
+        self._kept_in_worker = Kept()  # the training process's may be in use when a worker is forked
         self._probe = Probe()
 
     def __getitem__(self, task: Task) -> tuple[int, Any]:
@@ -61,12 +62,12 @@ class Fetcher(Dataset[Any]):
 
     def _batch(self, task: Task) -> Any:
         in_worker = get_worker_info() is not None
-        newest = self._newest.numpy()  # shares its memory, and is ten times as quick to read
+        newest = self._newest.numpy()  # the same memory, ten times as fast to read
 
         def still_newest(_index: int) -> bool:
             return bool(newest[0] == task.ticket)
 
-        needed = still_newest if in_worker else _always  # nobody seeks while the training process loads
+        needed = still_newest if in_worker else _always  # the position does not move while the training process loads
         if self._randomness is None:
             samples = self._load(task, needed)
             return None if samples is None else self._collate(samples)
@@ -114,18 +115,18 @@ def _always(_index: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """Runs first in a worker process."""
+    """The first call in a worker process."""
 
     user: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
-        # A killed rank's workers must not outlive it: they hold copies of its connections, and its peers would take it
-        # for alive. (torch's own watchdog looks every 5 s.)
+        # A killed rank's workers must not outlive it: they hold copies of its connections, so that its peers would not
+        # see them close. (torch's own watchdog polls every 5 s.)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if self.user is not None:
             self.user(worker)
 
 
 def as_it_is(batch: Any) -> Any:
-    """What torch's ``DataLoader`` calls as collate function: the fetcher has collated already."""
+    """The collate function of torch's ``DataLoader``: the fetcher has collated already."""
     return batch

@@ -1,8 +1,9 @@
-"""The order of the data: a pure function of the step, whatever the world did before.
+"""The order of the data: a pure function of the step, independent of earlier world sizes.
 
-Step ``s`` is batch ``s mod b`` of epoch ``s div b``, with ``b`` batches an epoch. An epoch is a permutation of the data
-set drawn from (seed, epoch) only; a global batch is a run of it; a rank's part is a run of the global batch, and a
-micro-batch a run of the part. So a step can be cut anew for any world, at any time, without a sampler's history.
+Step ``s`` is batch ``s mod b`` of epoch ``s div b``, with ``b`` batches per epoch. An epoch is a permutation of the
+data set, drawn from (seed, epoch) only. A global batch is a run of it, a rank's part is a run of the global batch, and
+a micro-batch is a run of the part. A step can therefore be cut for any world size at any time, without the history of a
+sampler.
 """
 
 from __future__ import annotations
@@ -15,34 +16,37 @@ from itertools import pairwise
 import numpy as np
 
 ENDLESS = 2**62
-"""Steps per epoch of a stream without an end: it never leaves epoch 0."""
+"""Steps per epoch of an endless stream: it never leaves epoch 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A run of one global batch: a rank's part of it, or one micro-batch of a part."""
+    """A run of one global batch: the part of a rank, or one micro-batch of a part."""
 
     indices: tuple[int, ...]
-    """Data set indices that count; empty where the world has more ranks than the batch has samples."""
+    """Data set indices that count; empty if the world has more ranks than the batch has samples."""
     fetch: tuple[int, ...]
-    """Indices to load: ``indices``, or one stand-in sample with weight 0 so that forward and backward can run."""
+    """Indices to load: ``indices``, or one stand-in sample of weight 0 so that forward and backward can run."""
     weight: float
-    """Its share of the global batch: ``len(indices) / batch_size``. The weights of all runs of a batch add up to 1."""
-    batch_size: int
-    """Samples of the whole global batch (the last batch of an epoch may be smaller than the others)."""
+    """Share of the global batch, in samples. The weights of all runs of a batch add up to 1."""
     epoch: int
     start: int = 0
     """Position in the global batch of the first sample."""
+    leaf: int = 0
+    """With ``micro_batches``: number of the first logical micro-batch in this run."""
+    leaves: int = 1
+    """With ``micro_batches``: number of logical micro-batches of the whole global batch."""
 
     def stand_in(self) -> Slice:
-        """The same samples, of which none counts: for a rank that looks on."""
+        """The same samples with weight 0, for a learner."""
         return replace(self, indices=(), weight=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order of a data set of ``length`` samples (None: a stream without an end) in batches of
-    ``global_batch_size``.
+    """The order of a data set of ``length`` samples (None: an endless stream) in batches of ``global_batch_size``.
+
+    Raises ``ValueError`` naming the argument that is out of range.
     """
 
     length: int | None
@@ -50,13 +54,13 @@ class Order:
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
-    """True: the ``length mod global_batch_size`` samples that end each epoch's permutation are left out of that epoch.
+    """True: the last ``length mod global_batch_size`` samples of each epoch's permutation are left out of that epoch.
     False: they make a smaller last batch, weighted exactly."""
     micro_batch_size: int | None = None
     """A rank computes its part in micro-batches of this many samples (the last one may be smaller); None: at once."""
     micro_batches: int | None = None
-    """Every global batch is cut into this many logical micro-batches, whatever the world, and a rank's part is a run of
-    whole ones; None: it is cut for the world."""
+    """Number of logical micro-batches of every global batch, at any world size. A rank's part is a run of whole ones.
+    None: the batch is cut by samples."""
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
@@ -71,19 +75,20 @@ class Order:
                 f"with drop_last an epoch of {self.length} samples is empty"
             )
         if self.length is None and self.shuffle:
-            raise ValueError("shuffle: a stream without an end cannot be shuffled; it comes in its own order")
+            raise ValueError("shuffle: an endless stream cannot be shuffled")
         if self.micro_batches is not None and self.micro_batch_size is not None:
             raise ValueError("micro_batches: already says how the batch is cut; leave micro_batch_size out")
 
     @property
     def steps_per_epoch(self) -> int:
+        """Batches per epoch; :data:`ENDLESS` for an endless stream."""
         if self.length is None:
             return ENDLESS
         full, rest = divmod(self.length, self.global_batch_size)
         return full + (1 if rest and not self.drop_last else 0)
 
     def batch(self, step: int) -> Sequence[int]:
-        """Data set indices of the global batch of ``step`` (counted from 0), in order."""
+        """Data set indices of the global batch of ``step`` (from 0), in order."""
         epoch, k = divmod(step, self.steps_per_epoch)
         start, stop = k * self.global_batch_size, (k + 1) * self.global_batch_size
         if self.length is None:
@@ -93,45 +98,41 @@ class Order:
         run: list[int] = _permutation(self.length, self.seed, epoch)[start:stop].tolist()
         return run
 
-    def slice(self, step: int, rank: int, world_size: int) -> Slice:
-        """Part of ``rank`` in a world of ``world_size``: runs whose lengths differ by at most one sample (with
-        ``micro_batches``, by at most one micro-batch).
+    def slice(self, step: int, part: int, parts: int) -> Slice:
+        """Part ``part`` of ``step``'s batch, cut into ``parts``.
+
+        Lengths of the parts differ by at most one sample (with ``micro_batches``, by at most one micro-batch).
         """
         batch = self.batch(step)
         if self.micro_batches is None:
-            return self._slice(step, batch, *run_of(len(batch), world_size, rank))
-        first, stop, leaves = self._leaves(batch, rank, world_size)
-        return self._slice(step, batch, _bound(len(batch), leaves, first), _bound(len(batch), leaves, stop))
+            return self._slice(step, batch, *run_of(len(batch), parts, part))
+        leaves = min(self.micro_batches, len(batch))
+        first, stop = run_of(leaves, parts, part)
+        cut = self._slice(step, batch, _bound(len(batch), leaves, first), _bound(len(batch), leaves, stop))
+        return replace(cut, leaf=first, leaves=leaves)
 
-    def micro_slices(self, step: int, rank: int, world_size: int) -> tuple[Slice, ...]:
-        """The part of ``rank`` as the micro-batches that it computes one after the other; at least one, which is a
-        stand-in of weight 0 where the part is empty.
+    def micro_slices(self, step: int, part: int, parts: int) -> tuple[Slice, ...]:
+        """The micro-batches of a part, in order.
+
+        At least one: an empty part has one stand-in of weight 0.
         """
-        return _micro_slices(self, step, rank, world_size)
-
-    def _cut(self, step: int, rank: int, world_size: int) -> tuple[Slice, ...]:
-        part = self.slice(step, rank, world_size)
-        if not part.indices or (self.micro_batches is None and self.micro_batch_size is None):
-            return (part,)
+        whole = self.slice(step, part, parts)
+        if not whole.indices or (self.micro_batches is None and self.micro_batch_size is None):
+            return (whole,)
         batch = self.batch(step)
-        if self.micro_batches is not None:
-            first, stop, leaves = self._leaves(batch, rank, world_size)
-            bounds = [_bound(len(batch), leaves, i) for i in range(first, stop + 1)]
-        else:
-            assert self.micro_batch_size is not None
-            end = part.start + len(part.indices)
-            bounds = [*range(part.start, end, self.micro_batch_size), end]
-        return tuple(self._slice(step, batch, a, b) for a, b in pairwise(bounds))
-
-    def leaves(self, step: int, rank: int, world_size: int) -> tuple[int, int, int]:
-        """With ``micro_batches``: the logical micro-batches of ``rank`` are ``[first, stop)`` of ``count``.
-
-        A batch of fewer samples than ``micro_batches`` has as many micro-batches as samples.
-        """
-        return self._leaves(self.batch(step), rank, world_size)
+        if self.micro_batch_size is not None:
+            end = whole.start + len(whole.indices)
+            bounds = [*range(whole.start, end, self.micro_batch_size), end]
+            return tuple(self._slice(step, batch, a, b) for a, b in pairwise(bounds))
+        first, stop = run_of(whole.leaves, parts, part)
+        cut = ((leaf, _bound(len(batch), whole.leaves, leaf)) for leaf in range(first, stop + 1))
+        return tuple(
+            replace(self._slice(step, batch, a, b), leaf=leaf, leaves=whole.leaves)
+            for (leaf, a), (_, b) in pairwise(cut)
+        )
 
     def samples_before(self, step: int) -> int:
-        """Samples consumed by the steps before ``step``, all epochs."""
+        """Samples consumed by all steps before ``step``, over all epochs."""
         epochs, k = divmod(step, self.steps_per_epoch)
         if self.length is None:
             return k * self.global_batch_size
@@ -140,37 +141,25 @@ class Order:
             per_epoch -= self.length % self.global_batch_size
         return epochs * per_epoch + min(k * self.global_batch_size, per_epoch)
 
-    def _leaves(self, batch: Sequence[int], rank: int, world_size: int) -> tuple[int, int, int]:
-        assert self.micro_batches is not None
-        count = min(self.micro_batches, len(batch))
-        return *run_of(count, world_size, rank), count
-
     def _slice(self, step: int, batch: Sequence[int], start: int, stop: int) -> Slice:
         indices = tuple(batch[start:stop])
         return Slice(
             indices=indices,
             fetch=indices or (batch[0],),
             weight=len(indices) / len(batch),
-            batch_size=len(batch),
             epoch=step // self.steps_per_epoch,
             start=start,
         )
 
 
 def run_of(total: int, parts: int, index: int) -> tuple[int, int]:
-    """``[start, stop)`` of run ``index`` where ``total`` things are cut into ``parts`` runs; the longer ones first."""
+    """``[start, stop)`` of run ``index`` of ``total`` things cut into ``parts`` runs; the longer runs come first."""
     return _bound(total, parts, index), _bound(total, parts, index + 1)
 
 
 def _bound(total: int, parts: int, index: int) -> int:
     base, longer = divmod(total, parts)
     return index * base + min(index, longer)
-
-
-@lru_cache(maxsize=32)
-def _micro_slices(order: Order, step: int, rank: int, world_size: int) -> tuple[Slice, ...]:
-    """Asked for once per micro-batch, by the loop and by the prefetching loader."""
-    return order._cut(step, rank, world_size)
 
 
 @lru_cache(maxsize=2)

@@ -1,15 +1,14 @@
-"""Randomness that depends on what is computed, not on who computes it.
+"""Randomness that depends on the position of the data, not on the process that computes it.
 
 The default generators of torch (CPU, and CUDA once it is in use), numpy and ``random`` are seeded from a key before
-each micro-batch and before each sample that a data set draws for. The key is a function of the job's seed and of a
-counter:
+each micro-batch and before each sample of a data set that draws. The key is a function of the job's seed and a counter:
 
-- of a micro-batch, the position of its first sample in the whole sequence of steps (once for its loop body, and once,
-  unrelated, for collating it);
-- of a sample, epoch and index.
+- for a micro-batch, the position of its first sample in the whole sequence of steps (one key for its loop body, and
+  another one for collating it);
+- for a sample, epoch and index.
 
-So a step that has to be done again sees the same numbers, and a sample is augmented alike by whichever worker or rank
-loads it. Outside, everybody's own streams go on as if nothing had been drawn.
+A repeated step therefore sees the same numbers, and a sample is augmented alike on every worker and rank. Outside, the
+user's own streams continue as if nothing had been drawn.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from elastrain.data.order import Order, Slice
 
 _LOW = 2**32 - 1
 _PROBED = 0x9C30_5B1F_E2A7_648D
-"""A seed that no data set will happen to use."""
+"""A seed that no data set is likely to use."""
 
 
 class Keys:
-    """64-bit keys for a counter. Their low halves alone are distinct for any 2**32 counters in a row.
+    """64-bit keys for a counter. Their low halves alone are distinct for any 2**32 consecutive counters.
 
-    The low half matters because torch's CPU generator uses nothing else of its seed, and numpy's is given no more.
+    The low half matters: torch's CPU generator uses only that half of its seed, and numpy's generator receives no more.
     """
 
     def __init__(self, seed: int, purpose: str) -> None:
-        """Keys of another ``seed`` or ``purpose`` are those of an unrelated sequence."""
+        """Another ``seed`` or ``purpose`` gives an unrelated sequence of keys."""
         self._salt = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=16).digest()
         self._offset = int.from_bytes(self._salt[:4], "little")
 
@@ -53,10 +52,10 @@ def _mix(x: int) -> int:
 
 
 class Kept:
-    """A context whose draws and seeds leave no trace outside. Inside itself it does nothing.
+    """A context whose draws and seeds leave no trace outside. A nested use does nothing.
 
-    numpy's generator is exchanged rather than copied, which takes 1 us instead of 80. (The second number of a pair of
-    ``numpy.random.normal`` that is cached outside is dropped by that.)
+    numpy's generator is exchanged instead of copied, which takes 1 µs instead of 80. (This drops the second number of a
+    pair of ``numpy.random.normal`` that is cached outside.)
     """
 
     def __init__(self) -> None:
@@ -84,14 +83,14 @@ class Kept:
 
 
 class Probe:
-    """Finds out whether anything is drawn from the default generators, or seeded, inside of it.
+    """Detects draws from the default generators, and seeds of them, inside of it.
 
-    To be used inside :class:`Kept`: it seeds them with a number of its own. What comes next is known then, and asking
-    for it is cheaper by far than to compare states: Python's is a tuple of 625 numbers.
+    Use it inside :class:`Kept`: it seeds the generators with a number of its own. Their next numbers are known then,
+    and drawing one is much cheaper than comparing states: Python's is a tuple of 625 numbers.
     """
 
     QUESTIONS = 2
-    """So often :meth:`drawn` may be asked inside."""
+    """Number of calls of :meth:`drawn` allowed inside."""
 
     def __init__(self) -> None:
         self._inner, self._twin = np.random.MT19937(0), np.random.MT19937(0)
@@ -112,9 +111,9 @@ class Probe:
         np.random.set_bit_generator(self._outer)  # type: ignore[attr-defined]
 
     def drawn(self) -> bool:
-        """Whether anything was until now. Once it was true the probe is spent."""
+        """Whether a number was drawn until now. After True the probe cannot be used again."""
         return (
-            self._inner.random_raw() != self._twin.random_raw()  # they have been in step until now
+            self._inner.random_raw() != self._twin.random_raw()  # both have been in the same state until now
             or self._next() != next(self._left)
             or (torch.cuda.is_initialized() and not _equal(torch.cuda.get_rng_state_all(), self._cuda))
         )
@@ -144,12 +143,12 @@ def seed_all(key: int) -> None:
 
 
 class Randomness:
-    """The keys of one job's order."""
+    """The keys of one job's data order."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
         self.kept = Kept()
-        """Around whatever is seeded by them in the training process."""
+        """The context for code that is seeded by them in the training process."""
         self._steps, self._samples = Keys(order.seed, "step"), Keys(order.seed, "sample")
         self._batches = Keys(order.seed, "collate")
 

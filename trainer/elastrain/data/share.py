@@ -1,4 +1,4 @@
-"""Where a rank stands while it computes a step, and what of the step's global batch is its to compute."""
+"""A rank's position in a generation, and its share of a global batch."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import NamedTuple
 
 
 class Share(NamedTuple):
-    """What one rank computes of a global batch."""
+    """The part of a global batch that one rank computes."""
 
     part: int
-    """From 0; ``parts``, the one after the last, is nobody's: that of a rank which looks on."""
+    """From 0. ``part == parts``, one past the last, marks a learner."""
     parts: int
-    """Runs that the batch is cut into."""
+    """Number of parts that the batch is cut into."""
 
     @property
-    def looks_on(self) -> bool:
-        """Whether the rank computes nothing of the batch, and gets the gradients of the others."""
+    def learner(self) -> bool:
+        """Whether the rank computes no part of the batch, and receives the gradients of the others."""
         return self.part == self.parts
 
 
 class Place(NamedTuple):
-    """One rank among the others."""
+    """A rank's position in its generation."""
 
     generation: int
     rank: int
@@ -28,5 +28,5 @@ class Place(NamedTuple):
 
     @property
     def share(self) -> Share:
-        """What it computes where nobody looks on."""
+        """The share of this rank in a step without learners."""
         return Share(self.rank, self.world_size)

@@ -1,4 +1,4 @@
-"""Data that comes in a sequence: what elastrain asks of it, and a way out for data that cannot do it."""
+"""Data that comes in a sequence: its contract with elastrain, and an adapter for data that cannot fulfil it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from typing import Any, Protocol, runtime_checkable
 class ElasticIterable(Protocol):
     """A stream that is a function of the position: the whole contract of iterable data sets.
 
-    ``iter_from(epoch, position)`` yields the samples ``position``, ``position + 1``, … of ``epoch``, and which sample
-    is at a position depends on nothing but (epoch, position): not on the process, the rank, the time, or what was read
-    before. A stream with ``__len__`` has epochs of that many samples; one without (or whose ``__len__`` raises
-    ``TypeError``) is endless and stays in epoch 0.
+    ``iter_from(epoch, position)`` yields the samples ``position``, ``position + 1``, … of ``epoch``. The sample at a
+    position depends only on (epoch, position): not on the process, the rank, the time, or earlier reads. A stream with
+    ``__len__`` has epochs of that many samples. One without (or whose ``__len__`` raises ``TypeError``) is endless and
+    stays in epoch 0.
 
-    Every rank reads from its own copy and keeps its part of each global batch; what lies between two parts it reads and
-    throws away. With the attribute ``seeks = True`` it calls ``iter_from`` for each part instead, which pays where
-    getting to a position is cheap (a file of fixed-size records, a generator of numbers).
+    Every rank reads from its own copy and keeps its part of each global batch; it reads and drops the samples between
+    two parts. With the attribute ``seeks = True``, ``iter_from`` is called for each part instead, which is faster if
+    reaching a position is cheap (a file of fixed-size records, a generator of numbers).
     """
 
-    def iter_from(self, epoch: int, position: int) -> Iterator[Any]: ...
+    def iter_from(self, epoch: int, position: int) -> Iterator[Any]:
+        """The samples of ``epoch`` from ``position`` on; both from 0."""
 
 
 class Replayed:
-    """A stream from anything that can be iterated from its beginning: positions are reached by reading up to them.
+    """A stream from an iterable that can only be read from its beginning.
 
     ``begin(epoch)`` starts the iteration of an epoch, always with the same samples in the same order. After a rescale
-    the samples of the epoch so far are read again and thrown away: correct for every deterministic iterable, and as
-    slow as reading them is.
+    the earlier samples of the epoch are read again and dropped: correct for every deterministic iterable, and as slow
+    as reading them.
     """
 
     def __init__(self, begin: Callable[[int], Iterable[Any]], length: int | None = None) -> None:
-        """``length``: samples of an epoch; None if it does not end."""
+        """``length``: samples of an epoch; None for an endless stream."""
         self._begin, self._length = begin, length
 
     def iter_from(self, epoch: int, position: int) -> Iterator[Any]:
@@ -58,19 +59,19 @@ def length_of(dataset: Any) -> int | None:
         return length
     raise TypeError(
         f"job.dataloader(dataset): {type(dataset).__name__} has neither __getitem__ and __len__ nor "
-        "iter_from(epoch, position). A plain iterable cannot be cut anew for another number of workers: nothing says "
-        "which sample is at which position. Give it iter_from (elastrain.data.ElasticIterable says what it promises), "
-        "or, if it always yields the same samples in the same order, pass "
+        "iter_from(epoch, position). A plain iterable cannot be cut for another number of workers: its samples have no "
+        "known positions. Implement iter_from (see elastrain.data.ElasticIterable), or, if it always yields the same "
+        "samples in the same order, pass "
         "elastrain.data.Replayed(lambda epoch: dataset, length=…)"
     )
 
 
 class StreamEnded(RuntimeError):
-    """A stream has fewer samples than its length says."""
+    """A stream has fewer samples than its length."""
 
 
 class StreamReader:
-    """Reads runs of positions from an :class:`ElasticIterable`, forwards as long as it can."""
+    """Reads runs of positions from an :class:`ElasticIterable`, forwards if possible."""
 
     def __init__(self, stream: ElasticIterable) -> None:
         self._stream = stream
@@ -79,8 +80,10 @@ class StreamReader:
         self._epoch, self._at = 0, 0
 
     def read(self, epoch: int, positions: tuple[int, ...], before: Callable[[int], bool]) -> list[Any] | None:
-        """Samples at ``positions``, which are consecutive; None as soon as ``before(position)``, asked before each
-        sample is drawn, is false. Raises :class:`StreamEnded`.
+        """The samples at ``positions``, which are consecutive.
+
+        Calls ``before(position)`` before each sample, and returns None as soon as it is false. Raises
+        :class:`StreamEnded`.
         """
         start = positions[0]
         gap = start - self._at

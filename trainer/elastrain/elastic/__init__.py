@@ -1,4 +1,4 @@
-"""The in-process runtime: what a training script uses. This is the part of elastrain that imports torch."""
+"""The in-process runtime for training scripts. This part of elastrain imports torch."""
 
 from elastrain.elastic.job import Job, join
 

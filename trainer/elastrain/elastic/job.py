@@ -1,6 +1,6 @@
-"""``elastrain.join()`` and the :class:`Job` it returns: what a training script sees.
+"""``elastrain.join()`` and the :class:`Job` that it returns: the interface for training scripts.
 
-What happens in a step, and in which order, is in :mod:`elastrain.elastic.loop`.
+:mod:`elastrain.elastic.loop` executes the steps.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from elastrain.api import names
-from elastrain.api.job import CheckpointSpec
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Order
 from elastrain.data.stream import ElasticIterable, length_of
-from elastrain.elastic.checkpoint import CheckpointVolume
+from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.backend import device_of_rank
 from elastrain.elastic.loop import Drained, Loop
 from elastrain.elastic.membership.heartbeat import Heartbeat
@@ -29,9 +28,9 @@ from elastrain.elastic.membership.world import World
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.tracked import Gates, gate, track
 from elastrain.elastic.strategies.bitwise import Bitwise, make_deterministic
-from elastrain.elastic.strategies.gradients import Averaged, Gradients
-from elastrain.elastic.strategies.replicated import ElasticModule
+from elastrain.elastic.strategies.replicated import Replicated
 from elastrain.elastic.strategies.sharded import refuse_sharded
+from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 
 __all__ = ["Drained", "Job", "join"]
 
@@ -39,12 +38,13 @@ __all__ = ["Drained", "Job", "join"]
 def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
     """Join the job that this process was started for; used as ``with elastrain.join() as job:``.
 
-    ``numerics``: "exact" gives the fixed-size run's model up to the order in which floating-point numbers are added;
-    "bitwise" to the bit, at a cost (docs/numerics.md), and has torch choose deterministic algorithms in this process.
+    ``numerics``: "exact" gives the fixed-size run's model up to the order of floating-point additions. "bitwise" gives
+    it to the bit, at a cost (docs/numerics.md), and makes torch use deterministic algorithms in this process.
 
-    Returns as soon as the agent has answered; the first iteration of :meth:`Job.steps` waits for a generation, so that
-    the others train on while this rank imports and builds. Raises ``RuntimeError`` if no agent started this process,
-    ``ValueError`` for other ``numerics``.
+    Returns as soon as the agent has answered. The first iteration of :meth:`Job.steps` waits for a generation, so that
+    the other ranks train while this one imports and builds its model. Raises ``RuntimeError`` if no agent started this
+    process, ``ValueError`` for other ``numerics``, and ``ConnectionError`` or ``TimeoutError`` if the agent does not
+    answer.
     """
     if numerics not in ("exact", "bitwise"):
         raise ValueError(f"elastrain.join(numerics={numerics!r}): must be 'exact' or 'bitwise'")
@@ -56,32 +56,29 @@ def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
         )
     if numerics == "bitwise":
         make_deterministic()
-    gradients: Gradients = Bitwise() if numerics == "bitwise" else Averaged()
+    strategy: Strategy = Bitwise() if numerics == "bitwise" else Replicated()
     heartbeat = Heartbeat.of_environment()
     local_rank = int(os.environ.get(names.ENV_LOCAL_RANK, "0"))
-    device = device_of_rank(local_rank)  # before the script can touch another one
-    return Job(Session(path, local_rank), gradients, heartbeat, device)
+    device = device_of_rank(local_rank)  # before the script can use another one
+    return Job(Session(path, local_rank), strategy, heartbeat, device)
 
 
 class Job:
     """One rank's handle of the job. Made by :func:`join`; not thread-safe."""
 
     def __init__(
-        self, session: Session, gradients: Gradients, heartbeat: Heartbeat, device: torch.device | None = None
+        self, session: Session, strategy: Strategy, heartbeat: Heartbeat, device: torch.device | None = None
     ) -> None:
         self._device = device or torch.device("cpu")
         self._session = session
-        self._gradients = gradients
+        self._strategy = strategy
         self._tracked: dict[str, Stateful] = {}
-        checkpoint = os.environ.get(names.ENV_CHECKPOINT)
-        spec = CheckpointSpec.model_validate_json(checkpoint) if checkpoint else None
-        volume = CheckpointVolume(Path(spec.path), spec.keep) if spec else None
-        self._world = World(session, self._tracked, spec, volume)
+        self._world = World(session, strategy, self._tracked, CheckpointKeeper.from_environment())
         self._audit = _audit_log()
-        self._loop = Loop(session, gradients, heartbeat, self._world, self._audit)
+        self._loop = Loop(session, strategy, heartbeat, self._world, self._audit)
         self._gates: Gates = {"step": lambda: self.committed, "zero_grad": self._loop.may_clear}
 
-    # -- what a script reads -----------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------------------------------------
     @property
     def rank(self) -> int:
         """Global rank in the generation in force; it changes with the generation. 0 before the first."""
@@ -99,32 +96,33 @@ class Job:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the step that is being computed, from 0."""
+        """Epoch of the step that is being computed, from 0; 0 outside of a step."""
         return self._loop.step.parts[0].epoch if self._loop.step else 0
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's model belongs: its CUDA device, by the local rank, or the CPU where there is none."""
+        """The device for this rank's model: its CUDA device, by the local rank, or the CPU if there is none."""
         return self._device
 
     @property
     def committed(self) -> bool:
-        """True in the loop body after :meth:`backward` if this execution of the step counts: log metrics under it.
+        """True in the loop body after the last :meth:`backward` of a step if this execution of it counts.
 
-        With several micro-batches: after the last one.
+        Log metrics only then. With several micro-batches it is False before the last one.
         """
         return self._loop.step is not None and self._loop.step.ok
 
     @property
     def synchronised(self) -> bool:
-        """True in the loop body after :meth:`backward` of the last micro-batch: gradients are those of the whole global
-        batch now. Whether the step counts is said by :attr:`committed`.
+        """True in the loop body after the last :meth:`backward` of a step: gradients cover the whole global batch.
+
+        :attr:`committed` tells whether the step counts.
         """
         return self._loop.step is not None and self._loop.step.complete
 
     @property
     def loss(self) -> float | None:
-        """Mean loss over the global batch of the last committed step."""
+        """Mean loss over the global batch of the last committed step; None before the first."""
         return self._world.loss
 
     # -- set-up ------------------------------------------------------------------------------------------------------
@@ -133,14 +131,14 @@ class Job:
     ) -> ElasticModule:
         """The model to train, used in place of ``DistributedDataParallel(module, **ddp_options)``; also tracked.
 
-        ``optimizer``: tracked, as by ``job.track(optimizer=optimizer)``. Once per job: several networks go into one
-        ``nn.Module``. Raises ``RuntimeError`` on a second call, ``ValueError`` for a model without parameters to train,
-        or one that is sharded (FSDP).
+        ``optimizer``: tracked, as by ``job.track(optimizer=optimizer)``. Call it once per job: put several networks
+        into one ``nn.Module``. Raises ``RuntimeError`` on a second call, ``ValueError`` for a model without parameters
+        to train, for a model that is sharded (FSDP) or in DDP already, and for options that the numerics exclude.
         """
         if self._world.model is not None:
             raise RuntimeError("job.wrap() was called twice; put several networks into one nn.Module")
         refuse_sharded(module)
-        model = self._world.model = self._gradients.wrap(module, ddp_options)
+        model = self._world.model = self._strategy.wrap(module, ddp_options)
         gate(model, {"zero_grad": self._loop.may_clear})
         self._tracked["model"] = module
         if optimizer is not None:
@@ -148,18 +146,18 @@ class Job:
         return model
 
     def track(self, **objects: Any) -> None:
-        """Make optimizers, schedulers, scalers, metrics … part of the state that joiners and checkpoints get.
+        """Make optimizers, schedulers, scalers or metrics part of the state that joiners and checkpoints receive.
 
         Each needs ``state_dict()`` and ``load_state_dict()``. A ``step()`` method does nothing in a step that is not
-        committed, ``zero_grad()`` nothing between micro-batches, so the loop body needs no ``if``. Raises
-        ``TypeError``/``ValueError`` naming the argument.
+        committed, and ``zero_grad()`` does nothing between micro-batches, so the loop body needs no ``if``. Raises
+        ``TypeError`` or ``ValueError`` naming the argument.
         """
         track(self._tracked, objects, self._gates)
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` after the loop body, exactly once for each committed step that this rank took part in.
 
-        That includes a step whose result this rank got from a peer, because its own collective failed at the end.
+        That includes a step whose result this rank received from a peer, because its own collective failed at the end.
         """
         self._loop.on_commit(callback)
 
@@ -179,18 +177,18 @@ class Job:
         """Batches in an order that depends on (seed, step) only.
 
         ``dataset``: map-style, or an :class:`elastrain.data.ElasticIterable`. ``global_batch_size``: samples of one
-        optimizer step over all ranks, at any world size. ``shuffle``: None means yes for map-style data; streams come
-        in their own order. ``micro_batch_size``: at most so many samples at a time; the loop body runs once for each
-        micro-batch, gradients add up. ``micro_batches``: for ``numerics="bitwise"``, into how many the global batch is
-        cut. ``randomness``: "keyed" seeds the default generators by (seed, step, micro-batch) for each loop body and by
-        (seed, epoch, index) for each sample; "own" leaves them alone. ``loader_options``: ``num_workers``,
-        ``collate_fn``, ``pin_memory``, ``prefetch_factor``, ``timeout``, ``worker_init_fn``,
-        ``multiprocessing_context`` as of ``torch.utils.data.DataLoader``.
-        Raises ``ValueError`` or ``TypeError`` naming the argument.
+        optimizer step over all ranks, at any world size. ``shuffle``: default: True for map-style data; a stream keeps
+        its own order. ``drop_last``: leave an epoch's last, smaller batch out. ``micro_batch_size``: largest number of
+        samples per loop body; the body runs once for each micro-batch, and gradients add up. ``micro_batches``: for
+        ``numerics="bitwise"``, the number of micro-batches of each global batch. ``randomness``: "keyed" seeds the
+        default generators by (seed, step, micro-batch) for each loop body and by (seed, epoch, index) for each sample;
+        "own" leaves them alone. ``loader_options``: ``num_workers``, ``collate_fn``, ``pin_memory``,
+        ``prefetch_factor``, ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` as of
+        ``torch.utils.data.DataLoader``. Raises ``ValueError`` or ``TypeError`` naming the argument.
         """
         stream = isinstance(dataset, ElasticIterable)
         if stream and shuffle:
-            raise ValueError("job.dataloader(shuffle=True): a stream comes in its own order; shuffle inside of it")
+            raise ValueError("job.dataloader(shuffle=True): a stream keeps its own order; shuffle inside of it")
         if randomness not in ("keyed", "own"):
             raise ValueError(f"job.dataloader(randomness={randomness!r}): must be 'keyed' or 'own'")
         order = Order(
@@ -202,62 +200,62 @@ class Job:
             micro_batch_size=micro_batch_size,
             micro_batches=micro_batches,
         )
-        self._gradients.check(order)
+        self._strategy.check(order)
         return ElasticLoader(dataset, order, keyed=randomness == "keyed", **loader_options)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     def steps(self, loader: ElasticLoader, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
-        """Yield this rank's batch of every step up to ``epochs`` or ``steps`` (counted over the whole job), in
-        micro-batches where the loader was told so.
+        """Yield this rank's batch of every step, or its micro-batches, up to ``epochs`` or ``steps`` of the whole job.
 
-        A step may come twice in a row (the first one was not committed), and the very first batch of a process is a
-        warm-up that is never committed. Called again with a higher bound it goes on where it stopped. Leaves by
-        :class:`Drained` if this worker is to go. Raises ``ValueError`` for missing bounds.
+        The loop body can run without committing a step in two cases: a step that was not committed is repeated, and the
+        first batch of a process is a warm-up. A later call with a higher bound continues where this one stopped. Raises
+        :class:`Drained` if this worker has to leave, ``ValueError`` for missing bounds, ``RuntimeError`` before
+        :meth:`wrap`.
         """
         if (epochs is None) == (steps is None):
             raise ValueError("job.steps(): give either epochs=... or steps=...")
         if self._world.model is None:
             raise RuntimeError("job.steps(): call model = job.wrap(model) first")
         if epochs is not None and loader.order.length is None:
-            raise ValueError("job.steps(epochs=…): the data set has no length, so its epoch does not end; give steps=…")
-        self._gradients.check(loader.order)
+            raise ValueError("job.steps(epochs=…): the data set has no length, so an epoch has no end; give steps=…")
+        self._strategy.check(loader.order)
         total = loader.order.steps_per_epoch * epochs if epochs is not None else steps
         yield from self._loop.run(loader, total or 0)
 
     def stop(self) -> None:
-        """End training early, on all ranks at the same step: :meth:`steps` ends, and begins no more.
+        """End training early, on all ranks at the same step: :meth:`steps` ends, and does not begin again.
 
-        One rank asks, or several. It travels with the gradients, as everything that ranks must agree on: asked for in
-        the loop body before the last :meth:`backward` training ends with this step, else (in :meth:`on_commit`, too)
-        with the next one. A job that is resumed from a later checkpoint stays ended. What only a rank that is lost has
-        asked for may not come to pass.
+        One rank calls it, or several. The request travels with the gradients. A call before the last :meth:`backward`
+        of a step ends training with this step; a later one (also in :meth:`on_commit`) ends it with the next. A job
+        that is resumed from a later checkpoint stays ended. If the only rank that asked is lost, training may go on.
         """
         self._loop.stop()
 
     def backward(self, loss: torch.Tensor) -> None:
         """``loss.backward()``, with gradients averaged exactly over the global batch.
 
-        ``loss``: scalar, the *mean* over the samples of this rank's (micro-)batch. Once per batch that the loop yields.
-        A lost peer does not raise here: the step is then not committed and comes again. Raises ``RuntimeError`` on
-        misuse.
+        ``loss``: scalar, the *mean* over the samples of this rank's (micro-)batch. Call it once per batch that the loop
+        yields. A lost peer raises nothing here: the step is not committed, and is repeated. Raises ``RuntimeError``
+        outside of the loop, on a second call for a batch, and if the loss does not depend on all parameters.
         """
         self._loop.backward(loss)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
-        """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``; call it between
-        :meth:`backward` and the optimizer's step.
+        """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``.
 
-        Returns the norm of the true gradient, that of the mean over the global batch, equal on all ranks. Before a
-        step's last micro-batch there is none yet: it then does nothing and returns None.
+        Call it between :meth:`backward` and the optimizer's step. Returns the ``norm_type`` norm of the gradient of the
+        mean over the global batch, a scalar that is equal on all ranks. Before a step's last micro-batch it does
+        nothing and returns None.
         """
         if self._world.model is None or not self.synchronised:
             return None
         return nn.utils.clip_grad_norm_(self._world.model.parameters(), max_norm, norm_type)
 
     def fit(self, step_fn: Callable[[Any], torch.Tensor], loader: ElasticLoader, **bounds: int) -> None:
-        """The loop itself: ``step_fn(batch)`` returns the mean loss; tracked optimizers and schedulers are stepped.
+        """Run the whole loop: backward on ``step_fn(batch)``, then ``step()`` of all tracked optimizers and schedulers.
 
-        ``bounds``: ``epochs`` or ``steps`` as of :meth:`steps`.
+        ``step_fn`` returns the mean loss, a scalar. ``bounds``: ``epochs`` or ``steps`` as of :meth:`steps`. Raises as
+        :meth:`steps`.
         """
         stepped = [o for o in self._tracked.values() if callable(getattr(o, "step", None))]
         optimizers = [o for o in stepped if isinstance(o, torch.optim.Optimizer)]

@@ -1,17 +1,14 @@
-"""The training loop from inside: how runs of the body of ``for batch in job.steps(...)`` become steps that count::
+"""The training loop: how runs of the body of ``for batch in job.steps(...)`` become committed steps::
 
-loop body starts     a micro-batch of this rank's part of the global batch; most often there is one, all of it
-backward(loss)       with the last micro-batch gradients are summed over the generation, and with them travels who
-                     is ready for the next generation
-optimizer.step()     applied after the last micro-batch, unless the collective failed: then this and every tracked
-                     step() does nothing
-loop body ends       after the last micro-batch the step is committed, or discarded, and then comes again as a whole
-boundary             a switch that was agreed, or a new generation after a loss, happens here and nowhere else
+loop body starts     on a micro-batch of this rank's part of the global batch; most often there is one, all of it
+backward(loss)       the last micro-batch sums the gradients over the generation; the control vector travels with them
+optimizer.step()     applied after the last micro-batch; if the collective failed, every tracked step() does nothing
+loop body ends       after the last micro-batch the step is committed, or discarded and repeated as a whole
+boundary             an agreed switch, or a new generation after a loss, happens here and nowhere else
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -22,19 +19,19 @@ import torch
 from elastrain.api.messages import Finished, Left
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
-from elastrain.data.order import Order
 from elastrain.data.rng import Kept
 from elastrain.data.share import Share
 from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.session import ExitRequested, Session
 from elastrain.elastic.membership.world import World
-from elastrain.elastic.state import memory, transfer
+from elastrain.elastic.state import transfer
 from elastrain.elastic.state.buffers import Buffers
 from elastrain.elastic.step import Step
-from elastrain.elastic.strategies.gradients import Gradients
+from elastrain.elastic.strategies.strategy import Strategy
 
 log = structlog.get_logger(__name__)
 
@@ -42,18 +39,18 @@ log = structlog.get_logger(__name__)
 class Drained(SystemExit):
     """Raised out of the training loop when this worker leaves the job: the script ends here, with code 0.
 
-    It is a ``SystemExit`` so that code after the loop, which may write the final model, runs only where training has
-    really ended. ``finally`` blocks and context managers run as usual.
+    A ``SystemExit``, so that code after the loop, which may write the final model, runs only when training has ended.
+    ``finally`` blocks and context managers run as usual.
     """
 
 
 class Loop:
-    """Executes the steps of one rank. Training thread only."""
+    """Executes the steps of one rank. For the training thread."""
 
     def __init__(
         self,
         session: Session,
-        gradients: Gradients,
+        strategy: Strategy,
         heartbeat: Heartbeat,
         world: World,
         audit: AuditLog | None,
@@ -61,38 +58,24 @@ class Loop:
         self.step: Step | None = None
         """The step that is being computed."""
         self._session = session
-        self._gradients = gradients
+        self._strategy = strategy
         self._heartbeat = heartbeat
         self._world = world
         self._audit = audit
-        self._order: Order | None = None
+        self._loader: ElasticLoader | None = None
         self._total: int | None = None
         self._buffers: Buffers | None = None
         self._on_commit: list[Callable[[], None]] = []
-        self._wants_to_stop = False
+        self._stop_asked = False
 
-    def on_commit(self, callback: Callable[[], None]) -> None:
-        """As of :meth:`Job.on_commit`."""
-        self._on_commit.append(callback)
-
-    def stop(self) -> None:
-        """As of :meth:`Job.stop`."""
-        self._wants_to_stop = True
-
-    def may_clear(self) -> bool:
-        """Gradients may be cleared before the first micro-batch of a step has added to them, and after the last."""
-        return self.step is None or self.step.done == 0 or self.step.complete
-
+    # -- called by the script ----------------------------------------------------------------------------------------
     def run(self, loader: ElasticLoader, total: int) -> Iterator[Any]:
-        """Yield what the loop body runs on until ``total`` steps are committed. Raises :class:`Drained`."""
-        self._order, self._total = loader.order, total
+        """Yield the data of each loop body until ``total`` steps are committed. Raises :class:`Drained`."""
+        self._loader, self._total = loader, total
         if not self._world.ready:
             assert self._world.model is not None
-            keeps = self._world.model.needs_bytes > 0 and memory.keep_freed(os.environ)
             yield from self._warm_up(loader)
             self._world.say_ready()
-            if keeps:  # while the others hear of it: what this rank needs from the switch on is not to be new then
-                memory.touch(self._world.model.needs_bytes)
             self._world.model.detach()
         while True:
             self._settle()
@@ -116,121 +99,130 @@ class Loop:
             return
         communicator = self._world.communicator
         assert communicator is not None
-        heard: Summed | None
-        if step.looks_on:
-            heard = self._looked_on(communicator)
+        if step.share.learner:
+            summed: Summed | None = self._learn(communicator)
         else:
             self._heartbeat.backward(loss)
-            heard = self._gradients.backward(
-                loss,
-                part,
-                self._session.connected,
-                self._heartbeat.share(),
-                communicator,
-                stop=self._wants_to_stop,
-                last=step.complete,
-            )
-        counts = communicator.broken is None  # now: what may break while others get this rank's state is not the sums
-        if heard is None or not self._world.before_update() or not counts:
+            inputs = ControlInputs(self._session.connected, self._heartbeat.share(), stop=self._stop_asked)
+            summed = self._strategy.backward(loss, part, inputs, communicator, last=step.complete)
+        # Read now: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
+        counts = communicator.broken is None
+        if summed is None or not self._world.before_update() or not counts:
             self._heartbeat.resumed(None)
             return
-        self._heartbeat.resumed(heard.sums[control.COMPUTE])
-        step.take(heard, communicator.generation)
+        self._heartbeat.resumed(summed.sums[control.COMPUTE])
+        step.accept(summed, communicator.generation)
+
+    def on_commit(self, callback: Callable[[], None]) -> None:
+        """As of :meth:`Job.on_commit`."""
+        self._on_commit.append(callback)
+
+    def stop(self) -> None:
+        """As of :meth:`Job.stop`."""
+        self._stop_asked = True
+
+    def may_clear(self) -> bool:
+        """Whether gradients may be cleared: before a step's first micro-batch has added to them, and after the last."""
+        return self.step is None or self.step.done == 0 or self.step.complete
 
     def finish(self) -> None:
-        """End together: nobody goes before all have committed the last step, since its state may be needed."""
+        """End together: no rank ends before all have committed the last step, since its state may be needed."""
         try:
             self._world.finish()
         except ExitRequested:
             log.info("the job has finished", step=self._world.step)
         self._session.send(Finished(step=self._world.step))
 
-    # -- inside ------------------------------------------------------------------------------------------------------
-    def _looked_on(self, communicator: Communicator) -> Summed:
-        """While this rank got its state the others have computed the whole batch: it takes the gradients from them.
-
-        The loss of the loop body is nobody's, and what its forward left in the model's buffers goes.
-        """
-        assert self._world.model is not None and self._buffers is not None
-        self._heartbeat.looks_on()
-        self._buffers.restore()
-        return self._world.model.looked_on(communicator)
-
+    # -- a step --------------------------------------------------------------------------------------------------------
     def _warm_up(self, loader: ElasticLoader) -> Iterator[Any]:
-        """One execution of the loop body that leaves nothing behind.
+        """One execution of the loop body that leaves no trace.
 
-        It makes allocator, threads and kernels ready: without it a joiner's first step would hold up the whole world.
+        It warms allocator, threads and kernels: without it a joiner's first step would hold up all ranks.
         """
         assert self._world.model is not None
         self._buffers = Buffers(self._world.model.module)
-        cut = Share(0, max(self._session.expected_world_size(), 1))
+        share = Share(0, max(self._session.expected_world_size(), 1))
         with Kept():
-            batch, part = loader.fetch(0, *cut)
-            self.step = Step(0, (part,), self._world.place, self._world.share, cut, warm_up=True)
+            first, *_ = loader.begin(0, share)
+            self.step = Step(0, self._world.place, share, (first,), warm_up=True)
+            batch = loader.load()
             self._enter_body(loader, self.step)
-            yield batch
+            yield batch.data
         self.step = None
-        self._gradients.check_warm_up(self._buffers.after_warm_up())
-        # What forward changes cannot be given away while training goes on, unless it is packed beforehand.
-        self._world.gives_in_passing = self._world.model.can_look_on and self._buffers.largest < transfer.SMALL_BYTES
+        self._strategy.check_warm_up(self._buffers.after_warm_up())
+        # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
+        learns = self._world.model.learner is not None
+        self._world.overlaps_transfer = learns and self._buffers.largest < transfer.SMALL_BYTES
 
     def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
-        """One execution of a step: all micro-batches of this rank, as far as the generation holds."""
-        order, place = loader.order, self._world.place
-        step = self.step = Step.of(order, self._world.step, place, self._world.share)
-        at = (step.number, *step.cut)
-        assert self._buffers is not None
-        self._buffers.save()
-        self._world.begin_step()
-        self._gradients.begin(order.leaves(*at) if order.micro_batches else None)
-        self._heartbeat.body(place.generation, place.world_size)
-        for micro, part in enumerate(step.parts):
+        """One execution of a step: all micro-batches of this rank, as long as the generation is healthy."""
+        step = self.step = self._begin(loader)
+        for number, part in enumerate(step.parts):
             communicator = self._world.communicator
             if communicator is None or communicator.over is not None:
-                return  # discarded; _settle() enters the next generation and the same step comes again
-            # One who looks on runs no backward: its forward must not have DDP expect one, or the gradients of the next
+                return  # discarded; _settle() enters the next generation and the step is repeated
+            # A learner runs no backward: its forward must not make DDP expect one, or the gradients of the next
             # micro-batch would be summed over the ranks.
-            last = micro == len(step.parts) - 1 and not step.looks_on
+            last = number == len(step.parts) - 1 and not step.share.learner
             try:
                 with _kept(loader):
-                    batch, _ = loader.fetch(*at, micro)
-                    with self._gradients.body(part, communicator, last=last):
+                    batch = loader.load()
+                    with self._strategy.body(part, communicator, last=last):
                         self._enter_body(loader, step)
-                        yield batch
+                        yield batch.data
             except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
                 if step.ok:
-                    self._commit(step)
+                    self._commit(step, loader)
                 self._world.complete()
                 raise
             if step.done < step.begun:
                 raise RuntimeError("job.steps(): the loop body must call job.backward(loss) once per batch")
         if step.ok:
-            self._commit(step)
+            self._commit(step, loader)
+
+    def _begin(self, loader: ElasticLoader) -> Step:
+        """The next step, cut into this rank's micro-batches."""
+        place, share, number = self._world.place, self._world.share, self._world.step
+        parts = loader.begin(number, place.share if share.learner else share)
+        if share.learner:  # its loop body must run on some samples; none of them counts
+            parts = (parts[0].stand_in(),)
+        assert self._buffers is not None
+        self._buffers.save()
+        self._world.begin_step()
+        self._strategy.begin_step()
+        self._heartbeat.body(place.generation, place.world_size)
+        return Step(number, place, share, parts)
 
     def _enter_body(self, loader: ElasticLoader, step: Step) -> None:
         if loader.randomness is not None:
             loader.randomness.seed_body(step.number, step.parts[step.begun])
         step.begun += 1
 
-    def _commit(self, step: Step) -> None:
-        assert self._order is not None
+    def _learn(self, communicator: Communicator) -> Summed:
+        """Take the gradients of the other ranks, which have computed the whole batch.
+
+        The loss of the loop body is ignored, and the changes of its forward to the model's buffers are undone.
+        """
+        assert self._world.model is not None and self._world.model.learner is not None and self._buffers is not None
+        self._heartbeat.learner()
+        self._buffers.restore()
+        return self._world.model.learner.finish(communicator)
+
+    # -- between steps -------------------------------------------------------------------------------------------------
+    def _commit(self, step: Step, loader: ElasticLoader) -> None:
         self._heartbeat.committed()
         self.step = None
         self._log(step, "commit")
         self._world.stopped = step.stops
-        self._world.commit(self._order, self._total, step.loss, step.agreed, looking=step.looking)
+        self._world.commit(loader.order, self._total, step.loss, step.agreed, learning=step.learning)
         self._tell_committed()
 
-    def _tell_committed(self) -> None:
-        for callback in self._on_commit:
-            callback()
-
     def _settle(self) -> None:
-        """Be in a healthy generation at a step boundary. Raises :class:`Drained`."""
+        """Return in a healthy generation, at a step boundary. Raises :class:`Drained`."""
         self._heartbeat.runtime()
         unfinished, self.step = self.step, None
         if unfinished is not None and self._world.model is not None and self._buffers is not None:
-            self._world.model.zero_grad(set_to_none=True)  # what its micro-batches have added up is void
+            self._world.model.zero_grad(set_to_none=True)  # gradients of the discarded step
             self._buffers.restore()
         try:
             self._world.settle()
@@ -242,10 +234,14 @@ class Loop:
             self._log(unfinished, "adopted")
             self._tell_committed()
 
+    def _tell_committed(self) -> None:
+        for callback in self._on_commit:
+            callback()
+
     def _log(self, step: Step, kind: str) -> None:
-        if self._audit is not None and self._order is not None:
+        if self._audit is not None and self._loader is not None:
             indices = tuple(i for part in step.parts for i in part.indices)
-            self._audit.write(kind, step.number, indices, self._order, place=step.place, share=step.share)
+            self._audit.write(kind, step.number, indices, self._loader.order, place=step.place, share=step.share)
 
 
 def _kept(loader: ElasticLoader) -> AbstractContextManager[object]:

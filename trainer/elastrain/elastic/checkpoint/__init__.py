@@ -1,7 +1,7 @@
-"""Durable checkpoints on a volume: what a job resumes from when every worker is gone."""
+"""Durable checkpoints on a volume: a job resumes from them when every worker is gone."""
 
+from elastrain.elastic.checkpoint.keeper import CheckpointKeeper
 from elastrain.elastic.checkpoint.pace import Pace
-from elastrain.elastic.checkpoint.schedule import due
 from elastrain.elastic.checkpoint.volume import Checkpoint, CheckpointVolume, StaleLineage
 
-__all__ = ["Checkpoint", "CheckpointVolume", "Pace", "StaleLineage", "due"]
+__all__ = ["Checkpoint", "CheckpointKeeper", "CheckpointVolume", "Pace", "StaleLineage"]

@@ -20,12 +20,12 @@ from torch.utils import _pytree
 
 from elastrain.elastic.checkpoint.pace import Pace
 
-# One rank saves and loads, with no process group, on purpose.
+# One rank saves and loads, without a process group, by design.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 def save(state: dict[str, Any], directory: Path, pace: Pace | None = None) -> None:
-    """Write ``state`` into an empty directory, resting between two tensors as ``pace`` says.
+    """Write ``state`` into an empty directory, resting between two tensors by ``pace``.
 
     Raises ``OSError`` with the file system's own reason.
     """
@@ -39,7 +39,7 @@ def save(state: dict[str, Any], directory: Path, pace: Pace | None = None) -> No
 def load(directory: Path) -> Any:
     """The tree that :func:`save` wrote; tensors on the CPU."""
     entries: dict[str, Any] = {}
-    # The planner that torch's own format converter uses: it needs no model of the tree to fill.
+    # The planner of torch's own format converter: it needs no existing tree to fill.
     _load_state_dict(
         entries,
         storage_reader=dcp.FileSystemReader(directory),
@@ -50,10 +50,10 @@ def load(directory: Path) -> Any:
 
 
 def _os_error(e: CheckpointException, path: Path) -> OSError:
-    """What the file system said.
+    """The file system's own error.
 
-    DCP wraps it in an exception of ranks, and torch's zip writer covers it by one of its own ("unexpected pos"), raised
-    while the first one was on its way.
+    DCP wraps it in an exception that lists ranks. torch's zip writer hides it behind an error of its own ("unexpected
+    pos"), raised while the first one was handled.
     """
     causes: list[BaseException] = [failure[0] for failure in e.failures.values()]
     for cause in causes:
@@ -64,7 +64,7 @@ def _os_error(e: CheckpointException, path: Path) -> OSError:
 
 
 class _Paced(DefaultSavePlanner):
-    """Is asked for each tensor when that is about to be written."""
+    """DCP calls it for each tensor just before writing it."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class _Paced(DefaultSavePlanner):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Stands for a tensor in the saved structure."""
+    """The placeholder of a tensor in the saved structure."""
 
     name: str
 
@@ -87,9 +87,9 @@ _STRUCTURE = "structure"
 
 
 def _take_apart(tree: Any) -> dict[str, Any]:
-    """Named tensors (``model/0.weight``) and the structure that holds them.
+    """Named tensors (``model/0.weight``), and the structure that holds them.
 
-    DCP itself would turn the integer keys of optimizer states into strings, and the optimizer would ignore them.
+    DCP itself would turn the integer keys of optimizer states into strings, which the optimizer ignores.
     """
     tensors: dict[str, torch.Tensor] = {}
 
@@ -101,7 +101,7 @@ def _take_apart(tree: Any) -> dict[str, Any]:
         return _Entry(name)
 
     structure = _pytree.tree_map_with_path(entry, tree)
-    return {**tensors, _STRUCTURE: pickle.dumps(structure)}  # bytes: DCP would take a tree apart again
+    return {**tensors, _STRUCTURE: pickle.dumps(structure)}  # bytes: DCP would split a tree again
 
 
 def _assemble(entries: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""How much of the processor a save may take from the training that it runs beside."""
+"""Limits the processor time that a save takes from the training that runs beside it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import threading
 import time
 
 SHARE = 0.25
-"""Part of its time that the writing thread works where nobody waits for the save: a step beside it takes a little
-longer, and a few of them do, instead of one that takes twice as long."""
+"""Part of its time that the writing thread works while nothing waits for the save. Several steps then take a little
+longer, instead of one that takes twice as long."""
 REST_SECONDS = 30.0
-"""All rests of a save together, at most: one of many gigabytes takes minutes as it is, and should not miss the next."""
+"""Bound of all rests of one save: a save of many gigabytes takes minutes by itself, and should end before the next."""
 
 
 class Pace:
-    """Of one save: its thread calls :meth:`rest` between two pieces of work, another one may call :meth:`hurry`."""
+    """The pace of one save. Its thread calls :meth:`rest` between two pieces of work, any thread :meth:`hurry`."""
 
     def __init__(self, share: float = SHARE) -> None:
         """``share``: part of its time that the thread works, in (0, 1]."""
@@ -27,12 +27,12 @@ class Pace:
         self._worked = time.thread_time()
 
     def rest(self) -> None:
-        """Sleep for as long as the processor time used since the last rest is worth. Waiting for a disk is no work."""
+        """Sleep in proportion to the processor time used since the last rest; time spent waiting for a disk is free."""
         seconds = min((time.thread_time() - self._worked) * self._rest, self._left)
         self._left -= seconds
         self._hurry.wait(seconds)
         self._worked = time.thread_time()
 
     def hurry(self) -> None:
-        """Somebody waits for the save: no rest any more, nor the one that has begun. Any thread."""
+        """End the present rest and allow no further one: training waits for the save. Any thread."""
         self._hurry.set()

@@ -3,14 +3,14 @@
 Layout::
 
     <path>/step-000000120/     one complete checkpoint: torch's distributed checkpoint (DCP) and elastrain.json
-    <path>/LINEAGE             who may write here
+    <path>/LINEAGE             the lineage that may write here
 
-A checkpoint becomes visible by one rename, so a half-written one is never loaded. Only one rank writes (replicas are
-equal); the format does not know the world size, so any world loads it.
+A checkpoint becomes visible by one rename, so a half-written one is never loaded. One rank writes, since replicas are
+equal. The format does not contain the world size, so any world loads it.
 
-**Fencing.** Every cold start (a generation in which no rank holds state) begins a new *lineage*, whose name travels
-with the training state and stands in ``LINEAGE``. A save by any other lineage is refused: ranks that were cut off while
-the job was restarted elsewhere cannot overwrite what the restarted job has saved.
+**Fencing.** Every cold start (a generation in which no rank holds state) begins a new *lineage*. Its name travels with
+the training state and is stored in ``LINEAGE``. A save by any other lineage is refused: ranks that were cut off while
+the job was restarted elsewhere cannot overwrite the checkpoints of the restarted job.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ class CheckpointVolume:
     """The checkpoint directory of one job. Every method may raise ``OSError`` with the path in it."""
 
     def __init__(self, path: Path, keep: int = 2) -> None:
-        """``keep``: complete checkpoints kept; at least 1."""
-        from elastrain.elastic.checkpoint import (
-            dcp,  # only a job that has checkpoints pays for the import, and not in a step
-        )
+        """``keep``: number of complete checkpoints to keep; at least 1."""
+        # Imported here: only a job with checkpoints pays for the import, and not during a step.
+        from elastrain.elastic.checkpoint import dcp
 
         self.path, self._keep, self._format = path, keep, dcp
 
@@ -65,7 +64,7 @@ class CheckpointVolume:
                 meta = json.loads((directory / _META).read_text())
                 found.append(Checkpoint(**{**meta, "path": directory}))
             except (OSError, ValueError, TypeError):
-                continue  # not complete, or not ours
+                continue  # not complete, or not a checkpoint of elastrain
         return sorted(found, key=lambda c: c.step, reverse=True)
 
     def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -74,7 +73,7 @@ class CheckpointVolume:
         return state
 
     def begin_lineage(self, generation: int) -> str:
-        """Take the directory over and return the new lineage's name; earlier lineages can write no more."""
+        """Take the directory over, and return the name of the new lineage. Saves of earlier lineages are refused."""
         lineage = f"{generation}-{uuid.uuid4().hex[:12]}"
         self.path.mkdir(parents=True, exist_ok=True)
         _replace(self.path / _LINEAGE, lineage)
@@ -83,7 +82,7 @@ class CheckpointVolume:
     def save(
         self, state: dict[str, Any], *, step: int, generation: int, lineage: str, pace: Pace | None = None
     ) -> Checkpoint:
-        """Write ``state`` durably and delete what is older than the ``keep`` newest. ``pace``: None: at once.
+        """Write ``state`` durably, and delete all checkpoints but the ``keep`` newest. ``pace``: default: no rests.
 
         A step that this lineage has saved already is not written again: replicas are equal. Raises
         :class:`StaleLineage` without writing, and ``OSError`` with the file system's own reason. On any failure the
@@ -116,7 +115,7 @@ class CheckpointVolume:
             return
         if owner != lineage:
             raise StaleLineage(
-                f"{self.path} belongs to lineage {owner}, this is {lineage}: the job was started anew elsewhere"
+                f"{self.path} belongs to lineage {owner}, this is {lineage}: the job was restarted elsewhere"
             )
 
     def _prune(self) -> None:
@@ -125,7 +124,7 @@ class CheckpointVolume:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old or the new text, also after a crash."""
+    """Replace a small file: a reader sees the old or the new text, also after a crash."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     with partial.open("w") as f:
         f.write(text)

@@ -1,1 +1,1 @@
-"""The connections of one generation and the sums over them: TCP, NCCL, gloo; the watchdog."""
+"""The connections of one generation, the sums over them (TCP, NCCL), and the watchdog."""

@@ -1,8 +1,8 @@
-"""Which transport sums the gradients of a generation that lie on devices: NCCL, or gloo through the host's memory.
+"""Which transport sums gradients that lie on devices: NCCL, or TCP through the host's memory.
 
-Each rank says what it could use (:func:`propose`), tells its peers when they meet, and all take the same decision from
-what all have said (:func:`agree`). So a worker without a GPU, or two ranks on one card, never leave half of the ranks
-in an NCCL call that the others do not make.
+Each rank determines what it could use (:func:`propose`) and sends it to its peers when they meet. All ranks then take
+the same decision from all offers (:func:`agree`). A worker without a GPU, or two ranks on one card, therefore never
+leave half of the ranks in an NCCL call that the others do not make.
 """
 
 from __future__ import annotations
@@ -20,71 +20,71 @@ import torch.distributed as dist
 from elastrain.api import names
 
 LEAST_NCCL = (2, 25)
-"""From this version on ``ncclCommAbort`` ends kernels that wait for a peer which is gone, without hanging itself."""
-_WAY_OUT = f"or set {names.ENV_BACKEND}=gloo in the template's env"
+"""From this version on ``ncclCommAbort`` ends kernels that wait for a lost peer, without hanging itself."""
 
 
 class Backend(StrEnum):
-    GLOO = "gloo"
+    TCP = "tcp"
     NCCL = "nccl"
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What one rank sees of its model and its device."""
+    """A rank's view of its model and its device."""
 
     model: str
-    """Type of the device that the model's parameters lie on: "cpu", "cuda", …"""
+    """Type of the device of the model's parameters: "cpu", "cuda", …"""
     card: str = ""
-    """What tells this device from all others of the job (its UUID); empty for a CPU."""
+    """UUID of the device; empty for a CPU."""
     nccl: tuple[int, ...] | None = None
-    """Version of NCCL that torch brings; None: it was built without."""
+    """Version of NCCL in torch; None: torch was built without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a rank says to its peers when they meet."""
+    """The best transport that a rank could use."""
 
-    backend: Backend
+    backend: Backend = Backend.TCP
     card: str = ""
     why: str = ""
-    """For people: why it is no better one."""
-    group: bool = False
-    """It has tensors that only a group of torch's sums, or a model that communicates by itself."""
+    """For people: the reason why it is not NCCL."""
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def decode(cls, text: str | bytes) -> Offer:
+    def decode(cls, text: str) -> Offer:
         fields = json.loads(text)
-        return cls(Backend(fields["backend"]), fields["card"], fields["why"], fields["group"])
+        return cls(Backend(fields["backend"]), fields["card"], fields["why"])
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a generation uses; the same on all its ranks."""
+    """The transport of a generation; the same on all its ranks."""
 
     backend: Backend
     why: str
 
 
 def propose(here: Here, environ: Mapping[str, str]) -> Offer:
-    """What this rank could use. Pure.
+    """The transport that this rank could use. Pure.
 
-    Raises ``ValueError``, naming the variable and the way out, if what the user demands cannot be had.
+    Raises ``ValueError``, naming the variable and the way out, if ``ELASTRAIN_BACKEND`` demands what cannot be had.
     """
-    wanted = environ.get(names.ENV_BACKEND, "auto").strip().lower() or "auto"
-    if wanted not in ("auto", *Backend):
-        raise ValueError(f"{names.ENV_BACKEND}={wanted}: must be auto, nccl or gloo")
-    if wanted == Backend.GLOO:
-        return Offer(Backend.GLOO, here.card, f"{names.ENV_BACKEND}=gloo")
+    demanded = environ.get(names.ENV_BACKEND, "auto").strip().lower() or "auto"
+    if demanded not in ("auto", *Backend):
+        raise ValueError(f"{names.ENV_BACKEND}={demanded}: must be auto, nccl or tcp")
+    if demanded == Backend.TCP:
+        return Offer(Backend.TCP, here.card, f"{names.ENV_BACKEND}=tcp")
     obstacle = _obstacle(here)
     if obstacle is None:
         return Offer(Backend.NCCL, here.card)
-    if wanted == Backend.NCCL:
-        raise ValueError(f"{names.ENV_BACKEND}=nccl, but {obstacle}; change that, {_WAY_OUT}")
-    return Offer(Backend.GLOO, here.card, obstacle)
+    if demanded == Backend.NCCL:
+        raise ValueError(
+            f"{names.ENV_BACKEND}=nccl, but {obstacle}; change that, or set {names.ENV_BACKEND}=tcp in the template's "
+            "env"
+        )
+    return Offer(Backend.TCP, here.card, obstacle)
 
 
 def _obstacle(here: Here) -> str | None:
@@ -101,19 +101,19 @@ def _obstacle(here: Here) -> str | None:
 
 
 def agree(offers: Sequence[Offer]) -> Choice:
-    """The decision of all ranks, from the offers of all in rank order. Pure."""
-    reluctant = next((rank for rank, offer in enumerate(offers) if offer.backend is not Backend.NCCL), None)
-    if reluctant is not None:
-        return Choice(Backend.GLOO, f"rank {reluctant}: {offers[reluctant].why}")
+    """The decision of all ranks, from all offers in rank order. Pure."""
+    without = next((rank for rank, offer in enumerate(offers) if offer.backend is not Backend.NCCL), None)
+    if without is not None:
+        return Choice(Backend.TCP, f"rank {without}: {offers[without].why}")
     (card, users), *_ = Counter(offer.card for offer in offers).most_common(1)
     if users > 1:
         ranks = ", ".join(str(rank) for rank, offer in enumerate(offers) if offer.card == card)
-        return Choice(Backend.GLOO, f"ranks {ranks} share the device {card}, which NCCL refuses")
+        return Choice(Backend.TCP, f"ranks {ranks} share the device {card}, which NCCL refuses")
     return Choice(Backend.NCCL, "every rank has a CUDA device of its own")
 
 
 def look(model: torch.device) -> Here:
-    """What this process sees. Initialises CUDA only where the model is on it already."""
+    """This rank's model and device. Initialises CUDA only if the model is on a CUDA device already."""
     if model.type != "cuda":
         return Here(model.type)
     card = str(torch.cuda.get_device_properties(model).uuid)
@@ -122,8 +122,7 @@ def look(model: torch.device) -> Here:
 
 
 def device_of_rank(local_rank: int) -> torch.device:
-    """This rank's device, made the current one of the process: CUDA's, by the local rank, or the CPU where there is
-    none.
+    """This rank's CUDA device, by the local rank, set as the process's current device; the CPU if there is none.
 
     Ranks beyond the number of visible devices share them.
     """
@@ -135,9 +134,9 @@ def device_of_rank(local_rank: int) -> torch.device:
 
 
 def unused_accelerator(model: str) -> str | None:
-    """What to tell the user of a worker that has an accelerator which the model does not use; None if all is well.
+    """A warning for the user if the worker has an accelerator that the model does not use, otherwise None.
 
-    ``model``: type of the device that its parameters lie on.
+    ``model``: type of the device of the model's parameters.
     """
     if model != "cpu":
         return None

@@ -1,8 +1,8 @@
-"""Plain connections between two ranks of a generation, for state and for sums of gradients.
+"""Plain TCP connections between two ranks of a generation, for state and for sums of gradients.
 
-gloo could carry them, but for what it does when a connection ends in the middle of a large message: the operation that
-was half done is told nothing, and waits for its timeout (its ``Pair::signalException`` passes over ``tx_`` and
-``rx_``). A joiner whose source is killed while it sends would sit there for minutes. A socket of our own ends at once.
+gloo could carry them. But when a connection ends in the middle of a large message, gloo does not notify the operation
+that is half done, which then waits for its time-out. A joiner whose source is killed while it sends would wait for
+minutes. A socket of our own ends at once.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from enum import IntEnum
 from typing import Any
 
 CONNECT_SECONDS = 30.0
-"""Bound of one connect; both ends are in the generation, and were alive a moment ago."""
+"""Bound of one connect. Both ends are in the generation, and were alive a moment before."""
 ACCEPT_SECONDS = 1800.0
-"""Bound of waiting for others to connect, who may be slow; for those that are lost the generation is aborted."""
-_LOOK_SECONDS = 0.2
-"""How often a wait for others is interrupted to see whether it was called off."""
+"""Bound of waiting for slow peers to connect. It does not apply to lost peers: their generation is aborted."""
+_POLL_SECONDS = 0.2
+"""Interval at which a wait checks whether it was called off."""
 _TOKEN_BYTES = 16
 _RANK_BYTES = 4
 
 
 class Purpose(IntEnum):
-    """What a connection is for. Two ranks have at most one for each; it is said in the connection's first bytes."""
+    """The purpose of a connection, sent in its first bytes. Two ranks have at most one connection for each."""
 
     STATE = 0
     SUMS = 1
 
 
 class Channels:
-    """The ends of a rank's connections. Those who are to connect learn the ``invitation`` from their meeting.
+    """A rank's ends of its connections. Peers receive the ``invitation`` when the ranks meet.
 
-    Any thread may call :meth:`shut`, which ends what others are blocked in; the rest is for one thread.
+    Any thread may call :meth:`shut`, which ends every blocked call; the other methods are for one thread.
     """
 
     def __init__(self, address: str) -> None:
@@ -50,11 +50,11 @@ class Channels:
         self._shut = False
         self._open: list[socket.socket] = [self._listener]
         self._early: dict[tuple[int, int], socket.socket] = {}
-        """Connections that came before they were waited for, by purpose and rank."""
+        """Connections that came before :meth:`accept` was called for them, by purpose and rank."""
 
     @property
     def invitation(self) -> str:
-        """Where to connect to, and the proof of having been told so."""
+        """Address, port, and the token that a peer has to present."""
         return f"{self._address} {self._listener.getsockname()[1]} {self._token.hex()}"
 
     def accept(
@@ -66,35 +66,35 @@ class Channels:
     ) -> dict[int, socket.socket]:
         """Wait for these ranks to connect, up to ``within`` seconds.
 
-        Raises ``OSError`` when shut or called off, ``TimeoutError`` naming who has not come.
+        Raises ``OSError`` if shut or called off, ``TimeoutError`` naming the ranks that have not connected.
         """
         ends = time.monotonic() + within
         accepted = {r: self._early.pop((purpose, r)) for r in ranks if (purpose, r) in self._early}
         while len(accepted) < len(ranks):
-            self._listener.settimeout(max(0.0, min(_LOOK_SECONDS, ends - time.monotonic())))
+            self._listener.settimeout(max(0.0, min(_POLL_SECONDS, ends - time.monotonic())))
             try:
                 connection = self._keep(self._listener.accept()[0])
             except (TimeoutError, BlockingIOError):
                 if called_off():
-                    raise ConnectionAbortedError("nobody needs these connections any more") from None
+                    raise ConnectionAbortedError("these connections are no longer needed") from None
                 if time.monotonic() < ends:
                     continue
                 missing = ", ".join(str(r) for r in ranks if r not in accepted)
                 raise TimeoutError(f"ranks {missing} have not connected within {within:g} s") from None
-            with contextlib.suppress(ConnectionError):  # a stranger who hung up
+            with contextlib.suppress(ConnectionError):  # an unknown client that closed its connection
                 hello = bytes(receive(connection, bytearray(_TOKEN_BYTES + 1 + _RANK_BYTES)))
                 if hmac.compare_digest(hello[:_TOKEN_BYTES], self._token):
                     kind, rank = hello[_TOKEN_BYTES], int.from_bytes(hello[_TOKEN_BYTES + 1 :], "big")
                     if kind == purpose and rank in ranks:
                         accepted[rank] = connection
-                    else:  # it is further than this rank, which will wait for it later
+                    else:  # the peer is ahead of this rank, which will accept the connection later
                         self._early[kind, rank] = connection
                     continue
             connection.close()
         return accepted
 
     def connect(self, rank: int, invitation: str, purpose: Purpose) -> socket.socket:
-        """Connect, as ``rank``, to the one that gave ``invitation``. Raises ``OSError``."""
+        """Connect, as ``rank``, to the rank with this ``invitation``. Raises ``OSError``."""
         address, port, token = invitation.split()
         family, kind, protocol, _, target = socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)[0]
         connection = self._keep(socket.socket(family, kind, protocol))
@@ -105,11 +105,11 @@ class Channels:
         return connection
 
     def shut(self) -> None:
-        """End every connection, and every wait for one. Idempotent."""
+        """End every connection, and every wait for one. Idempotent, any thread."""
         with self._lock:
             self._shut = True
             for connection in self._open:
-                with contextlib.suppress(OSError):  # not connected yet, or no more
+                with contextlib.suppress(OSError):  # not connected yet, or not any more
                     connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

@@ -13,42 +13,46 @@ from elastrain.elastic.membership.control import Summed
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """What a rank says in a step."""
+class ControlInputs:
+    """The values that a rank contributes in one step, beside its loss."""
 
     connected: Callable[[], Collection[int]]
-    """Asked as late as possible, in any thread: a proposal that a rank is not connected to in time waits for another
-    step."""
-    loss: torch.Tensor
-    """Its share of the mean loss; nothing waits for it."""
+    """Numbers of the proposals that this rank is connected to. Called as late as possible, in any thread: a proposal
+    that misses this step waits for the next one."""
     compute: float = 0.0
-    looking: bool = False
+    """Seconds that this rank computes per step."""
+    learning: bool = False
+    """Whether this rank will still be receiving its state in the next step."""
     stop: bool = False
+    """Whether this rank asks to end training with this step."""
 
 
-class Said:
-    """What a rank has said in one step; an object of its own, so that what comes late does not reach the next one."""
+class Published:
+    """The control vector that a rank contributes to one step. A late sum therefore never reaches the next step."""
 
-    def __init__(self, values: torch.Tensor, words: Words) -> None:
+    def __init__(self, values: torch.Tensor, inputs: ControlInputs) -> None:
         self.values = values
+        """Shape (control.SIZE,)."""
         self.connected: frozenset[int] = frozenset()
-        self._words = words
+        self._inputs = inputs
 
     def add_connected(self) -> None:
-        """What this rank is connected to now, just before the sum begins. On the host; any thread."""
-        self.connected = frozenset(self._words.connected())
+        """Add the present connections, just before the sum begins. For tensors of the host; any thread."""
+        self.connected = frozenset(self._inputs.connected())
         self.values.numpy()[: control.SLOTS] = control.encode(self.connected)
 
 
 class ControlVector:
-    """Said once a step, and heard as the sum of what all ranks have said. Training thread, and autograd's."""
+    """Published once a step, and read as the sum over all ranks. For the training thread and autograd's threads."""
 
     def __init__(self, like: torch.Tensor) -> None:
-        """For gradients ``like`` this tensor: on its device, and of its type where that counts finely enough."""
+        """For gradients like this tensor: on its device, and of its type if that is float32 or float64."""
         self._values = torch.zeros(control.SIZE, device=like.device, dtype=_type_for(like))
-        self._words: Words | None = None
-        self._told: tuple[frozenset[int], bool, bool] | None = None
-        self._said: Said | None = None
+        self._inputs: ControlInputs | None = None
+        self._loss = torch.zeros(())
+        self._on_device: tuple[frozenset[int], bool, bool] | None = None
+        """The slots and flags that ``_values`` holds."""
+        self._published: Published | None = None
         self._read: Reading | None = None
 
     @property
@@ -56,55 +60,55 @@ class ControlVector:
         return self._values.device
 
     def follow(self, device: torch.device) -> None:
-        """The gradients have moved there."""
+        """The gradients have moved to ``device``."""
         self._values = self._values.to(device)
 
-    def prepare(self, words: Words) -> None:
-        """What is to be said in this step."""
-        self._words, self._said = words, None
+    def prepare(self, inputs: ControlInputs, loss: torch.Tensor) -> None:
+        """Set the values of this step. ``loss``: this rank's part of the mean loss, a scalar; nothing waits for it."""
+        self._inputs, self._loss, self._published = inputs, loss, None
 
     @property
-    def waits(self) -> bool:
-        """Whether there is something to say that has not been said."""
-        return self._words is not None and self._said is None
+    def pending(self) -> bool:
+        """Whether values were prepared and not published."""
+        return self._inputs is not None and self._published is None
 
-    def say_on_host(self) -> Said:
-        """What is to be summed, in place, as soon as :meth:`Said.add_connected` has completed it."""
-        words = self._words
-        assert words is not None
-        self._said = Said(self._values.clone(), words)
-        numbers = self._said.values.numpy()  # the same memory, and ten times as quick to write single numbers to
-        numbers[control.LOOKING], numbers[control.STOP] = words.looking, words.stop
-        numbers[control.LOSS], numbers[control.COMPUTE] = words.loss.item(), words.compute
-        return self._said
+    def publish_on_host(self) -> Published:
+        """The vector to be summed in place, as soon as :meth:`Published.add_connected` has completed it."""
+        inputs = self._inputs
+        assert inputs is not None
+        self._published = Published(self._values.clone(), inputs)
+        numbers = self._published.values.numpy()  # the same memory; writing single numbers is ten times as fast
+        numbers[control.LEARNING], numbers[control.STOP] = inputs.learning, inputs.stop
+        numbers[control.LOSS], numbers[control.COMPUTE] = self._loss.item(), inputs.compute
+        return self._published
 
-    def say_on_device(self) -> torch.Tensor:
-        """What is to be summed, in place; what seldom changes costs no kernel as long as it does not."""
-        words = self._words
-        assert words is not None
-        connected = frozenset(words.connected())
-        seldom_changes = (connected, words.looking, words.stop)
+    def publish_on_device(self) -> torch.Tensor:
+        """The vector to be summed in place. Slots and flags cost no kernel while they do not change."""
+        inputs = self._inputs
+        assert inputs is not None
+        connected = frozenset(inputs.connected())
+        held = (connected, inputs.learning, inputs.stop)
         values = self._values
-        if self._told != seldom_changes:
-            told = torch.tensor(control.encode(connected), dtype=values.dtype)
-            values[: control.SLOTS].copy_(told, non_blocking=True)  # to a GPU: staged before the call returns
-            values[control.LOOKING], values[control.STOP] = float(words.looking), float(words.stop)
-            self._told = seldom_changes
-        values[control.LOSS] = words.loss.detach()
-        values[control.COMPUTE] = words.compute
-        self._said = Said(values.clone(), words)
-        self._said.connected = connected
-        return self._said.values
+        if self._on_device != held:
+            slots = torch.tensor(control.encode(connected), dtype=values.dtype)
+            values[: control.SLOTS].copy_(slots, non_blocking=True)  # to a GPU: staged before the call returns
+            values[control.LEARNING], values[control.STOP] = float(inputs.learning), float(inputs.stop)
+            self._on_device = held
+        values[control.LOSS] = self._loss.detach()
+        values[control.COMPUTE] = inputs.compute
+        self._published = Published(values.clone(), inputs)
+        self._published.connected = connected
+        return self._published.values
 
-    def hear(self) -> Summed:
-        """The sum, on the host, when it has been awaited. On a GPU the host waits for all that was queued until now."""
-        said = self._said
-        assert said is not None, "it has not been said"
-        self._words = self._said = None
-        if not said.values.is_cuda:
-            return Summed(said.values.tolist(), said.connected)
-        self._read = self._read or Reading(said.values)
-        return Summed(self._read(said.values), said.connected)
+    def read(self) -> Summed:
+        """The sum, on the host, after it was awaited. On a GPU the host waits for all work queued until now."""
+        published = self._published
+        assert published is not None, "the vector was not published"
+        self._inputs = self._published = None
+        if not published.values.is_cuda:
+            return Summed(published.values.tolist(), published.connected)
+        self._read = self._read or Reading(published.values)
+        return Summed(self._read(published.values), published.connected)
 
 
 def _type_for(like: torch.Tensor) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Short numbers by which ranks see that they hold the same thing, without sending it."""
+"""Short numbers by which ranks compare values without sending them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import xxhash
 
 
 def of_value(value: object) -> int:
-    """A positive 63-bit number for ``repr(value)``; 0 is left for "none"."""
+    """A positive 63-bit number for ``repr(value)``; 0 stands for "none"."""
     return 1 + xxhash.xxh3_64_intdigest(repr(value).encode()) % (2**63 - 2)
 
 

@@ -1,15 +1,15 @@
-"""Where the ranks of a generation meet: a small server that hands everybody what all have brought.
+"""The meeting point of a generation: a small server that sends the values of all ranks to every rank.
 
-torch's own TCPStore would do, but for three things that a rescale feels: each of its clients looks up the *name* of the
-address it connects to (a lost DNS answer is 5 s in the middle of a rescale), a rank that waits in it cannot be called
-off, and N ranks fetch N values one by one. Here each rank sends one line and gets one line back.
+torch's TCPStore would serve, except for three properties that slow a rescale down. Each of its clients looks up the
+*name* of the address that it connects to (a lost DNS answer takes 5 s). A rank that waits in it cannot be called off.
+And N ranks fetch N values one by one. Here each rank sends one line and receives one line.
 
 A request and its answer are one JSON object each::
 
-    {"protocol": 2, "generation": 7, "rank": 0, "world_size": 3, "timeout": 60.0, "values": {"key": "<base64>", ...}}
+    {"protocol": 10, "generation": 7, "rank": 0, "world_size": 3, "timeout": 60.0, "values": {"key": "value", ...}}
     {"values": {...of all ranks...}}    or    {"missing": [2]} after ``timeout`` seconds
 
-Ranks of different protocol versions do not meet: a job whose image was changed in flight trains on with those that fit.
+Ranks of different protocol versions do not meet: after a change of the image, a job trains on with the ranks that fit.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any
 MAX_LINE = 64 * 2**20
 """Bytes of one request or answer: some hundred bytes for each pair of ranks."""
 KEPT_GENERATIONS = 16
-"""Meetings that are kept, for ranks whose connection broke before they had their answer."""
+"""Meetings that are kept for ranks whose connection broke before they had received their answer."""
 START_TIMEOUT = 10.0
-"""Seconds until the server's thread must listen."""
+"""Bound, in seconds, of starting the server's thread."""
 
 
 @dataclass(slots=True)
 class _Gathering:
-    """Who has come, and what they have brought."""
+    """The ranks that have come, with their values."""
 
     values: dict[int, dict[str, str]] = field(default_factory=dict)
     """By rank."""
@@ -41,8 +41,8 @@ class _Gathering:
 class MeetingPoint:
     """Serves meetings on a free port of ``address`` until it is closed.
 
-    A member keeps one for its whole life and publishes the port: the address is known before any generation that
-    uses it, so nobody has to agree on a port in the middle of a rescale.
+    A member keeps one for its whole life and publishes its port. The address is therefore known before any generation
+    that uses it, and no port has to be agreed on during a rescale.
     """
 
     def __init__(self, address: str) -> None:
@@ -61,7 +61,7 @@ class MeetingPoint:
             raise self._failed
 
     def close(self) -> None:
-        """Stop serving; whoever waits here sees its connection end. Idempotent."""
+        """Stop serving, and close the connections of waiting ranks. Idempotent."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
@@ -91,12 +91,12 @@ class MeetingPoint:
                 writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            pass  # a rank that is gone, or somebody who does not speak this protocol: it gets no answer
+            pass  # a rank that is gone, or a client of another protocol: no answer
         finally:
             writer.close()
 
     async def _meet(self, request: dict[str, Any], reader: asyncio.StreamReader) -> dict[str, Any] | None:
-        """The answer, when there is one; None if the rank hung up before: then it has not come."""
+        """The answer; None if the rank closed its connection before: then it has not come."""
         rank, world_size, timeout = int(request["rank"]), int(request["world_size"]), float(request["timeout"])
         gathering = self._gathering(int(request["protocol"]), int(request["generation"]), world_size)
         values = dict(request["values"])
@@ -109,9 +109,9 @@ class MeetingPoint:
         complete.cancel()
         hung_up.cancel()
         if gathering.complete.is_set():
-            return {"values": {key: value for brought in gathering.values.values() for key, value in brought.items()}}
+            return {"values": {key: value for of_rank in gathering.values.values() for key, value in of_rank.items()}}
         missing = sorted(set(range(world_size)) - gathering.values.keys())
-        if gathering.values.get(rank) is values:  # unless it has come again meanwhile
+        if gathering.values.get(rank) is values:  # unless the rank has come again meanwhile
             del gathering.values[rank]
         return None if hung_up.done() else {"missing": missing}
 

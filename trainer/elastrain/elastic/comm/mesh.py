@@ -1,12 +1,13 @@
-"""Buffers between all ranks of a generation at once, over connections of the project's own and in one thread.
+"""Transfers of buffers between all ranks of a generation at once, over their own TCP connections and in one thread.
 
-For each peer there are buffers to send and buffers to fill, in an order that both ends know, so nothing but their bytes
-travels. Unlike gloo's point-to-point operations, all of it ends within milliseconds when a peer dies or the generation
-is aborted, whatever was half sent, and then nobody else holds the memory any more.
+For each peer there are buffers to send and buffers to fill, in an order that both ends know, so that only their bytes
+travel. Unlike gloo's point-to-point operations, all transfers end within milliseconds when a peer dies or the
+generation is aborted, and then nothing else uses the memory.
 
-A rank that has everything commits the step. So a generation that is *called off*, because another one is to take its
-place, is not cut where it stands: a peer that is not in the next one may have everything already, and its step would be
-done again. Whatever any rank has is in everybody's sockets then, and is read (:meth:`Mesh.call_off`).
+A rank that has received all data commits the step. A generation that is *called off*, because another one replaces it,
+is therefore not cut at once: a peer that is not in the next one may have received all data already, and its step would
+be repeated. All data that any rank has received is then in the sockets of its peers too, and is read
+(:meth:`Mesh.call_off`).
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from dataclasses import dataclass, field
 
 import torch
 
-from elastrain.elastic.comm.gloo import COLLECTIVE_TIMEOUT
+from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS
 
-LOOK_SECONDS = 0.05
-"""How often a wait is interrupted to see whether it was called off, and whether this process ran meanwhile."""
+POLL_SECONDS = 0.05
+"""Interval at which a wait checks whether it was called off, and whether this process ran meanwhile."""
 QUIET_SECONDS = 0.2
-"""What was called off is given up when nothing has moved for so long: on a busy machine a peer may have to wait for a
-core before it sends what it has."""
+"""An exchange that was called off is given up when no byte has moved for this long: on a busy machine a peer may wait
+for a core before it sends its data."""
 LAST_SECONDS = 2.0
-"""… or when it has gone on for so long."""
+"""An exchange that was called off is given up after this time in any case."""
 FROZEN_SECONDS = 0.75
-"""A wait that took so much longer says that it did not. Nobody is given up sooner: a lease lasts two seconds at least,
-and had two thirds of them left."""
+"""A poll that took this much longer shows that the process did not run. Peers give no rank up sooner: a lease lasts
+at least two seconds, and had two thirds of them left."""
 
 
 class Mesh:
-    """This rank's connections to all its peers. One thread; it stops waiting when they are shut."""
+    """This rank's connections to all its peers. For one thread, whose waits end when they are shut."""
 
     def __init__(self, connections: Mapping[int, socket.socket], shut: Callable[[], None]) -> None:
-        """``connections``: one to each peer, by its rank; they stay the caller's to close, and ``shut`` ends them."""
+        """``connections``: one to each peer, by its rank; the caller closes them. ``shut()`` ends them."""
         for connection in connections.values():
             connection.setblocking(False)
         self._peers = {peer: _Peer(peer, connections[peer]) for peer in sorted(connections)}
@@ -51,13 +52,13 @@ class Mesh:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Ranks of all the others."""
+        """The ranks of all peers."""
         return tuple(self._peers)
 
     def begin(self) -> bool:
-        """Whether this rank's part in an exchange may begin; then it is for :meth:`end` to say that it is over.
+        """Whether this rank's part in an exchange may begin. If True, call :meth:`end` after it.
 
-        Any thread; several may be begun, to be run one after the other.
+        Any thread. Several exchanges may be begun, to run one after the other.
         """
         with self._lock:
             if self._called_off_at is not None:
@@ -66,7 +67,7 @@ class Mesh:
             return True
 
     def end(self) -> None:
-        """What has begun is over, well or not."""
+        """An exchange that was begun has ended, with or without success."""
         with self._lock:
             self._begun -= 1
             over = self._called_off_at is not None and not self._begun
@@ -74,11 +75,11 @@ class Mesh:
             self._shut()
 
     def call_off(self) -> None:
-        """Have nothing begin any more; what has begun goes on while it moves. Then the connections are shut.
+        """Let no exchange begin any more. One that has begun continues while bytes move; then the connections are shut.
 
-        A peer that has completed an exchange has had its part from every rank, and has sent its own: what the others
-        still lack is on its way to them or, if they wait for a core, in their sockets. An exchange that this rank has
-        not begun can have been completed by nobody. Any thread, idempotent, does not block.
+        A peer that has completed an exchange has received the part of every rank, and has sent its own. The data that
+        other ranks still lack is on its way to them, or in their sockets if they wait for a core. No rank can have
+        completed an exchange that this rank has not begun. Any thread, idempotent, does not block.
         """
         with self._lock:
             if self._called_off_at is not None:
@@ -93,62 +94,63 @@ class Mesh:
         self._peers[peer].outgoing.append(_bytes_of(data))
 
     def receive(self, peer: int, into: torch.Tensor, then: Callable[[], None] | None = None) -> None:
-        """Have the next bytes from ``peer`` fill a contiguous CPU tensor, and ``then()`` be called; it may send."""
+        """Fill a contiguous CPU tensor with the next bytes from ``peer``, then call ``then()``, which may send."""
         self._peers[peer].incoming.append((_bytes_of(into), then))
 
     def run(self) -> None:
-        """Return when all that was queued has been sent and received.
+        """Return when all queued buffers have been sent and received.
 
-        Raises ``OSError`` if a connection ends that something was to come from, ``TimeoutError`` naming the peers if
-        nothing at all moves for as long as a collective may take, or for :data:`QUIET_SECONDS` if it was called off.
+        Raises ``OSError`` if a connection ends from which data was expected. Raises ``TimeoutError`` naming the peers
+        if no byte moves for :data:`COLLECTIVE_SECONDS`, or for :data:`QUIET_SECONDS` after it was called off.
 
-        A peer that is gone needs nothing any more: who has had its part completes what it can, since others may have.
-        Not if they all are: a sum that nobody else can have is one that nobody else has.
+        A lost peer needs no data any more: a rank that has received the peer's part completes the exchange, since other
+        ranks may have completed it too. If all peers are lost, no other rank can have the sum, and it raises
+        ``OSError``.
 
-        A rank that was frozen meanwhile (SIGSTOP, a suspended machine) may wake, find everything that it waited for in
-        its sockets, and be the only one that has it all: the others have given up what it had not sent, and do the
-        step again without it. So then it is done only if no peer has left.
+        A rank that was frozen meanwhile (SIGSTOP, a suspended machine) may wake, find all data in its sockets, and be
+        the only rank that has it: the others have given it up, and repeat the step without it. After a freeze the
+        exchange therefore completes only if no peer has left.
         """
         frozen = False
         with selectors.DefaultSelector() as selector:
             looked = moved = time.monotonic()
             while self._follow(selector):
-                ready = selector.select(LOOK_SECONDS)
+                ready = selector.select(POLL_SECONDS)
                 for key, events in ready:
                     if events & selectors.EVENT_READ:
                         key.data.read()
                     if events & selectors.EVENT_WRITE:
                         key.data.write()
                 now = time.monotonic()
-                frozen, looked = frozen or now - looked >= LOOK_SECONDS + FROZEN_SECONDS, now
+                frozen, looked = frozen or now - looked >= POLL_SECONDS + FROZEN_SECONDS, now
                 moved = now if ready else moved
                 self._check_patience(now, moved)
         if self._peers and all(p.refuses for p in self._peers.values()):
-            raise ConnectionResetError("no peer has taken what was sent")
+            raise ConnectionResetError("no peer has received the data")
         if frozen and (left := [str(p.rank) for p in self._peers.values() if p.has_left]):
-            raise ConnectionResetError(f"ranks {', '.join(left)} have left while this rank did not run")
+            raise ConnectionResetError(f"ranks {', '.join(left)} have left while this rank was frozen")
 
     def _check_patience(self, now: float, moved: float) -> None:
         off = self._called_off_at
-        bound = COLLECTIVE_TIMEOUT.total_seconds() if off is None else QUIET_SECONDS
+        bound = COLLECTIVE_SECONDS if off is None else QUIET_SECONDS
         quiet = now - (moved if off is None else max(moved, off))
         if quiet >= bound or (off is not None and now - off >= LAST_SECONDS):
-            slow = ", ".join(str(p.rank) for p in self._peers.values() if p.wants)
-            raise TimeoutError(f"nothing has come from, or gone to, ranks {slow} for {quiet:.3g} s")
+            slow = ", ".join(str(p.rank) for p in self._peers.values() if p.events)
+            raise TimeoutError(f"no data has come from, or gone to, ranks {slow} for {quiet:.3g} s")
 
     def _follow(self, selector: selectors.BaseSelector) -> bool:
-        """Watch each connection for what its queues want now. Returns whether anything is left to do."""
+        """Register each connection for the events that its queues need. Returns whether any are left."""
         for peer in self._peers.values():
-            wants = peer.wants
-            if wants == peer.watched:
+            events = peer.events
+            if events == peer.watched:
                 continue
             if not peer.watched:
-                selector.register(peer.connection, wants, peer)
-            elif wants:
-                selector.modify(peer.connection, wants, peer)
+                selector.register(peer.connection, events, peer)
+            elif events:
+                selector.modify(peer.connection, events, peer)
             else:
                 selector.unregister(peer.connection)
-            peer.watched = wants
+            peer.watched = events
         return bool(selector.get_map())
 
 
@@ -161,15 +163,15 @@ class _Peer:
     watched: int = 0
     """Events for which a selector watches the connection."""
     refuses: bool = False
-    """Whether it has not taken what was sent, and will take nothing more."""
+    """Whether the peer has not received the data sent to it, and never will."""
 
     @property
-    def wants(self) -> int:
+    def events(self) -> int:
         return (selectors.EVENT_READ if self.incoming else 0) | (selectors.EVENT_WRITE if self.outgoing else 0)
 
     @property
     def has_left(self) -> bool:
-        """Whether its end is closed, and nothing it has sent is unread."""
+        """Whether the peer has closed its end, and all its data was read."""
         try:
             return not self.connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -178,7 +180,7 @@ class _Peer:
             return True
 
     def read(self) -> None:
-        """What is there of the next buffer: one call, so that no peer keeps the others waiting."""
+        """Read the available part of the next buffer, in one call, so that no peer delays the others."""
         into, then = self.incoming[0]
         with contextlib.suppress(BlockingIOError):
             count = self.connection.recv_into(into)
@@ -192,7 +194,7 @@ class _Peer:
                 then()
 
     def write(self) -> None:
-        """As much of the next buffer as goes now."""
+        """Send as much of the next buffer as the socket takes now."""
         data = self.outgoing[0]
         try:
             sent = self.connection.send(data)
@@ -209,4 +211,4 @@ class _Peer:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.view(torch.uint8).numpy())  # numpy knows no bfloat16
+    return memoryview(tensor.view(torch.uint8).numpy())  # numpy has no bfloat16

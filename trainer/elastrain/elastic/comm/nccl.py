@@ -1,42 +1,44 @@
 """NCCL as a :class:`elastrain.elastic.comm.transport.Transport`: sums of gradients that stay on the devices.
 
-By torch's ``ProcessGroupNCCL``, which is told to leave errors to us: its own watchdog would end the process, or abort
-the communicator behind our back, and a kernel that an abort has let go leaves garbage that looks like a sum.
+Through torch's ``ProcessGroupNCCL``, configured to leave errors to elastrain. Its own watchdog would end the process,
+or abort the communicator unseen; a kernel that an abort has ended leaves garbage that looks like a sum.
 
-What is known of NCCL and shapes this (sources in docs/gpu.md):
+Properties of NCCL that shape this module (sources in docs/gpu.md):
 
-- A kernel whose peer is gone spins for ever. ``ncclCommAbort`` ends it; nothing else does.
-- Two communicators may have kernels on a device only one after the other. So forming a communicator launches none: its
-  first is that of the first step of its generation, and the one before has been waited for by then.
-- In the non-blocking mode NCCL 2.26 hangs at random, and nothing in Python can wait for the end of an initialisation.
-  So the blocking mode is used, in a thread that can be left behind.
+- A kernel whose peer is gone spins for ever. Only ``ncclCommAbort`` ends it.
+- Kernels of two communicators run on a device only one after the other. Forming a communicator therefore launches none:
+  its first kernel belongs to the first step of its generation, and the host has waited for the previous generation.
+- In the non-blocking mode NCCL 2.26 hangs at random, and Python cannot wait for the end of an initialisation. The
+  blocking mode is used, in a thread that can be left behind.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import structlog
 import torch
 import torch.distributed as dist
 
-from elastrain.elastic.comm.exchange import PeersStore
-from elastrain.elastic.comm.gloo import COLLECTIVE_TIMEOUT, CONNECT_TIMEOUT, first_line, group_over
+from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS, CONNECT_SECONDS, CalledOff, first_line
 
 log = structlog.get_logger(__name__)
 
 CLOSE_SECONDS = 30.0
-"""Bound of a healthy communicator's end, and of waiting for an abort, before it is left to its thread."""
-_LOOK_SECONDS = 0.05
-"""How often the wait for an initialisation looks whether anybody still wants it."""
+"""Bound of a healthy communicator's end, and of an abort. After it the communicator is left to its thread."""
+_POLL_SECONDS = 0.05
+"""Interval at which the wait for an initialisation checks whether it was called off."""
 _OURS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # errors are handled here
-    "TORCH_NCCL_BLOCKING_WAIT": "0",  # else torch does not even look for them
-    "TORCH_NCCL_RANKS_PER_ROOT": str(2**20),  # one id for all of them: it goes out by one broadcast
+    "TORCH_NCCL_BLOCKING_WAIT": "0",  # otherwise torch does not look for them
+    "TORCH_NCCL_RANKS_PER_ROOT": str(2**20),  # one id for all ranks: one broadcast carries it
 }
 _QUIET = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # ends the process after 8 minutes of its own counting
@@ -44,21 +46,20 @@ _QUIET = {
 }
 
 
+_WITHOUT = "ELASTRAIN_BACKEND=tcp to do without NCCL, in the template's env"
+
+
 class InitialisationFailed(RuntimeError):
     """NCCL could not connect the ranks, or not in time."""
-
-
-class CalledOff(Exception):
-    """Nobody wants this communicator any more."""
 
 
 class Nccl:
     """A NCCL communicator over the ranks of one generation."""
 
-    def __init__(self, backend: Any, group: dist.ProcessGroup, store: dist.Store) -> None:
-        """``backend``: a connected ``ProcessGroupNCCL``; ``group`` carries it. Use :func:`form`."""
-        self._backend, self._group = backend, group
-        self._store = store  # what C++ holds of it calls into this object
+    def __init__(self, backend: Any, store: dist.Store) -> None:
+        """``backend``: a connected ``ProcessGroupNCCL``. Use :func:`form`."""
+        self._backend = backend
+        self._store = store  # torch's C++ code calls this object
         self._lock = threading.Lock()
         self._aborting: threading.Thread | None = None
         self._finished = False
@@ -68,30 +69,32 @@ class Nccl:
         return on_device
 
     def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        # As torch's own communication hooks do it: awaiting this makes the current stream wait, not the host.
-        future: torch.futures.Future[torch.Tensor] = self._group.allreduce([buffer]).get_future().then(_first)
+        # As in torch's own communication hooks: awaiting this makes the current stream wait, and the host continues.
+        future: torch.futures.Future[torch.Tensor] = self._backend.allreduce([buffer]).get_future().then(_first)
         return future
 
     def error(self) -> str | None:
-        """An error that NCCL has met in the background (a network that failed), as torch's watchdog has seen it."""
-        ask = getattr(self._backend, "get_error", None)  # not every torch that we support has it
+        """An error that NCCL has met in the background, such as a failed network, as torch's watchdog reports it."""
+        ask = getattr(self._backend, "get_error", None)  # absent in some supported versions of torch
         state = None if ask is None else ask()
         return (
             None if state is None or state.name == "SUCCESS" else f"NCCL reports {state.name.replace('_', ' ').lower()}"
         )
 
     def abort(self, cause: str) -> None:
+        """End all sums under way. Idempotent, any thread, does not block."""
         with self._lock:
             if self._aborting is None:
-                # A daemon: one that never comes back from NCCL must not keep the process from ending.
+                # A daemon thread: an abort that never returns from NCCL must not keep the process from ending.
                 self._aborting = threading.Thread(
                     target=self._abort, args=(cause,), name="elastrain-abort", daemon=True
                 )
                 self._aborting.start()
 
     def finish(self) -> None:
-        """End in good order, where every rank does so at about the same time and nothing is under way; else by an
-        abort. Returns when it has ended, within ``CLOSE_SECONDS``.
+        """End in good order. All ranks call it at about the same time, with no sum under way.
+
+        Returns within ``CLOSE_SECONDS``; :meth:`close` aborts if it has not ended by then.
         """
         with self._lock:
             if self._aborting is not None:
@@ -101,19 +104,20 @@ class Nccl:
         ending.join(CLOSE_SECONDS)
 
     def close(self) -> None:
+        """Release everything, after an abort unless :meth:`finish` has ended it. Blocks up to ``CLOSE_SECONDS``."""
         if not self._finished:
             self.abort("closed")
             assert self._aborting is not None
             self._aborting.join(CLOSE_SECONDS)
             if self._aborting.is_alive():
                 log.error("NCCL's abort has not returned; its memory stays in use", seconds=CLOSE_SECONDS)
-        self._backend = self._group = None
+        self._backend = None
 
     def _abort(self, cause: str) -> None:
         began = time.monotonic()
         try:
             self._backend.abort()
-        except RuntimeError as e:  # torch's words for a time-out; whoever waits is freed by vigil.py
+        except RuntimeError as e:  # torch reports a time-out this way; the watchdog frees the waiting rank
             log.error("NCCL's abort failed", error=first_line(e), cause=cause)
         else:
             log.info("NCCL communicator aborted", seconds=round(time.monotonic() - began, 3), cause=cause)
@@ -127,40 +131,29 @@ class Nccl:
             self._finished = True
 
 
-def form(  # noqa: PLR0917 - all of them, always
-    store: IdStore,
-    rank: int,
-    world_size: int,
-    device: torch.device,
-    host: Any,
-    called_off: Callable[[], bool],
-) -> tuple[Nccl, dist.ProcessGroup]:
-    """Connect to all ranks; returns when that is done. Launches no kernel, so training may go on meanwhile.
+def form(store: IdStore, rank: int, world_size: int, device: torch.device, called_off: Callable[[], bool]) -> Nccl:
+    """Connect to all ranks; returns when that is done. Launches no kernel, so training continues meanwhile.
 
-    ``host``: gloo's backend for the group's tensors on the CPU. Blocks up to ``CONNECT_TIMEOUT``. Raises
-    :class:`InitialisationFailed`, or :class:`CalledOff` soon after ``called_off()`` says so; in both cases the thread
-    that still waits inside NCCL ends what it has made.
+    Blocks up to ``CONNECT_SECONDS``. Raises :class:`InitialisationFailed`, or :class:`CalledOff` soon after
+    ``called_off()`` is true. In both cases the thread that still waits inside NCCL ends the communicator it has made.
     """
     attempt = _Attempt(store, rank, world_size, device)
-    end = time.monotonic() + CONNECT_TIMEOUT.total_seconds()
-    while not attempt.done.wait(_LOOK_SECONDS):
+    end = time.monotonic() + CONNECT_SECONDS
+    while not attempt.done.wait(_POLL_SECONDS):
         if called_off():
             attempt.leave()
             raise CalledOff
         if time.monotonic() > end:
             attempt.leave()
             raise InitialisationFailed(
-                f"NCCL has not connected {world_size} ranks within {CONNECT_TIMEOUT.total_seconds():g} s; set "
-                "NCCL_DEBUG=INFO to see why, NCCL_SOCKET_IFNAME to choose the network, or ELASTRAIN_BACKEND=gloo to do "
-                "without NCCL, in the template's env"
+                f"NCCL has not connected {world_size} ranks within {CONNECT_SECONDS:g} s; set NCCL_DEBUG=INFO to see "
+                f"why, NCCL_SOCKET_IFNAME to choose the network, or {_WITHOUT}"
             )
-    backend = attempt.result()
-    group = group_over(store, rank, world_size, host, backend)
-    return Nccl(backend, group, store), group
+    return Nccl(attempt.result(), store)
 
 
 def settings(environ: dict[str, str] | os._Environ[str]) -> list[str]:
-    """Set what ``ProcessGroupNCCL`` reads when it is made. Returns the variables whose user's value had to yield."""
+    """Set the variables that ``ProcessGroupNCCL`` reads. Returns those that had another value, set by the user."""
     overruled = [name for name, value in _OURS.items() if environ.get(name, value) != value]
     environ.update(_OURS)
     for name, value in _QUIET.items():
@@ -169,7 +162,7 @@ def settings(environ: dict[str, str] | os._Environ[str]) -> list[str]:
 
 
 class _Attempt:
-    """One initialisation, in a thread of its own: inside NCCL it cannot be called off."""
+    """One initialisation, in a thread of its own: it cannot be called off inside NCCL."""
 
     def __init__(self, store: IdStore, rank: int, world_size: int, device: torch.device) -> None:
         self.done = threading.Event()
@@ -181,7 +174,7 @@ class _Attempt:
         threading.Thread(target=self._run, name="elastrain-nccl", daemon=True).start()
 
     def leave(self) -> None:
-        """Nobody waits any more: whatever comes of it is ended by the thread itself."""
+        """Stop waiting for it; the thread itself ends the communicator that it makes."""
         with self._lock:
             self._left = True
             backend = self._backend if self.done.is_set() else None
@@ -191,8 +184,7 @@ class _Attempt:
     def result(self) -> Any:
         if self._error is not None:
             raise InitialisationFailed(
-                f"NCCL: {first_line(self._error)}; set NCCL_DEBUG=INFO to see why, or ELASTRAIN_BACKEND=gloo to do "
-                "without NCCL, in the template's env"
+                f"NCCL: {first_line(self._error)}; set NCCL_DEBUG=INFO to see why, or {_WITHOUT}"
             ) from self._error
         return self._backend
 
@@ -214,12 +206,10 @@ class _Attempt:
 def open_backend(store: dist.Store, rank: int, world_size: int, device: torch.device) -> Any:
     """A connected ``ProcessGroupNCCL``. Blocks, without the interpreter's lock, until all ranks have called it."""
     if overruled := settings(os.environ):
-        log.warning(
-            "elastrain handles NCCL's errors itself, so what these variables said does not hold", variables=overruled
-        )
+        log.warning("elastrain handles NCCL's errors itself and overrides these variables", variables=overruled)
     kind: Any = dist.distributed_c10d.ProcessGroupNCCL
     options = kind.Options()
-    options._timeout = COLLECTIVE_TIMEOUT
+    options._timeout = timedelta(seconds=COLLECTIVE_SECONDS)
     options.config.blocking = 1
     with torch.cuda.device(device):
         backend = kind(store, rank, world_size, options)
@@ -227,25 +217,43 @@ def open_backend(store: dist.Store, rank: int, world_size: int, device: torch.de
     return backend
 
 
-class IdStore(PeersStore):
-    """What ``ProcessGroupNCCL`` needs of a store: rank 0 sets NCCL's id, and all others get it.
+class IdStore(dist.Store):
+    """The store that ``ProcessGroupNCCL`` needs: rank 0 sets NCCL's id, and all others read it.
 
-    They do so over the generation's own connections: no server, no name to look up. Rank 0 reads nothing, so for it the
-    exchange is when it sets the id. What is set later (torch's own diagnostics) stays local.
+    The generation's own connections carry it: no server, no name to look up. Rank 0 reads nothing, so its exchange is
+    when it sets the id. Keys that are set later (torch's own diagnostics) stay local. Reading raises ``KeyError`` for a
+    key that rank 0 has not set, and the errors of ``gather``.
     """
 
     def __init__(self, number: int, rank: int, gather: Callable[[bytes], list[bytes]]) -> None:
-        """As of :class:`PeersStore`, for this rank of the generation."""
-        super().__init__(number, gather)
-        self._rank = rank
+        """For ``rank`` of generation ``number``. ``gather``: every rank's bytes, in rank order."""
+        super().__init__()
+        self._number, self._rank, self._gather = number, rank, gather
+        self._values: dict[str, bytes] = {}
+        self._exchanged = False
 
     def set(self, key: str, value: str | bytes) -> None:
-        super().set(key, value)
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
         if self._rank == 0:
-            self.meet()
+            self.exchange()
 
-    def _exchange(self) -> dict[str, bytes]:
-        return self._brought()[0]  # what another rank has set is its own
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._values[key]
+
+    def wait(self, keys: list[str], _timeout: timedelta | None = None) -> None:
+        if not self.check(keys):
+            self.exchange()
+        if missing := [key for key in keys if key not in self._values]:
+            raise KeyError(f"generation {self._number}: rank 0 has not set {', '.join(missing)}")
+
+    def exchange(self) -> None:
+        """Take rank 0's values, once; values of other ranks stay their own."""
+        if not self._exchanged:
+            mine = {key: base64.b64encode(value).decode() for key, value in self._values.items()}
+            of_root = json.loads(self._gather(json.dumps(mine).encode())[0])
+            self._values.update({key: base64.b64decode(value) for key, value in of_root.items()})
+            self._exchanged = True
 
     def check(self, keys: list[str]) -> bool:
         return all(key in self._values for key in keys)

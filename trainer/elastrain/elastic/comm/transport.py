@@ -1,13 +1,13 @@
-"""What sums tensors over the ranks of one generation: the seam between the runtime and gloo or NCCL.
+"""The seam between the runtime and what sums tensors over the ranks of one generation: TCP connections or NCCL.
 
-The runtime above knows four rules, and each transport keeps them in its own way:
+The runtime relies on three rules. Each transport keeps them in its own way:
 
-- :meth:`Transport.sum` never waits and never raises for a peer's sake. What it returns may be awaited by whoever uses
-  the sums; where they lie on a device, awaiting orders streams and the host runs on.
-- The *cause* of an abort is on record (:attr:`Communicator.broken`) before :meth:`Transport.abort` begins, so whoever
-  sees a sum after an abort also sees that it is worth nothing.
-- Whoever reads a value on the host by a :class:`Reading` has waited for everything that was queued before it. Only then
-  does :attr:`Communicator.broken` say whether a step counts.
+- :meth:`Transport.sum` never waits and never raises because of a peer. The returned future can be awaited. For a tensor
+  on a device, awaiting orders streams and the host continues.
+- The cause of an abort is recorded (:attr:`Communicator.broken`) before anything ends by that abort. A caller that
+  reads a sum after an abort therefore also sees that the sum is invalid.
+- A value that the host reads with a :class:`Reading` has waited for everything that was queued before it. Only then
+  does :attr:`Communicator.broken` tell whether the step counts.
 """
 
 from __future__ import annotations
@@ -16,36 +16,38 @@ from typing import Protocol
 
 import torch
 
+CONNECT_SECONDS = 30.0
+"""Bound of connecting to all peers after the ranks of a generation have met (:mod:`elastrain.elastic.comm.exchange`),
+once for each transport."""
+COLLECTIVE_SECONDS = 1800.0
+"""Bound of one collective, torch's own default. It does not apply to lost peers: their generation is aborted."""
+
+
+class CalledOff(Exception):
+    """The caller no longer needs the connections that were being formed."""
+
 
 class Transport(Protocol):
-    """Made by its class's constructor, which returns when all ranks of the generation are connected. One thread calls
-    :meth:`sum`; the others are for any.
-    """
+    """Connected on construction. One thread calls :meth:`sum`."""
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Whether it sums tensors of this kind."""
+        """Whether the transport sums tensors with this device and layout."""
 
     def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Begin to sum ``buffer`` over all ranks, in place. Raises ``RuntimeError`` if it cannot even begin."""
-
-    def abort(self, cause: str) -> None:
-        """Have all that is under way end within a bound, here. Idempotent; does not block."""
-
-    def close(self) -> None:
-        """Release everything; may take a while, so off the training thread."""
+        """Begin to sum ``buffer`` over all ranks, in place. Raises ``RuntimeError`` if the sum cannot begin."""
 
 
 class Reading:
-    """Reads small tensors of one device on the host, with a single synchronisation: one event.
+    """Copies small tensors from one device to the host, with one synchronisation per copy.
 
-    The event is recorded after the copy, on the stream that backward and DDP's own copies were queued on, which has
-    been made to wait for every bucket: when it has come, no sum of the step is still under way.
+    The event is recorded after the copy, on the stream that backward and DDP queued their work on. That stream already
+    waits for every bucket, so no sum of the step is under way once the event has completed.
     """
 
     def __init__(self, like: torch.Tensor) -> None:
-        """For tensors on ``like``'s device, of its type and shape."""
+        """For tensors with ``like``'s device, type and shape."""
         self._host = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
-        self._event = torch.cuda.Event(blocking=True)  # sleeps rather than spins: data loaders want the core
+        self._event = torch.cuda.Event(blocking=True)  # sleeps instead of spinning: data loaders need the core
 
     def __call__(self, values: torch.Tensor) -> list[float]:
         self._host.copy_(values, non_blocking=True)
@@ -56,12 +58,17 @@ class Reading:
 
 
 def completed(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """The future of what is there already."""
+    """A future that already holds ``value``."""
     future = future_on(value)
     future.set_result(value)
     return future
 
 
 def future_on(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """A future for a tensor on ``value``'s device. Awaiting one of a device orders streams; the host does not wait."""
+    """A future for a tensor on ``value``'s device. On CUDA, awaiting it orders streams; the host continues."""
     return torch.futures.Future(devices=[value.device] if value.is_cuda else None)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; the class name if the message is empty."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,9 +1,9 @@
-"""The rank's side of its heartbeat page (:mod:`elastrain.api.heartbeat`): where it is, and how long its own part takes.
+"""The rank's side of its heartbeat page (:mod:`elastrain.api.heartbeat`): its position, and its compute time per step.
 
-``compute`` counts the loop body without the wait for other ranks: backward overlaps with the collectives, and what ends
-this rank's part is the moment at which its own gradients are done. The autograd engine calls what was queued with it in
-order, so a callback that is queued when backward begins runs before the one by which DDP waits for its peers.
-Times are the host's: work that a GPU still does counts as waiting.
+``compute`` is the time of the loop body without the wait for other ranks. Backward overlaps with the collectives, so
+this rank's part ends at the moment when its own gradients are done. The autograd engine runs queued callbacks in order:
+a callback that is queued when backward begins runs before the one by which DDP waits for its peers. Times are the
+host's: work that a GPU has not finished counts as waiting.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _SMOOTHING = 0.1
 
 
 class Heartbeat:
-    """Marks where the training thread is. Every method costs about a microsecond and none waits."""
+    """Records the position of the training thread. Every method takes about 1 µs, and none waits."""
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make the page at ``path``. Raises ``OSError`` naming it."""
+        """Create the page at ``path``. Raises ``OSError`` naming it."""
         with open(path, "w+b") as file:  # noqa: PTH123 - the page lives as long as the mapping
             file.truncate(heartbeat.SIZE)
             self._page = memoryview(mmap.mmap(file.fileno(), heartbeat.SIZE))
@@ -42,7 +42,7 @@ class Heartbeat:
 
     @classmethod
     def of_environment(cls) -> Heartbeat:
-        """The page that this rank's agent looks at; also lets the agent ask for the stacks of all Python threads."""
+        """The page that this rank's agent reads. Also lets the agent request the stacks of all Python threads."""
         stacks_on_demand()
         socket_path = os.environ[names.ENV_AGENT_SOCKET]
         return cls(heartbeat.path_of(socket_path, int(os.environ.get(names.ENV_LOCAL_RANK, "0"))))
@@ -55,22 +55,22 @@ class Heartbeat:
         self._spent = 0.0
 
     def backward(self, loss: torch.Tensor) -> None:
-        """``loss.backward()`` follows: from the end of this rank's own part of it on, it waits for the others."""
+        """``loss.backward()`` follows: after its own part of it, this rank waits for the others."""
         if loss.requires_grad:
             loss.register_hook(self._backward_began)
 
-    def looks_on(self) -> None:
-        """From now on this rank waits for the gradients of the others."""
+    def learner(self) -> None:
+        """From now on this rank, a learner, waits for the gradients of the others."""
         self._to(Where.COLLECTIVE)
 
     def resumed(self, total: float | None) -> None:
-        """Backward is over; ``total``: the sum of ``compute`` over all ranks that it brought; None: it brought none."""
+        """Backward has ended. ``total``: the sum of ``compute`` over all ranks; None if the step failed."""
         if total is not None:
             self._total = total
         self._to(Where.BODY)
 
     def runtime(self) -> None:
-        """The loop body has ended, if it had not."""
+        """The loop body has ended, if it had not ended before."""
         if self._where is not Where.RUNTIME:
             self._to(Where.RUNTIME)
 
@@ -86,7 +86,7 @@ class Heartbeat:
         self._to(Where.OUTSIDE)
 
     def share(self) -> float:
-        """``compute`` as this rank tells it to the others with the next collective."""
+        """``compute`` as this rank contributes it to the next collective."""
         self._shared = self._smoothed or 0.0
         return self._shared
 

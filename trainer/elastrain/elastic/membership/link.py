@@ -13,15 +13,15 @@ from elastrain.api import names
 from elastrain.api.messages import AGENT_MESSAGE, AgentMessage, Hello, RankMessage, Welcome
 
 WELCOME_TIMEOUT = 30.0
-"""Seconds a rank waits for its agent's first answer."""
+"""Bound, in seconds, of a rank's wait for its agent's first answer."""
 
 
 class AgentLost(SystemExit):
-    """The agent is gone; without it the rank is no member of anything and must end."""
+    """The agent is gone; without it the rank belongs to no generation and must end."""
 
 
 class AgentLink:
-    """One connection, kept for the rank's life. Messages arrive on a thread of its own, in order."""
+    """One connection for the life of the rank. Messages arrive in order, on a thread of its own."""
 
     def __init__(self, path: str, local_rank: int, on_message: Callable[[AgentMessage | None], None]) -> None:
         """Connect and introduce this rank; returns after the agent's welcome (:attr:`welcome`).
@@ -68,5 +68,5 @@ class AgentLink:
             for line in self._lines:
                 self._on_message(AGENT_MESSAGE.validate_json(line))
         except OSError:
-            pass  # the same as an end of file
+            pass  # equivalent to an end of file
         self._on_message(None)

@@ -1,4 +1,4 @@
-"""What rank 0 reports: progress at most once a second, and how each rescale went."""
+"""The reports of rank 0: progress at most once a second, and the phases of each rescale."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _SMOOTHING = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When a rank went through what on its way into a generation; monotonic seconds."""
+    """The times of a rank's way into a generation; monotonic seconds."""
 
     last_commit: float | None
-    """Of the step before it; None for a joiner, which cannot know how long the others have paused."""
+    """Of the step before it; None for a joiner, which cannot tell how long the others have paused."""
     broken: float | None
-    """When the generation before was seen to be broken; None if the change was planned."""
+    """When this rank found the previous generation broken; None for a planned change."""
     heard: float
-    """When the agent told of the new generation."""
+    """When the agent proposed the new generation."""
     connected: float
     entered: float
-    """When the rank, at a step boundary, began to exchange state."""
+    """When the rank began to exchange state, at a step boundary."""
     synchronised: float
 
     @property
     def since(self) -> float:
-        """Where the pause begins."""
+        """The beginning of the pause."""
         return self.entered if self.last_commit is None else self.last_commit
 
     def phases(self, first_commit: float) -> dict[str, float]:
-        """Seconds by phase, which add up to the pause, up to what is in between.
+        """Seconds by phase. They add up to the pause, except for small gaps.
 
-        In a planned change the ranks connect while training goes on: there ``connect`` is not a part of the pause, and
-        nothing had to be detected or decided.
+        In a planned change the ranks connect while training goes on: ``connect`` is then no part of the pause, and
+        ``detect`` and ``decide`` are missing.
         """
         phases = {}
         connecting_since = self.heard
@@ -53,7 +53,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A change of generation that has been entered and waits for its first step."""
+    """A change of generation that has been entered and has not committed its first step."""
 
     generation: Generation
     from_size: int
@@ -70,7 +70,7 @@ class Reporter:
     loss: float | None = None
     step_seconds: float | None = None
     on_rescale: Callable[[Switch, float], None] | None = None
-    """Told of each change of generation, with the time of its first commit."""
+    """Called with each change of generation, and the time of its first commit."""
     _last_commit: float | None = None
     _last_report: float = float("-inf")
     _switch: Switch | None = None
@@ -79,7 +79,7 @@ class Reporter:
         self._switch = switch
 
     def transferred(self, at: float) -> None:
-        """The joiners have got their state, while the first step was being computed."""
+        """The joiners have received their state while the first step was computed."""
         if self._switch is not None and at > self._switch.times.synchronised:
             self._switch = replace(self._switch, times=replace(self._switch.times, synchronised=at))
 

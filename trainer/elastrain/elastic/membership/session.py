@@ -1,7 +1,7 @@
-"""What the agent has said, and the connections to proposals that follow from it.
+"""The agent's messages, and the connections to proposed generations that follow from them.
 
-Two kinds of threads write here: the link's reader (messages) and one short-lived thread per proposal (connecting). The
-training thread reads between steps and, when it is in no healthy generation, waits here.
+Two kinds of threads write here: the link's reader (messages), and one short-lived thread per proposal (connecting). The
+training thread reads between steps. While it is in no healthy generation, it waits here.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ import torch
 
 from elastrain.api.messages import Abort, Adopted, AgentMessage, Broken, Exit, Proposed, RankMessage
 from elastrain.api.records import Generation
-from elastrain.elastic.comm import nccl
-from elastrain.elastic.comm.backend import Backend, Offer
+from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.comm.exchange import CalledOff, MeetingStore
-from elastrain.elastic.comm.gloo import first_line
+from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.meeting import MeetingPoint
+from elastrain.elastic.comm.transport import CalledOff, first_line
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.link import AgentLink, AgentLost
 
 log = structlog.get_logger(__name__)
 
 _REMIND_SECONDS = 10.0
-"""While a rank waits for a generation it says so this often."""
+"""Interval of the log lines of a rank that waits for a generation."""
 
 
 class ExitRequested(Exception):
-    """The agent wants this rank to end; no generation will include it any more."""
+    """The agent has told this rank to end; no further generation includes it."""
 
 
 class Session:
@@ -41,8 +40,10 @@ class Session:
         self._proposed: dict[int, Generation] = {}
         self._newest: Generation | None = None
         self._has_place = True
-        """In the newest generation, as far as there is one. Kept, since each step asks and a generation may be long."""
+        """Whether the newest generation, if any, includes this rank. Cached: each step asks, and a generation can be
+        large."""
         self._heard: dict[int, float] = {}
+        """By generation: monotonic time of its proposal."""
         self._adopted = 0
         self._connected: dict[int, Communicator] = {}
         self._failed: dict[int, str] = {}
@@ -52,9 +53,8 @@ class Session:
         self._lost = False
         self._closed = False
         self._local_rank = local_rank
-        self._offer = Offer(Backend.GLOO)
+        self._offer = Offer()
         self._device: torch.device | None = None
-        self._largest_sum = 0
         self._meeting_point: MeetingPoint | None = None
         self._link = AgentLink(socket_path, local_rank, self._on_message)
         self.welcome = self._link.welcome
@@ -62,29 +62,28 @@ class Session:
 
     # -- to the agent ------------------------------------------------------------------------------------------------
     def send(self, message: RankMessage) -> None:
+        """Raises :class:`AgentLost`."""
         self._link.send(message)
 
     def adopt(self, number: int, step: int) -> None:
-        """Tell the agent that this rank now trains in, or has stopped for, generation ``number``."""
+        """Tell the agent that this rank now trains in generation ``number``, or has stopped for it."""
         with self._changed:
             self._adopted = number
         self._link.send(Adopted(generation=number, step=step))
 
-    def use(self, offer: Offer, device: torch.device, largest_sum: int) -> None:
-        """Sum gradients of tensors on ``device`` by what the ranks agree upon, about so many bytes at once in the
-        host's memory; to be told before a generation may come.
-        """
-        self._offer, self._device, self._largest_sum = offer, device, largest_sum
+    def use(self, offer: Offer, device: torch.device) -> None:
+        """Set the transport that this rank can use for tensors on ``device``, before a generation may include it."""
+        self._offer, self._device = offer, device
 
     def serve_store(self) -> int:
-        """Serve this member's meeting point (local rank 0 only; others return 0) and return its port."""
+        """Serve this member's meeting point, and return its port. Only for local rank 0; other ranks return 0."""
         if self._local_rank != 0:
             return 0
         self._meeting_point = self._meeting_point or MeetingPoint(self.welcome.address)
         return self._meeting_point.port
 
     def close(self) -> None:
-        """Let go of the agent and of every connection; call it last."""
+        """Close the link to the agent and every connection. The last call."""
         with self._changed:
             self._closed = True
             communicators = [*self._connected.values(), *([self._current] if self._current else [])]
@@ -107,20 +106,21 @@ class Session:
             return self._newest.world_size if self._newest else 0
 
     def heard_at(self, number: int) -> float:
-        """Monotonic time at which this rank was told of a generation that it was given."""
+        """Monotonic time at which the agent proposed the generation ``number`` to this rank."""
         with self._changed:
             return self._heard[number]
 
     def take(self, number: int) -> tuple[Generation, Communicator | None]:
-        """The generation that the ranks have agreed to switch to; None as communicator if it has no place for this
-        rank.
+        """The generation that the ranks have agreed to switch to, with its communicator.
+
+        The communicator is None if the generation does not include this rank.
         """
         with self._changed:
             self._current = self._connected.pop(number, None)
             return self._proposed[number], self._current
 
     def discard_superseded(self) -> None:
-        """Close connections to proposals that a newer one has replaced and that the ranks have not agreed upon."""
+        """Close the connections to proposals that were replaced by a newer one before the ranks agreed on them."""
         with self._changed:
             newest = self._newest.number if self._newest else 0
             old = [self._connected.pop(n) for n in list(self._connected) if n < newest]
@@ -129,11 +129,11 @@ class Session:
             close_in_background(communicator)
 
     def wait_for_generation(self, after: int) -> tuple[Generation, Communicator | None]:
-        """The newest generation numbered above ``after``, connected; None as communicator if it has no place for this
-        rank.
+        """Wait for a generation numbered above ``after``: the newest one, with its communicator.
 
-        Waits as long as the agent lives: a job below its minimum has nothing else to do, and says so.
-        Raises :class:`ExitRequested` or :class:`AgentLost`.
+        The communicator is None if the generation does not include this rank. Waits as long as the agent lives, since a
+        job below its minimum has nothing else to do; a log line repeats it. Raises :class:`ExitRequested` or
+        :class:`AgentLost`.
         """
         self._current = None
         began = reminded = time.monotonic()
@@ -152,7 +152,7 @@ class Session:
                 if failed is None:
                     self._changed.wait(1.0)
             if failed is not None and g is not None:
-                # Not even connected: ask for another generation, and wait for that one.
+                # It could not be formed: ask for another generation, and wait for that one.
                 self.send(Broken(generation=g.number, step=0, error=failed))
                 after = g.number
             now = time.monotonic()
@@ -175,8 +175,8 @@ class Session:
                         self._heard = {n: self._heard.get(n, time.monotonic()) for n in self._proposed}
                         if self._has_place:
                             name = f"elastrain-connect-{g.number}"
-                            # Not a daemon thread: one that comes back from C++ into an interpreter that shuts down
-                            # would end the process by abort. It is called off when the session closes.
+                            # Not a daemon thread: returning from C++ into an interpreter that shuts down would abort
+                            # the process. It is called off when the session closes.
                             threading.Thread(target=self._connect, args=(g,), name=name).start()
                 case Abort(generation=number, reason=reason):
                     self._aborted[number] = reason
@@ -185,7 +185,7 @@ class Session:
                             c.call_off(reason)
                 case Exit(reason=reason):
                     self._exit = reason
-                    # A joiner may already wait in a generation for peers that will not come.
+                    # A joiner may already be waiting in a generation for peers that will not come.
                     if self._current is None or self._current.generation != self._adopted:
                         self._call_off_all(f"exit: {reason}")
             self._changed.notify_all()
@@ -193,19 +193,21 @@ class Session:
     def _connect(self, g: Generation) -> None:
         rank = self._rank_in(g)
         assert rank is not None
+
+        def called_off() -> bool:
+            return self._called_off(g.number)
+
         try:
-            store = MeetingStore(g, rank, lambda: self._called_off(g.number))
             communicator = Communicator(
                 of=g,
                 rank=rank,
-                store=store,
+                meeting=Meeting(g, rank, called_off),
                 address=self.welcome.address,
                 offer=self._offer,
                 device=self._device,
-                largest_sum=self._largest_sum,
-                called_off=lambda: self._called_off(g.number),
+                called_off=called_off,
             )
-        except (CalledOff, nccl.CalledOff):
+        except CalledOff:
             return
         except (RuntimeError, TimeoutError) as e:  # torch's network errors are RuntimeErrors
             if self._called_off(g.number):
@@ -225,7 +227,7 @@ class Session:
         communicator.close()
 
     def _called_off(self, number: int) -> bool:
-        """Whether nobody needs a connection to this proposal any more."""
+        """Whether a connection to this proposal is no longer needed."""
         with self._changed:
             return self._closed or self._lost or (self._newest is not None and self._newest.number > number)
 
@@ -235,7 +237,7 @@ class Session:
         return None if member is None else member.rank_offset + self._local_rank
 
     def _without_me(self) -> frozenset[int]:
-        """The newest proposal counts as connected where there is nothing to connect to."""
+        """The newest proposal, if it does not include this rank: it counts as connected."""
         return frozenset() if self._newest is None or self._has_place else frozenset({self._newest.number})
 
     def _call_off_all(self, cause: str) -> None:
@@ -251,8 +253,8 @@ class Session:
 
 
 def close_in_background(communicator: Communicator) -> None:
-    """gloo needs about 10 ms per peer to let go; training does not wait for it.
+    """Close ``communicator`` in a thread, while training goes on.
 
-    Not a daemon thread: coming back from C++ into an interpreter that shuts down would end the process by abort.
+    Not a daemon thread: returning from C++ into an interpreter that shuts down would abort the process.
     """
     threading.Thread(target=communicator.close, kwargs={"together": True}, name="elastrain-close").start()

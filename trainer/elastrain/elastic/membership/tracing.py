@@ -1,4 +1,4 @@
-"""What a rank tells of a rescale to whoever collects traces. Nothing here runs between rescales."""
+"""The traces of a rescale, from a rank to a trace collector. Nothing here runs between rescales."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from elastrain.tracing import ROOT, Attribute, Span, Tracer
 
 
 def spans(switch: Switch, rank: int, first_commit: float) -> tuple[list[Span], Span]:
-    """The parts of a rescale that ``rank`` has gone through, and all of it. Pure.
+    """The spans of ``rank``'s phases in a rescale, and the span of the whole. Pure.
 
-    The parts are those of :meth:`elastrain.elastic.membership.report.Times.phases`, with where they begin: in a
-    planned change
-    ``rank.connect`` lies before ``rank.pause``, beside training.
+    The phases are those of :meth:`elastrain.elastic.membership.report.Times.phases`, with their beginnings. In a
+    planned change ``rank.connect`` lies before ``rank.pause``, beside training.
     """
     times = switch.times
     who: dict[str, Attribute] = {"elastrain.rank": rank}
@@ -47,7 +46,7 @@ class Recorder:
     """Called with each rescale and the time of its first commit."""
 
     def __init__(self, tracer: Tracer, job_uid: str, rank: Callable[[], int]) -> None:
-        """``rank()``: of this process, now."""
+        """``rank()``: the present rank of this process."""
         self._tracer, self._job_uid, self._rank = tracer, job_uid, rank
 
     def __call__(self, switch: Switch, first_commit: float) -> None:
@@ -56,12 +55,12 @@ class Recorder:
         self._tracer.emit(self._job_uid, switch.generation.number, parts, whole if rank == 0 else None)
 
     def close(self) -> None:
-        """Send what waits; bounded."""
+        """Send all outstanding spans; bounded."""
         self._tracer.close()
 
 
 def recorder(rank: Callable[[], int], environ: Mapping[str, str] = os.environ) -> Recorder | None:
-    """What a rank with this environment tells of rescales; None where nobody wants to know."""
+    """The recorder for a rank with this environment; None if no trace collector is configured."""
     who = {"elastrain.worker": environ.get(names.ENV_WORKER, ""), "elastrain.job": environ.get(names.ENV_JOB, "")}
     tracer = tracing.from_environment(environ, "elastrain-rank", **who)
     return None if tracer is None else Recorder(tracer, environ.get(names.ENV_JOB_UID, ""), rank)

@@ -1,4 +1,4 @@
-"""The model's buffers that forward changes (BatchNorm's running statistics): a discarded step leaves no trace."""
+"""The model's buffers that forward changes (BatchNorm's running statistics), restored if a step is discarded."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from torch import nn
 
 
 class Buffers:
-    """Copies of a model's buffers. Which ones forward changes is found out by the warm-up; only these are kept then."""
+    """Copies of a model's buffers. The warm-up finds those that forward changes; after it only these are copied."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Copies all of them as they are now."""
+        """Copy all buffers of ``module``."""
         self._kept = [(name, b, b.detach().clone()) for name, b in module.named_buffers()]
 
     def after_warm_up(self) -> list[str]:
-        """Put everything back, and from now on keep only what had changed: returns its names."""
+        """Restore all buffers, and from now on copy only those that had changed. Returns their names."""
         self._kept = [(name, b, copy) for name, b, copy in self._kept if not torch.equal(b, copy)]
         self.restore()
         return [name for name, _, _ in self._kept]
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest one that forward changes; 0 if it changes none."""
+        """Bytes of the largest buffer that forward changes; 0 if it changes none."""
         return max((b.nbytes for _, b, _ in self._kept), default=0)
 
     def save(self) -> None:
-        """A step begins."""
+        """Copy the buffers: a step begins."""
         for _, buffer, copy in self._kept:
             copy.copy_(buffer.detach())
 
     def restore(self) -> None:
-        """The step was discarded."""
+        """Put the copies back: the step was discarded."""
         with torch.no_grad():
             for _, buffer, copy in self._kept:
                 buffer.copy_(copy)

@@ -1,6 +1,6 @@
-"""The training state as one tree: captured from what is tracked, described, restored.
+"""The training state as one tree: captured from the tracked objects, described, restored.
 
-Anything with ``state_dict`` and ``load_state_dict`` can be tracked.
+Every object with ``state_dict`` and ``load_state_dict`` can be tracked.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from elastrain.elastic.comm import digest
 
 
 class Stateful(Protocol):
+    """An object whose state can be saved and loaded."""
+
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state: Any, /) -> Any: ...
@@ -23,24 +25,25 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stands for a tensor in the description of a tree."""
+    """The placeholder of a tensor in the description of a tree."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     device: str
-    """Type of the device it lies on: "cpu", "cuda", …"""
+    """Type of the tensor's device: "cpu", "cuda", …"""
 
 
 def capture(tracked: Mapping[str, Stateful]) -> dict[str, Any]:
-    """The present state by name. Tensors are the live ones, not copies."""
+    """The present state of each object, by name. Tensors are the live ones, not copies."""
     return {name: obj.state_dict() for name, obj in tracked.items()}
 
 
 def restore(tracked: dict[str, Stateful], state: dict[str, Any]) -> None:
     """Load ``state`` into the tracked objects.
 
-    Raises ``ValueError`` naming what one side has and the other lacks: a silently skipped optimizer would train on.
+    Raises ``ValueError`` naming the entries that only one side has: a skipped optimizer would train on with its own
+    state.
     """
     if missing := sorted(tracked.keys() - state.keys()):
         raise ValueError(f"the saved state has no entry for tracked {', '.join(missing)}; it has {sorted(state)}")
@@ -53,7 +56,7 @@ def restore(tracked: dict[str, Stateful], state: dict[str, Any]) -> None:
 def structure(tree: Any) -> int:
     """A positive 63-bit number for the names, types and shapes of the tree's tensors.
 
-    Ranks whose numbers are equal can each send a share of their state to the same receiver.
+    Ranks with equal numbers can each send a part of their state to the same receiver.
     """
     leaves, _ = _pytree.tree_flatten_with_path(tree)
     described = [(_pytree.keystr(path), slot(leaf)) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -63,8 +66,8 @@ def structure(tree: Any) -> int:
 def to_cpu_copy(tree: Any, into: Any = None) -> Any:
     """A copy whose tensors are on the CPU and share no memory with ``tree``.
 
-    They are those of ``into``, an earlier copy that is needed no more, where they fit: the first write to each page of
-    new memory takes longer than the copy itself.
+    The copy reuses the tensors of ``into``, an earlier copy that is no longer needed, where they fit. The first write
+    to each page of new memory would take longer than the copy itself.
     """
     homes = dict(_pytree.tree_flatten_with_path(into)[0])
 
@@ -94,7 +97,7 @@ def slot(leaf: Any) -> Any:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill a run of memory, in whatever order of the dimensions."""
+    """Whether its elements fill one run of memory, in any order of the dimensions."""
     run = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:

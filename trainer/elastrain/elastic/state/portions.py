@@ -1,19 +1,19 @@
-"""State that travels over several steps, some parameters in each, while everybody trains.
+"""State that travels over several steps, some parameters in each, while all ranks train.
 
-Given whole (:mod:`elastrain.elastic.state.transfer`), a state holds up the step in which it travels, if that takes
-longer
-than the step. But torch's optimizers treat every parameter by itself: a joiner can keep up to date what it has got, by
-the same update from the same gradients as everybody, while the rest is still to come::
+A state that is sent whole (:mod:`elastrain.elastic.state.transfer`) holds up the step in which it travels, if that
+takes longer than the step. But torch's optimizers treat every parameter independently. A joiner can keep the parameters
+that it has received up to date, by the same update from the same gradients as all other ranks, while the rest is on its
+way::
 
-    opening    all but the large tensors, as at the switch
-    a step     as many *portions* as there is time for: a parameter, with what its optimizer keeps of it, as it is
-               between two updates. Then the givers stop, say so, and everybody's optimizer makes its step: the
-               joiner's, on the parameters that it has
-    closing    once the joiner has asked for it: the opening again, for what it could not keep up to date by itself,
-               and samples of the rest, which show that it could
+    opening    all values but the large tensors, at the switch
+    a step     as many *portions* as there is time for: a parameter with its optimizer state, as it is between two
+               updates. Then the senders stop, and every optimizer makes its step: the joiner's, on the parameters that
+               it has
+    closing    when the joiner has asked for it: the opening again, for the values that it could not keep up to date,
+               and samples of the large tensors, which show that it kept those up to date
 
-The joiner looks on meanwhile (:meth:`ElasticModule.look_on`). On a connection, each step is some portions or the
-closing, and then ``END``; a giver whose portions have all gone is done, but for the first, which waits for ``ASK``.
+The joiner is a learner meanwhile (:mod:`elastrain.elastic.strategies.learner`). On a connection, each step is some
+portions or the closing, followed by ``END``. A sender is done after its last portion; the first one waits for ``ASK``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ import torch
 
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.capture import Stateful, capture, is_dense
+from elastrain.elastic.state.slices import StateSlice
 from elastrain.elastic.state.transfer import tensors_of
 
 MIN_BYTES = 256 * 2**20
-"""A state whose large tensors have fewer bytes is given whole: that takes a fraction of a second."""
+"""A state whose large tensors have fewer bytes is sent whole: that takes a fraction of a second."""
 SAMPLES = 64
-"""Elements of each large tensor that are compared in the end."""
+"""Elements of each large tensor that are compared at the end."""
 SLACK_ULPS = 64
-"""By how much they may differ, in units of the largest one's last place: unlike machines round differently."""
+"""Allowed difference, in units of the largest one's last place: different machines round differently."""
 
 PORTION, CLOSING, END, ASK = b"P", b"C", b"E", b"A"
 INDEX_BYTES = 4
@@ -40,10 +41,10 @@ INDEX_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """A large tensor of the model, with what belongs to it."""
+    """A large tensor of the model, with its optimizer state."""
 
     parameter: torch.nn.Parameter | None
-    """None if no optimizer changes it."""
+    """None if no optimizer changes the tensor."""
     tensors: tuple[torch.Tensor, ...]
 
     @property
@@ -52,9 +53,9 @@ class Portion:
 
 
 def steps_each_alone(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step makes of a parameter, its gradient and its state what it would without all other parameters.
+    """Whether the optimizer updates each parameter independently of all others.
 
-    So do torch's own, all but LBFGS; of others nobody knows.
+    True for torch's own optimizers except LBFGS; unknown, and so False, for all others.
     """
     own = type(optimizer).__module__.startswith("torch.optim.")  # a subclass of one of them has another module
     return own and not isinstance(optimizer, torch.optim.LBFGS)
@@ -66,14 +67,16 @@ def may_travel_in_portions(tracked: Mapping[str, Stateful]) -> bool:
 
 
 def cut(tracked: Mapping[str, Stateful]) -> list[Portion] | None:
-    """The large tensors of what is tracked, in the same order on each rank; None if not all of them are a tensor of the
-    model or what an optimizer keeps of one."""
+    """The large tensors of the tracked objects, in the same order on each rank.
+
+    None if a large tensor is neither a tensor of the model nor the optimizer state of one.
+    """
     parameters: dict[int, torch.nn.Parameter] = {}
     kept: dict[int, tuple[torch.Tensor, ...]] = {}
     for optimizer in optimizers(tracked):
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if p.data_ptr() in parameters:
-                return None  # two optimizers step it
+                return None  # two optimizers update it
             values = [value for _, value in sorted(optimizer.state.get(p, {}).items())]
             if not all(value is None or isinstance(value, torch.Tensor) for value in values):
                 return None
@@ -93,7 +96,13 @@ def cut(tracked: Mapping[str, Stateful]) -> list[Portion] | None:
     return list(portions.values()) if all(t.data_ptr() in covered for t in large) else None
 
 
+def slices_of(portions: Sequence[Portion]) -> list[StateSlice]:
+    """Each portion as a slice of the state."""
+    return [StateSlice(number, 0, portion.nbytes) for number, portion in enumerate(portions)]
+
+
 def optimizers(tracked: Mapping[str, Stateful]) -> Iterator[torch.optim.Optimizer]:
+    """The tracked objects that are optimizers."""
     return (o for o in tracked.values() if isinstance(o, torch.optim.Optimizer))
 
 
@@ -104,7 +113,7 @@ def samples(portions: Sequence[Portion]) -> list[torch.Tensor]:
 
 
 def alike(mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
-    """Whether samples are the same but for rounding. Pure."""
+    """Whether samples differ by rounding at most. Pure."""
     return len(mine) == len(theirs) and all(_alike(a, b) for a, b in zip(mine, theirs, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Getting one's state in portions, and keeping up to date what has come (:mod:`elastrain.elastic.state.portions`)."""
+"""Receives this rank's state in portions (:mod:`elastrain.elastic.state.portions`), and keeps them up to date."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import queue
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,33 +17,45 @@ from elastrain.elastic.comm import channel, digest
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.capture import Stateful, raw_bytes
-from elastrain.elastic.state.portions import ASK, CLOSING, END, INDEX_BYTES, Portion, alike, cut, optimizers, samples
+from elastrain.elastic.state.portions import (
+    ASK,
+    CLOSING,
+    END,
+    INDEX_BYTES,
+    Portion,
+    alike,
+    cut,
+    optimizers,
+    samples,
+    slices_of,
+)
+from elastrain.elastic.state.slices import Transfer
 from elastrain.elastic.state.staging import Stage, apart
-from elastrain.elastic.state.transfer import compare, encode, receive_small, share
+from elastrain.elastic.state.transfer import compare, encode, receive_small
 
 
 class NotKept(RuntimeError):
-    """Something beside the optimizers changes large tensors here: the state has to be given whole."""
+    """Code other than the optimizers changes large tensors on this rank: the state has to be sent whole."""
 
 
-class Taking:
-    """This rank's state on its way here. Its large tensors are written while a loop body may read them."""
+class StateReceiver:
+    """Receives this rank's state over several steps. Its large tensors are written while a loop body may read them."""
 
-    def __init__(self, mine: Any, communicator: Communicator, sources: Sequence[int], receivers: Sequence[int]) -> None:
-        """Connect and receive the opening; ``mine`` is this rank's tree. Raises ``GenerationBroken``."""
-        self._communicator, self._sources = communicator, sources
-        self._place = receivers.index(communicator.rank)
+    def __init__(self, mine: Any, communicator: Communicator, transfer: Transfer) -> None:
+        """Connect to the sources and receive the opening. ``mine``: this rank's tree. Raises ``GenerationBroken``."""
+        self._communicator, self._transfer = communicator, transfer
+        first = transfer.sources[0]
         with communicator.guard():
-            self._connections = {r: communicator.connect(r, channel.Purpose.STATE) for r in sources}
+            self._connections = {r: communicator.connect(r, channel.Purpose.STATE) for r in transfer.sources}
             home = {"state": mine, "samples": []}
-            tree = receive_small(home, communicator, sources[0], self._connections[sources[0]])
+            tree = receive_small(home, communicator, first, self._connections[first])
         self.opening: Any = tree["state"]
-        """The state, with large tensors that have no content yet: to be loaded before :meth:`begin`."""
+        """The state with large tensors that have no content yet, to be loaded before :meth:`begin`."""
         self._hooks: list[Any] = []
         self._threads: list[threading.Thread] = []
 
     def begin(self, tracked: Mapping[str, Stateful], capture: Callable[[], Any]) -> None:
-        """From now on portions arrive in the tensors of what is tracked, and optimizers leave alone what has not come.
+        """From now on portions arrive in the tensors of ``tracked``; optimizers skip the parameters still missing.
 
         ``capture`` returns the tree of this rank's state. Raises ``GenerationBroken`` if it cannot be cut.
         """
@@ -52,70 +64,71 @@ class Taking:
             self._communicator.fail("the state of this rank cannot be cut into portions, but its peers' can")
         self._portions: list[Portion] = portions
         self._capture = capture
-        self._absent = {p for o in optimizers(tracked) for group in o.param_groups for p in group["params"]}
+        self._missing = {p for o in optimizers(tracked) for group in o.param_groups for p in group["params"]}
         for optimizer in optimizers(tracked):
             hidden: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
             self._hooks.append(optimizer.register_step_pre_hook(lambda o, *_, h=hidden: self._hide(o, h)))
             self._hooks.append(optimizer.register_step_post_hook(lambda *_, h=hidden: _show(h)))
-        givers = share(len(portions), self._sources, self._place)
-        self._left = {source: givers.count(source) for source in self._sources}
+        senders = self._transfer.senders(slices_of(portions), self._communicator.rank)
+        sources = self._transfer.sources
+        self._left = {source: senders.count(source) for source in sources}
         self._asked = False
-        self._turns: dict[int, queue.SimpleQueue[_Arrived | None]] = {s: queue.SimpleQueue() for s in self._sources}
-        for source in self._sources:
-            thread = threading.Thread(target=self._receive, args=(source,), name="elastrain-taking")
+        self._turns: dict[int, queue.SimpleQueue[_Arrived | None]] = {s: queue.SimpleQueue() for s in sources}
+        for source in sources:
+            thread = threading.Thread(target=self._receive, args=(source,), name="elastrain-receive-state")
             self._threads.append(thread)
             thread.start()
 
     def step(self) -> Any | None:
-        """Wait for what the givers send in this step, before the optimizer's: returns the closing, with which the state
-        is complete once it is loaded, or None. Raises ``GenerationBroken``.
+        """Wait for the portions of this step, before the optimizer's step.
+
+        Returns the closing, which completes the state once it is loaded, or None. Raises ``GenerationBroken``, and
+        :class:`NotKept`.
         """
         closing = None
-        for source in self._sources:
-            if not self._left[source] and source != self._sources[0]:
+        sources = self._transfer.sources
+        for source in sources:
+            if not self._left[source] and source != sources[0]:
                 continue
             arrived = self._turns[source].get()
             if arrived is None:
-                cause = self._communicator.broken or f"rank {source} has stopped to give its state"
+                cause = self._communicator.broken or f"rank {source} has stopped sending its state"
                 raise GenerationBroken(self._communicator.generation, cause)
             self._left[source] -= len(arrived.portions)
             for index in arrived.portions:
                 parameter = self._portions[index].parameter
                 if parameter is not None:
-                    self._absent.discard(parameter)
+                    self._missing.discard(parameter)
             closing = closing or arrived.closing
         if closing is not None:
             self.end()
-            return self._checked(closing)
+            if not alike(samples(self._portions), closing["samples"]):
+                raise NotKept
+            return closing["state"]
         if not any(self._left.values()) and not self._asked:
             self._asked = True
             with self._communicator.guard():
-                self._connections[self._sources[0]].sendall(ASK)
+                self._connections[sources[0]].sendall(ASK)
         return None
 
     def end(self) -> None:
-        """Optimizers are free again."""
+        """Stop receiving; optimizers update all parameters again."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         for thread in self._threads:
             thread.join()
 
-    def _checked(self, closing: Any) -> Any:
-        if not alike(samples(self._portions), closing["samples"]):
-            raise NotKept
-        return closing["state"]
-
     def _hide(self, optimizer: torch.optim.Optimizer, hidden: list[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
         for p in (p for group in optimizer.param_groups for p in group["params"]):
-            if p in self._absent and p.grad is not None:
+            if p in self._missing and p.grad is not None:
                 hidden.append((p, p.grad))
                 p.grad = None
 
     # -- a thread for each source ------------------------------------------------------------------------------------
     def _receive(self, source: int) -> None:
         connection, turns = self._connections[source], self._turns[source]
-        left, closes = self._left[source], source == self._sources[0]
+        left, closes = self._left[source], source == self._transfer.sources[0]
         stage = Stage(transfer.PIECE_BYTES)
         try:
             first = [portion.tensors[0] for portion in self._portions]
@@ -147,14 +160,14 @@ class Taking:
         return _Arrived(portions, closing)
 
     def _receive_closing(self, source: int, connection: socket.socket) -> Any:
-        # What is small gets memory of its own until it is loaded: a loop body is at work on this rank's.
+        # Small tensors get memory of their own until they are loaded: a loop body may use this rank's.
         mine = {"state": _pytree.tree_map(lambda x: x if _is_large(x) else None, self._capture()), "samples": []}
         return receive_small(mine, self._communicator, source, connection)
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """What a source has given in a step."""
+    """The data of one source in one step."""
 
     portions: list[int]
     closing: Any | None

@@ -1,4 +1,4 @@
-"""Giving one's state to joiners in portions, as far as the steps allow (:mod:`elastrain.elastic.state.portions`)."""
+"""Sends this rank's state in portions (:mod:`elastrain.elastic.state.portions`), as far as the steps allow."""
 
 from __future__ import annotations
 
@@ -14,47 +14,55 @@ from elastrain.elastic.comm import channel, digest
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.capture import raw_bytes
-from elastrain.elastic.state.portions import ASK, CLOSING, END, INDEX_BYTES, PORTION, Portion, samples
+from elastrain.elastic.state.portions import (
+    ASK,
+    CLOSING,
+    END,
+    INDEX_BYTES,
+    PORTION,
+    Portion,
+    samples,
+    slices_of,
+)
+from elastrain.elastic.state.slices import Transfer
 from elastrain.elastic.state.staging import Stage, apart, settle
-from elastrain.elastic.state.transfer import Small, encode, share
+from elastrain.elastic.state.transfer import SmallState, encode
 
 STEP_SHARE = 0.6
-"""A portion is begun in a step only if, at the rate so far, it will have gone within this share of a step's time."""
+"""A portion is begun only if, at the rate so far, it will have left within this share of a step's time."""
 
 
-class Giving:
-    """A share of this rank's state on its way to those that need it, in threads of its own, as far as steps allow."""
+class StateSender:
+    """Sends this rank's part of the state to all receivers, in threads of its own, as far as steps allow."""
 
-    def __init__(
-        self,
-        tree: Any,
-        portions: Sequence[Portion],
-        communicator: Communicator,
-        sources: Sequence[int],
-        receivers: Sequence[int],
-    ) -> None:
-        """Every rank of ``sources`` makes one, of an equal ``tree`` and its ``portions``; each of ``receivers`` makes a
-        :class:`Taking`. The training thread then calls the methods; all of them are bounded by the communicator's end.
+    def __init__(self, tree: Any, portions: Sequence[Portion], communicator: Communicator, transfer: Transfer) -> None:
+        """Every source of ``transfer`` makes one, of an equal ``tree`` and its ``portions``; each receiver makes a
+        :class:`elastrain.elastic.state.receiver.StateReceiver`.
+
+        The training thread calls the methods. The end of the communicator bounds all of them.
         """
         self._portions, self._communicator = portions, communicator
-        self._first = communicator.rank == sources[0]
-        opening = Small({"state": tree, "samples": []}) if self._first else None
+        self._first = communicator.rank == transfer.sources[0]
+        opening = SmallState({"state": tree, "samples": []}) if self._first else None
+        slices = slices_of(portions)
         self._lanes = [
-            _Lane(portions, communicator, opening, share(len(portions), sources, place))
-            for place in range(len(receivers))
+            _Lane(portions, communicator, opening, transfer.senders(slices, receiver))
+            for receiver in transfer.receivers
         ]
-        self._receivers = receivers
-        self._thread = threading.Thread(target=self._run, name="elastrain-giving")
+        self._receivers = transfer.receivers
+        self._thread = threading.Thread(target=self._run, name="elastrain-send-state")
         self._thread.start()
 
     @property
     def over(self) -> bool:
-        """Whether everything has gone, or cannot go."""
+        """Whether the state has arrived, or cannot arrive."""
         return not self._thread.is_alive()
 
     def resume(self, tree: Callable[[], Any], until: float) -> None:
-        """A step begins, which is expected to compute until ``until`` (monotonic): nothing changes the large tensors
-        before :meth:`pause`. ``tree``: the state as it is now."""
+        """A step begins, which is expected to compute until ``until`` (monotonic seconds).
+
+        The large tensors do not change before :meth:`pause`. ``tree()``: the present state.
+        """
         settle([portion.tensors[0] for portion in self._portions])
         asked = [lane for lane in self._lanes if lane.is_asked_to_close()]
         closing = self._closing(tree) if asked else None
@@ -62,26 +70,29 @@ class Giving:
             lane.begin(_Turn(until, closing if lane in asked else None))
 
     def pause(self) -> float:
-        """Return when nobody reads the large tensors, and when that was: the optimizer may change them."""
+        """Return when no thread reads the large tensors, so that the optimizer may change them.
+
+        Returns the monotonic time of that moment.
+        """
         for lane in self._lanes:
-            lane.hush()
+            lane.mute()
         return time.monotonic()
 
     def finish(self, tree: Callable[[], Any]) -> None:
-        """Give all that is left: there is no step any more."""
+        """Send the rest: there is no further step."""
         closing = self._closing(tree) if self._first else None
         for lane in self._lanes:
             lane.begin(_Turn(float("inf"), closing, last=True))
         self._thread.join()
 
     def end(self) -> None:
-        """Of a communicator that was aborted."""
+        """Return when nothing is sent any more, after the communicator was aborted."""
         for lane in self._lanes:
             lane.begin(None)
         self._thread.join()
 
-    def _closing(self, tree: Callable[[], Any]) -> Small:
-        return Small({"state": tree(), "samples": samples(self._portions)})
+    def _closing(self, tree: Callable[[], Any]) -> SmallState:
+        return SmallState({"state": tree(), "samples": samples(self._portions)})
 
     def _run(self) -> None:
         with contextlib.suppress(GenerationBroken), self._communicator.guard():
@@ -97,25 +108,25 @@ class Giving:
 
 
 class _Turn:
-    """One step's time for giving, on one lane."""
+    """The time of one step for sending, on one lane."""
 
-    def __init__(self, until: float, closing: Small | None, *, last: bool = False) -> None:
+    def __init__(self, until: float, closing: SmallState | None, *, last: bool = False) -> None:
         self.until, self.closing, self.last = until, closing, last
         self.begun = threading.Event()
-        """Its first portion is being read, or will never be."""
-        self.hushed = False
+        """The first portion of the turn is being read, or never will be."""
+        self.muted = False
         self.sending = threading.Lock()
         """Held while a portion is read."""
 
 
 class _Lane:
-    """What goes to one receiver, in one thread."""
+    """The connection to one receiver, with one thread."""
 
     def __init__(
-        self, portions: Sequence[Portion], communicator: Communicator, opening: Small | None, givers: Sequence[int]
+        self, portions: Sequence[Portion], communicator: Communicator, opening: SmallState | None, senders: list[int]
     ) -> None:
         self._portions, self._communicator, self._opening = portions, communicator, opening
-        self._left = [i for i, giver in enumerate(givers) if giver == communicator.rank]
+        self._left = [i for i, sender in enumerate(senders) if sender == communicator.rank]
         self._closes = opening is not None
         self._turns: queue.SimpleQueue[_Turn | None] = queue.SimpleQueue()
         self._turn: _Turn | None = None
@@ -130,7 +141,7 @@ class _Lane:
             return False
         try:
             return self._connection.recv(1, socket.MSG_DONTWAIT) == ASK
-        except OSError:  # not yet, or it is gone, which the step's sums will tell
+        except OSError:  # not yet, or the receiver is gone, which the step's sums will show
             return False
 
     def begin(self, turn: _Turn | None) -> None:
@@ -139,18 +150,20 @@ class _Lane:
         if turn is not None and self._ended:
             turn.begun.set()
 
-    def hush(self) -> None:
-        """Return when no portion is being read, and none will be in this turn. One has been, if there was one to read:
-        else short steps would never let a lane have its turn."""
+    def mute(self) -> None:
+        """Return when no portion is being read, and none will be in this turn.
+
+        One portion has been read, if there was one: otherwise short steps would never let a lane have its turn.
+        """
         if (turn := self._turn) is None:
             return
         if self._connection is not None:
             turn.begun.wait()
-        turn.hushed = True
+        turn.muted = True
         with turn.sending:
             pass
 
-    # -- its own -----------------------------------------------------------------------------------------------------
+    # -- its thread --------------------------------------------------------------------------------------------------
     def run(self, connection: socket.socket) -> None:
         try:
             first = [portion.tensors[0] for portion in self._portions]
@@ -175,7 +188,7 @@ class _Lane:
         while self._left:
             with turn.sending:
                 turn.begun.set()
-                if turn.hushed or (len(self._left) < begun and not self._fits(turn)):
+                if turn.muted or (len(self._left) < begun and not self._fits(turn)):
                     break
                 self._send(self._left.pop(0), connection)
         turn.begun.set()
@@ -201,7 +214,7 @@ class _Lane:
         self._sent += self._portions[index].nbytes
         self._took += time.monotonic() - began
 
-    def _close(self, closing: Small, connection: socket.socket) -> None:
+    def _close(self, closing: SmallState, connection: socket.socket) -> None:
         connection.sendall(CLOSING)
         closing.send(connection)
         connection.sendall(END)

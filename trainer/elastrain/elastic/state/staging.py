@@ -1,7 +1,7 @@
-"""The way of state between the host's memory, where it is sent, received and checked, and the device where it lies.
+"""Copies state between the device where it lies and the host's memory, where it is sent, received and checked.
 
-Through one page-locked buffer of a piece's size per connection: a device's memory needs nothing beside the state, and
-the checksum is computed where the network reads and writes. Tensors of the host are used as they are.
+Each connection uses one page-locked buffer with the size of a piece. The device needs no memory beside the state, and
+the checksum is computed on the host. Tensors of the host are used in place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 class Stage:
-    """For the pieces of one connection, one after the other; for one thread."""
+    """The staging buffer of one connection; for one thread and one piece at a time."""
 
     def __init__(self, size: int) -> None:
         """``size``: bytes of the largest piece."""
@@ -29,10 +29,11 @@ class Stage:
         return buffer
 
     def begin(self, piece: torch.Tensor) -> torch.Tensor:
-        """Host memory to receive the new bytes of ``piece`` into; :meth:`finish` brings them home."""
+        """Host memory to receive the new bytes of ``piece`` into; :meth:`finish` copies them to ``piece``."""
         return piece if on_host(piece) else self._buffer_for(piece)
 
     def finish(self, received: torch.Tensor, piece: torch.Tensor) -> None:
+        """Copy ``received``, from :meth:`begin`, to ``piece``, unless it is ``piece`` itself."""
         if received is not piece:
             piece.copy_(received)  # returns when it is done
 
@@ -43,12 +44,13 @@ class Stage:
 
 
 def on_host(tensor: torch.Tensor) -> bool:
+    """Whether the tensor lies in the host's memory."""
     kind: str = tensor.device.type
     return kind == "cpu"
 
 
 def page_locked(size: int, device: torch.device) -> torch.Tensor:
-    """Host memory that ``device`` can read and write by itself."""
+    """``size`` bytes of host memory that ``device`` can read and write directly."""
     if device.type != "cuda":
         return torch.empty(size, dtype=torch.uint8)
     with torch.cuda.device(device):  # a new thread's current device is the first one, and would get a context
@@ -56,18 +58,19 @@ def page_locked(size: int, device: torch.device) -> torch.Tensor:
 
 
 def settle(tensors: Iterable[torch.Tensor]) -> None:
-    """Wait until nothing that this thread has queued for the tensors' devices is still to be done.
+    """Wait for all work that this thread has queued for the tensors' devices.
 
-    What follows happens :func:`apart`, which is not ordered after it. Sums that others have queued are not waited for.
+    Call it before copies made :func:`apart`, which are not ordered after that work. Work that other threads have queued
+    is not waited for.
     """
     for device in {t.device for t in tensors if t.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
 
 
 def apart(tensors: Iterable[torch.Tensor]) -> AbstractContextManager[object]:
-    """A context in which this thread's copies of the tensors wait for no training: on a stream of their own.
+    """A context in which this thread copies the tensors on a stream of its own.
 
-    Else each would come after the whole step that the training thread has queued already.
+    On the default stream each copy would wait for the whole step that the training thread has queued.
     """
     device = next((t.device for t in tensors if t.is_cuda), None)
     return nullcontext() if device is None else torch.cuda.stream(torch.cuda.Stream(device))

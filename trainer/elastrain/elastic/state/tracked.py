@@ -1,7 +1,7 @@
-"""Tracked objects: their state moves with the job, and their methods act on a step only when it is time for it.
+"""Tracked objects: their state moves with the job, and their methods act only in the steps in which they should.
 
-``step()`` acts in a step that is committed only, ``zero_grad()`` not between the micro-batches of a step. So one loop
-body serves the first, a middle and the last micro-batch, and a discarded step, without an ``if``.
+``step()`` acts only in a step that is committed, ``zero_grad()`` not between the micro-batches of a step. One loop body
+therefore serves the first, a middle and the last micro-batch, and a discarded step, without an ``if``.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import nn
 from elastrain.elastic.state.capture import Stateful
 
 Gates = Mapping[str, Callable[[], bool]]
-"""By name of a method: whether it may act now."""
+"""By name of a method: whether the method may act now."""
 
 
 def track(tracked: dict[str, Stateful], objects: dict[str, Any], gates: Gates) -> None:
-    """Add ``objects`` to ``tracked`` and gate the methods that they have of those named in ``gates``.
+    """Add ``objects`` to ``tracked``, and gate those of their methods that ``gates`` names.
 
     Raises ``TypeError`` or ``ValueError`` naming the object.
     """
     for name, obj in objects.items():
         if name in tracked:
-            raise ValueError(f"job.track({name}=...): something is already tracked by this name")
+            raise ValueError(f"job.track({name}=...): an object is already tracked under this name")
         if isinstance(obj, nn.Module) and any(p.requires_grad for p in obj.parameters()):
-            raise TypeError(f"job.track({name}=...): a model that trains is given to job.wrap(), which also tracks it")
+            raise TypeError(f"job.track({name}=...): pass a model that trains to job.wrap(), which also tracks it")
         if not (callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))):
             raise TypeError(
                 f"job.track({name}=...): {type(obj).__name__} has no state_dict() and load_state_dict(), "
@@ -39,11 +39,11 @@ def track(tracked: dict[str, Stateful], objects: dict[str, Any], gates: Gates) -
 
 
 def gate(obj: Any, gates: Gates) -> None:
-    """Make the methods of ``obj`` that are named in ``gates`` do nothing, and return None, while their gate is closed.
+    """Make the methods of ``obj`` that ``gates`` names do nothing, and return None, while their gate is closed.
 
-    By a subclass rather than an attribute of the object: a scheduler's ``state_dict`` is its ``__dict__``, and a method
-    in there would travel to other ranks with the object it is bound to. Only an optimizer that a scheduler has got
-    hold of carries a ``step`` in its ``__dict__`` already, and then it is that one which is gated.
+    By a subclass, not by an attribute of the object: a scheduler's ``state_dict`` is its ``__dict__``, and a method in
+    it would travel to other ranks with the object it is bound to. An optimizer with a scheduler already has a ``step``
+    in its ``__dict__``; that one is gated.
     """
     in_class = {}
     for name, is_open in gates.items():

@@ -1,13 +1,14 @@
-"""State on its way between ranks.
+"""The training state on its way between ranks, whole and in one step.
 
 A tree is split into its tensors, which travel as raw bytes, and the rest (structure, numbers, strings), which travels
-pickled between the ranks of one job. Every rank that holds the newest state sends a share of it to every rank that does
-not, all at the same time. Large tensors are cut into pieces that go straight from the memory of the sender into that of
-the receiver; small ones are packed, and come from one rank only, since they may differ between replicas (statistics of
-a batch normalisation do). The receiver compares a checksum of each piece with the sender's: a bit that was turned on
-the way would else train on for ever.
+pickled between the ranks of one job. Every rank with the newest state sends a part of it to every rank without, all at
+the same time. Large tensors are cut into pieces that go straight from the memory of the sender into the memory of the
+receiver. Small tensors are packed and come from one rank, since they may differ between replicas (statistics of a batch
+normalisation do). The receiver compares a checksum of each piece with the sender's: a bit that was flipped on the way
+would otherwise stay in the model.
 
-Givers train on meanwhile (:class:`Gift`): nothing changes the large tensors of the state but the optimizer's step.
+Senders train on meanwhile (:class:`WholeStateSender`): only the optimizer's step changes the large tensors of the
+state.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,69 +28,53 @@ from torch.utils import _pytree
 from elastrain.elastic.comm import channel, digest
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.state.capture import Slot, is_dense, raw_bytes, slot
+from elastrain.elastic.state.slices import StateSlice, Transfer
 from elastrain.elastic.state.staging import Stage, apart, settle
 
 PIECE_BYTES = 8 * 2**20
-"""Bytes of one piece, and so the host memory that a connection needs beside the state itself (for packed tensors, and
-those that lie on a GPU)."""
+"""Bytes of one piece, and so the host memory that a connection needs beside the state itself (for packed tensors and
+tensors on a GPU)."""
 SMALL_BYTES = 256 * 2**10
 """Tensors below this size are packed."""
 _LENGTH_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One message: parts of tensors as (index of the tensor, first byte, bytes)."""
-
-    parts: tuple[tuple[int, int, int], ...]
-    packed: bool
-
-    @property
-    def nbytes(self) -> int:
-        return sum(length for _, _, length in self.parts)
-
-
-def cut(sizes: Sequence[int]) -> list[Piece]:
-    """Cut tensors of ``sizes`` bytes into pieces of at most ``PIECE_BYTES``; the packed ones come first. Pure."""
-    packed: list[Piece] = []
-    parts: list[tuple[int, int, int]] = []
-    room = PIECE_BYTES
-    for index, size in enumerate(sizes):
-        if not 0 < size < SMALL_BYTES:
-            continue
-        if size > room:
-            packed.append(Piece(tuple(parts), packed=True))
-            parts, room = [], PIECE_BYTES
-        parts.append((index, 0, size))
-        room -= size
-    if parts:
-        packed.append(Piece(tuple(parts), packed=True))
-    large = [
-        Piece(((index, start, min(PIECE_BYTES, size - start)),), packed=False)
-        for index, size in enumerate(sizes)
+def cut_large(sizes: Sequence[int]) -> list[StateSlice]:
+    """Cut the large ones of tensors with ``sizes`` bytes into slices of at most ``PIECE_BYTES``. Pure."""
+    return [
+        StateSlice(number, start, min(PIECE_BYTES, size - start))
+        for number, size in enumerate(sizes)
         if size >= SMALL_BYTES
         for start in range(0, size, PIECE_BYTES)
     ]
-    return packed + large
 
 
-def share(count: int, sources: Sequence[int], receiver: int) -> list[int]:
-    """For each of so many things, the rank of ``sources`` that gives it to the ``receiver``-th of those that receive.
-    Pure. They go round, and begin elsewhere for each receiver."""
-    return [sources[(i + receiver) % len(sources)] for i in range(count)]
+def pack_small(sizes: Sequence[int]) -> list[list[int]]:
+    """Group the small ones of tensors with ``sizes`` bytes into packs of at most ``PIECE_BYTES``, by number. Pure."""
+    packs: list[list[int]] = []
+    room = 0
+    for number, size in enumerate(sizes):
+        if not 0 < size < SMALL_BYTES:
+            continue
+        if size > room:
+            packs.append([])
+            room = PIECE_BYTES
+        packs[-1].append(number)
+        room -= size
+    return packs
 
 
-class Small:
-    """All of a tree but its large tensors, as it is now: structure, numbers, strings, and small tensors as copies."""
+class SmallState:
+    """A tree without its large tensors, as it is now: structure, numbers, strings, and copies of small tensors."""
 
     def __init__(self, tree: Any) -> None:
         self._header = pickle.dumps(_pytree.tree_map(slot, tree))
         tensors = tensors_of(tree)
         settle(tensors)
-        self._packs = [_pack(tensors, piece) for piece in cut([t.nbytes for t in tensors]) if piece.packed]
+        self._packs = [_pack([tensors[number] for number in pack]) for pack in pack_small(_sizes(tensors))]
 
     def send(self, connection: socket.socket) -> None:
-        """To one that calls :func:`receive_small`. Raises ``OSError``."""
+        """Send it to a rank that calls :func:`receive_small`. Raises ``OSError``."""
         connection.sendall(len(self._header).to_bytes(_LENGTH_BYTES, "big") + self._header)
         for data in self._packs:
             connection.sendall(data.numpy())
@@ -98,68 +82,74 @@ class Small:
 
 
 def receive_small(mine: Any, communicator: Communicator, source: int, connection: socket.socket) -> Any:
-    """The tree of :class:`Small`, in which large tensors have no content yet: those of ``mine`` where they fit.
+    """The tree of a :class:`SmallState`. Its large tensors have no content yet; they are those of ``mine`` if they fit.
 
-    Raises ``OSError``, and ``GenerationBroken`` if it arrived damaged.
+    Raises ``OSError``, and ``GenerationBroken`` if the tree arrived damaged.
     """
     length = int.from_bytes(channel.receive(connection, bytearray(_LENGTH_BYTES)), "big")
     header = channel.receive(connection, bytearray(length))
     tree = _allocate(pickle.loads(header), mine)  # noqa: S301 - from a rank of the same job
     tensors = tensors_of(tree)
     sums = bytearray()
-    for piece in cut([t.nbytes for t in tensors]):
-        if piece.packed:
-            data = torch.empty(piece.nbytes, dtype=torch.uint8)
-            channel.receive(connection, data.numpy())
-            sums += encode(digest.of_bytes(data))
-            _unpack(tensors, piece, data)
+    for pack in pack_small(_sizes(tensors)):
+        parts = [tensors[number] for number in pack]
+        data = torch.empty(sum(_sizes(parts)), dtype=torch.uint8)
+        channel.receive(connection, data.numpy())
+        sums += encode(digest.of_bytes(data))
+        for tensor, chunk in zip(parts, data.split(_sizes(parts)), strict=True):
+            raw_bytes(tensor).copy_(chunk)
     compare(sums, communicator, source, connection)
     return tree
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """Its tensors, in an order that is the same for every rank's tree."""
+    """The tensors of a tree, in an order that is the same for every rank's tree."""
     return [leaf.detach() for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def encode(checksum: int) -> bytes:
+    """A checksum as it travels."""
     return checksum.to_bytes(8, "big")
 
 
 def compare(sums: bytearray, communicator: Communicator, source: int, connection: socket.socket) -> None:
-    """``sums``: the encoded checksums of what has arrived; the sender's follow. Raises as :func:`receive_small`."""
+    """Compare ``sums``, the encoded checksums of received data, with the sender's, which follow on the connection.
+
+    Raises as :func:`receive_small`.
+    """
     if channel.receive(connection, bytearray(len(sums))) != sums:
         communicator.fail(f"state from rank {source} arrived damaged: checksums differ")
 
 
-class Gift:
-    """A share of this rank's state on its way to those that need it, in a thread of its own."""
+class WholeStateSender:
+    """Sends this rank's part of the state to all receivers within one step, in a thread of its own."""
 
-    def __init__(self, tree: Any, communicator: Communicator, sources: Sequence[int], receivers: Sequence[int]) -> None:
-        """Every rank of ``sources`` makes one, of an equal ``tree``; each of ``receivers`` calls :func:`receive`.
+    def __init__(self, tree: Any, communicator: Communicator, transfer: Transfer) -> None:
+        """Every source of ``transfer`` makes one, of an equal ``tree``; each receiver calls :func:`receive`.
 
-        Tensors of ``SMALL_BYTES`` and more must not change until :meth:`pause` has returned; smaller ones, and all that
-        is no tensor, are sent as they are now.
+        Tensors of ``SMALL_BYTES`` and more must not change until :meth:`pause` has returned. Smaller ones, and all
+        other values, are sent as they are now.
         """
         self.ended_at: float | None = None
-        """Monotonic time; None while it is on its way."""
-        self._communicator, self._sources, self._receivers = communicator, sources, receivers
-        self._small = Small(tree) if communicator.rank == sources[0] else None
+        """Monotonic time of the end; None while the state is on its way."""
+        self._communicator, self._transfer = communicator, transfer
+        self._small = SmallState(tree) if communicator.rank == transfer.sources[0] else None
         self._tensors = tensors_of(tree)
         settle(self._tensors)
-        self._pieces = _large(self._tensors)
-        self._thread = threading.Thread(target=self._run, name="elastrain-gift")
+        self._slices = cut_large(_sizes(self._tensors))
+        self._thread = threading.Thread(target=self._run, name="elastrain-send-state")
         self._thread.start()
 
     @property
     def over(self) -> bool:
-        """Whether it has arrived, or cannot."""
+        """Whether the state has arrived, or cannot arrive."""
         return not self._thread.is_alive()
 
     def pause(self) -> float:
-        """Return when it has arrived, or cannot: then the generation is broken. An abort ends it at once.
+        """Return when the state has arrived or cannot arrive, since the generation is broken. An abort ends it at once.
 
-        Returns the monotonic time at which it had."""
+        Returns the monotonic time of the end.
+        """
         self._thread.join()
         assert self.ended_at is not None
         return self.ended_at
@@ -169,72 +159,67 @@ class Gift:
         self.pause()
 
     def end(self) -> None:
-        """Of a communicator that was aborted."""
+        """Return when nothing is sent any more, after the communicator was aborted."""
         self.pause()
 
     def _run(self) -> None:
+        receivers = self._transfer.receivers
         with contextlib.suppress(GenerationBroken), self._communicator.guard():
-            connections = self._communicator.accept(self._receivers, channel.Purpose.STATE)
-            _at_once(
-                partial(self._serve, place, connections[receiver]) for place, receiver in enumerate(self._receivers)
-            )
+            connections = self._communicator.accept(receivers, channel.Purpose.STATE)
+            _at_once(partial(self._serve, receiver, connections[receiver]) for receiver in receivers)
         self.ended_at = time.monotonic()
 
-    def _serve(self, place: int, connection: socket.socket) -> None:
+    def _serve(self, receiver: int, connection: socket.socket) -> None:
         if self._small is not None:
             self._small.send(connection)
         sums = []
         stage = Stage(PIECE_BYTES)
-        givers = share(len(self._pieces), self._sources, place)
+        senders = self._transfer.senders(self._slices, receiver)
         with apart(self._tensors):
-            for piece, giver in zip(self._pieces, givers, strict=True):
-                if giver == self._communicator.rank:
-                    data = stage.to_host(_slice(self._tensors, piece))
+            for part, sender in zip(self._slices, senders, strict=True):
+                if sender == self._communicator.rank:
+                    data = stage.to_host(_bytes_of(self._tensors, part))
                     connection.sendall(data.numpy())
                     sums.append(digest.of_bytes(data))
         connection.sendall(b"".join(map(encode, sums)))
 
 
-def receive(mine: Any, communicator: Communicator, sources: Sequence[int], receivers: Sequence[int]) -> Any:
-    """The tree that ``sources`` give; its tensors are those of ``mine`` where they fit.
+def receive(mine: Any, communicator: Communicator, transfer: Transfer) -> Any:
+    """The tree that the sources of ``transfer`` send; its tensors are those of ``mine`` if they fit.
 
-    ``mine``: a tree whose tensors may be overwritten, so that most of the state arrives where it is needed, or None
-    where this rank's own state is still worth something. Raises ``GenerationBroken``, also for a piece that arrived
-    damaged.
+    ``mine``: a tree whose tensors may be overwritten, so that most of the state arrives in place; None if this rank
+    must keep its own state until it has the other. Raises ``GenerationBroken``, also for a piece that arrived damaged.
     """
     with communicator.guard():
-        return _take(mine, communicator, sources, receivers.index(communicator.rank))
+        connections = {source: communicator.connect(source, channel.Purpose.STATE) for source in transfer.sources}
+        first = transfer.sources[0]
+        tree = receive_small(mine, communicator, first, connections[first])
+        tensors = tensors_of(tree)
+        settle(tensors)
+        slices = cut_large(_sizes(tensors))
+        senders = transfer.senders(slices, communicator.rank)
 
+        def fetch(source: int, connection: socket.socket) -> None:
+            sums = bytearray()
+            stage = Stage(PIECE_BYTES)
+            with apart(tensors):
+                for part, sender in zip(slices, senders, strict=True):
+                    if sender == source:
+                        home = _bytes_of(tensors, part)
+                        data = stage.begin(home)
+                        channel.receive(connection, data.numpy())
+                        sums += encode(digest.of_bytes(data))
+                        stage.finish(data, home)
+            compare(sums, communicator, source, connection)
 
-def _take(mine: Any, communicator: Communicator, sources: Sequence[int], place: int) -> Any:
-    connections = [communicator.connect(source, channel.Purpose.STATE) for source in sources]
-    tree = receive_small(mine, communicator, sources[0], connections[0])
-    tensors = tensors_of(tree)
-    settle(tensors)
-    pieces = _large(tensors)
-    givers = share(len(pieces), sources, place)
-
-    def fetch(source: int, connection: socket.socket) -> None:
-        sums = bytearray()
-        stage = Stage(PIECE_BYTES)
-        with apart(tensors):
-            for piece, giver in zip(pieces, givers, strict=True):
-                if giver == source:
-                    home = _slice(tensors, piece)
-                    data = stage.begin(home)
-                    channel.receive(connection, data.numpy())
-                    sums += encode(digest.of_bytes(data))
-                    stage.finish(data, home)
-        compare(sums, communicator, source, connection)
-
-    _at_once(partial(fetch, *pair) for pair in zip(sources, connections, strict=True))
-    return tree
+        _at_once(partial(fetch, *pair) for pair in connections.items())
+        return tree
 
 
 def _at_once(tasks: Iterable[Callable[[], None]]) -> None:
-    """Do all, each in a thread of its own but for the first. Raises what the first one raised that failed.
+    """Run all tasks, each in its own thread except the first. Raises the first error.
 
-    If one fails, the others are sure to end: it was because the connections ended, or is followed by it.
+    If one task fails, the others end too: their connections have ended, or end as a consequence.
     """
     first, *others = tasks
     errors: list[BaseException] = []
@@ -255,21 +240,11 @@ def _at_once(tasks: Iterable[Callable[[], None]]) -> None:
         raise errors[0]
 
 
-def _large(tensors: Sequence[torch.Tensor]) -> list[Piece]:
-    return [piece for piece in cut([t.nbytes for t in tensors]) if not piece.packed]
-
-
-def _unpack(tensors: Sequence[torch.Tensor], piece: Piece, data: torch.Tensor) -> None:
-    chunks = data.split([length for _, _, length in piece.parts])
-    for (index, _, _), chunk in zip(piece.parts, chunks, strict=True):
-        raw_bytes(tensors[index]).copy_(chunk)
-
-
 def _allocate(header: Any, mine: Any) -> Any:
-    """Tensors for the slots of ``header``: those of the tree ``mine`` at the same place if they fit, else new ones.
+    """Tensors for the slots of ``header``: those at the same place of the tree ``mine`` if they fit, else new ones.
 
-    New ones lie where the sender's do, if this rank has such a device; but on the host where ``mine`` is to be kept,
-    as two states need not fit on a device.
+    New ones lie on the same type of device as the sender's, if this rank has one. They lie on the host if ``mine`` is
+    None: two states need not fit on a device.
     """
     leaves, spec = _pytree.tree_flatten_with_path(header)
     own = dict(_pytree.tree_flatten_with_path(mine)[0])
@@ -286,10 +261,13 @@ def _tensor_for(leaf: Any, own: Any, kept: bool) -> Any:
     return torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=device)
 
 
-def _slice(tensors: Sequence[torch.Tensor], piece: Piece) -> torch.Tensor:
-    ((index, start, length),) = piece.parts
-    return raw_bytes(tensors[index])[start : start + length]
+def _sizes(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor.nbytes for tensor in tensors]
 
 
-def _pack(tensors: Sequence[torch.Tensor], piece: Piece) -> torch.Tensor:
-    return torch.cat([raw_bytes(tensors[index]).cpu() for index, _, _ in piece.parts])
+def _bytes_of(tensors: Sequence[torch.Tensor], part: StateSlice) -> torch.Tensor:
+    return raw_bytes(tensors[part.unit])[part.start : part.start + part.nbytes]
+
+
+def _pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([raw_bytes(tensor).cpu() for tensor in tensors])

@@ -1,12 +1,12 @@
 """``torch.nn.SyncBatchNorm`` over the ranks of the generation in force, on any device.
 
-torch's own communicates over the default process group, which elastrain does not create, and has no CPU implementation.
-:func:`adopt` gives the layers of a model the forward of :class:`SyncBatchNorm`, which normalises by the statistics of
-the whole global batch: what a batch norm on one device would see, however the batch is cut over ranks.
+torch's own layer communicates over the default process group, which elastrain does not create, and has no CPU
+implementation. :func:`adopt` gives the layers of a model the forward of :class:`SyncBatchNorm`. It normalises by the
+statistics of the whole global batch, as a batch norm on one device would, however the batch is cut over ranks.
 
-One all-reduce in forward, one in backward per layer. They go over the same group as the gradients, so all
-ranks must run the same layers in the same order, as with torch's. A failure leaves local statistics and marks the
-generation broken, and so the step as discarded; nothing is raised in user code.
+Each layer has one all-reduce in forward and one in backward. They use the transport of the gradients, so all ranks must
+run the same layers in the same order, as with torch's. After a failure the statistics are local and the generation is
+broken, so the step is discarded; no error is raised in user code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _scope = threading.local()
 
 
 def adopt(module: nn.Module) -> bool:
-    """Have the ``nn.SyncBatchNorm`` layers of ``module`` communicate over elastrain. Returns whether it has any."""
+    """Make the ``nn.SyncBatchNorm`` layers of ``module`` communicate over elastrain. Returns whether it has any."""
     layers = [m for m in module.modules() if isinstance(m, nn.SyncBatchNorm | SyncBatchNorm)]
     for layer in layers:
         layer.__class__ = SyncBatchNorm
@@ -34,7 +34,7 @@ def adopt(module: nn.Module) -> bool:
 
 @contextmanager
 def over(communicator: Communicator | None, *, counts: bool) -> Iterator[None]:
-    """Layers that run inside, on this thread, use ``communicator``. ``counts``: its samples are no stand-ins."""
+    """Layers that run inside, on this thread, use ``communicator``. ``counts``: whether the samples have a weight."""
     _scope.communicator, _scope.counts = communicator, counts
     try:
         yield
@@ -45,7 +45,7 @@ def over(communicator: Communicator | None, *, counts: bool) -> Iterator[None]:
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Local outside of the training loop, in the warm-up, and in ``eval()`` mode.
 
-    No subclass of torch's, which DDP refuses on a CPU, and to which it would assign its own process group.
+    Not a subclass of torch's: DDP refuses those on a CPU, and assigns its own process group to them.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ class _Normalise(torch.autograd.Function):
             table = mine[None]
         means, squares = table[:, : len(mean)], table[:, len(mean) : -1]
         numbers = table[:, -1:]
-        total = numbers.sum()  # stays where it is: a number would wait for the device
+        total = numbers.sum()  # stays on the device: a Python number would wait for it
         mean = (numbers * means).sum(0) / total
         square = (squares + numbers * (means - mean) ** 2).sum(0)
         scale = (square / total + eps).rsqrt()
@@ -133,20 +133,19 @@ def _channels(per_channel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _gather(mine: torch.Tensor, communicator: Communicator | None) -> torch.Tensor | None:
-    """``mine`` of all ranks, in rank order; None if there is nobody to ask, or the generation is broken."""
+    """``mine`` of all ranks, in rank order; None outside of a generation, or if it is broken."""
     if communicator is None or communicator.broken is not None:
         return None
-    home = mine.device if communicator.sums_on(mine.device) else "cpu"
-    table = torch.zeros(communicator.world_size, len(mine), dtype=mine.dtype, device=home)
+    table = mine.new_zeros(communicator.world_size, len(mine))
     table[communicator.rank] = mine
-    communicator.sum_bucket(table).wait()  # nothing but zeros is added to a row
-    return None if communicator.broken is not None else table.to(mine)
+    communicator.sum_bucket(table).wait()  # the other ranks add only zeros to a row
+    return None if communicator.broken is not None else table
 
 
 def _sum(mine: torch.Tensor, communicator: Communicator | None) -> torch.Tensor:
-    """The sum of all ranks' ``mine``; its own alone if the generation is broken."""
+    """The sum of ``mine`` over all ranks; ``mine`` itself if the generation is broken."""
     if communicator is None or communicator.broken is not None:
         return mine
-    total = mine.detach().to(mine.device if communicator.sums_on(mine.device) else "cpu", copy=True)
+    total = mine.detach().clone()
     communicator.sum_bucket(total).wait()
-    return mine if communicator.broken is not None else total.to(mine)
+    return mine if communicator.broken is not None else total

@@ -1,12 +1,11 @@
 """``numerics="bitwise"``: the same bits from any history of rescales.
 
-A global batch is cut into a fixed number of logical micro-batches. Each is computed alone, on whichever rank has it;
-the gradients are added in the order of a fixed tree (:mod:`elastrain.elastic.strategies.summation_tree`). Over the
-ranks the tree is
-completed in chunks: rank ``c`` gets chunk ``c`` of every node that the ranks were left with, adds them in the tree's
-order, and sends the sum to all (a reduce-scatter and an all-gather, with the order of additions in our hands).
-Both go in pieces over the ranks' own connections (:mod:`elastrain.elastic.comm.mesh`), so a piece is added and returned
-while the next ones are on their way, and a lost peer ends the step at once.
+A global batch is cut into a fixed number of logical micro-batches. Each is computed alone, on the rank that has it. The
+gradients are added in the order of a fixed tree (:mod:`elastrain.elastic.strategies.summation_tree`). The ranks
+complete the tree in chunks: rank ``c`` receives chunk ``c`` of every node that remains on a rank, adds them in the
+tree's order, and sends the sum to all (a reduce-scatter and an all-gather with a fixed order of additions). Both travel
+in pieces over the ranks' own connections (:mod:`elastrain.elastic.comm.mesh`): a piece is added and returned while the
+next ones travel, and a lost peer ends the step at once.
 
 The cost: nothing overlaps with backward, each micro-batch is a backward of its own, and a rank keeps up to
 ``2 * log2(micro_batches)`` copies of the gradients. Ranks beyond the number of micro-batches compute nothing that
@@ -15,9 +14,8 @@ counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -26,88 +24,76 @@ import torch
 from torch import nn
 
 from elastrain.data.order import Order, Slice, run_of
-from elastrain.elastic.comm.backend import Backend, Offer
+from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.control import Summed
-from elastrain.elastic.strategies.replicated import ElasticModule
+from elastrain.elastic.state.slices import Holders
+from elastrain.elastic.strategies.gradient_buffers import GradientBuffer, GradientBuffers
+from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain.elastic.strategies.summation_tree import Node, TreeSum, nodes_of
 
 PIECE = 1 << 18
-"""Numbers that are added and returned at a time: enough that what Python does in between does not count."""
+"""Numbers that are added and returned at a time; large enough to hide the cost of Python in between."""
 
 
 def make_deterministic() -> None:
-    """Have torch choose algorithms that give the same bits each time, for the whole process.
+    """Select algorithms that give the same bits each time, for the whole process.
 
     Operations that have none then raise ``RuntimeError`` naming themselves.
     """
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # it only costs time
-    torch.backends.cudnn.benchmark = False  # it picks algorithms by timing them
+    torch.backends.cudnn.benchmark = False  # it selects algorithms by timing them
 
 
 class BitwiseModule(ElasticModule):
     """The model without DDP: gradients stay on the rank until all of the step's micro-batches are done."""
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-
-    @property
-    def can_look_on(self) -> bool:
-        return False
-
-    def attach(self, communicator: Communicator, *, keep: bool) -> None:
-        self.detach()
-
     def offer(self) -> Offer:
-        return Offer(Backend.GLOO, why="numerics='bitwise' adds gradients in the host's memory")
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
+        return Offer(why="numerics='bitwise' adds gradients in the host's memory")
 
 
 class Bitwise:
-    """Gradients as the tree's sum. See :class:`elastrain.elastic.strategies.gradients.Gradients` for the methods."""
+    """Gradients as the tree's sum. See :class:`elastrain.elastic.strategies.strategy.Strategy` for the methods."""
 
     def __init__(self) -> None:
-        self._buffers: _Buffers | None = None
-        self._leaves = (0, 0, 1)
-        self._next_leaf = 0
-        self._sum: TreeSum[_Buffer] = TreeSum(1, self._add)
+        self._buffers: GradientBuffers | None = None
+        self._sum: TreeSum[GradientBuffer] | None = None
+        """Of the step under way; None before its first micro-batch."""
 
     def check(self, order: Order) -> None:
         if order.micro_batches is None:
             raise ValueError(
-                "job.dataloader(): numerics='bitwise' needs micro_batches=…, into how many each global batch is cut at "
-                "any world size. It is part of the result: keep it for the life of the job, and no smaller than the "
-                "largest number of ranks"
+                "job.dataloader(): numerics='bitwise' needs micro_batches=…, the number of micro-batches that each "
+                "global batch is cut into at any world size. It is part of the result: keep it for the life of the "
+                "job, and no smaller than the largest number of ranks"
             )
 
     def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
         if ddp_options:
-            raise ValueError(f"job.wrap({', '.join(ddp_options)}=…): numerics='bitwise' does without DDP")
+            raise ValueError(f"job.wrap({', '.join(ddp_options)}=…): numerics='bitwise' does not use DDP")
         if norms := [name for name, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]:
             raise ValueError(f"job.wrap(): numerics='bitwise': {norms[0]} is a SyncBatchNorm; use GroupNorm")
         model = BitwiseModule(module)
-        self._buffers = _Buffers(module)
+        self._buffers = GradientBuffers(module)
         return model
 
     def check_warm_up(self, changed_buffers: list[str]) -> None:
         if changed_buffers:
             raise RuntimeError(
                 f"numerics='bitwise': forward changes the model's buffers {', '.join(changed_buffers[:3])}. Running "
-                "statistics, as BatchNorm's, depend on which rank sees what; use track_running_stats=False, GroupNorm "
-                "or LayerNorm"
+                "statistics, as BatchNorm's, depend on the samples of each rank; use track_running_stats=False, "
+                "GroupNorm or LayerNorm"
             )
 
-    def begin(self, leaves: tuple[int, int, int] | None) -> None:
-        assert leaves is not None and self._buffers is not None
-        for _, value in self._sum.parts:  # of a step that was discarded
-            self._buffers.free(value)
-        self._leaves, self._next_leaf = leaves, leaves[0]
-        self._sum = TreeSum(leaves[2], self._add)
+    def holders(self, sources: Sequence[int]) -> Holders:
+        return lambda _: sources
+
+    def begin_step(self) -> None:
+        self._release()
 
     def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
         assert self._buffers is not None
@@ -115,75 +101,80 @@ class Bitwise:
         return nullcontext()
 
     def backward(
-        self,
-        loss: torch.Tensor,
-        part: Slice,
-        connected: Callable[[], Collection[int]],
-        compute: float,
-        communicator: Communicator,
-        *,
-        stop: bool = False,
-        last: bool,
+        self, loss: torch.Tensor, part: Slice, inputs: ControlInputs, communicator: Communicator, *, last: bool
     ) -> Summed | None:
         buffers = self._buffers
         assert buffers is not None
         buffers.fit(communicator.world_size)
+        tree = self._sum = self._sum or TreeSum(part.leaves, self._add)
         weighted = loss * part.weight
         weighted.backward()
         if part.indices:  # a stand-in is no leaf
-            self._push_leaf(buffers, weighted)
+            self._push_leaf(tree, part.leaf, weighted)
         if not last:
             return None
-        proposals = connected()
-        shares = [*control.encode(proposals), compute, float(stop)]
+        connected = inputs.connected()
+        shared = [*control.encode(connected), inputs.compute, float(inputs.stop)]
         if communicator.world_size == 1:
-            total = self._sum.root()
+            total = tree.root()
+            tree.parts.clear()
         else:
             try:
                 with communicator.exchange() as mesh:
-                    total, shares = self._exchange(communicator, mesh, shares)
+                    total, shared = self._exchange(communicator, mesh, tree, part.leaves, shared)
             except GenerationBroken:
                 # The caller sees from the communicator that the step is discarded.
-                return Summed([*shares, 0.0, 0.0], ())
+                return Summed([*shared, 0.0, 0.0], ())
+        self._release()
+        *slots, compute, stops = shared
+        return Summed([*slots, buffers.set_gradients(total), compute, 0.0, stops], connected)
+
+    def _release(self) -> None:
+        if self._sum is not None and self._buffers is not None:
             for _, value in self._sum.parts:
-                buffers.free(value)
-        self._sum.parts.clear()
-        *slots, compute, stops = shares
-        return Summed([*slots, buffers.set_gradients(total), compute, 0.0, stops], proposals)
+                self._buffers.free(value)
+        self._sum = None
 
-    def _push_leaf(self, buffers: _Buffers, loss: torch.Tensor) -> None:
-        leaf, left = self._next_leaf, self._sum.take_left((0, self._next_leaf))
+    def _push_leaf(self, tree: TreeSum[GradientBuffer], leaf: int, loss: torch.Tensor) -> None:
+        assert self._buffers is not None
+        left = tree.take_left((0, leaf))
         if left is None:
-            self._sum.push((0, leaf), buffers.take_gradients(loss))
+            tree.push((0, leaf), self._buffers.take_gradients(loss))
         else:
-            buffers.add_gradients(left, loss)
-            self._sum.push((1, leaf // 2), left)
-        self._next_leaf += 1
+            self._buffers.add_gradients(left, loss)
+            tree.push((1, leaf // 2), left)
 
-    def _add(self, left: _Buffer, right: _Buffer) -> _Buffer:
+    def _add(self, left: GradientBuffer, right: GradientBuffer) -> GradientBuffer:
         assert self._buffers is not None
         left.flat += right.flat
         self._buffers.free(right)
         return left
 
-    def _exchange(self, communicator: Communicator, mesh: Mesh, shares: list[float]) -> tuple[_Buffer, list[float]]:
-        """Complete the tree over the ranks: the sum of all leaves, and that of the ranks' ``shares``."""
+    def _exchange(
+        self,
+        communicator: Communicator,
+        mesh: Mesh,
+        tree: TreeSum[GradientBuffer],
+        leaves: int,
+        shared: list[float],
+    ) -> tuple[GradientBuffer, list[float]]:
+        """Complete the tree over the ranks: returns the sum of all leaves, and the sum of the ranks' ``shared``."""
         buffers, rank, world = self._buffers, communicator.rank, communicator.world_size
         assert buffers is not None
-        count, chunk = self._leaves[2], buffers.capacity // world
-        table = torch.tensor(shares).repeat(world, 1)
+        chunk = buffers.capacity // world
+        table = torch.tensor(shared).repeat(world, 1)
         for peer in mesh.peers:
             mesh.send(peer, table[rank])
             mesh.receive(peer, table[peer])
-        held = [nodes_of(*run_of(count, world, r), count) for r in range(world)]
-        mine = [value.flat.cpu().view(world, chunk) for _, value in self._sum.parts]
+        held = [nodes_of(*run_of(leaves, world, r), leaves) for r in range(world)]
+        mine = [value.flat.cpu().view(world, chunk) for _, value in tree.parts]
         scratch = iter(buffers.scratch(sum(len(held[peer]) for peer in mesh.peers), chunk))
         values = [[flat[r] for flat in mine] if r == rank else [next(scratch) for _ in held[r]] for r in range(world)]
         total = buffers.take()
         flat = total.flat if total.flat.device.type == "cpu" else torch.empty(buffers.capacity, dtype=buffers.dtype)
         sums = flat.view(world, chunk)
         nodes = [pair for r in range(world) for pair in zip(held[r], values[r], strict=True)]
-        own = _Chunk(mesh, count, nodes, sum(bool(held[peer]) for peer in mesh.peers), sums[rank])
+        own = _Chunk(mesh, leaves, nodes, sum(bool(held[peer]) for peer in mesh.peers), sums[rank])
         starts = range(0, chunk, PIECE)
         for start, peer in product(starts, mesh.peers):
             for node in mine:
@@ -205,12 +196,12 @@ class _Chunk:
     def __init__(
         self, mesh: Mesh, leaves: int, nodes: list[tuple[Node, torch.Tensor]], sources: int, into: torch.Tensor
     ) -> None:
-        """``nodes``: those of all ranks, with where their values are or will be. ``sources``: peers that send some."""
+        """``nodes``: those of all ranks, with the memory of their values. ``sources``: number of sending peers."""
         self._mesh, self._leaves, self._nodes, self._into = mesh, leaves, nodes, into
         self._missing = dict.fromkeys(range(0, len(into), PIECE), sources)
 
     def begin(self) -> None:
-        """Complete what waits for nobody."""
+        """Complete the pieces that wait for no peer."""
         for start, missing in self._missing.items():
             if not missing:
                 self._complete(start)
@@ -229,94 +220,3 @@ class _Chunk:
         piece.copy_(tree.root())
         for peer in self._mesh.peers:
             self._mesh.send(peer, piece)
-
-
-@dataclass(slots=True, eq=False)
-class _Buffer:
-    """One copy of all gradients."""
-
-    flat: torch.Tensor
-    """All gradients one after the other, the loss, and zeros up to the capacity."""
-    views: list[torch.Tensor]
-    """The same memory in the shapes of the parameters."""
-
-
-class _Buffers:
-    """Copies of the gradients of a model's parameters; those that are free are used again."""
-
-    def __init__(self, module: nn.Module) -> None:
-        """Raises ``ValueError`` for parameters that are not real floating-point numbers."""
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        if odd := [name for name, p in named if not p.is_floating_point()]:
-            raise ValueError(f"job.wrap(): numerics='bitwise': parameter {odd[0]} is not of a real floating-point type")
-        self._parameters = [p for _, p in named]
-        self.dtype = torch.float64 if any(p.dtype == torch.float64 for p in self._parameters) else torch.float32
-        """Of the sums; gradients of smaller types are exact in it."""
-        self._numbers = sum(p.numel() for p in self._parameters)
-        self.capacity = 0
-        self._free: list[_Buffer] = []
-        self._in_use: _Buffer | None = None
-        self._scratch = torch.empty(0)
-
-    def fit(self, world_size: int) -> None:
-        """Make the buffers divide into ``world_size`` chunks."""
-        capacity = -(-(self._numbers + 1) // world_size) * world_size
-        if capacity != self.capacity:
-            self.capacity = capacity
-            self.forget()
-
-    def forget(self) -> None:
-        """Use no memory again that was allocated before."""
-        self._free = []
-        self._scratch = torch.empty(0)
-
-    def take(self) -> _Buffer:
-        if self._free:
-            return self._free.pop()
-        flat = torch.zeros(self.capacity, dtype=self.dtype, device=self._parameters[0].device)
-        sizes = [p.numel() for p in self._parameters]
-        parts = flat[: self._numbers].split(sizes)
-        return _Buffer(flat, [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)])
-
-    def free(self, buffer: _Buffer) -> None:
-        if len(buffer.flat) == self.capacity:
-            self._free.append(buffer)
-
-    def scratch(self, count: int, length: int) -> list[torch.Tensor]:
-        """``count`` tensors of ``length`` on the CPU, until the next call."""
-        if len(self._scratch) != count * length:
-            self._scratch = torch.empty(count * length, dtype=self.dtype)
-        return list(self._scratch.view(count, length))
-
-    def take_gradients(self, loss: torch.Tensor) -> _Buffer:
-        """The gradients as they are, and the loss, in a buffer; a parameter without a gradient counts as zero."""
-        buffer = self.take()
-        for parameter, view in zip(self._parameters, buffer.views, strict=True):
-            if parameter.grad is None:
-                view.zero_()
-            else:
-                view.copy_(parameter.grad.to_dense())
-                parameter.grad = None
-        buffer.flat[self._numbers] = loss.detach()
-        return buffer
-
-    def add_gradients(self, buffer: _Buffer, loss: torch.Tensor) -> None:
-        """The same additions as with a buffer from :meth:`take_gradients`, without the copy."""
-        for parameter, view in zip(self._parameters, buffer.views, strict=True):
-            view.add_(0.0 if parameter.grad is None else parameter.grad.to_dense())
-            parameter.grad = None
-        buffer.flat[self._numbers] += loss.detach()
-
-    def set_gradients(self, buffer: _Buffer) -> float:
-        """Make the buffer's content the gradients, until they are cleared. Returns the loss."""
-        for parameter, view in zip(self._parameters, buffer.views, strict=True):
-            parameter.grad = view.to(parameter)
-        self._in_use = buffer
-        return float(buffer.flat[self._numbers])
-
-    def clear_gradients(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-        if self._in_use is not None:
-            self.free(self._in_use)
-            self._in_use = None

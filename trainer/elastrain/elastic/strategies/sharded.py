@@ -1,10 +1,10 @@
-"""Models whose parameters are spread over ranks, which elastrain does not train yet."""
+"""Refuses models whose parameters are spread over ranks: no strategy trains them yet."""
 
 from __future__ import annotations
 
 from torch import nn
 
-_REPLICATE = "give the plain module, which every rank holds as a whole"
+_REPLICATE = "pass the plain module, which every rank holds as a whole"
 _WRAPPERS = (
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FSDP"),
     ("torch.distributed.fsdp._fully_shard", "FSDP2 (fully_shard)"),
@@ -13,10 +13,10 @@ _WRAPPERS = (
 
 
 def refuse_sharded(module: nn.Module) -> None:
-    """Raises ``ValueError`` naming the layer, and what to do, for a model that is sharded or replicated already.
+    """Raises ``ValueError`` naming the layer and the way out, for a model that is sharded or replicated already.
 
-    Its parts would be summed over ranks that hold other parts, and a rank that is lost would take its part with it.
-    Told by where classes come from: to import FSDP for it would cost every start.
+    Its parts would be summed over ranks with other parts, and a lost rank's part would be lost. The check compares the
+    modules of classes: importing FSDP for it would delay every start.
     """
     for name, layer in module.named_modules():
         for kind in type(layer).__mro__:

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from elastrain.api.job import CheckpointSpec
-from elastrain.elastic.checkpoint import Checkpoint
-from elastrain.elastic.checkpoint.saver import Saver
+from elastrain.elastic.checkpoint import Checkpoint, CheckpointKeeper
 from elastrain.elastic.state import capture
 
 
@@ -36,60 +35,60 @@ def volume() -> SlowVolume:
 
 
 @pytest.fixture
-def saver(volume) -> Saver:
-    return Saver(volume, CheckpointSpec(path="/checkpoints", everySteps=10))
+def keeper(volume) -> CheckpointKeeper:
+    return CheckpointKeeper(CheckpointSpec(path="/checkpoints", everySteps=10), volume)
 
 
-def save(saver: Saver, step: int, tree: Any) -> None:
-    saver.after_step(step, 1, "lineage", lambda: tree)
+def save(keeper: CheckpointKeeper, step: int, tree: Any) -> None:
+    keeper.after_step(step, 1, lambda: tree)
 
 
-def ended(saver: Saver) -> None:
-    saver._thread.join(30)
-    assert not saver._thread.is_alive()
+def ended(keeper: CheckpointKeeper) -> None:
+    keeper._thread.join(30)
+    assert not keeper._thread.is_alive()
 
 
-def test_what_is_written_is_the_state_of_the_step_though_training_goes_on(saver, volume) -> None:
+def test_what_is_written_is_the_state_of_the_step_though_training_goes_on(keeper, volume) -> None:
     weights = torch.ones(3)
-    save(saver, 10, {"weights": weights, "step": 10})
+    save(keeper, 10, {"weights": weights, "step": 10})
     weights += 1
     volume.may_end.set()
-    ended(saver)
+    ended(keeper)
     assert volume.trees[0]["weights"].tolist() == [1, 1, 1]
-    assert saver.result.step == 10
+    assert keeper.result.step == 10
 
 
-def test_no_save_begins_while_another_one_runs(saver, volume) -> None:
-    save(saver, 10, {"weights": torch.ones(3)})
-    save(saver, 20, {"weights": torch.ones(3)})
+def test_no_save_begins_while_another_one_runs(keeper, volume) -> None:
+    save(keeper, 10, {"weights": torch.ones(3)})
+    save(keeper, 20, {"weights": torch.ones(3)})
     volume.may_end.set()
-    ended(saver)
-    save(saver, 30, {"weights": torch.ones(3)})
-    ended(saver)
+    ended(keeper)
+    save(keeper, 30, {"weights": torch.ones(3)})
+    ended(keeper)
     assert len(volume.trees) == 2
 
 
-def test_the_copy_s_memory_is_used_again_until_another_rank_is_rank_0(saver, volume) -> None:
+def test_the_copy_s_memory_is_used_again_until_another_rank_is_rank_0(keeper, volume) -> None:
     volume.may_end.set()
     places = []
     for step in (10, 20, 30):
-        save(saver, step, {"weights": torch.full((3,), float(step))})
-        ended(saver)
+        save(keeper, step, {"weights": torch.full((3,), float(step))})
+        ended(keeper)
         places.append(volume.trees[-1]["weights"].data_ptr())
         assert volume.trees[-1]["weights"].tolist() == [step] * 3
         if step == 20:
-            saver.forget()
+            keeper.forget()
     assert places[0] == places[1] != places[2]
 
 
-def test_a_running_save_is_hurried_if_the_state_must_be_saved_now(saver, volume) -> None:
-    save(saver, 10, {"weights": torch.ones(3)})
-    pace = saver._pace
+def test_a_running_save_is_hurried_if_the_state_must_be_saved_now(keeper, volume) -> None:
+    save(keeper, 10, {"weights": torch.ones(3)})
+    pace = keeper._pace
     end = threading.Thread(target=lambda: pace._hurry.wait(30) and volume.may_end.set())
     end.start()
-    saver.save_now(12, 1, "lineage", {"weights": torch.ones(3)})
+    keeper.save_now(12, 1, lambda: {"weights": torch.ones(3)})
     end.join()
-    assert saver.result.step == 12
+    assert keeper.result.step == 12
 
 
 def test_a_tensor_has_new_memory_if_it_does_not_fit_the_old_one() -> None:

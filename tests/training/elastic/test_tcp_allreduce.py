@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from budgets import examples
-from elastrain.elastic.comm import tcp_allreduce as sums_module
+from elastrain.elastic.comm import tcp_allreduce as module
 from elastrain.elastic.comm.mesh import Mesh
-from elastrain.elastic.comm.tcp_allreduce import PIECE_BYTES, WINDOW, Sums
+from elastrain.elastic.comm.tcp_allreduce import PIECE_BYTES, WINDOW, TcpAllreduce
 
 LARGE = 4 << 20
 """Numbers of a tensor that no socket's buffers hold (16 MB)."""
@@ -26,11 +26,11 @@ PATIENCE = 30.0
 class Rank:
     """One rank's sums, and its ends of the connections."""
 
-    def __init__(self, number: int, connections: dict[int, socket.socket], largest: int = 0) -> None:
+    def __init__(self, number: int, connections: dict[int, socket.socket]) -> None:
         self.number, self.connections = number, connections
         self.failures: list[str] = []
         self.mesh = Mesh(connections, self.shut)
-        self.sums = Sums(self.mesh, number, self.failures.append, largest)
+        self.sums = TcpAllreduce(self.mesh, number, self.failures.append)
 
     def shut(self) -> None:
         for connection in self.connections.values():
@@ -46,14 +46,14 @@ class Rank:
 
 @pytest.fixture
 def form() -> Iterator[Callable[..., list[Rank]]]:
-    """``form(n)``: so many ranks, connected to each other; they are closed at the end. ``largest`` as of ``Sums``."""
+    """``form(n)``: so many ranks, connected to each other; they are closed at the end."""
     made: list[Rank] = []
 
-    def of(count: int, largest: int = 0) -> list[Rank]:
+    def of(count: int) -> list[Rank]:
         ends: list[dict[int, socket.socket]] = [{} for _ in range(count)]
         for one, other in combinations(range(count), 2):
             ends[one][other], ends[other][one] = socket.socketpair()
-        ranks = [Rank(number, connections, largest) for number, connections in enumerate(ends)]
+        ranks = [Rank(number, connections) for number, connections in enumerate(ends)]
         made.extend(ranks)
         return ranks
 
@@ -203,7 +203,7 @@ def test_who_waits_is_told_if_summing_itself_fails(form, monkeypatch) -> None:
     def fail(_self, _flat) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(sums_module.Sums, "_sum", fail)
+    monkeypatch.setattr(module.TcpAllreduce, "_sum", fail)
     waiting, _ = form(2)
     waiting.sums.sum(torch.ones(2)).wait()
     assert waiting.failures == ["MemoryError"]
@@ -247,16 +247,3 @@ def test_what_is_summed_is_completed_when_its_turn_has_come_and_not_before(form)
     other.sums.sum(torch.full((3,), 10.0))
     torch.futures.wait_all(small_too)
     assert small.tolist() == [11, 11, 11]
-
-
-@pytest.mark.parametrize("world", [2, 3, 5])
-@pytest.mark.parametrize("largest", [1000, PIECE_BYTES, 3 * PIECE_BYTES + 4, 16 << 20])
-def test_memory_is_ready_before_the_first_sum_if_the_largest_is_known(form, monkeypatch, world, largest) -> None:
-    asked: list[int] = []
-    fresh = sums_module._fresh
-    monkeypatch.setattr(sums_module, "_fresh", lambda size: asked.append(size) or fresh(size))
-    ranks = form(world, largest)
-    add(ranks, [torch.ones(8) for _ in ranks])  # their threads run
-    ready = len(asked)
-    add(ranks, [torch.ones(largest // 4) for _ in ranks])
-    assert (ready, len(asked)) == (world, world)

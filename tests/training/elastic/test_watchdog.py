@@ -1,0 +1,113 @@
+"""The watchdog of a generation whose gradients NCCL sums."""
+
+import socket
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrain.elastic.comm import watchdog
+from elastrain.elastic.comm.watchdog import HUNG_UP, STUCK_SECONDS, Act, Observation, Watchdog, judge
+
+QUIET = Observation(now=100.0, device_since=99.0, hung_up_at=None, error=None, broken_at=None)
+
+
+def seen(**changes) -> Observation:
+    return Observation(**{field: changes.get(field, getattr(QUIET, field)) for field in Observation.__slots__})
+
+
+def test_nothing_is_done_while_sums_are_under_way_and_all_is_well() -> None:
+    assert judge(QUIET)[0] is Act.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"hung_up_at": 100.0}, HUNG_UP),
+        ({"error": "NCCL reports comm error"}, "NCCL reports comm error"),
+        ({"now": 5000.0}, "sums have been under way for 1800 s"),
+    ],
+)
+def test_generation_is_aborted_if_what_is_waited_for_cannot_come(changes, why) -> None:
+    assert judge(seen(**changes)) == (Act.ABORT, why)
+
+
+def test_a_peer_that_left_is_of_no_interest_if_nothing_is_waited_for() -> None:
+    assert judge(seen(device_since=None, hung_up_at=50.0, error="late"))[0] is Act.NOTHING
+
+
+@pytest.mark.parametrize(("after", "act"), [(STUCK_SECONDS - 0.1, Act.NOTHING), (STUCK_SECONDS, Act.END_PROCESS)])
+def test_process_is_ended_if_the_device_does_not_come_back_long_after_the_abort(after, act) -> None:
+    assert judge(seen(now=100.0 + after, broken_at=100.0, hung_up_at=100.0))[0] is act
+
+
+times = st.none() | st.floats(0, 1e4)
+
+
+@given(st.builds(Observation, st.floats(0, 1e4), times, times, st.none() | st.just("e"), times))
+def test_process_is_never_ended_unless_it_has_waited_for_a_device_since_an_abort(seen) -> None:
+    act, _ = judge(seen)
+    if act is Act.END_PROCESS:
+        assert seen.device_since is not None and seen.broken_at is not None
+        assert min(seen.now - seen.device_since, seen.now - seen.broken_at) >= STUCK_SECONDS
+    if seen.broken_at is not None:
+        assert act is not Act.ABORT, "it has been aborted already"
+    if seen.device_since is None:
+        assert act is Act.NOTHING, "no device is waited for"
+
+
+def test_a_killed_peer_is_noticed_by_its_connection_if_sums_are_under_way() -> None:
+    mine, theirs = socket.socketpair()
+    aborted = threading.Event()
+    causes: list[str] = []
+
+    def abort(why: str) -> None:
+        causes.append(why)
+        aborted.set()
+
+    def observe(now: float, hung_up_at: float | None) -> Observation:
+        broken_at = now if aborted.is_set() else None
+        return Observation(now, now - 1.0, hung_up_at, None, broken_at)
+
+    watch = Watchdog([mine], observe, abort, causes.append)
+    theirs.close()
+    assert aborted.wait(10), "the end of the connection was not noticed"
+    watch.stop()
+    watch.stop()
+    assert causes == [HUNG_UP]
+    mine.close()
+
+
+def test_thread_ends_and_leaves_the_connections_alone_if_it_is_stopped() -> None:
+    mine, theirs = socket.socketpair()
+
+    def observe(now: float, hung_up_at: float | None) -> Observation:
+        return Observation(now, None, hung_up_at, None, None)
+
+    watch = Watchdog([mine], observe, pytest.fail, pytest.fail)
+    assert watch._thread.is_alive()
+    watch.stop()
+    assert not watch._thread.is_alive()
+    theirs.send(b"x")
+    assert mine.recv(1) == b"x"
+    mine.close()
+    theirs.close()
+
+
+def test_process_is_ended_once_if_the_device_stays_away(monkeypatch) -> None:
+    monkeypatch.setattr(watchdog, "STUCK_SECONDS", 0.0)
+    mine, theirs = socket.socketpair()
+    ended: list[str] = []
+    at = time.monotonic()
+
+    def observe(now: float, hung_up_at: float | None) -> Observation:
+        return Observation(now, at, hung_up_at, None, at)
+
+    watch = Watchdog([mine], observe, pytest.fail, ended.append)
+    watch._thread.join(10)
+    assert len(ended) == 1
+    watch.stop()
+    mine.close()
+    theirs.close()

@@ -1,0 +1,72 @@
+"""The cursor of a loader: it cuts each step into micro-batches once, for the worker processes and for the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elastrain.data.fetch import Task
+from elastrain.data.order import Order, Slice
+from elastrain.data.share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One micro-batch of this rank."""
+
+    slice: Slice
+    data: Any
+    """The collated samples of ``slice.fetch``."""
+
+
+class Cursor:
+    """Endless loading tasks from a position on. :meth:`begin` moves the position if it is not the expected one."""
+
+    def __init__(self, order: Order, newest: torch.Tensor) -> None:
+        """``newest``: int64 of shape (1,), shared with the worker processes: the ticket of tasks that are needed."""
+        self.ticket = 0
+        self._order, self._newest = order, newest
+        self._first, self._share = 0, Share(0, 1)
+        """Step and share that tasks of the present ticket began with."""
+        self._expected: tuple[int, Share] | None = None
+        self._cuts: dict[int, tuple[Slice, ...]] = {}
+        """By step: those that were drawn for loading, and the one under way."""
+        self._left: list[Slice] = []
+        """Micro-batches of the step under way that have not been taken, the next one last."""
+
+    def begin(self, step: int, share: Share) -> tuple[Slice, ...]:
+        """The micro-batches of ``share`` in ``step``, which :meth:`take` then returns one by one.
+
+        Tasks for another position become stale: their batches are dropped.
+        """
+        if self._left or (step, share) != self._expected:
+            self.ticket += 1
+            self._newest[0] = self.ticket
+            self._first, self._share, self._cuts = step, share, {}
+        self._cuts.pop(step - 1, None)
+        cut = self._cut(step)
+        self._expected, self._left = (step + 1, share), [*reversed(cut)]
+        return cut
+
+    def take(self) -> Slice:
+        """The next micro-batch of the step under way. Raises ``IndexError`` if all were taken."""
+        return self._left.pop()
+
+    def __iter__(self) -> Iterator[Task]:
+        while True:
+            ticket, step = self.ticket, self._first
+            while ticket == self.ticket:
+                position = step * self._order.global_batch_size
+                for cut in self._cut(step):
+                    yield Task(ticket, cut.epoch, cut.fetch, position + cut.start)
+                    if ticket != self.ticket:
+                        break
+                step += 1
+
+    def _cut(self, step: int) -> tuple[Slice, ...]:
+        if step not in self._cuts:
+            self._cuts[step] = self._order.micro_slices(step, *self._share)
+        return self._cuts[step]

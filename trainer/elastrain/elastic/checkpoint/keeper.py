@@ -1,0 +1,134 @@
+"""The owner of a job's durable checkpoints: it saves them beside training, and loads the newest at a cold start."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from elastrain.api import names
+from elastrain.api.job import CheckpointSpec
+from elastrain.api.records import CheckpointState
+from elastrain.elastic.checkpoint.pace import Pace
+from elastrain.elastic.checkpoint.volume import CheckpointVolume
+from elastrain.elastic.state import capture
+
+log = structlog.get_logger(__name__)
+
+
+class CheckpointKeeper:
+    """Saves and loads the checkpoints of one job; without ``spec.checkpoint`` it does neither.
+
+    Every rank has one, and the rank that is rank 0 saves. At most one save runs at a time, in a thread. A failed save
+    does not stop training: :attr:`result` reports it, and the next interval tries again. Memory: one copy of the state,
+    from the first save to :meth:`forget`.
+    """
+
+    def __init__(self, spec: CheckpointSpec | None, volume: CheckpointVolume | None = None) -> None:
+        """``volume``: default: the directory ``spec.path``."""
+        self._spec = spec
+        self._volume = CheckpointVolume(Path(spec.path), spec.keep) if spec and not volume else volume
+        self.lineage = ""
+        """The lineage of the training state in memory (:mod:`elastrain.elastic.checkpoint.volume`). It travels with
+        the state."""
+        self.result: CheckpointState | None = None
+        """The last save, for the job's status; None before the first."""
+        self._saved_step, self._saved_at = 0, time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._pace = Pace()
+        self._copy: Any = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> CheckpointKeeper:
+        """With the settings in ``ELASTRAIN_CHECKPOINT``. Raises pydantic's ``ValidationError`` naming the field."""
+        text = environ.get(names.ENV_CHECKPOINT)
+        return cls(CheckpointSpec.model_validate_json(text) if text else None)
+
+    # -- load --------------------------------------------------------------------------------------------------------
+    def resume(self, generation: int, load: Callable[[Any], None]) -> bool:
+        """Load the newest checkpoint that can be read, by ``load(tree)``, and begin a new lineage.
+
+        For one rank of a cold start, a generation in which no rank holds state. Returns whether there was a checkpoint.
+        Raises the errors of ``load``, and ``OSError`` if the directory cannot be written.
+        """
+        if self._volume is None:
+            return False
+        found = False
+        for checkpoint in self._volume.complete():
+            try:
+                tree = self._volume.load(checkpoint)
+            except Exception as e:  # torch raises many kinds for damaged files
+                log.error(
+                    "checkpoint cannot be read, trying an older one", path=str(checkpoint.path), error=str(e)[:300]
+                )
+                continue
+            load(tree)
+            log.info("resumed from checkpoint", path=str(checkpoint.path), step=checkpoint.step)
+            found = True
+            break
+        self.lineage = self._volume.begin_lineage(generation)
+        return found
+
+    # -- save --------------------------------------------------------------------------------------------------------
+    def after_step(self, step: int, generation: int, tree: Callable[[], Any]) -> None:
+        """Begin to save ``tree()`` if a save is due after ``step`` committed steps, and none runs."""
+        now = time.monotonic()
+        running = self._thread is not None and self._thread.is_alive()
+        if self._spec is None or running:
+            return
+        if not due(self._spec, step=step, saved_step=self._saved_step, now=now, saved_at=self._saved_at):
+            return
+        self._saved_step, self._saved_at = step, now
+        self._copy, self._pace = capture.to_cpu_copy(tree(), self._copy), Pace()
+        args = (self._copy, step, generation, self.lineage, self._pace)
+        self._thread = threading.Thread(target=self._save, args=args, name="elastrain-save", daemon=True)
+        self._thread.start()
+
+    def save_now(self, step: int, generation: int, tree: Callable[[], Any]) -> bool:
+        """Save ``tree()`` and return when the save is done or has failed; waits for a running save first.
+
+        Returns False, at once, for a job without checkpoints.
+        """
+        if self._volume is None:
+            return False
+        self._pace.hurry()
+        if self._thread is not None:
+            self._thread.join()
+        self._save(tree(), step, generation, self.lineage)
+        return True
+
+    def forget(self) -> None:
+        """Release the copy of the state: this rank is no longer rank 0. A running save releases it when it ends."""
+        self._copy = None
+
+    def _save(self, tree: Any, step: int, generation: int, lineage: str, pace: Pace | None = None) -> None:
+        assert self._volume is not None
+        began = time.monotonic()
+        try:
+            saved = self._volume.save(tree, step=step, generation=generation, lineage=lineage, pace=pace)
+        except Exception as e:
+            log.error("checkpoint failed", step=step, path=str(self._volume.path), error=str(e))
+            last = self.result or CheckpointState()
+            error = f"saving step {step} to {self._volume.path}: {e}"
+            self.result = CheckpointState(step=last.step, path=last.path, error=error)
+        else:
+            log.info("checkpoint saved", step=step, path=str(saved.path), seconds=round(time.monotonic() - began, 2))
+            self.result = CheckpointState(step=step, path=str(saved.path))
+
+
+def due(spec: CheckpointSpec, *, step: int, saved_step: int, now: float, saved_at: float) -> bool:
+    """Whether to save after ``step`` committed steps. Pure.
+
+    ``saved_step`` and ``saved_at`` (monotonic seconds, like ``now``) belong to the last attempt, before any to the
+    start. A failed attempt counts, so that a full disk is tried again at the next interval and not at every step.
+    """
+    if step <= saved_step:
+        return False
+    by_steps = spec.every_steps is not None and step // spec.every_steps > saved_step // spec.every_steps
+    by_time = spec.every_seconds is not None and now - saved_at >= spec.every_seconds
+    return by_steps or by_time

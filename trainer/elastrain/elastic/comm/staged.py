@@ -1,0 +1,38 @@
+"""Sums of tensors on CUDA devices through the host's memory, where NCCL cannot be used."""
+
+from __future__ import annotations
+
+import torch
+
+from elastrain.elastic.comm.tcp_allreduce import TcpAllreduce
+from elastrain.elastic.comm.transport import future_on
+
+
+class StagedAllreduce:
+    """A :class:`elastrain.elastic.comm.transport.Transport` that copies to the host, sums there, and copies back."""
+
+    def __init__(self, on_host: TcpAllreduce) -> None:
+        self._on_host = on_host
+        self._stream: torch.cuda.Stream | None = None
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        return bool(tensor.is_cuda) and tensor.layout is torch.strided and tensor.is_contiguous()
+
+    def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        stream = self._stream = self._stream or torch.cuda.Stream(buffer.device)
+        staged = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+        staged.copy_(buffer, non_blocking=True)
+        copied = torch.cuda.Event(blocking=True)
+        copied.record(torch.cuda.current_stream(buffer.device))
+        done = future_on(buffer)
+
+        def bring_back(_: torch.futures.Future[torch.Tensor]) -> None:
+            # A future takes note of the stream that is current when it gets its value: who awaits it is ordered after
+            # this copy.
+            with torch.cuda.stream(stream):
+                buffer.copy_(staged, non_blocking=True)
+                done.set_result(buffer)
+
+        (summed,) = self._on_host.sum_together(staged, before=copied.synchronize)
+        summed.add_done_callback(bring_back)
+        return done

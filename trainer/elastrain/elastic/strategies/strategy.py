@@ -1,0 +1,112 @@
+"""The seam between the runtime and a training strategy: how a model's gradients and state are spread over the ranks.
+
+Two strategies implement it, both with one replica of the model per rank: :class:`Replicated` (DDP) and
+:class:`Bitwise`. A strategy that shards the model wraps it in its own :class:`ElasticModule` and answers
+:meth:`Strategy.holders` by slice; the loop and the changes of generation stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from elastrain.data.order import Order, Slice
+from elastrain.elastic.comm.backend import Offer, look, propose
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.control_vector import ControlInputs
+from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.state.slices import Holders
+
+if TYPE_CHECKING:
+    from elastrain.elastic.strategies.learner import Learner
+
+
+class ElasticModule(nn.Module):
+    """The model that :meth:`elastrain.Job.wrap` returns; used like ``DistributedDataParallel(module)``.
+
+    ``module`` is the user's model.
+    """
+
+    learner: Learner | None = None
+    """Computes the steps in which this rank is a learner; None if this model cannot have any."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Raises ``ValueError`` if no parameter requires a gradient."""
+        super().__init__()
+        self.module = module
+        if not any(p.requires_grad for p in module.parameters()):
+            raise ValueError("job.wrap(model): the model has no parameter that requires a gradient")
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the first parameter that trains."""
+        return next(p for p in self.module.parameters() if p.requires_grad).device
+
+    @property
+    def layout(self) -> int:
+        """A number for the way the gradients are cut into buckets; 0 if a generation cannot begin with it."""
+        return 0
+
+    def offer(self) -> Offer:
+        """The transport that this rank could use for the gradients.
+
+        Raises ``ValueError`` if ``ELASTRAIN_BACKEND`` demands one that cannot be had.
+        """
+        return propose(look(self.device), os.environ)
+
+    def attach(self, communicator: Communicator, *, keep: bool) -> None:
+        """Train over ``communicator`` from the next forward on. Local, no collective.
+
+        ``keep``: :attr:`layout` is not 0 and the same on all ranks. All ranks pass the same value.
+        """
+        self.detach()
+
+    def detach(self) -> None:
+        """Train over no communicator; drop the gradients of the last step."""
+        for p in self.module.parameters():
+            p.grad = None
+
+
+class Strategy(Protocol):
+    """How the gradients of a step's micro-batches on all ranks become those of the mean over the global batch.
+
+    For the training thread.
+    """
+
+    def check(self, order: Order) -> None:
+        """Raises ``ValueError`` naming the argument if the strategy cannot train on data in this order.
+
+        Called for a new loader, and again when the loop begins: then the model is known.
+        """
+
+    def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
+        """The model in this strategy's wrapper. Raises ``ValueError`` for a model or an option that it cannot train."""
+
+    def check_warm_up(self, changed_buffers: list[str]) -> None:
+        """Raises ``RuntimeError`` if a model whose forward changes these buffers cannot be trained."""
+
+    def holders(self, sources: Sequence[int]) -> Holders:
+        """Which of ``sources``, the ranks with the newest state, hold each slice of it."""
+
+    def begin_step(self) -> None:
+        """A step begins, or begins again after it was discarded."""
+
+    def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
+        """The context of the loop body on micro-batch ``part``; ``last``: of this rank's part of the step."""
+
+    def backward(
+        self, loss: torch.Tensor, part: Slice, inputs: ControlInputs, communicator: Communicator, *, last: bool
+    ) -> Summed | None:
+        """Compute the gradients of micro-batch ``part``; with the last one, sum them over the ranks.
+
+        ``loss``: scalar, the mean over the micro-batch. Returns None before the last micro-batch, and with it the
+        control vector of all ranks, which is void if the communicator broke meanwhile.
+        """
