@@ -30,7 +30,7 @@ from elastrain.api.records import Generation, Progress
 from elastrain.data.order import Order
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.control import Summed
-from elastrain.elastic.membership.entry import Entry, Row
+from elastrain.elastic.membership.entry import Entry, EntryRow
 from sim.comm import MEETING_TIMEOUT, Comm
 from sim.process import Process
 
@@ -289,9 +289,9 @@ class Rank:
         if self._over is not None:
             self._settle()
             return
-        row = Row(
+        row = EntryRow(
             step=self.step if self.has_state else -1, size=self.size, reached=max(self.step, self._reached),
-            layout=1, structure=0, in_passing=0, in_portions=0,
+            layout=1, structure=0, overlaps=0, in_portions=0,
         )  # fmt: skip
 
         def table(rows: dict[int, Any]) -> None:
@@ -306,13 +306,13 @@ class Rank:
         source = entry.sources[0]
         if entry.cold and mine == 0:
             self.world.note_cold(generation)
-        seconds = 0.02 + 0.5 * self.world.rng.random() if entry.behind and not entry.cold else 0.0
+        seconds = 0.02 + 0.5 * self.world.rng.random() if entry.receivers and not entry.cold else 0.0
         step, state = (max(rows[source][0].step, 0), rows[source][1]) if not entry.cold else (0, 0)
 
         def moved(_: dict[int, Any]) -> None:
             if self.comm is not comm:
                 return
-            if mine in entry.behind or entry.cold:
+            if mine in entry.receivers or entry.cold:
                 self.step, self.state = step, state
             self.has_state = True
             self._entered(generation, comm)
