@@ -61,7 +61,7 @@ ENV_MIN_TIMEOUT = "ELASTRAIN_MIN_TIMEOUT"  # seconds that a worker waits for the
 # Environment of a rank (set by its agent).
 ENV_AGENT_SOCKET = "ELASTRAIN_AGENT_SOCKET"
 ENV_LOCAL_RANK = "LOCAL_RANK"  # torch's own name: scripts choose their device by it
-ENV_BACKEND = "ELASTRAIN_BACKEND"  # transport of gradients: "auto" (default), "nccl" or "tcp"
+ENV_BACKEND = "ELASTRAIN_BACKEND"  # transport of gradient sums: "auto" (default), "nccl" or "tcp"
 
 STACKS_SIGNAL = signal.SIGRTMIN + 1
 """A rank prints the stacks of its Python threads at this signal. Scripts and schedulers do not use it by convention."""

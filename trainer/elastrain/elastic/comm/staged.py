@@ -27,8 +27,8 @@ class StagedAllreduce:
         done = future_on(buffer)
 
         def bring_back(_: torch.futures.Future[torch.Tensor]) -> None:
-            # A future takes note of the stream that is current when it gets its value: who awaits it is ordered after
-            # this copy.
+            # A future records the stream that is current when it gets its value: awaiting it orders the caller's stream
+            # after this copy.
             with torch.cuda.stream(stream):
                 buffer.copy_(staged, non_blocking=True)
                 done.set_result(buffer)

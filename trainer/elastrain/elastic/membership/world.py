@@ -6,7 +6,6 @@ Everything here happens at a step boundary, on the training thread. Positions ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
@@ -41,7 +40,6 @@ class World:
         strategy: Strategy,
         tracked: dict[str, Stateful],
         keeper: CheckpointKeeper,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``tracked`` is shared with the job, which adds to it."""
         self.model: ElasticModule | None = None
@@ -59,7 +57,7 @@ class World:
         """Whether training has ended with the last committed step, because a rank asked for it."""
         self.overlaps_transfer = False
         """Whether this rank can train while others receive its state."""
-        self._session, self._strategy, self._tracked, self._clock = session, strategy, tracked, clock
+        self._session, self._strategy, self._tracked = session, strategy, tracked
         self._keeper = keeper
         self._generation: Generation | None = None
         self._number = 0  # of the newest generation that was adopted, or given up
@@ -142,7 +140,7 @@ class World:
         if not learning:
             self.share = self.place.share
         self._agreed, self._order, self._total = agreed, order, total_steps
-        now = self._clock()
+        now = time.monotonic()
         self._reporter.committed(now, loss)
         if self.place.rank != 0:
             return
@@ -209,14 +207,14 @@ class World:
         self._session.adopt(generation.number, self.step)
 
     def _enter(self, generation: Generation, communicator: Communicator) -> None:
-        entered = self._clock()
+        entered = time.monotonic()
         try:
             entry = self._synchronise(communicator)
         except GenerationBroken as e:
             self._give_up(communicator, e.cause)  # leaves the previous one too: its other ranks may have left it
             close_in_background(communicator)
             return
-        synchronised = self._clock()
+        synchronised = time.monotonic()
         self._leave()  # only now: after the exchange above no peer is still receiving the old generation's last step
         assert self.model is not None
         self.model.attach(communicator, keep=entry.same_layout)
@@ -287,7 +285,7 @@ class World:
     def _has_joiners(self, generation: Generation) -> bool:
         """Whether it has members that were not in the generation before, as far as this rank can tell."""
         if generation.roster is not None:
-            return True  # in a large one a rank is told only its own place
+            return True  # of a large generation a rank receives only its own place
         before = {m.id for m in self._generation.members} if self._generation else set()
         return any(m.id not in before for m in generation.members)
 

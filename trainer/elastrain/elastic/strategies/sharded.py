@@ -24,11 +24,11 @@ def refuse_sharded(module: nn.Module) -> None:
                 if kind.__module__.startswith(origin):
                     raise ValueError(
                         f"job.wrap(): {name or 'the model'} is wrapped by {called}; {_REPLICATE}. Sharded models are "
-                        "not supported yet (docs/gpu.md says what is missing)"
+                        "not supported yet (see docs/gpu.md)"
                     )
     for name, parameter in module.named_parameters():
         if type(parameter.data).__module__.startswith("torch.distributed.tensor"):
             raise ValueError(
                 f"job.wrap(): parameter {name} is a DTensor, spread over ranks; {_REPLICATE}. Sharded models are not "
-                "supported yet (docs/gpu.md says what is missing)"
+                "supported yet (see docs/gpu.md)"
             )
