@@ -14,15 +14,17 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
+TESTS = Path(__file__).parents[1]
 TIERS = ("unit", "sim", "protocol", "training")
 STARTED = float(os.environ.get("ELASTRAIN_TESTS_STARTED") or time.time())
 """Seconds since the epoch at which the whole run, linters included, has begun; ``make test`` says so."""
 LONGEST_SLEEP = 0.3
-"""Seconds that a unit test may sleep at a time."""
+"""Seconds that the code of a unit test may sleep at a time. What the product's code sleeps there, a test shortens."""
 FORBIDDEN_EVENTS = {
     "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen",
 }  # fmt: skip
@@ -68,18 +70,19 @@ class Guard:
             self.broken.append(rule)
             raise RuleBroken(f"a test of tests/unit {rule}: CONTRIBUTING.md says what each tier may do")
 
-    def _slept(self, seconds: float) -> None:
-        if self.active and (rule := too_long(seconds)) is not None:
+    def _slept(self, seconds: float, caller: FrameType) -> None:
+        if self.active and TESTS in Path(caller.f_code.co_filename).parents and (rule := too_long(seconds)):
             self.broken.append(rule)
 
     def _timed_sleep(self, seconds: float) -> None:
         self._sleep(seconds)
-        self._slept(seconds)
+        self._slept(seconds, sys._getframe(1))
 
     async def _timed_asleep(self, delay: float, result: Any = None) -> Any:
         """Only a sleep that comes to its end counts: tasks that wait long are cancelled at the end of a test."""
+        caller = sys._getframe(1)
         done = await self._asleep(delay, result)
-        self._slept(delay)
+        self._slept(delay, caller)
         return done
 
 

@@ -72,7 +72,7 @@ def test_all_ranks_end_with_the_same_step_if_one_asks_to_stop(world) -> None:
 
 
 def test_survivors_go_on_at_once_if_a_silent_peer_is_declared_lost(world) -> None:
-    world.start("a", "b", "c")
+    world.start("a", "b", "c", epochs=8)
     world.ready("a", "b", "c")
     lost = world.propose("a", "b", "c")
     world.adopted("a", "b", "c")
@@ -87,7 +87,7 @@ def test_survivors_go_on_at_once_if_a_silent_peer_is_declared_lost(world) -> Non
 
 
 def test_survivors_do_not_notice_if_a_joiner_dies_while_it_prepares(world) -> None:
-    world.start("a", "b", "j")
+    world.start("a", "b", "j", epochs=8)
     world.ready("a", "b", "j")
     world.propose("a", "b")
     world.adopted("a", "b")
@@ -104,14 +104,14 @@ def test_survivors_do_not_notice_if_a_joiner_dies_while_it_prepares(world) -> No
 
 def test_job_resumes_in_another_world_size_if_every_rank_was_killed(world) -> None:
     spec = '{"path": "%s", "everySteps": 5}' % (world.folder / "checkpoints")
-    world.start("a", "b", ELASTRAIN_CHECKPOINT=spec)
+    world.start("a", "b", epochs=6, ELASTRAIN_CHECKPOINT=spec)
     world.ready("a", "b")
     world.propose("a", "b")
     world.wait("a checkpoint", lambda: any(r.progress.checkpoint for r in world.ranks["a"].of_type("report")))
     for r in "ab":
         world.ranks[r].kill()
         world.ranks[r].process.wait(10)
-    world.start("x", "y", "z", ELASTRAIN_CHECKPOINT=spec)
+    world.start("x", "y", "z", epochs=6, ELASTRAIN_CHECKPOINT=spec)
     world.ready("x", "y", "z")
     world.propose("x", "y", "z")
     final = world.finished("x", "y", "z")

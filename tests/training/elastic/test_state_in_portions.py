@@ -74,7 +74,7 @@ def test_state_is_given_whole_if_something_beside_the_optimizer_changes_the_mode
     assert final["a"]["commits"] == list(range(1, final["a"]["step"] + 1)), "a committed step was lost"
 
 
-@pytest.mark.parametrize("victim", ["b", "c"])
+@pytest.mark.parametrize("victim", ["b", pytest.param("c", marks=pytest.mark.nightly)])
 def test_nothing_is_lost_if_a_giver_or_the_joiner_is_killed_while_the_state_travels(world, victim) -> None:
     start(world, *"abcd", delay=0.3, ONE_BY_ONE="1")
     world.propose("a", "b")

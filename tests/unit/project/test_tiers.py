@@ -37,12 +37,16 @@ def test_processes_and_torch_break_the_rules_of_unit_tests(event: str, argument:
     assert broken_rule(event, (argument,)) == rule
 
 
+async def nap(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
 def test_the_rules_are_enforced(request: pytest.FixtureRequest) -> None:
     guard = request.config.pluginmanager.get_plugin("tiers").guard
     time.sleep(0.01)
     assert not guard.broken
     time.sleep(0.31)
-    asyncio.run(asyncio.sleep(0.31))
+    asyncio.run(nap(0.31))
     with pytest.raises(RuleBroken):
         subprocess.run(["true"], check=True)
     assert guard.broken == [*["sleeps 0.31 s (the limit is 0.3 s)"] * 2, "starts a process (subprocess.Popen)"]
