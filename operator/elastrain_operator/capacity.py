@@ -82,8 +82,8 @@ class Capacity:
 
     def forget(self, uid: str) -> None:
         """A job is gone."""
-        for book in (self._claims, self._shares, self._resized, self._speeds):
-            book.pop(uid, None)
+        for known in (self._claims, self._shares, self._resized, self._speeds):
+            known.pop(uid, None)
         self.nudge()
 
     def pod_seen(self, job_uid: str, pod: Pod | None, pod_uid: str) -> None:

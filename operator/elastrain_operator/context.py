@@ -7,31 +7,31 @@ from datetime import datetime
 from functools import cached_property
 
 from elastrain.api.job import JobSpec, JobStatus, LossStreak, Withdrawal
-from elastrain_operator.model import Coordination, Loss, Observed, Pod, Trouble
+from elastrain_operator.model import Coordination, LoopState, Loss, Observed, Pod, Trouble
 from elastrain_operator.policy.ending import verdict as verdicts
 from elastrain_operator.policy.losses import arrival, exclusion, pending, restarts, streak
 from elastrain_operator.policy.losses import lost as losses
 from elastrain_operator.policy.report import progress
-from elastrain_operator.policy.size import drain, leaving, rollout, spares, wanted
+from elastrain_operator.policy.size import drain, leaving, rollout, spares, wanted, workers
 from elastrain_operator.policy.size import victims as victims_policy
-from elastrain_operator.policy.size import workers as scale
 from elastrain_operator.policy.size.rollout import Rollout, Scene
 
 
 @dataclass(frozen=True)
-class Sight:
+class PlanContext:
     """The input of a plan and what follows from it, each computed once."""
 
     spec: JobSpec
     status: JobStatus
-    seen: Observed
+    observed: Observed
+    state: LoopState
     now: datetime
     drain_extra: float
 
     @cached_property
     def etcd(self) -> Coordination | None:
         """The job's records, None if etcd is not known."""
-        return self.seen.coordination
+        return self.observed.coordination
 
     @cached_property
     def members(self) -> Coordination | None:
@@ -50,46 +50,46 @@ class Sight:
     def asked(self) -> frozenset[str]:
         """Workers already asked to leave that still exist (names). The target keeps them until the pod is gone."""
         named = set(self.etcd.target.leaving if self.etcd and self.etcd.target else ()) | set(self.since)
-        return frozenset(named & {p.name for p in self.seen.pods})
+        return frozenset(named & {p.name for p in self.observed.pods})
 
     @cached_property
     def losses(self) -> tuple[Loss, ...]:
-        return losses.losses(self.seen.pods, self.members, self.asked)
+        return losses.losses(self.observed.pods, self.members, self.asked)
 
     @cached_property
     def count(self) -> restarts.Count:
-        return restarts.count(self.status.restarts, self.status.counted_failures, self.losses, self.seen.pods)
+        return restarts.count(self.status.restarts, self.status.counted_failures, self.losses, self.observed.pods)
 
     @cached_property
     def silent(self) -> frozenset[str]:
         """Workers whose node and lease are silent (names)."""
-        return frozenset(p.name for p in self.seen.pods if losses.is_silent(p, self.members))
+        return frozenset(p.name for p in self.observed.pods if losses.is_silent(p, self.members))
 
     @cached_property
     def workers(self) -> tuple[Pod, ...]:
-        return scale.active(self.seen.pods, self.asked, self.silent)
+        return workers.active(self.observed.pods, self.asked, self.silent)
 
     @cached_property
     def troubles(self) -> dict[str, Trouble]:
         """What keeps workers (pod names) from training, whether it is worth telling yet or not."""
-        return arrival.troubles(self.workers, self.members, self.ledger.nodes)
+        return arrival.troubles(self.workers, self.members, self.exclusions.nodes)
 
     @cached_property
     def desired(self) -> int:
         """Workers wanted now."""
-        return wanted.wanted(self.spec, self.status, self.seen.share)
+        return wanted.wanted(self.spec, self.status, self.observed.share)
 
     @cached_property
     def spares(self) -> int:
         """Warm spares wanted now, beside the desired workers."""
         old = self.status.generation
         in_force = progress.in_force(old, self.members)[0] if self.members else old
-        return spares.wanted(self.spec, self.desired, len(self.workers), in_force, self.seen.share)
+        return spares.wanted(self.spec, self.desired, len(self.workers), in_force, self.observed.share)
 
     @property
     def is_undecided(self) -> bool:
         """Whether the job is new and the allocator has not seen it yet: it answers within a second or so."""
-        share, new = self.seen.share, self.status.desired_replicas is None and not self.seen.pods
+        share, new = self.observed.share, self.status.desired_replicas is None and not self.observed.pods
         return new and share is not None and share.size is None and not share.blind and not self.spec.suspend
 
     @cached_property
@@ -100,7 +100,7 @@ class Sight:
         chosen = self.rollout.leave
         others = [p for p in self.workers if p not in chosen]
         most, minimum = self.desired + self.rollout.extra, self.spec.min_replicas
-        more = victims_policy.choose(others, most, minimum, self.members, self.seen.share, spares=self.spares)
+        more = victims_policy.choose(others, most, minimum, self.members, self.observed.share, spares=self.spares)
         return (*chosen, *more)
 
     @cached_property
@@ -108,17 +108,17 @@ class Sight:
         """What is to be done about workers of another version of the template."""
         if self.etcd is None or self.finishing:
             return Rollout()
-        refusal = self.seen.refusal
+        refusal = self.state.refusal
         return rollout.rollout(
             Scene(
                 workers=self.workers,
-                pods=self.seen.pods,
+                pods=self.observed.pods,
                 version=rollout.version(self.spec.template),
                 desired=self.desired,
                 minimum=self.spec.min_replicas,
                 at_a_time=self.spec.max_unavailable,
-                leaving=sum(not p.over for p in self.seen.pods if p.name in self.asked),
-                refusal=refusal if refusal and refusal.generation == self.seen.job.generation else None,
+                leaving=sum(not p.over for p in self.observed.pods if p.name in self.asked),
+                refusal=refusal if refusal and refusal.generation == self.observed.job.generation else None,
                 members=self.members,
                 now=self.now,
                 spares=self.spares,
@@ -143,17 +143,17 @@ class Sight:
     @cached_property
     def withdrawal(self) -> Withdrawal | None:
         fresh = pending.withdraw(self.late, self.spec.pending_deadline_seconds, self.now)
-        return fresh or pending.standing(self.status.withdrawal, self.workers, self.spec.min_replicas, self.now)
+        return fresh or pending.continued(self.status.withdrawal, self.workers, self.spec.min_replicas, self.now)
 
     @cached_property
-    def ledger(self) -> exclusion.Ledger:
+    def exclusions(self) -> exclusion.NodeExclusions:
         """Nodes that new workers keep off, with what was lost just now."""
         old, cooldown = self.status, self.spec.node_cooldown_seconds
         return exclusion.update(old.excluded_nodes, old.node_losses, self.count.fresh, cooldown, self.now)
 
     @cached_property
     def finishing(self) -> bool:
-        return verdicts.finishing(self.seen.pods, self.etcd)
+        return verdicts.finishing(self.observed.pods, self.etcd)
 
     @cached_property
     def leaving(self) -> frozenset[str]:

@@ -14,13 +14,13 @@ from elastrain.api.job import JobSpec
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdError
 from elastrain_operator import clock, plan
-from elastrain_operator.apply.executor import Executor, Memory
+from elastrain_operator.apply.executor import Executor
 from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import ApiError, Kube
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobMeter
-from elastrain_operator.model import JobRef, Observed, Pod
+from elastrain_operator.model import JobRef, LoopState, Observed, Pod
 from elastrain_operator.observe import parse
 from elastrain_operator.observe.records import Mirror
 from elastrain_operator.plan import STATUS_INTERVAL
@@ -72,7 +72,7 @@ class JobLoop:
         self._capacity = capacity
         self._wake = asyncio.Event()
         self._woken: float | None = None  # when the first news came that no pass has looked at
-        self._memory = Memory()
+        self._state = LoopState()
         self._body: Mapping[str, Any] = {}
         self._pods_of: PodsOf = lambda _: ()
         self._task: asyncio.Task[None] | None = None
@@ -117,7 +117,7 @@ class JobLoop:
 
     def pod_seen(self, pod: Pod) -> None:
         """The watch shows a pod that is new to it, or has changed."""
-        created = self._memory.created.get(pod.uid)
+        created = self._state.created.get(pod.uid)
         before = created[0] if created else self._looked_at.get(pod.uid)
         if before == pod:
             return
@@ -135,7 +135,7 @@ class JobLoop:
 
     def pod_gone(self, uid: str) -> None:
         """The watch says that this pod does not exist any more."""
-        self._memory.created.pop(uid, None)
+        self._state.created.pop(uid, None)
         self.wake()
 
     async def stop(self) -> None:
@@ -184,10 +184,10 @@ class JobLoop:
         if known:
             return
         try:
-            status = self._memory.status or parse.job_status(self._body)
+            status = self._state.status or parse.job_status(self._body)
             words = f"{type(error).__name__}: {error}"
             confession = plan.fault(status, self.job.generation, words, RETRY_DELAYS[-1], clock.now())
-            await self._executor.execute(self.job, None, confession, self._memory)
+            await self._executor.execute(self.job, None, confession, self._state)
         except Exception as another:  # the same poison, perhaps; the loop has to go on all the same
             log.warning("fault not told", job=self.job.name, namespace=self.job.namespace, error=str(another))
 
@@ -205,29 +205,30 @@ class JobLoop:
 
     async def _pass(self) -> float:
         """One round; returns the seconds until the next one is due by the clock."""
-        body, memory = self._body, self._memory
+        body, state = self._body, self._state
+        state.status_interval = self.status_interval
         if body["metadata"].get("deletionTimestamp"):
             return self._config.resync  # its pods are the garbage collector's now
         if not parse.is_ours(body):
             return self._config.resync  # spec.managedBy names somebody else
         self.job = parse.job_ref(body)
-        memory.version = newest(memory.version, body["metadata"].get("resourceVersion"))
-        status = memory.status or parse.job_status(body)
+        state.version = newest(state.version, body["metadata"].get("resourceVersion"))
+        status = state.status or parse.job_status(body)
         try:
             spec = self._spec(body.get("spec", {}))
         except parse.SpecInvalid as error:
             refusal = plan.refuse(status, self.job.generation, str(error), clock.now())
-            await self._executor.execute(self.job, None, refusal, memory)
+            await self._executor.execute(self.job, None, refusal, state)
             return self._config.resync
         observed = await self._observe()
         with metrics.PLAN_SECONDS.time():
-            decided = plan.plan(spec, status, observed, clock.now(), self._config.drain_extra)
-        memory.books = decided.books or memory.books
-        self.meter.saw(self.job, decided.status or status, observed, memory.books)
+            decided = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)
+        before, state.usage = state.usage, decided.usage or state.usage
+        self.meter.saw(self.job, decided.status or status, observed, before, state.usage)
         if self._capacity and decided.claims:
             self._capacity.claim(self.job.uid, decided.claims)
-        await self._executor.execute(self.job, spec, decided, memory)
-        if memory.refusal is not None and decided.create:
+        await self._executor.execute(self.job, spec, decided, state)
+        if state.refusal is not None and decided.create:
             self.wake()  # the status is to say so
         elif decided.create:
             self._wake_soon()  # the status is to show them, and the watch will tell nothing new about them
@@ -243,7 +244,6 @@ class JobLoop:
         return self._parsed[1]
 
     async def _observe(self) -> Observed:
-        memory = self._memory
         keys = JobKeys(self.job.namespace, self.job.name, self.job.uid)
         coordination = self._mirror.of(keys)
         return Observed(
@@ -251,11 +251,6 @@ class JobLoop:
             pods=await self._pods(),
             coordination=coordination,
             outage=self._mirror.outage,
-            unborn=memory.unborn,
-            refusal=memory.refusal,
-            status_written=memory.status_written,
-            status_interval=self.status_interval,
-            books=memory.books,
             share=self._capacity.share_of(self.job.uid) if self._capacity else None,
             created=parse.timestamp(self._body["metadata"]["creationTimestamp"]) if self._capacity else None,
         )
@@ -263,7 +258,7 @@ class JobLoop:
     async def _pods(self) -> tuple[Pod, ...]:
         """Pods from the watch, and those we created that it does not show yet."""
         self._looked_at = seen = {p.uid: p for p in self._pods_of(self.job.uid)}
-        created = self._memory.created
+        created = self._state.created
         for uid, (pod, since) in list(created.items()):
             if uid in seen:
                 del created[uid]
@@ -276,9 +271,9 @@ class JobLoop:
         body = await self._kube.get_pod(self.job.namespace, pod.name)
         current = parse.pod(body) if body and body["metadata"]["uid"] == pod.uid else None
         if current:
-            self._memory.created[pod.uid] = (current, clock.now())
+            self._state.created[pod.uid] = (current, clock.now())
         else:
-            del self._memory.created[pod.uid]
+            del self._state.created[pod.uid]
 
 
 class Loops:

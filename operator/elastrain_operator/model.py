@@ -157,7 +157,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything a plan is made from, beside spec and status."""
+    """The pods and records of one job at one moment."""
 
     job: JobRef
     pods: tuple[Pod, ...] = ()
@@ -166,19 +166,32 @@ class Observed:
     """None: not known, since etcd cannot be reached. That is not the same as empty."""
     outage: Outage | None = None
     """Why ``coordination`` is None."""
-    unborn: tuple[int, ...] = ()
-    """Ordinals that were given to pods which the API server then refused; used first."""
-    refusal: Refusal | None = None
-    status_written: datetime | None = None
-    """When this operator last wrote the status; None: not yet."""
-    status_interval: float = 5.0
-    """Seconds between two writes of the status that tell nothing urgent: the more jobs, the longer."""
-    books: AcceleratorSeconds | None = None
-    """The ledger as of this operator's last pass; None: the one in the status counts."""
     share: Share | None = None
     """What the allocator gives the job; None: this operator does not share the cluster out."""
     created: datetime | None = None
     """When the job was created, for its place in the queue; None: not known."""
+
+
+@dataclass(slots=True)
+class LoopState:
+    """What one job's loop remembers between passes. Plans read it; the loop and the executor write it. All of it can be
+    lost: the next operator sees the same world, and at worst waits a little longer."""
+
+    status: JobStatus | None = None
+    """As last written by this operator; None: the one on the object counts."""
+    status_written: datetime | None = None
+    """When this operator last wrote the status; None: not yet."""
+    status_interval: float = 5.0
+    """Seconds between two writes of a status that contains nothing urgent: the more jobs, the longer."""
+    version: str | None = None
+    """``resourceVersion`` of the job as last seen or written: a status is written only over this version."""
+    unborn: tuple[int, ...] = ()
+    """Ordinals of pods that the API server refused; used first."""
+    refusal: Refusal | None = None
+    created: dict[str, tuple[Pod, datetime]] = field(default_factory=dict)
+    """Pods by UID that were created, and when, but that the watch has not shown yet."""
+    usage: AcceleratorSeconds | None = None
+    """Accelerator usage as of the last pass; None: the one in the status counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +211,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class JobEvent:
     """An event to be recorded on the job."""
 
     reason: str
@@ -208,7 +221,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now. ``apply.py`` does it in this order: status, target, create, delete, delete_job, notices."""
+    """What to do now. ``apply.py`` does it in this order: status, target, create, delete, delete_job, events."""
 
     status: JobStatus | None = None
     """To be written; None: it is as it should be (or the change is too small to be written yet)."""
@@ -220,12 +233,12 @@ class Plan:
     """Those of them that will be spares: they prefer nodes on which no worker of the job is."""
     delete: tuple[Deletion, ...] = ()
     delete_job: bool = False
-    notices: tuple[Notice, ...] = ()
+    events: tuple[JobEvent, ...] = ()
     keep_off: tuple[str, ...] = ()
     """Nodes (names) on which the pods to create are not to run."""
     requeue_after: float | None = None
     """Seconds until something is due by the clock alone; None: nothing is."""
-    books: AcceleratorSeconds | None = None
-    """The ledger up to now, for the next pass; None: it was not looked at."""
+    usage: AcceleratorSeconds | None = None
+    """Accelerator usage up to now, for the next pass; None: it was not computed."""
     claims: Claims | None = None
     """For the allocator; None: there is none."""

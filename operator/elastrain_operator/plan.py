@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Target
 from elastrain_operator.allocation.model import Claims
-from elastrain_operator.context import Sight
-from elastrain_operator.model import Deletion, Loss, Notice, Observed, Plan
+from elastrain_operator.context import PlanContext
+from elastrain_operator.model import Deletion, JobEvent, LoopState, Loss, Observed, Plan
 from elastrain_operator.policy.ending import clean, success
 from elastrain_operator.policy.ending import ttl as ttl_policy
 from elastrain_operator.policy.ending import verdict as verdicts
@@ -18,10 +18,9 @@ from elastrain_operator.policy.losses import arrival, pending, restarts, streak
 from elastrain_operator.policy.report import accelerator_seconds, conditions, events
 from elastrain_operator.policy.report.conditions import Claim
 from elastrain_operator.policy.size import claims as claims_policy
-from elastrain_operator.policy.size import drain
+from elastrain_operator.policy.size import drain, workers
 from elastrain_operator.policy.size import target as targets
-from elastrain_operator.policy.size import workers as scale
-from elastrain_operator.status import books, held_until, if_changed, status_of
+from elastrain_operator.status import held_until, if_changed, status_of, usage
 
 DRAIN_EXTRA = 30.0
 """Seconds beyond a pod's own grace period that a worker may take to leave."""
@@ -31,27 +30,35 @@ REFUSAL_DELAYS = (2.0, 5.0, 15.0, 60.0)
 """Seconds before a pod that the API server refused is tried again: by number of refusals in a row."""
 
 
-def plan(spec: JobSpec, status: JobStatus, observed: Observed, now: datetime, drain_extra: float = DRAIN_EXTRA) -> Plan:
+def plan(
+    spec: JobSpec,
+    status: JobStatus,
+    observed: Observed,
+    now: datetime,
+    state: LoopState | None = None,
+    *,
+    drain_extra: float = DRAIN_EXTRA,
+) -> Plan:
     """What the operator should do about one job now. Executed by ``apply.py``; ``now`` is timezone-aware.
 
     What holds: nothing that needs membership is done while etcd is not known; every ended pod is counted before it is
     deleted; a worker of the generation in force is deleted only after it was asked to leave and has left, or its drain
     deadline has passed, or the job has ended.
     """
-    sight = Sight(spec, status, observed, now, drain_extra)
-    standing = verdicts.standing(status)
-    if standing:
-        return _after_end(sight, standing)
-    if sight.is_undecided:
-        return Plan(claims=_for_allocator(sight, status))  # it is heard before anything is said or done
+    context = PlanContext(spec, status, observed, state or LoopState(), now, drain_extra)
+    terminal = verdicts.terminal_condition(status)
+    if terminal:
+        return _after_end(context, terminal)
+    if context.is_undecided:
+        return Plan(claims=_for_allocator(context, status))  # it is heard before anything is said or done
     verdict = (
         success.verdict(spec.success_policy, observed.pods, observed.coordination)
-        or verdicts.failure(spec.backoff_limit, sight.count.restarts, sight.losses)
-        or streak.verdict(spec, sight.streak)
-        or verdicts.overdue(spec, sight.start, now)
-        or (None if sight.finishing else pending.verdict(spec, sight.workers, now))
+        or verdicts.failure(spec.backoff_limit, context.count.restarts, context.losses)
+        or streak.verdict(spec, context.streak)
+        or verdicts.overdue(spec, context.start, now)
+        or (None if context.finishing else pending.verdict(spec, context.workers, now))
     )
-    return _end(sight, verdict) if verdict else _go_on(sight)
+    return _end(context, verdict) if verdict else _go_on(context)
 
 
 def refuse(status: JobStatus, generation: int | None, message: str, now: datetime) -> Plan:
@@ -75,84 +82,88 @@ def _only_say(status: JobStatus, generation: int | None, claim: Claim, now: date
             "observed_generation": generation,
         }
     )
-    return Plan(status=if_changed(status, changed), notices=events.notices(status, changed, None, None, ()))
+    return Plan(status=if_changed(status, changed), events=events.events_of(status, changed, None, None, ()))
 
 
 # ---- a job that goes on --------------------------------------------------------------------------------------------
-def _go_on(sight: Sight) -> Plan:
-    spec, seen, now = sight.spec, sight.seen, sight.now
-    wait = _creation_wait(sight)
-    create = () if wait or sight.etcd is None or sight.finishing else _create(sight)
-    ended = clean.ended(seen.pods, frozenset(sight.count.counted), now)
-    delete = _unique((*_drained(sight), *_silenced(sight), *pending.deletions(sight.late), *ended))
-    target = targets.target(spec, sight.desired, sight.etcd.target, sight.leaving, stop=False) if sight.etcd else None
-    status = status_of(sight, create, wait)
+def _go_on(context: PlanContext) -> Plan:
+    spec, seen, now = context.spec, context.observed, context.now
+    wait = _creation_wait(context)
+    create = () if wait or context.etcd is None or context.finishing else _create(context)
+    ended = clean.ended(seen.pods, frozenset(context.count.counted), now)
+    delete = _unique((*_drained(context), *_silenced(context), *pending.deletions(context.late), *ended))
+    target = (
+        targets.target(spec, context.desired, context.etcd.target, context.leaving, stop=False)
+        if context.etcd
+        else None
+    )
+    status = status_of(context, create, wait)
     return _finish_plan(
-        sight, status, target, create=create, delete=delete, due=_deadlines(sight, wait), lost=sight.count.fresh
+        context, status, target, create=create, delete=delete, due=_deadlines(context, wait), lost=context.count.fresh
     )
 
 
-def _create(sight: Sight) -> tuple[int, ...]:
-    missing = max(sight.desired + sight.spares - len(sight.workers), 0) or sight.rollout.create
-    if sight.seen.refusal:
+def _create(context: PlanContext) -> tuple[int, ...]:
+    missing = max(context.desired + context.spares - len(context.workers), 0) or context.rollout.create
+    if context.state.refusal:
         missing = min(missing, 1)  # one pod tells whether the API server has changed its mind
-    return scale.ordinals(missing, sight.seen.unborn, sight.seen.pods, sight.status.next_ordinal)
+    return workers.ordinals(missing, context.state.unborn, context.observed.pods, context.status.next_ordinal)
 
 
-def _creation_wait(sight: Sight) -> datetime | None:
+def _creation_wait(context: PlanContext) -> datetime | None:
     """Until when no worker is created; None: no need to wait."""
-    waits = [restarts.not_before(sight.count.restarts, sight.seen.pods, sight.now)]
-    waits.append(streak.not_before(sight.spec, sight.streak))
-    if sight.withdrawal:
-        waits.append(datetime.fromisoformat(sight.withdrawal.until))
-    refusal = sight.seen.refusal
-    if refusal and refusal.generation == sight.seen.job.generation:
+    waits = [restarts.not_before(context.count.restarts, context.observed.pods, context.now)]
+    waits.append(streak.not_before(context.spec, context.streak))
+    if context.withdrawal:
+        waits.append(datetime.fromisoformat(context.withdrawal.until))
+    refusal = context.state.refusal
+    if refusal and refusal.generation == context.observed.job.generation:
         delay = REFUSAL_DELAYS[min(refusal.attempts, len(REFUSAL_DELAYS)) - 1]
         waits.append(refusal.at + timedelta(seconds=delay))
     latest = max((w for w in waits if w), default=None)
-    return latest if latest and latest > sight.now else None
+    return latest if latest and latest > context.now else None
 
 
-def _drained(sight: Sight) -> Iterable[Deletion]:
+def _drained(context: PlanContext) -> Iterable[Deletion]:
     """Leaving workers that may go. Those asked just now must first be able to read it, unless they never started."""
-    for pod in sight.seen.pods:
-        if pod.name not in sight.leaving or pod.terminating:
+    for pod in context.observed.pods:
+        if pod.name not in context.leaving or pod.terminating:
             continue
-        known = sight.etcd is not None and (pod.name in sight.asked or not pod.started)
-        why = drain.released(pod, sight.members, sight.due(pod), sight.now) if known else None
+        known = context.etcd is not None and (pod.name in context.asked or not pod.started)
+        why = drain.released(pod, context.members, context.due(pod), context.now) if known else None
         if why:
             yield Deletion(pod.name, pod.uid, why)
 
 
-def _silenced(sight: Sight) -> Iterable[Deletion]:
+def _silenced(context: PlanContext) -> Iterable[Deletion]:
     """Workers on silent nodes, so that they do not come back beside their replacement. Never forced: nobody knows
     whether their processes have ended, and their node takes no other pods meanwhile."""
-    for pod in sight.seen.pods:
-        if pod.name in sight.silent and not pod.terminating and pod.name not in sight.asked:
+    for pod in context.observed.pods:
+        if pod.name in context.silent and not pod.terminating and pod.name not in context.asked:
             yield Deletion(pod.name, pod.uid, "lost with its node")
 
 
 # ---- a job that ends -----------------------------------------------------------------------------------------------
-def _end(sight: Sight, verdict: Verdict) -> Plan:
-    status = status_of(sight, (), None)
+def _end(context: PlanContext, verdict: Verdict) -> Plan:
+    status = status_of(context, (), None)
     lasting = [c for c in status.conditions if c.type != ConditionType.GROWN]  # an ended job does not grow
-    merged = conditions.merge(lasting, conditions.ended(verdict), sight.seen.job.generation, sight.now)
+    merged = conditions.merge(lasting, conditions.ended(verdict), context.observed.job.generation, context.now)
     status = status.model_copy(
         update={
             "conditions": merged,
             "phase": verdict.condition.value,
             "leaving": [],
-            "completion_time": sight.now.isoformat(),
+            "completion_time": context.now.isoformat(),
             "accelerator_seconds": accelerator_seconds.dissolved(status.accelerator_seconds),
             "unhealthy_workers": [],
             "spares": None,
         }
     )
-    return _settle(sight, status, verdict.condition, sight.count.fresh)
+    return _settle(context, status, verdict.condition, context.count.fresh)
 
 
-def _after_end(sight: Sight, standing: ConditionType) -> Plan:
-    old, seen = sight.status, sight.seen
+def _after_end(context: PlanContext, terminal: ConditionType) -> Plan:
+    old, seen = context.status, context.observed
     live = sum(not p.ending for p in seen.pods)
     status = old.model_copy(
         update={
@@ -160,45 +171,45 @@ def _after_end(sight: Sight, standing: ConditionType) -> Plan:
             "ready_replicas": min(old.ready_replicas, live),
             "leaving": [],
             "counted_failures": [uid for uid in old.counted_failures if uid in {p.uid for p in seen.pods}],
-            "completion_time": old.completion_time or sight.now.isoformat(),
+            "completion_time": old.completion_time or context.now.isoformat(),
             "accelerator_seconds": accelerator_seconds.account(
-                books(sight), seen.pods, accelerator_seconds.Place(), None, sight.now
+                usage(context), seen.pods, accelerator_seconds.Place(), None, context.now
             ),
             "observed_generation": seen.job.generation,
         }
     )
-    return _settle(sight, status, standing)
+    return _settle(context, status, terminal)
 
 
-def _settle(sight: Sight, status: JobStatus, verdict: ConditionType, lost: Iterable[Loss] = ()) -> Plan:
+def _settle(context: PlanContext, status: JobStatus, verdict: ConditionType, lost: Iterable[Loss] = ()) -> Plan:
     """Clean up after the end; a failed job's workers are told to save and leave first."""
     assert status.completion_time is not None
     completion = datetime.fromisoformat(status.completion_time)
-    delete = clean.finished(sight.seen.pods, sight.spec.clean_pod_policy, verdict, completion, sight.now)
+    delete = clean.finished(context.observed.pods, context.spec.clean_pod_policy, verdict, completion, context.now)
     target = None
-    if verdict is ConditionType.FAILED and sight.etcd is not None:
-        everybody = {p.name for p in sight.seen.pods if not p.over}
-        target = targets.target(sight.spec, 0, sight.etcd.target, everybody, stop=True)
-    expiry = ttl_policy.expiry(sight.spec.ttl_seconds_after_finished, completion)
-    expired = expiry is not None and sight.now >= expiry
-    waiting = any(not p.over and not p.terminating for p in sight.seen.pods)
+    if verdict is ConditionType.FAILED and context.etcd is not None:
+        everybody = {p.name for p in context.observed.pods if not p.over}
+        target = targets.target(context.spec, 0, context.etcd.target, everybody, stop=True)
+    expiry = ttl_policy.expiry(context.spec.ttl_seconds_after_finished, completion)
+    expired = expiry is not None and context.now >= expiry
+    waiting = any(not p.over and not p.terminating for p in context.observed.pods)
     due = [expiry, clean.finish_deadline(completion) if waiting else None]
-    return _finish_plan(sight, status, target, delete=delete, due=due, delete_job=expired, lost=lost)
+    return _finish_plan(context, status, target, delete=delete, due=due, delete_job=expired, lost=lost)
 
 
 # ---- common --------------------------------------------------------------------------------------------------------
-def _deadlines(sight: Sight, wait: datetime | None) -> list[datetime | None]:
+def _deadlines(context: PlanContext, wait: datetime | None) -> list[datetime | None]:
     """Moments at which a job that goes on has to be looked at again without anything having happened."""
-    drains = [sight.due(p) for p in sight.seen.pods if p.name in sight.leaving and not p.terminating]
-    sidecars = [clean.sidecar_deadline(p) for p in sight.seen.pods if p.ending and not p.over]
-    patience = [arrival.worth_telling_at(p, t) for p in sight.workers if (t := sight.troubles.get(p.name))]
-    limit = sight.spec.pending_deadline_seconds
-    clocks = [sight.rollout.until, sight.ledger.until, pending.next_deadline(sight.workers, limit)]
-    return [wait, verdicts.deadline(sight.spec, sight.start), *clocks, *drains, *sidecars, *patience]
+    drains = [context.due(p) for p in context.observed.pods if p.name in context.leaving and not p.terminating]
+    sidecars = [clean.sidecar_deadline(p) for p in context.observed.pods if p.ending and not p.over]
+    patience = [arrival.worth_telling_at(p, t) for p in context.workers if (t := context.troubles.get(p.name))]
+    limit = context.spec.pending_deadline_seconds
+    clocks = [context.rollout.until, context.exclusions.until, pending.next_deadline(context.workers, limit)]
+    return [wait, verdicts.deadline(context.spec, context.start), *clocks, *drains, *sidecars, *patience]
 
 
 def _finish_plan(
-    sight: Sight,
+    context: PlanContext,
     status: JobStatus,
     target: Target | None,
     *,
@@ -208,39 +219,39 @@ def _finish_plan(
     delete_job: bool = False,
     lost: Iterable[Loss] = (),
 ) -> Plan:
-    before = sight.etcd.target if sight.etcd else None
+    before = context.etcd.target if context.etcd else None
     target = None if target == before else target
-    written = if_changed(sight.status, status)
-    held = held_until(sight, written)
-    moments = [t for t in [*due, held] if t and t > sight.now]
-    told = events.notices(sight.status, status, before, target, lost)
+    written = if_changed(context.status, status)
+    held = held_until(context, written)
+    moments = [t for t in [*due, held] if t and t > context.now]
+    told = events.events_of(context.status, status, before, target, lost)
     going = {d.uid for d in delete}
-    left = [p.name for p in sight.seen.pods if p.uid in going and p.name in sight.asked and clean.is_drained(p)]
+    left = [p.name for p in context.observed.pods if p.uid in going and p.name in context.asked and clean.is_drained(p)]
     if left:
-        told = (*told, Notice("Drained", f"left at a step boundary: {', '.join(left)}"))
+        told = (*told, JobEvent("Drained", f"left at a step boundary: {', '.join(left)}"))
     return Plan(
         status=None if held else written,
         target=target,
         create=create,
         # Who is needed comes first; beyond the wanted number a new worker is a spare.
-        stand_by=create[max(sight.desired - len(sight.workers), 0) :] if create and sight.spares else (),
+        stand_by=create[max(context.desired - len(context.workers), 0) :] if create and context.spares else (),
         delete=delete,
         delete_job=delete_job,
-        notices=told,
-        keep_off=sight.ledger.nodes,
-        requeue_after=(min(moments) - sight.now).total_seconds() if moments else None,
-        books=status.accelerator_seconds,
-        claims=_for_allocator(sight, status),
+        events=told,
+        keep_off=context.exclusions.nodes,
+        requeue_after=(min(moments) - context.now).total_seconds() if moments else None,
+        usage=status.accelerator_seconds,
+        claims=_for_allocator(context, status),
     )
 
 
-def _for_allocator(sight: Sight, status: JobStatus) -> Claims | None:
+def _for_allocator(context: PlanContext, status: JobStatus) -> Claims | None:
     """What the allocator is told; ``status`` as just planned."""
-    if sight.seen.share is None:
+    if context.observed.share is None:
         return None
-    wants = not sight.spec.suspend and not sight.finishing and verdicts.standing(status) is None
-    workers = [p for p in sight.workers if p not in sight.victims]
-    return claims_policy.claims(sight.spec, status, sight.seen, workers, wants)
+    wants = not context.spec.suspend and not context.finishing and verdicts.terminal_condition(status) is None
+    workers = [p for p in context.workers if p not in context.victims]
+    return claims_policy.claims(context.spec, status, context.observed, workers, wants)
 
 
 def _unique(deletions: Iterable[Deletion]) -> tuple[Deletion, ...]:

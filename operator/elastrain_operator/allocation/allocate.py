@@ -25,7 +25,7 @@ from datetime import datetime
 
 from elastrain_operator.allocation import explanations, worth
 from elastrain_operator.allocation.fair import Tier
-from elastrain_operator.allocation.grant import Seat, Stop
+from elastrain_operator.allocation.grant import Grant, Stop
 from elastrain_operator.allocation.match import lets_go
 from elastrain_operator.allocation.model import Allocation, Amounts, Job, Kind, Place, Policy, Share, Snapshot
 from elastrain_operator.allocation.room import Idle, May, Room
@@ -63,23 +63,23 @@ class _Sharing:
         for node in snapshot.nodes:
             for resource, amount in node.room.items():
                 totals[resource] = totals.get(resource, 0) + max(amount, 0)
-        self._seats = {job.uid: self._seat(job, totals) for job in snapshot.jobs}
-        self._queue = sorted(self._seats.values(), key=_order)
+        self._grants = {job.uid: self._seat(job, totals) for job in snapshot.jobs}
+        self._queue = sorted(self._grants.values(), key=_order)
         self._used: dict[str, dict[str, int]] = {namespace: {} for namespace in policy.quotas}
         self._tier: Tier | None = None
-        self._saved: dict[str, Seat] | None = None
+        self._saved: dict[str, Grant] | None = None
         self._refused: dict[str, str] = {}  # why the quota refused a job's next worker
         self._idle: dict[Kind, Idle] = {}
         self._troubled: dict[Place, tuple[frozenset[str], frozenset[str]]] = {}
 
-    def _seat(self, job: Job, totals: dict[str, int]) -> Seat:
-        seat = Seat.of(job, totals)
+    def _seat(self, job: Job, totals: dict[str, int]) -> Grant:
+        grant = Grant.of(job, totals)
         if job.elastic and job.size:
             recent = worth.thaws(job, self._policy, self._now) is not None
             if job.uid in self._vain or recent:
-                seat.limit = min(job.cap, max(job.size, job.min))
-                seat.hold = Stop.VAIN if job.uid in self._vain else Stop.RECENT
-        return seat
+                grant.limit = min(job.cap, max(job.size, job.min))
+                grant.hold = Stop.VAIN if job.uid in self._vain else Stop.RECENT
+        return grant
 
     def run(self) -> None:
         self._keep_minima()
@@ -89,101 +89,101 @@ class _Sharing:
 
     # ---- rule 1 ------------------------------------------------------------------------------------------------------
     def _keep_minima(self) -> None:
-        for seat in self._queue:
-            if seat.job.trains:
-                seat.let_in = True
-                while seat.kept < seat.job.min and self._keep(seat, bounded=False):
+        for grant in self._queue:
+            if grant.job.trains:
+                grant.let_in = True
+                while grant.kept < grant.job.min and self._keep(grant, bounded=False):
                     pass
 
     # ---- rule 2 ------------------------------------------------------------------------------------------------------
     def _let_in(self) -> None:
         failed: dict[Kind, tuple[int, int]] = {}
-        for seat in self._queue:
-            if seat.job.trains:
-                while seat.granted < seat.job.min and self._grant(seat, _anybody_but(seat)):
+        for grant in self._queue:
+            if grant.job.trains:
+                while grant.granted < grant.job.min and self._grant(grant, _anybody_but(grant)):
                     pass
                 continue
-            least, reached = failed.get(seat.job.kind, (seat.job.min + 1, 0))
-            if seat.job.min >= least and not seat.placed:
-                seat.stop, seat.reached = Stop.MINIMUM, reached  # room has only become less since
-            elif not self._try_minimum(seat) and seat.stop is not Stop.QUOTA:
-                failed[seat.job.kind] = (min(least, seat.job.min), seat.reached)
+            least, reached = failed.get(grant.job.kind, (grant.job.min + 1, 0))
+            if grant.job.min >= least and not grant.placed:
+                grant.stop, grant.reached = Stop.MINIMUM, reached  # room has only become less since
+            elif not self._try_minimum(grant) and grant.stop is not Stop.QUOTA:
+                failed[grant.job.kind] = (min(least, grant.job.min), grant.reached)
 
-    def _try_minimum(self, seat: Seat) -> bool:
+    def _try_minimum(self, grant: Grant) -> bool:
         """All of a job's minimum, or nothing."""
         self.room.begin()
-        self._saved = {seat.job.uid: seat.copy()}
-        used = {r: dict(a) for r, a in self._used.items() if r == seat.job.namespace}
-        while seat.granted < seat.job.min and self._grant(seat, _anybody_but(seat)):
+        self._saved = {grant.job.uid: grant.copy()}
+        used = {r: dict(a) for r, a in self._used.items() if r == grant.job.namespace}
+        while grant.granted < grant.job.min and self._grant(grant, _anybody_but(grant)):
             pass
-        seat.let_in = seat.granted >= seat.job.min
-        if seat.let_in:
+        grant.let_in = grant.granted >= grant.job.min
+        if grant.let_in:
             self.room.commit()
-            seat.coming = seat.waits > 0
+            grant.coming = grant.waits > 0
         else:
-            seat.reached = seat.granted
+            grant.reached = grant.granted
             self.room.rollback()
             for uid, before in self._saved.items():
-                self._seats[uid].restore(before)
+                self._grants[uid].restore(before)
             self._used |= used
         self._saved = None
-        return seat.let_in
+        return grant.let_in
 
     # ---- rule 3 ------------------------------------------------------------------------------------------------------
-    def _share_out(self, seats: Sequence[Seat]) -> None:
+    def _share_out(self, grants: Sequence[Grant]) -> None:
         """The jobs of one priority; what lower ones hold is still loose."""
-        fixed = [s for s in seats if not s.job.elastic]
-        for seat in fixed:
-            self._keep_all(seat)
-        for seat in fixed:
-            while seat.granted < seat.limit and self._grant(seat, _anybody_but(seat)):
+        fixed = [s for s in grants if not s.job.elastic]
+        for grant in fixed:
+            self._keep_all(grant)
+        for grant in fixed:
+            while grant.granted < grant.limit and self._grant(grant, _anybody_but(grant)):
                 pass
-        elastic = [s for s in seats if s.job.elastic]
-        for seat in elastic:
-            if seat.hold is Stop.RECENT or not worth.may_give(seat.job, self._policy):
-                self._keep_all(seat)
-        self._tier = Tier(elastic, self._policy.weights, self._seats)
+        elastic = [s for s in grants if s.job.elastic]
+        for grant in elastic:
+            if grant.hold is Stop.RECENT or not worth.may_give(grant.job, self._policy):
+                self._keep_all(grant)
+        self._tier = Tier(elastic, self._policy.weights, self._grants)
         self._tier.fill(self._grant)
         self._tier = None
 
-    def _keep_all(self, seat: Seat) -> None:
-        while seat.granted < seat.limit and self._keep(seat):
+    def _keep_all(self, grant: Grant) -> None:
+        while grant.granted < grant.limit and self._keep(grant):
             pass
 
     # ---- granting ----------------------------------------------------------------------------------------------------
-    def _grant(self, seat: Seat, may: May | None) -> bool:
+    def _grant(self, grant: Grant, may: May | None) -> bool:
         """One more worker: one that is there, else a free place, else one that others leave for it."""
-        if seat.next_loose() is not None:
-            return self._keep(seat)
-        demand = seat.job.kind.demand
-        if not self._within_quota(seat, demand):
+        if grant.next_loose() is not None:
+            return self._keep(grant)
+        demand = grant.job.kind.demand
+        if not self._within_quota(grant, demand):
             return False
-        if self.room.place(seat.job.kind):
-            seat.fresh += 1
-        elif (may is not None or self.room.has_spares) and self._displace(seat, may):
-            seat.waits += 1
+        if self.room.place(grant.job.kind):
+            grant.fresh += 1
+        elif (may is not None or self.room.has_spares) and self._displace(grant, may):
+            grant.waits += 1
         else:
-            seat.stop = Stop.NO_ROOM
+            grant.stop = Stop.NO_ROOM
             return False
-        self._use(seat, demand)
+        self._use(grant, demand)
         return True
 
-    def _keep(self, seat: Seat, bounded: bool = True) -> bool:
-        worker = seat.next_loose()
-        if worker is None or (bounded and not self._within_quota(seat, worker.demand)):
+    def _keep(self, grant: Grant, bounded: bool = True) -> bool:
+        worker = grant.next_loose()
+        if worker is None or (bounded and not self._within_quota(grant, worker.demand)):
             return False
-        seat.keep(worker)
+        grant.keep(worker)
         self.room.keep(worker)
-        self._use(seat, worker.demand)
+        self._use(grant, worker.demand)
         return True
 
-    def _displace(self, seat: Seat, may: May | None) -> bool:
+    def _displace(self, grant: Grant, may: May | None) -> bool:
         """Have spares leave, or where that is not enough, workers that ``may`` be displaced."""
-        gone = self.room.give_back(seat.job.kind, self._rank) if self.room.has_spares else None
+        gone = self.room.give_back(grant.job.kind, self._rank) if self.room.has_spares else None
         if gone is None and may is not None:
-            gone = self.room.displace(seat.job.kind, may, self._rank)
+            gone = self.room.displace(grant.job.kind, may, self._rank)
         for loose in gone or ():
-            other = self._seats[loose.uid]
+            other = self._grants[loose.uid]
             if self._saved is not None and loose.uid not in self._saved:
                 self._saved[loose.uid] = other.copy()
             other.lose(loose.worker)
@@ -193,14 +193,14 @@ class _Sharing:
 
     def _rank(self, uid: str) -> tuple[int, ...]:
         """Of the lowest priority first, and of those whoever has most."""
-        seat = self._seats[uid]
-        return (seat.job.priority, -seat.held_level)
+        grant = self._grants[uid]
+        return (grant.job.priority, -grant.held_level)
 
-    def _within_quota(self, seat: Seat, demand: Amounts) -> bool:
-        refused = self._over_quota(seat.job.namespace, demand)
+    def _within_quota(self, grant: Grant, demand: Amounts) -> bool:
+        refused = self._over_quota(grant.job.namespace, demand)
         if refused is not None:
-            seat.stop = Stop.QUOTA
-            self._refused[seat.job.uid] = refused
+            grant.stop = Stop.QUOTA
+            self._refused[grant.job.uid] = refused
         return refused is None
 
     def _over_quota(self, namespace: str, demand: Amounts) -> str | None:
@@ -212,8 +212,8 @@ class _Sharing:
                 return explanations.quota(namespace, resource, used, most, amount)
         return None
 
-    def _use(self, seat: Seat, demand: Amounts) -> None:
-        used = self._used.get(seat.job.namespace)
+    def _use(self, grant: Grant, demand: Amounts) -> None:
+        used = self._used.get(grant.job.namespace)
         if used is not None:
             for resource, amount in demand:
                 used[resource] = used.get(resource, 0) + amount
@@ -222,12 +222,12 @@ class _Sharing:
     def not_worth_it(self) -> dict[str, str]:
         """Elastic jobs, by UID, that would grow by less than their pause costs, and that in words."""
         found = {}
-        for seat in self._queue:
-            job = seat.job
-            if job.elastic and seat.hold is None and job.trains and 0 < job.size < seat.granted:
-                value: Worth = worth.growth(job, job.size, seat.granted, self._policy)
+        for grant in self._queue:
+            job = grant.job
+            if job.elastic and grant.hold is None and job.trains and 0 < job.size < grant.granted:
+                value: Worth = worth.growth(job, job.size, grant.granted, self._policy)
                 if not value.pays:
-                    found[job.uid] = explanations.vain(job, seat.granted, value)
+                    found[job.uid] = explanations.vain(job, grant.granted, value)
         return found
 
     def again(self) -> float | None:
@@ -241,85 +241,85 @@ class _Sharing:
     # ---- the answer --------------------------------------------------------------------------------------------------
     def answer(self, revoked: dict[str, str]) -> dict[str, Share]:
         """``revoked``: jobs whose growth does not pay, found in the last round: they keep their size."""
-        shares = {seat.job.uid: self._share(seat, revoked) for seat in self._queue}
-        for seat in self._queue:
-            if seat.job.spares and seat.job.trains:
-                uid = seat.job.uid
-                shares[uid] = self._with_spares(seat, shares[uid])
+        shares = {grant.job.uid: self._share(grant, revoked) for grant in self._queue}
+        for grant in self._queue:
+            if grant.job.spares and grant.job.trains:
+                uid = grant.job.uid
+                shares[uid] = self._with_spares(grant, shares[uid])
         return shares
 
-    def _with_spares(self, seat: Seat, share: Share) -> Share:
+    def _with_spares(self, grant: Grant, share: Share) -> Share:
         """What nobody needs: for spares that stand by already, then for new ones. The quota counts them, too."""
-        job = seat.job
+        job = grant.job
         standing: list[str] = []
         for worker in [w for w in job.workers if w.spare and w.node]:
-            loose = worker.name not in seat.stays and worker.name not in seat.goes
+            loose = worker.name not in grant.stays and worker.name not in grant.goes
             if loose and len(standing) < job.spares and self._over_quota(job.namespace, worker.demand) is None:
-                self._use(seat, worker.demand)
+                self._use(grant, worker.demand)
                 standing.append(worker.name)
         spares, demand = len(standing), job.kind.demand
         while spares < job.spares and self._over_quota(job.namespace, demand) is None and self.room.place(job.kind):
-            self._use(seat, demand)
+            self._use(grant, demand)
             spares += 1
         return replace(share, spares=spares, release=share.release - frozenset(standing))
 
-    def _share(self, seat: Seat, revoked: dict[str, str]) -> Share:
-        job, size = seat.job, self._size(seat)
+    def _share(self, grant: Grant, revoked: dict[str, str]) -> Share:
+        job, size = grant.job, self._size(grant)
         if job.uid in revoked:
             size = min(size, max(job.size, job.min))
         going, troubled = self._trouble(job.kind.place)
-        reason, message = self._why(seat, size)
+        reason, message = self._why(grant, size)
         if job.uid in revoked:
             reason, message = Stop.VAIN, revoked[job.uid]
         return Share(
             size=size,
             reason=reason.value,
             message=message,
-            release=frozenset(w.name for w in job.workers if w.node and w.name not in seat.stays),
-            replace=self._replaceable(seat, going),
+            release=frozenset(w.name for w in job.workers if w.node and w.name not in grant.stays),
+            replace=self._replaceable(grant, going),
             shaky=frozenset(w.name for w in job.workers if w.node in troubled),
         )
 
-    def _size(self, seat: Seat) -> int:
+    def _size(self, grant: Grant) -> int:
         """Workers wanted at this moment; room that is promised counts when it is there."""
-        if seat.job.trains:
-            return max(seat.kept + seat.fresh, seat.job.min)
-        return seat.kept + seat.fresh if seat.let_in and not seat.coming else 0
+        if grant.job.trains:
+            return max(grant.kept + grant.fresh, grant.job.min)
+        return grant.kept + grant.fresh if grant.let_in and not grant.coming else 0
 
-    def _why(self, seat: Seat, size: int) -> tuple[Stop, str]:
-        job, quota = seat.job, self._refused.get(seat.job.uid, "")
+    def _why(self, grant: Grant, size: int) -> tuple[Stop, str]:
+        job, quota = grant.job, self._refused.get(grant.job.uid, "")
         if size >= job.cap:
             return Stop.AT_MAX, explanations.at_max(job, size)
         idle = self._idle_for(job.kind)
         if not size:
-            return Stop.MINIMUM, explanations.minimum(seat, idle, quota)
-        if seat.waits:
-            seat.stop = Stop.OTHERS_LEAVE
-        elif seat.hold and seat.granted >= seat.limit:
-            told = self._vain[job.uid] if seat.hold is Stop.VAIN else explanations.recent(self._policy)
-            return seat.hold, told
-        elif seat.stop is not Stop.QUOTA:
-            seat.stop = Stop.NO_ROOM if idle.nodes else Stop.NO_NODE
-        return seat.stop or Stop.NO_ROOM, explanations.not_grown(seat, idle, quota)
+            return Stop.MINIMUM, explanations.minimum(grant, idle, quota)
+        if grant.waits:
+            grant.stop = Stop.OTHERS_LEAVE
+        elif grant.hold and grant.granted >= grant.limit:
+            told = self._vain[job.uid] if grant.hold is Stop.VAIN else explanations.recent(self._policy)
+            return grant.hold, told
+        elif grant.stop is not Stop.QUOTA:
+            grant.stop = Stop.NO_ROOM if idle.nodes else Stop.NO_NODE
+        return grant.stop or Stop.NO_ROOM, explanations.not_grown(grant, idle, quota)
 
     def _idle_for(self, kind: Kind) -> Idle:
         if kind not in self._idle:
             self._idle[kind] = self.room.idle(kind)
         return self._idle[kind]
 
-    def _replaceable(self, seat: Seat, going: frozenset[str]) -> frozenset[str]:
+    def _replaceable(self, grant: Grant, going: frozenset[str]) -> frozenset[str]:
         """Workers on nodes that go, as many as find room elsewhere, while at least the minimum goes on training."""
-        if not going or not seat.let_in:
+        if not going or not grant.let_in:
             return frozenset()
-        staying = [w for w in seat.job.workers if w.name in seat.stays]
-        spare = max(sum(w.trains for w in staying) - seat.job.min, 0)
+        staying = [w for w in grant.job.workers if w.name in grant.stays]
+        spare = max(sum(w.trains for w in staying) - grant.job.min, 0)
         chosen: list[str] = []
         for worker in [w for w in staying if w.node in going]:
             if worker.trains and not spare:
                 continue
-            if len(staying) - len(chosen) <= seat.job.min:
+            if len(staying) - len(chosen) <= grant.job.min:
                 break
-            if not self.room.place(seat.job.kind):
+            if not self.room.place(grant.job.kind):
                 break
             spare -= worker.trains
             chosen.append(worker.name)
@@ -334,13 +334,13 @@ class _Sharing:
         return self._troubled[place]
 
 
-def _order(seat: Seat) -> tuple[int, bool, float, str]:
+def _order(grant: Grant) -> tuple[int, bool, float, str]:
     """The queue: by priority; those who train already before those who are to be let in; then the oldest."""
-    job = seat.job
+    job = grant.job
     return (-job.priority, not job.trains, job.created, job.uid)
 
 
-def _anybody_but(seat: Seat) -> May:
+def _anybody_but(grant: Grant) -> May:
     """Whatever is still loose may be displaced: those with a better claim have theirs already."""
-    own = seat.job.uid
+    own = grant.job.uid
     return lambda uid, _: uid != own

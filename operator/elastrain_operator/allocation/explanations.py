@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastrain.api.phrases import headcount
-from elastrain_operator.allocation.grant import Seat, Stop
+from elastrain_operator.allocation.grant import Grant, Stop
 from elastrain_operator.allocation.model import PODS, Job, Policy
 from elastrain_operator.allocation.room import Idle
 from elastrain_operator.allocation.worth import Worth
@@ -14,32 +14,32 @@ def at_max(job: Job, size: int) -> str:
     return f"{headcount(size)}: all that {bound}"
 
 
-def minimum(seat: Seat, idle: Idle | None, quota: str) -> str:
+def minimum(grant: Grant, idle: Idle | None, quota: str) -> str:
     """A job that is not let in."""
-    job = seat.job
+    job = grant.job
     needs = (
         f"waits: {headcount(job.min)} must start together (minReplicas)"
         if job.min > 1
         else "waits for its first worker"
     )
-    if seat.coming:
+    if grant.coming:
         return f"{needs}; others are leaving for {'them' if job.min > 1 else 'it'}"
-    if seat.stop is Stop.QUOTA:
+    if grant.stop is Stop.QUOTA:
         return f"{needs}; {quota}"
     if idle is not None and not idle.nodes:
         return f"{needs}; {_no_node(job)}"
-    return f"{needs}, there is room for {seat.reached}; {_idle(job, idle)}" if idle else needs
+    return f"{needs}, there is room for {grant.reached}; {_idle(job, idle)}" if idle else needs
 
 
-def not_grown(seat: Seat, idle: Idle | None, quota: str) -> str:
+def not_grown(grant: Grant, idle: Idle | None, quota: str) -> str:
     """A job that is let in and could have more."""
     words = {
         Stop.QUOTA: quota,
-        Stop.NO_NODE: _no_node(seat.job),
-        Stop.OTHERS_LEAVE: f"{headcount(seat.waits)} more when others have left",
+        Stop.NO_NODE: _no_node(grant.job),
+        Stop.OTHERS_LEAVE: f"{headcount(grant.waits)} more when others have left",
     }
-    why = words.get(seat.stop) if seat.stop else None
-    return f"not grown: {why or (_idle(seat.job, idle) if idle else 'no room')}"
+    why = words.get(grant.stop) if grant.stop else None
+    return f"not grown: {why or (_idle(grant.job, idle) if idle else 'no room')}"
 
 
 def recent(policy: Policy) -> str:

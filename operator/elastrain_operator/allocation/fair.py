@@ -11,19 +11,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from elastrain_operator.allocation.grant import Seat
+from elastrain_operator.allocation.grant import Grant
 from elastrain_operator.allocation.room import May
 
-Grant = Callable[[Seat, May | None], bool]
+Place = Callable[[Grant, May | None], bool]
 """Give a job one more worker, displacing whom it may (None: nobody); False: it can not be had."""
 
 
 class Tier:
     """The elastic jobs of one priority while they are filled up."""
 
-    def __init__(self, seats: Iterable[Seat], weights: Mapping[str, int], all_seats: Mapping[str, Seat]) -> None:
-        self._all = all_seats
-        self._mine = {s.job.uid: s for s in seats}
+    def __init__(self, grants: Iterable[Grant], weights: Mapping[str, int], all_grants: Mapping[str, Grant]) -> None:
+        self._all = all_grants
+        self._mine = {s.job.uid: s for s in grants}
         self._weights = {s.job.namespace: weights.get(s.job.namespace, 1) for s in self._mine.values()}
         self._level = dict.fromkeys(self._weights, 0)
         """What a namespace was granted above its minima."""
@@ -31,26 +31,26 @@ class Tier:
         """The same if its jobs kept everything that they have."""
         self._richest = dict.fromkeys(self._weights, 0)
         """At least what the job in a namespace that has most would have left after losing one worker."""
-        for seat in self._mine.values():
-            self._count(seat)
-        self._strangers = any(s.loose for uid, s in all_seats.items() if uid not in self._mine)
+        for grant in self._mine.values():
+            self._count(grant)
+        self._strangers = any(s.loose for uid, s in all_grants.items() if uid not in self._mine)
 
-    def _count(self, seat: Seat) -> None:
-        namespace = seat.job.namespace
-        self._level[namespace] += seat.level
-        self._held[namespace] += seat.held_level
-        self._richest[namespace] = max(self._richest[namespace], seat.held_level - seat.step)
+    def _count(self, grant: Grant) -> None:
+        namespace = grant.job.namespace
+        self._level[namespace] += grant.level
+        self._held[namespace] += grant.held_level
+        self._richest[namespace] = max(self._richest[namespace], grant.held_level - grant.step)
 
-    def lost(self, seat: Seat) -> None:
+    def lost(self, grant: Grant) -> None:
         """One of the tier's workers was displaced."""
-        if seat.job.uid in self._mine:
-            self._held[seat.job.namespace] -= seat.step
+        if grant.job.uid in self._mine:
+            self._held[grant.job.namespace] -= grant.step
 
-    def fill(self, grant: Grant) -> None:
+    def fill(self, place: Place) -> None:
         """Give one worker after another to whoever has least."""
         queues: dict[str, list[tuple[int, bool, float, str]]] = {}
-        for seat in self._mine.values():
-            queues.setdefault(seat.job.namespace, []).append(_key(seat))
+        for grant in self._mine.values():
+            queues.setdefault(grant.job.namespace, []).append(_key(grant))
         for queue in queues.values():
             heapq.heapify(queue)
         heap = [self._place(namespace, queue) for namespace, queue in queues.items()]
@@ -58,23 +58,23 @@ class Tier:
         while heap:
             namespace = heapq.heappop(heap)[-1]
             queue = queues[namespace]
-            seat = self._mine[heapq.heappop(queue)[-1]]
-            if seat.granted < seat.limit and self._give(seat, grant):
-                heapq.heappush(queue, _key(seat))
+            grant = self._mine[heapq.heappop(queue)[-1]]
+            if grant.granted < grant.limit and self._give(grant, place):
+                heapq.heappush(queue, _key(grant))
             if queue:
                 heapq.heappush(heap, self._place(namespace, queue))
 
-    def _give(self, seat: Seat, grant: Grant) -> bool:
-        namespace, level, held = seat.job.namespace, seat.level, seat.held_level
-        given = grant(seat, self._may(seat) if self._worth_asking(seat) else None)
-        self._level[namespace] += seat.level - level
-        self._held[namespace] += seat.held_level - held
+    def _give(self, grant: Grant, place: Place) -> bool:
+        namespace, level, held = grant.job.namespace, grant.level, grant.held_level
+        given = place(grant, self._may(grant) if self._worth_asking(grant) else None)
+        self._level[namespace] += grant.level - level
+        self._held[namespace] += grant.held_level - held
         return given
 
     def _place(self, namespace: str, queue: Sequence[tuple[int, bool, float, str]]) -> tuple[float, bool, str]:
         return (self._level[namespace] / self._weights[namespace], queue[0][1], namespace)
 
-    def _worth_asking(self, taker: Seat) -> bool:
+    def _worth_asking(self, taker: Grant) -> bool:
         """Whether there can be anybody at all who may be displaced: spares most jobs the look around."""
         home = taker.job.namespace
         if self._strangers or self._richest[home] > taker.level:
@@ -82,7 +82,7 @@ class Tier:
         mine = self._level[home] / self._weights[home]
         return any(self._held[n] / w > mine for n, w in self._weights.items() if n != home)
 
-    def _may(self, taker: Seat) -> May:
+    def _may(self, taker: Grant) -> May:
         """An equal loses a worker only if it has more left, after that, than the taker has before. Both sides of the
         comparison move towards each other, so nothing is ever taken back and forth."""
         home = taker.job.namespace
@@ -101,5 +101,5 @@ class Tier:
         return allowed
 
 
-def _key(seat: Seat) -> tuple[int, bool, float, str]:
-    return (seat.level, seat.next_loose() is None, seat.job.created, seat.job.uid)
+def _key(grant: Grant) -> tuple[int, bool, float, str]:
+    return (grant.level, grant.next_loose() is None, grant.job.created, grant.job.uid)

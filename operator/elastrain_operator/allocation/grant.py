@@ -26,7 +26,7 @@ class Stop(StrEnum):
 
 
 @dataclass(slots=True)
-class Seat:
+class Grant:
     """Mutable; one for each job and allocation."""
 
     job: Job
@@ -59,7 +59,7 @@ class Seat:
     _at: int = 0
 
     @classmethod
-    def of(cls, job: Job, totals: Mapping[str, int]) -> Seat:
+    def of(cls, job: Job, totals: Mapping[str, int]) -> Grant:
         placed = sum(1 for w in job.workers if w.node)
         spares = sum(1 for w in job.workers if w.node and w.spare)
         return cls(job, _step(job, totals), limit=job.cap, placed=placed, spares_left=spares)
@@ -103,10 +103,10 @@ class Seat:
         self.goes.add(worker.name)
         self.spares_left -= worker.spare
 
-    def copy(self) -> Seat:
+    def copy(self) -> Grant:
         return replace(self, stays=set(self.stays), goes=set(self.goes))
 
-    def restore(self, before: Seat) -> None:
+    def restore(self, before: Grant) -> None:
         """Be again what it was when it was copied."""
         self.kept, self.fresh, self.waits, self._at = before.kept, before.fresh, before.waits, before._at
         self.stays, self.goes = set(before.stays), set(before.goes)

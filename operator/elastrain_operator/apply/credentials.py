@@ -19,7 +19,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdError, EtcdUsers, tls
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.model import JobRef, Outage
-from elastrain_operator.pod import manifest as render
+from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.policy import credentials
 from elastrain_operator.waiting import until
 
@@ -95,7 +95,7 @@ class Vault:
             await self._records.claim(keys)
             await asyncio.to_thread(self._users.ensure, name, password, keys.prefix)
         if due.secret:
-            manifest = render.secret(job, name, password, self._ca)
+            manifest = manifests.secret(job, name, password, self._ca)
             await self._secrets.write_secret(job.namespace, manifest, expected=issued is not None)
         if issued != wanted:
             await self._records.put_issued(keys, wanted)

@@ -6,14 +6,14 @@ import asyncio
 import uuid
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
 import structlog
 
 from elastrain.api import names
-from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus
+from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import PHASES, Target
 from elastrain.etcd import EtcdDenied, EtcdError
@@ -21,9 +21,9 @@ from elastrain_operator import clock
 from elastrain_operator.apply.credentials import Vault
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import ApiError, Kube
-from elastrain_operator.model import JobRef, Notice, Plan, Pod, Refusal, Severity
+from elastrain_operator.model import JobEvent, JobRef, LoopState, Plan, Pod, Refusal, Severity
 from elastrain_operator.observe import parse
-from elastrain_operator.pod import manifest as render
+from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.tracing import Traces
 
 PARALLEL = 16
@@ -36,24 +36,6 @@ class Targets(Protocol):
     """Where targets are published: :class:`elastrain_operator.observe.records.Mirror`."""
 
     async def put_target(self, keys: JobKeys, target: Target) -> None: ...
-
-
-@dataclass(slots=True)
-class Memory:
-    """What one job's loop remembers between passes. All of it can be lost: a new operator sees the same world, at worst
-    it waits a little longer."""
-
-    status: JobStatus | None = None
-    """As last written by us; None: the one on the object counts."""
-    status_written: datetime | None = None
-    version: str | None = None
-    """``resourceVersion`` of the job as last seen or written: a status is written only if that is still its own."""
-    unborn: tuple[int, ...] = ()
-    refusal: Refusal | None = None
-    created: dict[str, tuple[Pod, datetime]] = field(default_factory=dict)
-    """Pods by UID that were created, and when, but that the watch has not shown yet."""
-    books: AcceleratorSeconds | None = None
-    """The ledger as of the last pass; None: the one in the status counts."""
 
 
 class Executor:
@@ -75,7 +57,7 @@ class Executor:
         self._config = config
         self._limit = asyncio.Semaphore(PARALLEL)
 
-    async def execute(self, job: JobRef, spec: JobSpec | None, plan: Plan, memory: Memory) -> None:
+    async def execute(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> None:
         """Do what ``plan`` says, in this order, and stop at the first call that fails (it is planned again):
 
         1. status: a loss is on record before its pod is deleted, an ordinal before it names a pod;
@@ -87,20 +69,20 @@ class Executor:
         """
         if plan.status is not None:
             patch = status_patch(plan.status)
-            memory.version = await self._kube.patch_status(job.namespace, job.name, patch, memory.version)
-            memory.status, memory.status_written = plan.status, clock.now()
+            state.version = await self._kube.patch_status(job.namespace, job.name, patch, state.version)
+            state.status, state.status_written = plan.status, clock.now()
             if self._traces is not None:
                 self._traces.seen(job, plan.status)
-        memory.unborn = tuple(sorted({*memory.unborn, *plan.create}))  # until they have pods: what follows may fail
+        state.unborn = tuple(sorted({*state.unborn, *plan.create}))  # until they have pods: what follows may fail
         if plan.target is not None:
             with self._span(job, "operator.put_target", desired=plan.target.desired, reason=plan.target.reason):
                 await self._targets.put_target(JobKeys(job.namespace, job.name, job.uid), plan.target)
             log.info("target", job=_name(job), **plan.target.model_dump(mode="json"))
-        for notice in plan.notices:
-            await self._tell(job, notice)
+        for event in plan.events:
+            await self._record(job, event)
         if plan.create and spec is not None:
             with self._span(job, "operator.create_pods", pods=len(plan.create)):
-                await self._create(job, spec, plan, memory)
+                await self._create(job, spec, plan, state)
         if plan.delete:
             with self._span(job, "operator.delete_pods", pods=len(plan.delete)):
                 await asyncio.gather(*(self._delete(job, d.pod, d.uid, d.why) for d in plan.delete))
@@ -117,14 +99,14 @@ class Executor:
         return nullcontext() if self._traces is None else self._traces.span(job, name, **attributes)
 
     # ---- pods ------------------------------------------------------------------------------------------------------
-    async def _create(self, job: JobRef, spec: JobSpec, plan: Plan, memory: Memory) -> None:
+    async def _create(self, job: JobRef, spec: JobSpec, plan: Plan, state: LoopState) -> None:
         """Create the first alone: what the API server refuses once it is not asked a hundred times."""
         ordinals = plan.create
         first, *others = ordinals
         made = await self._obstacle(job) or self._rendered(job, spec, first, plan)
         results: dict[int, _Result] = {first: await self._create_one(job, made) if isinstance(made, dict) else made}
         if isinstance(made, dict) and isinstance(results[first], Pod):
-            siblings = (render.sibling(made, job, n, stands_by=n in plan.stand_by) for n in others)
+            siblings = (manifests.sibling(made, job, n, stands_by=n in plan.stand_by) for n in others)
             more = await asyncio.gather(*(self._create_one(job, manifest) for manifest in siblings))
             results.update(zip(others, more, strict=True))
         created = [r for r in results.values() if isinstance(r, Pod)]
@@ -132,14 +114,14 @@ class Executor:
             log.info("created pods", job=_name(job), pods=[pod.name for pod in created])
         refused = [r for r in results.values() if isinstance(r, _Refused)]
         taken = {n for n, r in results.items() if isinstance(r, Pod) or (isinstance(r, _Refused) and r.taken)}
-        before = memory.refusal.attempts if memory.refusal and not created else 0
-        memory.created.update({pod.uid: (pod, clock.now()) for pod in created})
-        memory.unborn = tuple(n for n in memory.unborn if n not in taken)
-        memory.refusal = refused[0].as_refusal(job, before + 1) if refused else None
+        before = state.refusal.attempts if state.refusal and not created else 0
+        state.created.update({pod.uid: (pod, clock.now()) for pod in created})
+        state.unborn = tuple(n for n in state.unborn if n not in taken)
+        state.refusal = refused[0].as_refusal(job, before + 1) if refused else None
         # A start is told once: how many are wanted says as much as the names of the first pods.
-        told = any(notice.reason == "TargetSet" for notice in plan.notices)
-        if created and not told:
-            await self._tell(job, Notice("WorkersCreated", f"created {', '.join(p.name for p in created)}"))
+        announced = any(event.reason == "TargetSet" for event in plan.events)
+        if created and not announced:
+            await self._record(job, JobEvent("WorkersCreated", f"created {', '.join(p.name for p in created)}"))
         for result in results.values():
             if isinstance(result, (ApiError, EtcdError)):
                 raise result
@@ -161,8 +143,8 @@ class Executor:
     def _rendered(self, job: JobRef, spec: JobSpec, ordinal: int, plan: Plan) -> dict[str, Any] | _Refused:
         """The manifest, or why there is none."""
         try:
-            return render.pod(job, spec, ordinal, self._config, plan.keep_off, stands_by=ordinal in plan.stand_by)
-        except render.TemplateInvalid as error:
+            return manifests.pod(job, spec, ordinal, self._config, plan.keep_off, stands_by=ordinal in plan.stand_by)
+        except manifests.TemplateInvalid as error:
             return _Refused("TemplateInvalid", str(error))
 
     async def _create_one(self, job: JobRef, manifest: Mapping[str, Any]) -> Pod | _Refused | ApiError:
@@ -195,14 +177,14 @@ class Executor:
         log.info("deleted pod", job=_name(job), pod=pod, why=why)
 
     # ---- events ----------------------------------------------------------------------------------------------------
-    async def _tell(self, job: JobRef, notice: Notice) -> None:
+    async def _record(self, job: JobRef, event: JobEvent) -> None:
         """Events are for people: one that cannot be recorded holds nothing up."""
-        written = log.warning if notice.severity is Severity.WARNING else log.info
-        written(notice.message, job=_name(job), event_reason=notice.reason)
+        written = log.warning if event.severity is Severity.WARNING else log.info
+        written(event.message, job=_name(job), event_reason=event.reason)
         try:
-            await self._kube.create_event(job.namespace, event(job, notice, clock.now()))
+            await self._kube.create_event(job.namespace, event_body(job, event, clock.now()))
         except ApiError as error:
-            log.warning("event not recorded", job=_name(job), event_reason=notice.reason, error=str(error))
+            log.warning("event not recorded", job=_name(job), event_reason=event.reason, error=str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +234,7 @@ def _with_nulls(whole: Mapping[str, Any], wire: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def event(job: JobRef, notice: Notice, now: datetime) -> dict[str, Any]:
+def event_body(job: JobRef, event: JobEvent, now: datetime) -> dict[str, Any]:
     """A core/v1 event on the job."""
     stamp = now.isoformat(timespec="seconds").replace("+00:00", "Z")
     return {
@@ -266,9 +248,9 @@ def event(job: JobRef, notice: Notice, now: datetime) -> dict[str, Any]:
             "name": job.name,
             "uid": job.uid,
         },
-        "reason": notice.reason,
-        "message": notice.message,
-        "type": notice.severity.value,
+        "reason": event.reason,
+        "message": event.message,
+        "type": event.severity.value,
         "source": {"component": "elastrain-operator"},
         "reportingComponent": f"{names.GROUP}/operator",
         "firstTimestamp": stamp,

@@ -54,7 +54,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class LeaseObservation:
     """What one replica knows. All times are of its own monotonic clock."""
 
     me: str
@@ -96,48 +96,52 @@ class StepDown:
 Action = Acquire | Renew | Wait | StepDown
 
 
-def saw(sight: Sight, record: Record | None, now: float) -> Sight:
+def saw(observation: LeaseObservation, record: Record | None, now: float) -> LeaseObservation:
     """The API server has shown the Lease; ``now`` is when its answer had arrived."""
-    if sight.seen is not None and record == sight.record:
-        return sight
+    if observation.seen is not None and record == observation.record:
+        return observation
     if record is None:
         # Somebody has deleted it. Its holder may not know yet; before the first look there was no holder to wait for.
-        promised = sight.record.duration if sight.record and sight.record.holder else 0.0
+        promised = observation.record.duration if observation.record and observation.record.holder else 0.0
     else:
         promised = record.duration if record.holder else 0.0
-    return replace(sight, record=record, seen=now, promised=promised)
+    return replace(observation, record=record, seen=now, promised=promised)
 
 
-def wrote(sight: Sight, record: Record, sent: float, now: float) -> Sight:
+def wrote(observation: LeaseObservation, record: Record, sent: float, now: float) -> LeaseObservation:
     """The API server has accepted our write of the Lease; ``sent`` is from before the request left."""
-    return replace(saw(sight, record, now), renewed=sent)
+    return replace(saw(observation, record, now), renewed=sent)
 
 
-def leads_until(sight: Sight, terms: Terms) -> float | None:
+def leads_until(observation: LeaseObservation, terms: Terms) -> float | None:
     """Until when this replica may write; None: it does not lead."""
-    return None if sight.renewed is None else sight.renewed + terms.hold
+    return None if observation.renewed is None else observation.renewed + terms.hold
 
 
-def decide(sight: Sight, now: float, terms: Terms) -> Action:
+def decide(observation: LeaseObservation, now: float, terms: Terms) -> Action:
     """What the replica should do now. Whoever has stepped down never leads again under the same identity."""
-    return _as_leader(sight, sight.renewed, now, terms) if sight.renewed is not None else _as_standby(sight, now, terms)
+    return (
+        _as_leader(observation, observation.renewed, now, terms)
+        if observation.renewed is not None
+        else _as_standby(observation, now, terms)
+    )
 
 
-def _as_leader(sight: Sight, renewed: float, now: float, terms: Terms) -> Action:
+def _as_leader(observation: LeaseObservation, renewed: float, now: float, terms: Terms) -> Action:
     if now >= renewed + terms.hold:
         return StepDown(f"the lease could not be renewed for {now - renewed:.1f} s")
-    if sight.record is None:
+    if observation.record is None:
         return StepDown("the lease was deleted")
-    if sight.record.holder != sight.me:
-        return StepDown(f"the lease was taken over by {sight.record.holder or 'nobody'}")
+    if observation.record.holder != observation.me:
+        return StepDown(f"the lease was taken over by {observation.record.holder or 'nobody'}")
     due = renewed + terms.renew - now
     return Wait(due) if due > 0 else Renew()
 
 
-def _as_standby(sight: Sight, now: float, terms: Terms) -> Action:
-    if sight.seen is None:
+def _as_standby(observation: LeaseObservation, now: float, terms: Terms) -> Action:
+    if observation.seen is None:
         return Wait(0.0)
-    if sight.record is not None and sight.record.holder == sight.me:
+    if observation.record is not None and observation.record.holder == observation.me:
         return Acquire()  # an earlier attempt succeeded, and its answer was lost
-    left = sight.seen + sight.promised - now
+    left = observation.seen + observation.promised - now
     return Acquire() if left <= 0 else Wait(min(left, terms.poll))

@@ -13,7 +13,7 @@ import structlog
 from elastrain_operator.config import LeaseName
 from elastrain_operator.kube.client import ApiError, NotLeading
 from elastrain_operator.leader import decide
-from elastrain_operator.leader.decide import Acquire, Record, Renew, Sight, StepDown, Terms, Wait
+from elastrain_operator.leader.decide import Acquire, LeaseObservation, Record, Renew, StepDown, Terms, Wait
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +73,7 @@ class Elector:
         self._tenure = tenure
         self._terms = terms
         self._clock = clock
-        self._sight = Sight(identity)
+        self._observation = LeaseObservation(identity)
         self._writing = asyncio.Lock()
         self._trouble = ""
         self._acquired = ""
@@ -82,23 +82,23 @@ class Elector:
     @property
     def holder(self) -> str:
         """Who leads, as far as this replica knows; empty: nobody, or not known yet."""
-        return self._sight.record.holder if self._sight.record else ""
+        return self._observation.record.holder if self._observation.record else ""
 
     async def acquire(self) -> None:
         """Stand by until this replica leads. Outages of the API server are waited out."""
-        while self._sight.renewed is None:
-            match decide.decide(self._sight, self._clock(), self._terms):
+        while self._observation.renewed is None:
+            match decide.decide(self._observation, self._clock(), self._terms):
                 case Wait(seconds):
                     await asyncio.sleep(seconds)
                     await self._tried(self._look)
                 case _:
                     await self._tried(self._write)
-        log.info("leading", lease=str(self._lease), identity=self._sight.me)
+        log.info("leading", lease=str(self._lease), identity=self._observation.me)
 
     async def keep(self) -> str:
         """Renew until this replica leads no more; returns why. The tenure has ended by itself before, or ends now."""
         while True:
-            match decide.decide(self._sight, self._clock(), self._terms):
+            match decide.decide(self._observation, self._clock(), self._terms):
                 case StepDown(why):
                     self._tenure.end()
                     return why
@@ -114,7 +114,7 @@ class Elector:
         """
         await self._write()
         what = "prove that this operator leads"
-        if isinstance(decide.decide(self._sight, self._clock(), self._terms), StepDown):
+        if isinstance(decide.decide(self._observation, self._clock(), self._terms), StepDown):
             raise NotLeading(what)
         self._tenure.seconds_left(what)
 
@@ -125,8 +125,8 @@ class Elector:
         """
         async with self._writing:
             self._tenure.end()
-            record = self._sight.record
-            if self._sight.renewed is None or record is None or record.holder != self._sight.me:
+            record = self._observation.record
+            if self._observation.renewed is None or record is None or record.holder != self._observation.me:
                 return
             await self._give_back(record)
 
@@ -152,17 +152,17 @@ class Elector:
 
     async def _look(self) -> None:
         body = await self._leases.get(self._lease, self._attempt_seconds())
-        self._sight = decide.saw(self._sight, self._record(body) if body else None, self._clock())
+        self._observation = decide.saw(self._observation, self._record(body) if body else None, self._clock())
 
     async def _write(self) -> None:
         """Acquire or renew; where the Lease is not as it was seen, look at it instead."""
         async with self._writing:
-            known = self._sight.record
-            fresh = known is None or known.holder != self._sight.me
-            if fresh and self._sight.renewed is not None:
+            known = self._observation.record
+            fresh = known is None or known.holder != self._observation.me
+            if fresh and self._observation.renewed is not None:
                 raise NotLeading("renew the lease")  # it is somebody else's now, and not to be taken back
             transitions = (known.transitions if known else 0) + (1 if fresh and known else 0)
-            body = self._body(known, self._sight.me, transitions)
+            body = self._body(known, self._observation.me, transitions)
             sent = self._clock()
             try:
                 answer = await self._send(known, body)
@@ -171,8 +171,8 @@ class Elector:
                     raise
                 await self._look()
                 return
-            self._sight = decide.wrote(self._sight, self._record(answer), sent, self._clock())
-            until = decide.leads_until(self._sight, self._terms)
+            self._observation = decide.wrote(self._observation, self._record(answer), sent, self._clock())
+            until = decide.leads_until(self._observation, self._terms)
             assert until is not None, "we have just written it"
             self._tenure.extend(until)
             self._acquired = body["spec"]["acquireTime"]
@@ -183,7 +183,7 @@ class Elector:
 
     def _attempt_seconds(self) -> float:
         """No attempt of a leader outlives its tenure, so that it steps down in time."""
-        until = decide.leads_until(self._sight, self._terms)
+        until = decide.leads_until(self._observation, self._terms)
         return self._terms.attempt if until is None else max(min(self._terms.attempt, until - self._clock()), 0.05)
 
     def _body(self, known: Record | None, holder: str, transitions: int) -> dict[str, Any]:

@@ -47,12 +47,12 @@ class JobView:
     """Accused workers, by what of."""
     last_rescale: LastRescale | None
     spares: SparesStatus | None
-    books: AcceleratorSeconds
+    usage: AcceleratorSeconds
 
 
-def view(job: JobRef, status: JobStatus, report: Progress | None, books: AcceleratorSeconds) -> JobView:
+def view(job: JobRef, status: JobStatus, report: Progress | None, usage: AcceleratorSeconds) -> JobView:
     """What is shown of a job. Speed and remaining time are those of a job that trains: else 0 and none."""
-    trains = books.use == "training" and books.in_generation > 0
+    trains = usage.use == "training" and usage.in_generation > 0
     return JobView(
         job=job,
         phase=status.phase or "Pending",
@@ -70,7 +70,7 @@ def view(job: JobRef, status: JobStatus, report: Progress | None, books: Acceler
         unhealthy=_by_health(status),
         last_rescale=status.last_rescale,
         spares=status.spares,
-        books=books,
+        usage=usage,
     )
 
 
@@ -105,15 +105,23 @@ class JobMeter:
         self.view: JobView | None = None
         self.tally = Tally()
 
-    def saw(self, job: JobRef, status: JobStatus, seen: Observed, books: AcceleratorSeconds | None) -> None:
-        """After a pass: ``status`` as it is now, ``books`` up to now (None: the job was not looked at)."""
-        if books is None:
+    def saw(
+        self,
+        job: JobRef,
+        status: JobStatus,
+        seen: Observed,
+        before: AcceleratorSeconds | None,
+        usage: AcceleratorSeconds | None,
+    ) -> None:
+        """After a pass: the status as it is now, the usage before the pass and up to now. ``usage`` is None if the pass
+        computed none."""
+        if usage is None:
             return
         report = seen.coordination.progress if seen.coordination else None
-        before = seen.books or (self.view.books if self.view else None)
+        before = before or (self.view.usage if self.view else None)
         if before is not None:  # what was measured before this operator looked is not counted as new
             self.tally.add(accelerator_seconds.fresh(report, before.generation))
-        self.view = view(job, status, report, books)
+        self.view = view(job, status, report, usage)
 
 
 class JobSeries:
@@ -242,10 +250,10 @@ class Families:
             self.restarts.add(job, getattr(seen.restarts, cause), cause)
         for health in ("slow", "stuck"):
             self.unhealthy.add(job, seen.unhealthy.get(health, 0), health)
-        books = accelerator_seconds.continued(seen.books, now)
-        self.held.add(job, books.held)
+        usage = accelerator_seconds.continued(seen.usage, now)
+        self.held.add(job, usage.held)
         for use in ("training", "rescaling", "waiting", "redone", "spare"):
-            self.seconds.add(job, getattr(books, use), use)
+            self.seconds.add(job, getattr(usage, use), use)
 
     def _add_size(self, job: str, seen: JobView) -> None:
         self.wanted.add(job, seen.wanted)
@@ -259,7 +267,7 @@ class Families:
 
     def _add_progress(self, job: str, seen: JobView) -> None:
         self.step.add(job, seen.step)
-        self.steps.add(job, seen.step + seen.books.redone_steps)
+        self.steps.add(job, seen.step + seen.usage.redone_steps)
         self.samples.add(job, seen.samples_per_second)
         if seen.total_steps is not None:
             self.total.add(job, seen.total_steps)

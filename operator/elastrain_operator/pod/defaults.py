@@ -1,7 +1,7 @@
-"""What a worker's pod gets without its template asking: shared memory, tolerations, spread. Pure; for ``render.py``.
+"""What a worker's pod gets without its template asking: shared memory, tolerations, spread. Pure; for ``manifest.py``.
 
 Each of them only where the template says nothing about it; what the template has in a wrong shape has been refused
-before (``shape.py``). What is *not* set, and why, is in ``docs/decisions/0044-what-pods-get-unasked.md``.
+before (``template.py``). What is *not* set, and why, is in ``docs/decisions/0044-what-pods-get-unasked.md``.
 """
 
 from __future__ import annotations

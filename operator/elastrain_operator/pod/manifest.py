@@ -15,7 +15,7 @@ from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import JobRef
 from elastrain_operator.observe.parse import DEFAULT_GRACE
 from elastrain_operator.pod import defaults, nodecheck, security
-from elastrain_operator.pod import template as shape
+from elastrain_operator.pod.template import problems
 from elastrain_operator.policy import credentials
 from elastrain_operator.policy.size.rollout import version
 
@@ -51,7 +51,7 @@ def pod(
     agent before the command, the termination log and the ``ELASTRAIN_`` variables. What it does not say about service
     links, the API token and security gets the safe answer. Raises :class:`TemplateInvalid`.
     """
-    wrong = shape.problems(spec.template)
+    wrong = problems(spec.template)
     if wrong:
         raise TemplateInvalid("; ".join(wrong))
     template = deepcopy(spec.template)

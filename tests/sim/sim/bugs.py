@@ -18,7 +18,7 @@ from elastrain.rendezvous.machine import MemberMachine
 from elastrain.rendezvous.view import View
 from elastrain.rendezvous.view_builder import ViewBuilder
 from elastrain_operator.leader import fencing
-from elastrain_operator.plan import clean, drain, scale
+from elastrain_operator.plan import clean, drain, workers
 from sim.comm import Comm
 from sim.etcd import Etcd
 
@@ -63,7 +63,7 @@ def ordinals_are_used_again() -> Any:
         taken = {p.ordinal for p in pods}
         return tuple(n for n in range(100) if n not in taken)[:missing]
 
-    return mock.patch.object(scale, "ordinals", ordinals)
+    return mock.patch.object(workers, "ordinals", ordinals)
 
 
 def joiners_are_never_admitted() -> Any:

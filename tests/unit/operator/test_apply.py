@@ -10,10 +10,10 @@ import pytest
 from elastrain.api.job import Condition, JobStatus, LastRescale, ProgressStatus
 from elastrain.api.records import Target
 from elastrain.etcd import EtcdConfig, EtcdDenied, EtcdUnavailable
-from elastrain_operator.apply.executor import Executor, Memory, status_patch
+from elastrain_operator.apply.executor import Executor, status_patch
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.kube.client import ApiError
-from elastrain_operator.model import Deletion, JobRef, Notice, Plan
+from elastrain_operator.model import Deletion, JobEvent, JobRef, LoopState, Plan
 
 JOB = JobRef("ns", "job", "uid", 1)
 CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
@@ -24,7 +24,7 @@ EVERYTHING = Plan(
     create=(0, 1),
     delete=(Deletion("job-9", "uid-9", "drained"),),
     delete_job=True,
-    notices=(Notice("Scaling", "from 1 to 2"),),
+    events=(JobEvent("Scaling", "from 1 to 2"),),
 )
 
 
@@ -83,22 +83,22 @@ def world() -> World:
 
 @pytest.fixture
 def execute(world, make_spec):
-    def run(plan: Plan, memory: Memory | None = None, vault: World | None = None) -> Memory:
-        memory = memory or Memory()
-        asyncio.run(Executor(world, world, CONFIG, vault).execute(JOB, make_spec(), plan, memory))
-        return memory
+    def run(plan: Plan, state: LoopState | None = None, vault: World | None = None) -> LoopState:
+        state = state or LoopState()
+        asyncio.run(Executor(world, world, CONFIG, vault).execute(JOB, make_spec(), plan, state))
+        return state
 
     return run
 
 
 def test_record_comes_first_deeds_after_it(world, execute):
-    memory = execute(EVERYTHING)
+    state = execute(EVERYTHING)
     assert world.calls == [
         "status", "target", "event Scaling", "create job-0", "create job-1", "event WorkersCreated", "delete job-9",
         "delete job",
     ]  # fmt: skip
-    assert memory.status == EVERYTHING.status
-    assert {pod.name for pod, _ in memory.created.values()} == {"job-0", "job-1"}
+    assert state.status == EVERYTHING.status
+    assert {pod.name for pod, _ in state.created.values()} == {"job-0", "job-1"}
 
 
 @pytest.mark.parametrize(
@@ -114,23 +114,23 @@ def test_nothing_is_done_if_the_record_could_not_be_written(world, execute, call
 
 def test_ordinals_wait_for_their_pods_if_etcd_could_not_be_told_of_them(world, execute):
     world.errors["target"] = EtcdUnavailable("etcd:2379", "write", "down")
-    memory = Memory()
+    state = LoopState()
     with pytest.raises(EtcdUnavailable):
-        execute(EVERYTHING, memory)
-    assert memory.unborn == EVERYTHING.create, "else each attempt during an outage uses up further numbers"
-    execute(EVERYTHING, memory)
-    assert memory.unborn == ()
+        execute(EVERYTHING, state)
+    assert state.unborn == EVERYTHING.create, "else each attempt during an outage uses up further numbers"
+    execute(EVERYTHING, state)
+    assert state.unborn == ()
 
 
 def test_start_is_one_event(world, execute):
-    plan = Plan(target=TARGET, create=(0,), notices=(Notice("TargetSet", "2 workers wanted"),))
+    plan = Plan(target=TARGET, create=(0,), events=(JobEvent("TargetSet", "2 workers wanted"),))
     execute(plan)
     assert world.calls == ["target", "event TargetSet", "create job-0"]
 
 
 def test_status_is_written_on_the_condition_that_the_job_is_as_it_was_seen(world, execute):
-    memory = execute(Plan(status=JobStatus(phase="Running")), Memory(version="7"))
-    execute(Plan(status=JobStatus(phase="Suspended")), memory)
+    state = execute(Plan(status=JobStatus(phase="Running")), LoopState(version="7"))
+    execute(Plan(status=JobStatus(phase="Suspended")), state)
     assert world.versions == ["7", "8"]
 
 
@@ -142,17 +142,17 @@ def test_event_that_cannot_be_recorded_holds_nothing_up(world, execute):
 
 def test_api_server_is_asked_once_if_it_refuses_the_template(world, execute):
     world.errors["create job-0"] = ApiError("create", 422, "Invalid", "spec.containers[0].image: Required value")
-    memory = execute(Plan(create=(0, 1, 2)))
+    state = execute(Plan(create=(0, 1, 2)))
     assert world.calls == ["create job-0"]
-    assert (memory.refusal.reason, memory.refusal.attempts, memory.unborn) == ("TemplateInvalid", 1, (0, 1, 2))
-    assert "image: Required value" in memory.refusal.message
+    assert (state.refusal.reason, state.refusal.attempts, state.unborn) == ("TemplateInvalid", 1, (0, 1, 2))
+    assert "image: Required value" in state.refusal.message
 
     world.errors["create job-0"] = ApiError("create", 403, "Forbidden", "exceeded quota: gpus")
-    execute(Plan(create=(0,)), memory)
-    assert (memory.refusal.reason, memory.refusal.attempts, memory.unborn) == ("QuotaExceeded", 2, (0, 1, 2))
+    execute(Plan(create=(0,)), state)
+    assert (state.refusal.reason, state.refusal.attempts, state.unborn) == ("QuotaExceeded", 2, (0, 1, 2))
 
-    execute(Plan(create=(0,)), memory)
-    assert (memory.refusal, memory.unborn) == (None, (1, 2))
+    execute(Plan(create=(0,)), state)
+    assert (state.refusal, state.unborn) == (None, (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -164,42 +164,42 @@ def test_api_server_is_asked_once_if_it_refuses_the_template(world, execute):
 )
 def test_no_pod_is_created_if_it_could_not_log_in_to_etcd(world, execute, error, reason):
     world.errors["keep creating"] = error
-    memory = execute(Plan(create=(0, 1)), vault=world)
+    state = execute(Plan(create=(0, 1)), vault=world)
     assert world.calls == ["keep creating"]
-    assert (memory.refusal.reason, memory.refusal.message, memory.unborn) == (reason, str(error), (0, 1))
-    execute(Plan(create=(0, 1)), memory, vault=world)
-    assert memory.refusal is None
+    assert (state.refusal.reason, state.refusal.message, state.unborn) == (reason, str(error), (0, 1))
+    execute(Plan(create=(0, 1)), state, vault=world)
+    assert state.refusal is None
 
 
 @pytest.mark.parametrize("error", [ApiError("x", 503, "", "busy"), EtcdUnavailable("etcd:2379", "add a user", "down")])
 def test_creation_is_tried_again_with_the_same_ordinals_if_credentials_could_not_be_made_yet(world, execute, error):
     world.errors["keep creating"] = error
-    memory = Memory()
+    state = LoopState()
     with pytest.raises(type(error)):
-        execute(Plan(create=(0, 1)), memory, vault=world)
-    assert (world.calls, memory.refusal, memory.unborn) == (["keep creating"], None, (0, 1))
+        execute(Plan(create=(0, 1)), state, vault=world)
+    assert (world.calls, state.refusal, state.unborn) == (["keep creating"], None, (0, 1))
 
 
 def test_pod_of_an_earlier_creation_that_was_not_heard_of_is_taken_as_created(world, execute):
     execute(Plan(create=(0,)))
-    memory = execute(Plan(create=(0,)))
-    assert (memory.refusal, memory.unborn) == (None, ())
-    assert len(memory.created) == 1
+    state = execute(Plan(create=(0,)))
+    assert (state.refusal, state.unborn) == (None, ())
+    assert len(state.created) == 1
 
 
 def test_ordinal_is_spent_if_its_name_belongs_to_something_else(world, execute):
     world.pods["job-0"] = {"metadata": {"name": "job-0", "uid": "x"}}
-    memory = execute(Plan(create=(0,)))
-    assert (memory.refusal.reason, memory.unborn) == ("NameTaken", ())
+    state = execute(Plan(create=(0,)))
+    assert (state.refusal.reason, state.unborn) == ("NameTaken", ())
 
 
 def test_transient_error_is_raised_after_the_rest_was_done(world, execute):
     world.errors["create job-1"] = ApiError("create", 503, "", "busy")
-    memory = Memory()
+    state = LoopState()
     with pytest.raises(ApiError, match="busy"):
-        execute(Plan(create=(0, 1, 2)), memory)
-    assert {pod.name for pod, _ in memory.created.values()} == {"job-0", "job-2"}
-    assert memory.unborn == (1,)
+        execute(Plan(create=(0, 1, 2)), state)
+    assert {pod.name for pod, _ in state.created.values()} == {"job-0", "job-2"}
+    assert state.unborn == (1,)
 
 
 def test_status_patch_removes_what_is_absent_now():

@@ -68,8 +68,8 @@ def test_nobody_is_accused_if_etcd_is_not_known(make_spec):
 def test_only_a_silent_agent_is_worth_an_event(make_spec):
     silent = decide(make_spec, [pod(0), pod(1)])
     slow = decide(make_spec, [pod(0), pod(1)], member(1, Phase.WARMING))
-    assert "AgentNotHeard" in [n.reason for n in silent.notices]
-    assert "Starting" not in [n.reason for n in slow.notices]
+    assert "AgentNotHeard" in [n.reason for n in silent.events]
+    assert "Starting" not in [n.reason for n in slow.events]
 
 
 def test_what_cannot_go_on_by_itself_is_told_before_what_merely_takes_long(make_spec):

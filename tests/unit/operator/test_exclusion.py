@@ -13,7 +13,7 @@ from elastrain_operator.observe import parse
 from elastrain_operator.plan import plan
 from elastrain_operator.pod import nodecheck
 from elastrain_operator.policy.losses import causes, exclusion
-from elastrain_operator.policy.losses.exclusion import Ledger
+from elastrain_operator.policy.losses.exclusion import NodeExclusions
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 COOLDOWN = 600
@@ -27,28 +27,28 @@ def loss(node: str, reason: str = "NodeLost", cause: Cause = Cause.INFRASTRUCTUR
     return Loss(Pod("job-1", "uid-1", 1, NOW, node=node), cause, reason, f"worker job-1: {reason}")
 
 
-def after(ledger: Ledger, *fresh: Loss, now: datetime = NOW, cooldown: int = COOLDOWN) -> Ledger:
-    return exclusion.update(ledger.excluded, ledger.losses, fresh, cooldown, now)
+def after(exclusions: NodeExclusions, *fresh: Loss, now: datetime = NOW, cooldown: int = COOLDOWN) -> NodeExclusions:
+    return exclusion.update(exclusions.excluded, exclusions.losses, fresh, cooldown, now)
 
 
 # ---- when ------------------------------------------------------------------------------------------------------------
 def test_node_is_excluded_at_the_third_loss_within_the_window():
-    ledger = after(Ledger(), loss("a"))
-    ledger = after(ledger, loss("a"), loss("b"), now=at(60))
-    assert ledger.nodes == ()
-    ledger = after(ledger, loss("a"), now=at(120))
-    assert ledger.nodes == ("a",)
-    assert ledger.until == at(120 + COOLDOWN)
-    assert "3 workers lost there within 30 min" in ledger.excluded[0].message
+    exclusions = after(NodeExclusions(), loss("a"))
+    exclusions = after(exclusions, loss("a"), loss("b"), now=at(60))
+    assert exclusions.nodes == ()
+    exclusions = after(exclusions, loss("a"), now=at(120))
+    assert exclusions.nodes == ("a",)
+    assert exclusions.until == at(120 + COOLDOWN)
+    assert "3 workers lost there within 30 min" in exclusions.excluded[0].message
 
 
 def test_losses_outside_the_window_do_not_count():
-    ledger = after(Ledger(), loss("a"), loss("a"))
-    assert after(ledger, loss("a"), now=NOW + exclusion.WINDOW).nodes == ()
+    exclusions = after(NodeExclusions(), loss("a"), loss("a"))
+    assert after(exclusions, loss("a"), now=NOW + exclusion.WINDOW).nodes == ()
 
 
 def test_one_failed_check_is_enough():
-    assert after(Ledger(), loss("a", "PreflightFailed")).excluded[0].reason == "PreflightFailed"
+    assert after(NodeExclusions(), loss("a", "PreflightFailed")).excluded[0].reason == "PreflightFailed"
 
 
 @pytest.mark.parametrize(
@@ -57,29 +57,31 @@ def test_one_failed_check_is_enough():
      ("Evicted", Cause.INFRASTRUCTURE), ("Deleted", Cause.INFRASTRUCTURE)],
 )  # fmt: skip
 def test_node_is_not_blamed_for_what_is_not_its_fault(reason, cause):
-    assert after(Ledger(), *[loss("a", reason, cause)] * 5) == Ledger()
+    assert after(NodeExclusions(), *[loss("a", reason, cause)] * 5) == NodeExclusions()
 
 
 def test_exclusion_ends_by_the_clock_and_counting_starts_anew():
-    ledger = after(Ledger(), loss("a", "PreflightFailed"))
-    assert after(ledger, now=at(COOLDOWN - 1)).nodes == ("a",)
-    ledger = after(ledger, now=at(COOLDOWN))
-    assert ledger == Ledger()
-    assert after(ledger, loss("a"), now=at(COOLDOWN)).nodes == ()
+    exclusions = after(NodeExclusions(), loss("a", "PreflightFailed"))
+    assert after(exclusions, now=at(COOLDOWN - 1)).nodes == ("a",)
+    exclusions = after(exclusions, now=at(COOLDOWN))
+    assert exclusions == NodeExclusions()
+    assert after(exclusions, loss("a"), now=at(COOLDOWN)).nodes == ()
 
 
 def test_nothing_is_excluded_or_remembered_if_the_cooldown_is_zero():
-    assert after(after(Ledger(), loss("a", "PreflightFailed")), *[loss("a")] * 5, cooldown=0) == Ledger()
+    assert (
+        after(after(NodeExclusions(), loss("a", "PreflightFailed")), *[loss("a")] * 5, cooldown=0) == NodeExclusions()
+    )
 
 
 def test_memory_is_bounded_and_the_newest_stay():
-    ledger = Ledger()
+    exclusions = NodeExclusions()
     for n in range(100):
-        ledger = after(ledger, loss(f"bad-{n}", "PreflightFailed"), loss(f"odd-{n}"))
-    assert len(ledger.excluded) == exclusion.MOST_NODES
-    assert len(ledger.losses) == exclusion.MOST_LOSSES
-    assert ledger.excluded[-1].node == "bad-99"
-    assert ledger.losses[-1].node == "odd-99"
+        exclusions = after(exclusions, loss(f"bad-{n}", "PreflightFailed"), loss(f"odd-{n}"))
+    assert len(exclusions.excluded) == exclusion.MOST_NODES
+    assert len(exclusions.losses) == exclusion.MOST_LOSSES
+    assert exclusions.excluded[-1].node == "bad-99"
+    assert exclusions.losses[-1].node == "odd-99"
 
 
 # ---- the whole way: a failed check, the next pod, the end of the exclusion -------------------------------------------

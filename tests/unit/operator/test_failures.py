@@ -71,11 +71,11 @@ def _events(made: verdict.Verdict):
 
     assert made.condition is ConditionType.FAILED
     new = JobStatus(conditions=conditions.merge([], conditions.ended(made), 1, NOW))
-    return events.notices(JobStatus(), new, None, None, ())
+    return events.events_of(JobStatus(), new, None, None, ())
 
 
 def test_the_event_of_a_loss_has_the_last_lines_too():
-    (told,) = events.notices(JobStatus(), JobStatus(), None, None, [failed(1, ago=5, log="a\nlast line")])
+    (told,) = events.events_of(JobStatus(), JobStatus(), None, None, [failed(1, ago=5, log="a\nlast line")])
     assert told.message.endswith("(user: ScriptFailed)\na\nlast line")
 
 

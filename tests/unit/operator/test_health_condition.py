@@ -80,7 +80,7 @@ def test_a_thousand_stragglers_fill_no_status():
 # ---- events ----------------------------------------------------------------------------------------------------------
 def told(before, after, **fields) -> list[tuple[str, str]]:
     old, new = JobStatus(unhealthy_workers=before), JobStatus(unhealthy_workers=after, **fields)
-    return [(n.reason, n.severity) for n in events.notices(old, new, None, None, ())]
+    return [(n.reason, n.severity) for n in events.events_of(old, new, None, None, ())]
 
 
 def test_each_accusation_is_told_once_and_its_end_too():

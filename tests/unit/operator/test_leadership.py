@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from budgets import examples
 from elastrain_operator.leader.decide import (
     Acquire,
+    LeaseObservation,
     Record,
     Renew,
-    Sight,
     StepDown,
     Terms,
     Wait,
@@ -27,12 +27,12 @@ from elastrain_operator.leader.decide import (
 )
 
 TERMS = Terms(duration=10.0)
-FREE = Sight("me")
+FREE = LeaseObservation("me")
 OTHER = Record("5", "other", 10.0)
 MINE = Record("6", "me", 10.0)
 
 
-def led(sent: float = 100.0) -> Sight:
+def led(sent: float = 100.0) -> LeaseObservation:
     """``me`` has led since ``sent``."""
     return wrote(FREE, MINE, sent, sent + 0.1)
 
@@ -48,28 +48,28 @@ def test_lease_is_acquired_if_there_is_none_or_it_was_released():
 
 
 def test_lease_is_acquired_if_its_holder_was_silent_for_its_duration_as_seen_here():
-    sight = saw(FREE, OTHER, 100.0)
-    assert decide(sight, 100.0, TERMS) == Wait(1.0)
-    sight = saw(sight, OTHER, 109.5)
-    assert decide(sight, 109.5, TERMS) == Wait(0.5)
-    assert decide(sight, 110.0, TERMS) == Acquire()
+    observation = saw(FREE, OTHER, 100.0)
+    assert decide(observation, 100.0, TERMS) == Wait(1.0)
+    observation = saw(observation, OTHER, 109.5)
+    assert decide(observation, 109.5, TERMS) == Wait(0.5)
+    assert decide(observation, 110.0, TERMS) == Acquire()
 
 
 def test_a_renewal_begins_the_wait_anew():
-    sight = saw(saw(FREE, OTHER, 100.0), Record("6", "other", 10.0), 109.9)
-    assert decide(sight, 110.0, TERMS) == Wait(1.0)
+    observation = saw(saw(FREE, OTHER, 100.0), Record("6", "other", 10.0), 109.9)
+    assert decide(observation, 110.0, TERMS) == Wait(1.0)
 
 
 def test_the_holder_s_own_duration_counts_not_ours():
-    sight = saw(FREE, Record("5", "other", 60.0), 100.0)
-    assert decide(sight, 159.0, TERMS) == Wait(1.0)
-    assert decide(sight, 160.0, TERMS) == Acquire()
+    observation = saw(FREE, Record("5", "other", 60.0), 100.0)
+    assert decide(observation, 159.0, TERMS) == Wait(1.0)
+    assert decide(observation, 160.0, TERMS) == Acquire()
 
 
 def test_the_holder_s_time_is_waited_out_if_somebody_deletes_its_lease():
-    sight = saw(saw(FREE, OTHER, 100.0), None, 105.0)
-    assert decide(sight, 114.0, TERMS) == Wait(1.0)
-    assert decide(sight, 115.0, TERMS) == Acquire()
+    observation = saw(saw(FREE, OTHER, 100.0), None, 105.0)
+    assert decide(observation, 114.0, TERMS) == Wait(1.0)
+    assert decide(observation, 115.0, TERMS) == Acquire()
 
 
 def test_lease_is_taken_up_if_the_answer_to_its_acquisition_was_lost():
@@ -127,10 +127,10 @@ class Replica:
         self.offset = world.chance.uniform(-1e6, 1e6)
         self.lives = itertools.count(1)
         self.alive = True
-        self.sight = self._born()
+        self.observation = self._born()
 
-    def _born(self) -> Sight:
-        return Sight(f"{self.number}.{next(self.lives)}")
+    def _born(self) -> LeaseObservation:
+        return LeaseObservation(f"{self.number}.{next(self.lives)}")
 
     def clock(self) -> float:
         return self.offset + self.rate * self.world.now
@@ -139,39 +139,39 @@ class Replica:
         """One decision, carried out as ``election.py`` does."""
         if not self.alive:
             return
-        match decide(self.sight, self.clock(), TERMS):
+        match decide(self.observation, self.clock(), TERMS):
             case StepDown():
-                self.world.ends.append((self.sight.me, self.world.now))
-                self.sight = self._born()
+                self.world.ends.append((self.observation.me, self.world.now))
+                self.observation = self._born()
                 self.world.after(self.world.chance.uniform(0, 3), self.wake)
             case Wait(seconds):
                 pause = seconds / self.rate + self.world.stall()
-                self.world.after(pause, self.wake if self.sight.renewed is not None else self.look)
+                self.world.after(pause, self.wake if self.observation.renewed is not None else self.look)
             case _:
                 self.write()
 
     def look(self) -> None:
         if self.alive:
-            self._call(lambda: self.world.server.record, lambda record: saw(self.sight, record, self.clock()))
+            self._call(lambda: self.world.server.record, lambda record: saw(self.observation, record, self.clock()))
 
     def write(self) -> None:
-        known, me, sent = self.sight.record, self.sight.me, self.clock()
+        known, me, sent = self.observation.record, self.observation.me, self.clock()
 
-        def answered(record: Record | None) -> Sight | None:
+        def answered(record: Record | None) -> LeaseObservation | None:
             if record is None:
                 self.look()
                 return None
-            sight = wrote(self.sight, record, sent, self.clock())
-            until = ((leads_until(sight, TERMS) or 0.0) - self.offset) / self.rate
+            observation = wrote(self.observation, record, sent, self.clock())
+            until = ((leads_until(observation, TERMS) or 0.0) - self.offset) / self.rate
             self.world.leads(me, until)
-            return sight
+            return observation
 
         self._call(lambda: self.world.server.write(known, me, TERMS.duration), answered)
 
-    def _call(self, on_server: Callable[[], object], on_answer: Callable[[object], Sight | None]) -> None:
+    def _call(self, on_server: Callable[[], object], on_answer: Callable[[object], LeaseObservation | None]) -> None:
         """A request and its answer, each of which may be late or lost; after ``attempt`` seconds it is given up."""
         there, back = self.world.delay(), self.world.delay()
-        life, given_up = self.sight.me, TERMS.attempt / self.rate
+        life, given_up = self.observation.me, TERMS.attempt / self.rate
         if not self.world.loses():
 
             def arrives() -> None:
@@ -185,12 +185,12 @@ class Replica:
                 return
         self.world.after(given_up + TERMS.poll / self.rate, self.wake)
 
-    def _answered(self, life: str, on_answer: Callable[[object], Sight | None], answer: object) -> None:
-        if not self.alive or life != self.sight.me:
+    def _answered(self, life: str, on_answer: Callable[[object], LeaseObservation | None], answer: object) -> None:
+        if not self.alive or life != self.observation.me:
             return
-        sight = on_answer(answer)
-        if sight is not None:
-            self.sight = sight
+        observation = on_answer(answer)
+        if observation is not None:
+            self.observation = observation
             self.wake()
 
 
@@ -258,7 +258,7 @@ def test_another_leads_within_fifteen_seconds_if_the_leader_dies(seed):
     world.run(20 + seed % 7)
     first = world.leader
     assert first is not None
-    next(r for r in world.replicas if r.sight.me == first).alive = False
+    next(r for r in world.replicas if r.observation.me == first).alive = False
     world.run(15)
     assert world.leader not in (None, first)
     assert len({who for who, _, _ in world.tenures}) == 2, "a healthy leader is never replaced"

@@ -46,8 +46,8 @@ def rescale(generation: int, pause: float, from_size: int = 4, to_size: int = 4,
     )  # fmt: skip
 
 
-def total(books: AcceleratorSeconds) -> float:
-    return sum(getattr(books, part) for part in PARTS)
+def total(usage: AcceleratorSeconds) -> float:
+    return sum(getattr(usage, part) for part in PARTS)
 
 
 PODS = (pod(0, accelerators=2), pod(1, accelerators=2))
@@ -156,11 +156,11 @@ def test_between_passes_the_books_go_on_as_they_were():
 
 def test_time_alone_is_no_news_and_a_change_of_use_is():
     later = account(TRAINING, PODS, TRAIN, report(), at(10))
-    assert not accelerator_seconds.is_news(TRAINING, later)
-    assert accelerator_seconds.is_news(later, later.model_copy(update={"use": "rescaling"}))
-    assert accelerator_seconds.is_news(later, later.model_copy(update={"held": 2}))
-    assert not accelerator_seconds.is_news(later, later.model_copy(update={"held": 6})), "new pods speak for themselves"
-    assert accelerator_seconds.is_news(None, later)
+    assert not accelerator_seconds.differs(TRAINING, later)
+    assert accelerator_seconds.differs(later, later.model_copy(update={"use": "rescaling"}))
+    assert accelerator_seconds.differs(later, later.model_copy(update={"held": 2}))
+    assert not accelerator_seconds.differs(later, later.model_copy(update={"held": 6})), "new pods speak for themselves"
+    assert accelerator_seconds.differs(None, later)
 
 
 # ---- who trains ------------------------------------------------------------------------------------------------------
@@ -219,21 +219,21 @@ class History:
         self.pods: dict[str, Pod] = {}
         self.place: Place | None = Place()
         self.progress: Progress | None = None
-        self.books = self.written = rounded(account(None, (), Place(), None, at(0)))
+        self.usage = self.written = rounded(account(None, (), Place(), None, at(0)))
 
     def running(self) -> list[Pod]:
         return [p for p in self.pods.values() if not p.over]
 
     def look(self, wrote: bool = False) -> None:
-        before = self.books
-        self.books = account(before, self.pods.values(), self.place, self.progress, at(self.now))
+        before = self.usage
+        self.usage = account(before, self.pods.values(), self.place, self.progress, at(self.now))
         for part in PARTS:
-            assert getattr(self.books, part) >= getattr(before, part), "no part ever decreases"
-        assert total(self.books) == pytest.approx(self.held, abs=self.slack), "the parts add up to what was held"
-        assert self.books.owed_redone >= 0
-        assert self.books.in_generation <= self.books.held
-        if wrote or accelerator_seconds.is_news(self.written, self.books):
-            self.written = rounded(self.books)
+            assert getattr(self.usage, part) >= getattr(before, part), "no part ever decreases"
+        assert total(self.usage) == pytest.approx(self.held, abs=self.slack), "the parts add up to what was held"
+        assert self.usage.owed_redone >= 0
+        assert self.usage.in_generation <= self.usage.held
+        if wrote or accelerator_seconds.differs(self.written, self.usage):
+            self.written = rounded(self.usage)
 
     def happen(self, what: object) -> None:
         wrote = False
@@ -258,7 +258,7 @@ class History:
             case "outage":
                 self.place = None
             case "restart":
-                self.books, self.slack = self.written, self.slack + 0.01
+                self.usage, self.slack = self.written, self.slack + 0.01
         self.look(wrote)
 
 
@@ -275,9 +275,9 @@ def test_the_parts_add_up_to_what_was_held_whatever_happens_and_no_operator_lose
 def test_every_measured_pause_is_booked_in_the_end(pauses, accelerators):
     pods = (pod(0, accelerators=accelerators),)
     inside = Place(frozenset({"job-0"}), "training")
-    books = account(None, pods, inside, report(0), at(0))
+    usage = account(None, pods, inside, report(0), at(0))
     for n, pause in enumerate(pauses, 1):
-        books = account(books, pods, inside, report(n, 1, 0.1, rescale(n, pause)), at(n))
-    books = account(books, pods, inside, None, at(1000))
-    assert books.rescaling == pytest.approx(sum(pauses) * accelerators)
-    assert books.training == pytest.approx(1000 * accelerators - books.rescaling)
+        usage = account(usage, pods, inside, report(n, 1, 0.1, rescale(n, pause)), at(n))
+    usage = account(usage, pods, inside, None, at(1000))
+    assert usage.rescaling == pytest.approx(sum(pauses) * accelerators)
+    assert usage.training == pytest.approx(1000 * accelerators - usage.rescaling)

@@ -24,7 +24,7 @@ from elastrain_operator.model import Coordination, JobRef, Observed
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 REPORT = Progress(generation=2, world_size=4, members=4, step=100, total_steps=1000, samples=25_600, step_seconds=0.5)
-BOOKS = AcceleratorSeconds(
+USAGE = AcceleratorSeconds(
     training=50, rescaling=5, waiting=2, redone=3, held=4, in_generation=4, use="training", redone_steps=6,
     generation=2, until=NOW.isoformat(),
 )  # fmt: skip
@@ -52,13 +52,13 @@ def rescale(generation: int, pause: float, reason: str = "Grow", from_size: int 
     return Rescale(generation=generation, from_size=from_size, to_size=4, reason=reason, step=9, pause_seconds=pause)
 
 
-def observed(report: Progress | None = REPORT, books: AcceleratorSeconds | None = None) -> Observed:
-    return Observed(JobRef("team", "bert", "uid"), coordination=Coordination(progress=report), books=books)
+def observed(report: Progress | None = REPORT) -> Observed:
+    return Observed(JobRef("team", "bert", "uid"), coordination=Coordination(progress=report))
 
 
-def meter(status: JobStatus = STATUS, report: Progress | None = REPORT, books: AcceleratorSeconds = BOOKS) -> JobMeter:
+def meter(status: JobStatus = STATUS, report: Progress | None = REPORT, usage: AcceleratorSeconds = USAGE) -> JobMeter:
     found = JobMeter()
-    found.saw(JobRef("team", "bert", "uid"), status, observed(report), books)
+    found.saw(JobRef("team", "bert", "uid"), status, observed(report), None, usage)
     return found
 
 
@@ -119,7 +119,7 @@ def test_the_ledger_goes_on_between_passes():
 
 
 def test_a_job_that_does_not_train_has_no_speed_and_no_end():
-    found = scrape(meter(books=BOOKS.model_copy(update={"use": "rescaling"})))
+    found = scrape(meter(usage=USAGE.model_copy(update={"use": "rescaling"})))
     assert found["elastrain_job_samples_per_second",] == found["elastrain_job_world_size",] == 0
     assert ("elastrain_job_remaining_seconds",) not in found
     assert found["elastrain_job_step",] == 100
@@ -127,7 +127,7 @@ def test_a_job_that_does_not_train_has_no_speed_and_no_end():
 
 def test_a_job_of_which_etcd_tells_nothing_keeps_its_step():
     seen = JobMeter()
-    seen.saw(JobRef("team", "bert", "uid"), STATUS, Observed(JobRef("team", "bert", "uid")), BOOKS)
+    seen.saw(JobRef("team", "bert", "uid"), STATUS, Observed(JobRef("team", "bert", "uid")), None, USAGE)
     assert scrape(seen)["elastrain_job_step",] == 100
 
 
@@ -152,7 +152,7 @@ def test_rescales_are_counted_when_they_are_new_and_the_start_is_none():
     assert not found.tally.by_reason, "they were before this operator's time"
     more = (rescale(2, 9.0), rescale(3, 0.07), rescale(4, 0.3, "Lost"), rescale(5, 2.0, "Start", from_size=0))
     later = REPORT.model_copy(update={"generation": 5, "rescales": more})
-    found.saw(JobRef("team", "bert", "uid"), STATUS, observed(later, BOOKS), BOOKS)
+    found.saw(JobRef("team", "bert", "uid"), STATUS, observed(later), USAGE, USAGE)
     series = scrape(found)
     assert series["elastrain_job_rescales_total", "Grow"] == series["elastrain_job_rescales_total", "Lost"] == 1
     assert ("elastrain_job_rescales_total", "Start") not in series

@@ -17,7 +17,7 @@ from budgets import examples
 from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus, Leaving
 from elastrain.api.records import Generation, Member, Outcome, Phase, Progress, Target, Termination
 from elastrain_operator.allocation.model import Share
-from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod
+from elastrain_operator.model import Coordination, Ending, JobRef, LoopState, Observed, Plan, Pod
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.ending import verdict
 from elastrain_operator.policy.losses import lost
@@ -43,7 +43,7 @@ class World:
         self.records = Coordination()
         self.reachable = True
         self.written: datetime | None = None
-        self.books: AcceleratorSeconds | None = None
+        self.usage: AcceleratorSeconds | None = None
         self.ordinals: set[int] = set()
         self.script_failures = 0
         self.other_losses = 0
@@ -60,7 +60,7 @@ class World:
     def observed(self) -> Observed:
         pods = tuple(sorted(self.pods.values(), key=lambda p: p.ordinal))
         records = self.records if self.reachable else None
-        return Observed(JOB, pods, records, status_written=self.written, books=self.books, share=self.share)
+        return Observed(JOB, pods, records, share=self.share)
 
     def wanted(self) -> int:
         return size.wanted(self.spec, self.status, self.share)
@@ -68,9 +68,10 @@ class World:
     def operate(self) -> Plan:
         """One pass, with every promise checked on the way."""
         seen = self.observed()
-        made = plan(self.spec, self.status, seen, self.now)
+        state = LoopState(status_written=self.written, usage=self.usage)
+        made = plan(self.spec, self.status, seen, self.now, state)
         self._check(seen, made)
-        self.books = made.books or self.books
+        self.usage = made.usage or self.usage
         if made.status is not None:
             self.status, self.written = made.status, self.now
         if made.target is not None:
@@ -89,7 +90,7 @@ class World:
     def _check(self, seen: Observed, made: Plan) -> None:
         status = made.status or self.status
         asked = set(leaving.since(status))
-        ended = verdict.standing(status) is not None
+        ended = verdict.terminal_condition(status) is not None
         silent = {p.name for p in seen.pods if lost.is_silent(p, seen.coordination)}
         staying = [
             p for p in seen.pods
@@ -119,10 +120,10 @@ class World:
         self._check_books(made)
 
     def _check_books(self, made: Plan) -> None:
-        if self.books and made.books:
+        if self.usage and made.usage:
             for part in ("training", "rescaling", "waiting", "redone", "spare"):
-                assert getattr(made.books, part) >= getattr(self.books, part), "no part of the ledger decreases"
-            assert made.books.in_generation <= made.books.held, "nobody trains with what is not held"
+                assert getattr(made.usage, part) >= getattr(self.usage, part), "no part of the ledger decreases"
+            assert made.usage.in_generation <= made.usage.held, "nobody trains with what is not held"
 
     def _check_deletion(self, seen: Observed, pod: Pod, ended: bool, silent: set[str], asked: set[str]) -> None:
         if pod.ending or ended or not pod.started or pod.name in silent:
@@ -245,7 +246,7 @@ def happen(world: World, what: object) -> None:
         case "agents":
             world.agents()
         case "restart_operator":
-            world.written, world.books = None, None
+            world.written, world.usage = None, None
         case "outage":
             world.reachable = False
         case "return":
@@ -277,7 +278,7 @@ def test_the_wanted_workers_train_in_the_end_whatever_happened(history):
     for what in history:
         happen(world, what)
     world.settle()
-    if verdict.standing(world.status):
+    if verdict.terminal_condition(world.status):
         assert world.status.restarts.user > LIMIT, "a job fails only when its script failed too often"
         assert not world.live(), "nothing of a failed job goes on"
         return
@@ -296,7 +297,7 @@ def test_a_plan_that_was_executed_has_nothing_left_to_do(history):
         happen(world, what)
     for _ in range(5):  # one that is replaced is asked, deleted, made anew
         made = world.operate()
-    assert (made.create, made.delete, made.target, made.notices) == ((), (), None, ()), "plans are idempotent"
+    assert (made.create, made.delete, made.target, made.events) == ((), (), None, ()), "plans are idempotent"
     assert made.status is None, "a status is written only when it changes"
 
 
@@ -306,15 +307,15 @@ def test_a_finished_job_stays_finished(history):
     world = World()
     for what in history:
         happen(world, what)
-    already = verdict.standing(world.status)
+    already = verdict.terminal_condition(world.status)
     world.finish()
     world.settle()
-    assert verdict.standing(world.status) == (already or "Succeeded"), "a verdict is never taken back"
+    assert verdict.terminal_condition(world.status) == (already or "Succeeded"), "a verdict is never taken back"
     for what in history:
         happen(world, what)
         made = world.operate()
         assert not made.create, "a finished job creates nothing"
-        assert verdict.standing(world.status) == (already or "Succeeded"), "a verdict is never taken back"
+        assert verdict.terminal_condition(world.status) == (already or "Succeeded"), "a verdict is never taken back"
 
 
 def test_a_worker_that_does_not_leave_is_deleted_at_its_deadline():

@@ -240,7 +240,7 @@ def test_transition_time_moves_only_if_the_status_changes():
 
 
 def told(old: JobStatus, new: JobStatus) -> list[str]:
-    return [n.reason for n in events.notices(old, new, None, None, ())]
+    return [n.reason for n in events.events_of(old, new, None, None, ())]
 
 
 def status(kind: ConditionType, truth: str, reason: str, message: str = "") -> JobStatus:

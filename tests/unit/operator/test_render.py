@@ -13,7 +13,7 @@ from elastrain.api import names
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import JobRef
-from elastrain_operator.pod import manifest as render
+from elastrain_operator.pod import manifest
 
 JOB = JobRef("team-a", "digits", "0f0e", 3)
 GOLDEN = Path(__file__).parent / "golden"
@@ -74,7 +74,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_manifest_is_as_reviewed(case, make_spec):
     fields, settings = CASES[case]
-    made = yaml.safe_dump(render.pod(JOB, make_spec(**fields), 7, settings), sort_keys=False)
+    made = yaml.safe_dump(manifest.pod(JOB, make_spec(**fields), 7, settings), sort_keys=False)
     golden = GOLDEN / f"{case}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(made)
@@ -84,37 +84,37 @@ def test_manifest_is_as_reviewed(case, make_spec):
 @pytest.mark.parametrize("case", CASES)
 def test_sibling_is_what_would_have_been_rendered_for_its_ordinal(case, make_spec):
     fields, settings = CASES[case]
-    first = render.pod(JOB, make_spec(**fields), 0, settings)
+    first = manifest.pod(JOB, make_spec(**fields), 0, settings)
     before = json.dumps(first)
-    assert render.sibling(first, JOB, 7) == render.pod(JOB, make_spec(**fields), 7, settings)
+    assert manifest.sibling(first, JOB, 7) == manifest.pod(JOB, make_spec(**fields), 7, settings)
     assert json.dumps(first) == before
 
 
 def test_spec_is_not_changed_by_rendering(make_spec):
     spec = make_spec()
     before = json.dumps(spec.template)
-    render.pod(JOB, spec, 0, config())
+    manifest.pod(JOB, spec, 0, config())
     assert json.dumps(spec.template) == before
 
 
 def test_template_is_refused_if_nothing_says_what_to_run(make_spec):
     spec = make_spec().model_copy(update={"template": {"spec": {"containers": [{"name": "trainer", "image": "i"}]}}})
     with pytest.raises(
-        render.TemplateInvalid, match=r"spec\.template\.spec\.containers\[trainer\]\.command: must be set"
+        manifest.TemplateInvalid, match=r"spec\.template\.spec\.containers\[trainer\]\.command: must be set"
     ):
-        render.pod(JOB, spec, 0, config())
+        manifest.pod(JOB, spec, 0, config())
 
 
 def test_args_are_the_command_line_if_there_is_no_command(make_spec):
     container = {"name": "trainer", "image": "i", "args": ["python", "train.py"]}
     spec = make_spec().model_copy(update={"template": {"spec": {"containers": [container]}}})
-    trainer = render.pod(JOB, spec, 0, config())["spec"]["containers"][0]
+    trainer = manifest.pod(JOB, spec, 0, config())["spec"]["containers"][0]
     assert (trainer["command"], trainer["args"]) == (["elastrain", "agent", "--"], ["python", "train.py"])
 
 
 def test_secrets_are_named_and_never_copied(make_spec):
-    manifest = json.dumps(render.pod(JOB, make_spec(), 0, config(secret="etcd-worker", user=True)))
-    assert '"secretKeyRef": {"name": "etcd-worker", "key": "username"}' in manifest
+    made = json.dumps(manifest.pod(JOB, make_spec(), 0, config(secret="etcd-worker", user=True)))
+    assert '"secretKeyRef": {"name": "etcd-worker", "key": "username"}' in made
 
 
 def test_credentials_without_a_secret_are_refused():

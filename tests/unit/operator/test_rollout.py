@@ -13,7 +13,7 @@ import builders
 from budgets import examples
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Member, Outcome, Phase, Termination
-from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod, Refusal, Trouble
+from elastrain_operator.model import Coordination, Ending, JobRef, LoopState, Observed, Plan, Pod, Refusal, Trouble
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.size import leaving, rollout
 
@@ -65,8 +65,8 @@ class World:
 
     def operate(self) -> Plan:
         pods = tuple(sorted(self.pods.values(), key=lambda p: p.ordinal))
-        seen = Observed(JOB, pods, self.records, refusal=self.refusal)
-        made, spec = plan(self.spec, self.status, seen, self.now), self.spec
+        seen = Observed(JOB, pods, self.records)
+        made, spec = plan(self.spec, self.status, seen, self.now, LoopState(refusal=self.refusal)), self.spec
         trained = self.training() & {p.name for p in self.live()}
         leavers = set(leaving.since(made.status or self.status))
         gone = trained & leavers
@@ -158,7 +158,7 @@ def test_every_worker_is_replaced_and_said_to_be(world):
     for _ in range(30):
         world.kubelet()
         world.agents()
-        reasons += [n.reason for n in world.operate().notices]
+        reasons += [n.reason for n in world.operate().events]
     assert world.versions() == ["b", "b", "b"]
     assert world.up_to_date()[:2] == ("True", "AllUpToDate")
     assert (reasons.count("RollingOut"), reasons.count("RolledOut")) == (1, 1)

@@ -61,7 +61,7 @@ def test_wanted_size_is_the_share_within_what_the_user_says(make_spec, fields, b
 
 def test_nothing_is_said_or_done_about_a_new_job_before_the_allocator_has_seen_it(make_spec):
     made = plan(make_spec(), JobStatus(), Observed(JOB, coordination=Coordination(), share=share(None)), NOW)
-    assert (made.status, made.target, made.create, made.notices) == (None, None, (), ())
+    assert (made.status, made.target, made.create, made.events) == (None, None, (), ())
     assert made.claims.job.cap == 4
     blind = plan(
         make_spec(), JobStatus(), Observed(JOB, coordination=Coordination(), share=share(None, blind=True)), NOW
@@ -75,12 +75,12 @@ def test_job_that_waits_for_its_minimum_creates_nothing_and_says_why_once(make_s
     assert made.create == ()
     assert condition(made.status, "PodsReady") == ("False", "WaitingForCapacity", waits.message)
     assert condition(made.status, "Grown") == ("False", "MinimumUnavailable", waits.message)
-    assert [n.reason for n in made.notices].count("WaitingForCapacity") == 1
+    assert [n.reason for n in made.events].count("WaitingForCapacity") == 1
     other = share(0, "MinimumUnavailable", "waits: 2 workers must start together; 1 idle")
     again = plan(
         make_spec(minReplicas=2), made.status, Observed(JOB, coordination=Coordination(made.target), share=other), NOW
     )
-    assert again.notices == (), "other numbers are no event"
+    assert again.events == (), "other numbers are no event"
 
 
 def test_shrink_asks_those_to_leave_whom_the_allocator_named(make_spec):

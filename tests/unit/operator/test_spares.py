@@ -140,8 +140,8 @@ def test_a_spare_s_template_has_the_last_word_about_anti_affinity():
 def test_accelerator_seconds_of_a_spare_are_booked_as_such():
     pods = tuple(pod(i, bound=START) for i in range(3))
     place = accelerator_seconds.Place(frozenset({"job-0", "job-1"}), "training", frozenset({"job-2"}))
-    books = accelerator_seconds.account(None, pods, place, None, START)
-    later = accelerator_seconds.account(books, pods, None, None, START + timedelta(seconds=10))
+    usage = accelerator_seconds.account(None, pods, place, None, START)
+    later = accelerator_seconds.account(usage, pods, None, None, START + timedelta(seconds=10))
     assert (later.training, later.spare, later.waiting) == (20, 10, 0)
     assert accelerator_seconds.continued(later, START + timedelta(seconds=20)).spare == 20, (
         "etcd's silence changes nothing"

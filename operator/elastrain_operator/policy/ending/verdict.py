@@ -23,7 +23,7 @@ class Verdict:
     message: str
 
 
-def standing(status: JobStatus) -> ConditionType | None:
+def terminal_condition(status: JobStatus) -> ConditionType | None:
     """The verdict that the status already carries. It is never taken back."""
     true = {c.type for c in status.conditions if c.status == "True"}
     return next((c for c in (ConditionType.SUCCEEDED, ConditionType.FAILED) if c in true), None)

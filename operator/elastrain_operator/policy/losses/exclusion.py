@@ -29,7 +29,7 @@ _NOT_THE_NODE = frozenset({"OOMKilled", "Evicted", "Deleted"})
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class NodeExclusions:
     """What the status remembers of nodes."""
 
     excluded: tuple[ExcludedNode, ...] = ()
@@ -52,10 +52,10 @@ def update(
     fresh: Iterable[Loss],
     cooldown: int,
     now: datetime,
-) -> Ledger:
-    """The ledger with ``fresh`` losses added and what is over taken out. ``cooldown``: seconds; 0: exclude no node."""
+) -> NodeExclusions:
+    """The exclusions with ``fresh`` losses added and expired ones removed. ``cooldown``: seconds; 0: no exclusions."""
     if cooldown == 0:
-        return Ledger()
+        return NodeExclusions()
     recent = [x for x in losses if now - datetime.fromisoformat(x.time) < WINDOW]
     standing = {e.node: e for e in excluded if now < datetime.fromisoformat(e.until)}
     for loss in fresh:
@@ -70,15 +70,15 @@ def update(
         standing.pop(node, None)  # the newest stand last
         standing[node] = ExcludedNode(node=node, until=until, reason=_reason(loss), message=_message(loss, times))
         recent = [x for x in recent if x.node != node]  # it starts anew after its exclusion
-    return Ledger(tuple(standing.values())[-MOST_NODES:], tuple(recent)[-MOST_LOSSES:])
+    return NodeExclusions(tuple(standing.values())[-MOST_NODES:], tuple(recent)[-MOST_LOSSES:])
 
 
-def claim(ledger: Ledger, before: Iterable[Condition]) -> tuple[Claim, ...]:
+def claim(exclusions: NodeExclusions, before: Iterable[Condition]) -> tuple[Claim, ...]:
     """The condition NodesExcluded; none for a job that has never excluded a node."""
     kind = ConditionType.NODES_EXCLUDED
-    if ledger.excluded:
-        words = "; ".join(f"{e.node} until {e.until}: {e.message}" for e in ledger.excluded)
-        return (Claim(kind, "True", ledger.excluded[-1].reason, f"new workers keep off {words}"),)
+    if exclusions.excluded:
+        words = "; ".join(f"{e.node} until {e.until}: {e.message}" for e in exclusions.excluded)
+        return (Claim(kind, "True", exclusions.excluded[-1].reason, f"new workers keep off {words}"),)
     if any(c.type == kind for c in before):
         return (Claim(kind, "False", "NoneExcluded", "new workers may run on every node"),)
     return ()

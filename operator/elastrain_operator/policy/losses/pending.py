@@ -55,7 +55,7 @@ def withdraw(overdue: Sequence[Pod], limit: int | None, now: datetime) -> Withdr
     )
 
 
-def standing(previous: Withdrawal | None, workers: Iterable[Pod], minimum: int, now: datetime) -> Withdrawal | None:
+def continued(previous: Withdrawal | None, workers: Iterable[Pod], minimum: int, now: datetime) -> Withdrawal | None:
     """The earlier withdrawal, as long as it holds: until its time, or until the job needs every worker it can get."""
     if previous is None or now >= datetime.fromisoformat(previous.until):
         return None

@@ -1,7 +1,7 @@
 """Where the accelerator seconds of a job go: training, rescaling, waiting, redone, spare.
 
 What was seen last is taken to have held until now; every change wakes the loop, so that is true to a twentieth of a
-second while an operator runs, and the books are in the status for the next one. What the pods held is computed from
+second while an operator runs, and the usage are in the status for the next one. What the pods held is computed from
 their own times, so that it is right for the time without an operator, too.
 
 Pauses are known only when they are over, by the trainer's own measurement. They are *owed* then: the next seconds of
@@ -46,15 +46,15 @@ def account(
     progress: Progress | None,
     now: datetime,
 ) -> AcceleratorSeconds:
-    """The books up to ``now``, and what they are to be continued with.
+    """The usage up to ``now``, and what they are to be continued with.
 
-    ``before`` is None for a job that has no books yet: they begin now. ``place`` is None while etcd is not known:
+    ``before`` is None for a job that has no usage yet: they begin now. ``place`` is None while etcd is not known:
     whoever trained is taken to go on training, as far as pods are there for it.
     """
     pods = tuple(pods)
     old = before or AcceleratorSeconds(generation=progress.generation if progress else 0)
     since = datetime.fromisoformat(old.until) if old.until else now
-    booked = _book(old, _held_seconds(old, pods, since, now), max(0.0, (now - since).total_seconds()))
+    booked = _spent(old, _held_seconds(old, pods, since, now), max(0.0, (now - since).total_seconds()))
     held = sum(p.accelerators for p in pods if _holds(p, now))
     if place is None:
         inside, use = min(old.in_generation, held), old.use
@@ -69,12 +69,12 @@ def account(
     return old.model_copy(update=_take_in(old, {**booked, **seen}, progress))
 
 
-def continued(books: AcceleratorSeconds, now: datetime) -> AcceleratorSeconds:
-    """The books up to ``now`` if nothing has happened since."""
-    if books.until is None:
-        return books
-    seconds = max(0.0, (now - datetime.fromisoformat(books.until)).total_seconds())
-    return books.model_copy(update=_book(books, books.held * seconds, seconds))
+def continued(usage: AcceleratorSeconds, now: datetime) -> AcceleratorSeconds:
+    """The usage up to ``now`` if nothing has happened since."""
+    if usage.until is None:
+        return usage
+    seconds = max(0.0, (now - datetime.fromisoformat(usage.until)).total_seconds())
+    return usage.model_copy(update=_spent(usage, usage.held * seconds, seconds))
 
 
 def place(
@@ -109,20 +109,20 @@ def fresh(progress: Progress | None, after: int) -> tuple[Rescale, ...]:
     return tuple(r for r in progress.rescales if after < r.generation <= progress.generation)
 
 
-def rounded(books: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
+def rounded(usage: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
     """As they are written to the status."""
-    if books is None:
+    if usage is None:
         return None
     seconds = ("training", "rescaling", "waiting", "redone", "spare", "owed_rescaling", "owed_redone")
-    return books.model_copy(update={name: round(getattr(books, name), DIGITS) for name in seconds})
+    return usage.model_copy(update={name: round(getattr(usage, name), DIGITS) for name in seconds})
 
 
-def dissolved(books: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
-    """The books of a job that has just ended: whoever is still there trains no more."""
-    return books and books.model_copy(update={"in_generation": 0, "standing_by": 0, "use": "waiting"})
+def dissolved(usage: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
+    """The usage of a job that has just ended: whoever is still there trains no more."""
+    return usage and usage.model_copy(update={"in_generation": 0, "standing_by": 0, "use": "waiting"})
 
 
-def is_news(old: AcceleratorSeconds | None, new: AcceleratorSeconds | None) -> bool:
+def differs(old: AcceleratorSeconds | None, new: AcceleratorSeconds | None) -> bool:
     """Whether ``new`` says what the next operator could not find out for itself: seconds that merely pass are no reason
     to write a status, nor are new pods, which say themselves since when they hold what."""
     if old is None or new is None:
@@ -131,29 +131,29 @@ def is_news(old: AcceleratorSeconds | None, new: AcceleratorSeconds | None) -> b
     return new.held < old.held or any(getattr(old, name) != getattr(new, name) for name in marks)
 
 
-def _book(books: AcceleratorSeconds, held: float, seconds: float) -> dict[str, Any]:
+def _spent(usage: AcceleratorSeconds, held: float, seconds: float) -> dict[str, Any]:
     """``held`` accelerator seconds of ``seconds`` seconds, by what was seen at their beginning: fields that change."""
-    inside = min(books.in_generation * seconds, held)
+    inside = min(usage.in_generation * seconds, held)
     waiting = held - inside
-    if books.use == "training":
-        rescaling = min(max(books.owed_rescaling, 0.0), inside)
-        redone = min(books.owed_redone, inside - rescaling)
+    if usage.use == "training":
+        rescaling = min(max(usage.owed_rescaling, 0.0), inside)
+        redone = min(usage.owed_redone, inside - rescaling)
         training, paid = inside - rescaling - redone, rescaling
     else:
         training = redone = 0.0
-        rescaling = inside if books.use == "rescaling" else 0.0
+        rescaling = inside if usage.use == "rescaling" else 0.0
         waiting += inside - rescaling
         paid = inside  # the pause that the trainer will report contains all of it
-    spare = min(books.standing_by * seconds, held - inside)
+    spare = min(usage.standing_by * seconds, held - inside)
     waiting -= spare
     return {
-        "spare": books.spare + spare,
-        "training": books.training + training,
-        "rescaling": books.rescaling + rescaling,
-        "waiting": books.waiting + waiting,
-        "redone": books.redone + redone,
-        "owed_rescaling": books.owed_rescaling - paid,
-        "owed_redone": books.owed_redone - redone,
+        "spare": usage.spare + spare,
+        "training": usage.training + training,
+        "rescaling": usage.rescaling + rescaling,
+        "waiting": usage.waiting + waiting,
+        "redone": usage.redone + redone,
+        "owed_rescaling": usage.owed_rescaling - paid,
+        "owed_redone": usage.owed_redone - redone,
     }
 
 
@@ -183,12 +183,12 @@ def _believed(seconds: float) -> float:
     return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
-def _held_seconds(books: AcceleratorSeconds, pods: tuple[Pod, ...], since: datetime, now: datetime) -> float:
+def _held_seconds(usage: AcceleratorSeconds, pods: tuple[Pod, ...], since: datetime, now: datetime) -> float:
     """Accelerator seconds that pods held between ``since`` and ``now``; pods that the API server does not have any more
     held theirs to the end, for this is when somebody looked."""
     seconds = max(0.0, (now - since).total_seconds())
     known = [p for p in pods if p.bound is not None and not _released(p, since)]
-    vanished = max(0, books.held - sum(p.accelerators for p in known))
+    vanished = max(0, usage.held - sum(p.accelerators for p in known))
     return vanished * seconds + sum(p.accelerators * _overlap(p, since, now) for p in known)
 
 

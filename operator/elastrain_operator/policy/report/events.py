@@ -8,7 +8,7 @@ from elastrain.api import rescaled
 from elastrain.api.job import Condition, ConditionType, JobStatus
 from elastrain.api.phrases import headcount
 from elastrain.api.records import Target
-from elastrain_operator.model import Loss, Notice, Severity
+from elastrain_operator.model import JobEvent, Loss, Severity
 from elastrain_operator.policy.losses.failures import last_lines
 from elastrain_operator.policy.report import health
 
@@ -20,9 +20,9 @@ _TOLD = 900
 """Most characters of a message in an event (the API takes 1024)."""
 
 
-def notices(
+def events_of(
     old: JobStatus, new: JobStatus, before: Target | None, after: Target | None, lost: Iterable[Loss]
-) -> tuple[Notice, ...]:
+) -> tuple[JobEvent, ...]:
     """What has changed from ``old`` to ``new`` status, and from target ``before`` to ``after`` (None: not written)."""
     return (
         *(_lost(x) for x in lost),
@@ -30,40 +30,40 @@ def notices(
         *_rescaled(old, new),
         *_withdrawn(old, new),
         *_conditions(old, new),
-        *health.notices(old.unhealthy_workers, new.unhealthy_workers, ended=new.completion_time is not None),
+        *health.events_of(old.unhealthy_workers, new.unhealthy_workers, ended=new.completion_time is not None),
     )
 
 
-def _lost(loss: Loss) -> Notice:
+def _lost(loss: Loss) -> JobEvent:
     words = f"{loss.message} ({loss.cause}: {loss.reason})"
     tail = last_lines(loss.log_tail, _TOLD - len(words) - 1)
-    return Notice("WorkerLost", _cut(f"{words}\n{tail}" if tail else words), Severity.WARNING)
+    return JobEvent("WorkerLost", _cut(f"{words}\n{tail}" if tail else words), Severity.WARNING)
 
 
-def _scaling(before: Target | None, after: Target | None) -> Iterable[Notice]:
+def _scaling(before: Target | None, after: Target | None) -> Iterable[JobEvent]:
     if after is None:
         return
     if before is None:
-        yield Notice("TargetSet", f"{headcount(after.desired)} wanted (min {after.min}, max {after.max})")
+        yield JobEvent("TargetSet", f"{headcount(after.desired)} wanted (min {after.min}, max {after.max})")
     elif before.desired != after.desired:
-        yield Notice("Scaling", f"from {before.desired} to {headcount(after.desired)}: {after.reason}")
+        yield JobEvent("Scaling", f"from {before.desired} to {headcount(after.desired)}: {after.reason}")
     fresh = [name for name in after.leaving if before is None or name not in before.leaving]
     if fresh:
-        yield Notice("Draining", _cut(f"asked to leave: {', '.join(fresh)}"))
+        yield JobEvent("Draining", _cut(f"asked to leave: {', '.join(fresh)}"))
 
 
-def _rescaled(old: JobStatus, new: JobStatus) -> Iterable[Notice]:
+def _rescaled(old: JobStatus, new: JobStatus) -> Iterable[JobEvent]:
     last = new.last_rescale
     if last and last != old.last_rescale:
-        yield Notice(rescaled.REASON, rescaled.tell(last))
+        yield JobEvent(rescaled.REASON, rescaled.tell(last))
 
 
-def _withdrawn(old: JobStatus, new: JobStatus) -> Iterable[Notice]:
+def _withdrawn(old: JobStatus, new: JobStatus) -> Iterable[JobEvent]:
     if new.withdrawal and new.withdrawal != old.withdrawal:
-        yield Notice("WorkersWithdrawn", _cut(new.withdrawal.message), Severity.WARNING)
+        yield JobEvent("WorkersWithdrawn", _cut(new.withdrawal.message), Severity.WARNING)
 
 
-def _conditions(old: JobStatus, new: JobStatus) -> Iterable[Notice]:
+def _conditions(old: JobStatus, new: JobStatus) -> Iterable[JobEvent]:
     had = {c.type: c for c in old.conditions}
     for now in new.conditions:
         before = had.get(now.type)
@@ -72,36 +72,36 @@ def _conditions(old: JobStatus, new: JobStatus) -> Iterable[Notice]:
             yield notice
 
 
-def _condition(before: Condition | None, now: Condition) -> Notice | None:
+def _condition(before: Condition | None, now: Condition) -> JobEvent | None:
     words, is_true, is_false = _cut(now.message), now.status == "True", now.status == "False"
     was_true = before is not None and before.status == "True"
     was_false = before is not None and before.status == "False"
-    told: Notice | None = None
+    found: JobEvent | None = None
     match now.type:
         case ConditionType.SUCCEEDED if is_true:
-            told = Notice("Succeeded", words)
+            found = JobEvent("Succeeded", words)
         case ConditionType.FAILED if is_true:
-            told = Notice("Failed", words, Severity.WARNING)
+            found = JobEvent("Failed", words, Severity.WARNING)
         case ConditionType.SUSPENDED if is_true:
-            told = Notice("Suspended", words)
+            found = JobEvent("Suspended", words)
         case ConditionType.SUSPENDED if was_true and now.reason == "Active":
-            told = Notice("Resumed", words)
+            found = JobEvent("Resumed", words)
         case ConditionType.CHECKPOINT_HEALTHY if is_false:
-            told = Notice("CheckpointFailed", words, Severity.WARNING)
+            found = JobEvent("CheckpointFailed", words, Severity.WARNING)
         case ConditionType.CHECKPOINT_HEALTHY if is_true and was_false:
-            told = Notice("CheckpointRecovered", words)
+            found = JobEvent("CheckpointRecovered", words)
         case ConditionType.COORDINATION_AVAILABLE if is_false:
-            told = Notice(now.reason, words, Severity.WARNING)
+            found = JobEvent(now.reason, words, Severity.WARNING)
         case ConditionType.UP_TO_DATE if is_false:
             severity = Severity.WARNING if now.reason == "RolloutStopped" else Severity.NORMAL
-            told = Notice(now.reason, words, severity)
+            found = JobEvent(now.reason, words, severity)
         case ConditionType.UP_TO_DATE if was_false:
-            told = Notice("RolledOut", words)
+            found = JobEvent("RolledOut", words)
         case ConditionType.NODES_EXCLUDED if is_true:
-            told = Notice("NodesExcluded", words, Severity.WARNING)
+            found = JobEvent("NodesExcluded", words, Severity.WARNING)
         case ConditionType.PODS_READY if is_false and now.reason not in _SELF_EXPLAINING | {"Succeeded", "Failed"}:
-            told = Notice(now.reason, words, Severity.WARNING)
-    return told
+            found = JobEvent(now.reason, words, Severity.WARNING)
+    return found
 
 
 def _cut(words: str) -> str:

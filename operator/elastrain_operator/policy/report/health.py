@@ -7,7 +7,7 @@ from datetime import datetime
 
 from elastrain.api.job import ConditionType, GenerationStatus, UnhealthyWorker
 from elastrain.api.records import Generation, Health, Member
-from elastrain_operator.model import Coordination, Notice, Severity
+from elastrain_operator.model import Coordination, JobEvent, Severity
 from elastrain_operator.policy.report.conditions import Claim
 
 KEPT = 10
@@ -47,16 +47,16 @@ def claim(workers: Sequence[UnhealthyWorker], generation: GenerationStatus | Non
     return Claim(kind, "True", "NoneAccused", "no worker holds the others up")
 
 
-def notices(before: Iterable[UnhealthyWorker], after: Iterable[UnhealthyWorker], ended: bool) -> Iterable[Notice]:
+def events_of(before: Iterable[UnhealthyWorker], after: Iterable[UnhealthyWorker], ended: bool) -> Iterable[JobEvent]:
     """One for each worker that was not accused of this before, and for each that is cleared other than by the end."""
     old, new = {(w.worker, w.health): w for w in before}, {(w.worker, w.health): w for w in after}
     for key, worker in new.items():
         if key not in old:
-            yield Notice(_REASONS[Health(worker.health)], in_words(worker), Severity.WARNING)
+            yield JobEvent(_REASONS[Health(worker.health)], in_words(worker), Severity.WARNING)
     still = {w.worker for w in new.values()}
     for worker in old.values():
         if worker.worker not in still and not ended and len(new) < KEPT:
-            yield Notice(
+            yield JobEvent(
                 "WorkerHealthy", f"{_who(worker)} does not hold the others up any more ({worker.health} before)"
             )
 
