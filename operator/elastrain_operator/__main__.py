@@ -23,93 +23,116 @@ def option(env: str, help_: str) -> typer.models.OptionInfo:
     return typer.Option(envvar=env, help=help_, show_default=True)  # type: ignore[no-any-return]
 
 
+EtcdEndpoints = Annotated[str, option(names.ENV_ETCD_ENDPOINTS, "host:port[,host:port] of etcd v3.")]
+EtcdUsername = Annotated[str, option(names.ENV_ETCD_USERNAME, "User of etcd; needs a password file.")]
+EtcdPasswordFile = Annotated[str, option(names.ENV_ETCD_PASSWORD_FILE, "File with the password.")]
+EtcdCa = Annotated[str, option(names.ENV_ETCD_CA, "CA certificate (PEM): switches TLS on.")]
+EtcdCert = Annotated[str, option(names.ENV_ETCD_CERT, "Client certificate (PEM).")]
+EtcdKey = Annotated[str, option(names.ENV_ETCD_KEY, "Key of the client certificate (PEM).")]
+WorkerEtcdEndpoints = Annotated[
+    str, option("ELASTRAIN_WORKER_ETCD_ENDPOINTS", "etcd as workers see it. Default: --etcd-endpoints.")
+]
+WorkerEtcdSecret = Annotated[
+    str,
+    option(
+        "ELASTRAIN_WORKER_ETCD_SECRET",
+        "Secret in each job's namespace with what workers need for etcd: username and password, ca.crt, "
+        "tls.crt and tls.key, whichever the operator itself uses.",
+    ),
+]
+JobKeyFile = Annotated[
+    str,
+    option(
+        "ELASTRAIN_JOB_KEY_FILE",
+        "File with at least 32 random bytes. With it each job gets an etcd user that reaches its own keys only, "
+        "and a Secret with its password, derived from these bytes. --etcd-username must have the role root.",
+    ),
+]
+Namespaces = Annotated[
+    str, option("ELASTRAIN_WATCH_NAMESPACES", "Namespaces to serve, separated by commas. Default: all.")
+]
+Cluster = Annotated[
+    str, option("ELASTRAIN_CLUSTER", "Name of this Kubernetes cluster; must differ where clusters share an etcd.")
+]
+LeaseTtl = Annotated[int, option(names.ENV_LEASE_TTL, "Seconds after which a silent worker is taken for lost.")]
+DrainExtra = Annotated[
+    float,
+    option("ELASTRAIN_DRAIN_EXTRA", "Seconds beyond its pod's grace period that a worker may take to leave."),
+]
+Resync = Annotated[
+    float, option("ELASTRAIN_RESYNC", "Seconds after which each job is looked at though nothing has happened.")
+]
+ShareCapacity = Annotated[
+    bool,
+    option(
+        "ELASTRAIN_CAPACITY",
+        "Share the cluster out: jobs without replicas grow into what is idle. Needs to read nodes, priority "
+        "classes and the pods of all namespaces.",
+    ),
+]
+CapacityQuotas = Annotated[
+    str, option("ELASTRAIN_CAPACITY_QUOTAS", 'JSON: {"team-a": {"nvidia.com/gpu": 8}}; needs --capacity.')
+]
+CapacityWeights = Annotated[
+    str, option("ELASTRAIN_CAPACITY_WEIGHTS", 'JSON: {"team-a": 2}: parts of what is above the minima. Default: 1.')
+]
+CapacityHysteresis = Annotated[
+    float, option("ELASTRAIN_CAPACITY_HYSTERESIS", "Seconds between two resizes of a job for a mere improvement.")
+]
+CapacityHorizon = Annotated[
+    float, option("ELASTRAIN_CAPACITY_HORIZON", "Seconds over which more workers must make up for the pause.")
+]
+LeaseFlag = Annotated[
+    str,
+    option(
+        "ELASTRAIN_LEASE",
+        "NAMESPACE/NAME of a Lease: of all operators started with it, one works and the others stand by. "
+        "Default: none, and this operator must be the only one.",
+    ),
+]
+LeaseSeconds = Annotated[
+    int, option("ELASTRAIN_LEASE_SECONDS", "Seconds of silence after which another one of them takes over.")
+]
+HealthPort = Annotated[int, option("ELASTRAIN_HEALTH_PORT", "Port of GET /healthz, for the probes.")]
+MetricsPort = Annotated[int, option("ELASTRAIN_METRICS_PORT", "Port of GET /metrics, for Prometheus; 0: none.")]
+TracesEndpoint = Annotated[
+    str,
+    option(
+        tracing.ENV_ENDPOINT,
+        "OTLP collector over HTTP, as http://otel-collector.monitoring:4318: operator and workers send traces of "
+        "rescales to it. Needs elastrain[tracing] where they run.",
+    ),
+]
+LogLevel = Annotated[str, option("ELASTRAIN_LOG_LEVEL", "debug, info, warning or error.")]
+
+
 @cli.command()
 def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
-    etcd_endpoints: Annotated[str, option(names.ENV_ETCD_ENDPOINTS, "host:port[,host:port] of etcd v3.")],
-    etcd_username: Annotated[str, option(names.ENV_ETCD_USERNAME, "User of etcd; needs a password file.")] = "",
-    etcd_password_file: Annotated[str, option(names.ENV_ETCD_PASSWORD_FILE, "File with the password.")] = "",
-    etcd_ca: Annotated[str, option(names.ENV_ETCD_CA, "CA certificate (PEM): switches TLS on.")] = "",
-    etcd_cert: Annotated[str, option(names.ENV_ETCD_CERT, "Client certificate (PEM).")] = "",
-    etcd_key: Annotated[str, option(names.ENV_ETCD_KEY, "Key of the client certificate (PEM).")] = "",
-    worker_etcd_endpoints: Annotated[
-        str, option("ELASTRAIN_WORKER_ETCD_ENDPOINTS", "etcd as workers see it. Default: --etcd-endpoints.")
-    ] = "",
-    worker_etcd_secret: Annotated[
-        str,
-        option(
-            "ELASTRAIN_WORKER_ETCD_SECRET",
-            "Secret in each job's namespace with what workers need for etcd: username and password, ca.crt, "
-            "tls.crt and tls.key, whichever the operator itself uses.",
-        ),
-    ] = "",
-    job_key_file: Annotated[
-        str,
-        option(
-            "ELASTRAIN_JOB_KEY_FILE",
-            "File with at least 32 random bytes. With it each job gets an etcd user that reaches its own keys only, "
-            "and a Secret with its password, derived from these bytes. --etcd-username must have the role root.",
-        ),
-    ] = "",
-    namespaces: Annotated[
-        str, option("ELASTRAIN_WATCH_NAMESPACES", "Namespaces to serve, separated by commas. Default: all.")
-    ] = "",
-    cluster: Annotated[
-        str, option("ELASTRAIN_CLUSTER", "Name of this Kubernetes cluster; must differ where clusters share an etcd.")
-    ] = "default",
-    lease_ttl: Annotated[
-        int, option(names.ENV_LEASE_TTL, "Seconds after which a silent worker is taken for lost.")
-    ] = names.DEFAULT_LEASE_TTL,
-    drain_extra: Annotated[
-        float,
-        option("ELASTRAIN_DRAIN_EXTRA", "Seconds beyond its pod's grace period that a worker may take to leave."),
-    ] = 30.0,
-    resync: Annotated[
-        float, option("ELASTRAIN_RESYNC", "Seconds after which each job is looked at though nothing has happened.")
-    ] = 300.0,
-    capacity: Annotated[
-        bool,
-        option(
-            "ELASTRAIN_CAPACITY",
-            "Share the cluster out: jobs without replicas grow into what is idle. Needs to read nodes, priority "
-            "classes and the pods of all namespaces.",
-        ),
-    ] = False,
-    capacity_quotas: Annotated[
-        str, option("ELASTRAIN_CAPACITY_QUOTAS", 'JSON: {"team-a": {"nvidia.com/gpu": 8}}; needs --capacity.')
-    ] = "",
-    capacity_weights: Annotated[
-        str, option("ELASTRAIN_CAPACITY_WEIGHTS", 'JSON: {"team-a": 2}: parts of what is above the minima. Default: 1.')
-    ] = "",
-    capacity_hysteresis: Annotated[
-        float, option("ELASTRAIN_CAPACITY_HYSTERESIS", "Seconds between two resizes of a job for a mere improvement.")
-    ] = 60.0,
-    capacity_horizon: Annotated[
-        float, option("ELASTRAIN_CAPACITY_HORIZON", "Seconds over which more workers must make up for the pause.")
-    ] = 600.0,
-    lease: Annotated[
-        str,
-        option(
-            "ELASTRAIN_LEASE",
-            "NAMESPACE/NAME of a Lease: of all operators started with it, one works and the others stand by. "
-            "Default: none, and this operator must be the only one.",
-        ),
-    ] = "",
-    lease_seconds: Annotated[
-        int, option("ELASTRAIN_LEASE_SECONDS", "Seconds of silence after which another one of them takes over.")
-    ] = 10,
-    health_port: Annotated[int, option("ELASTRAIN_HEALTH_PORT", "Port of GET /healthz, for the probes.")] = 8080,
-    metrics_port: Annotated[
-        int, option("ELASTRAIN_METRICS_PORT", "Port of GET /metrics, for Prometheus; 0: none.")
-    ] = 0,
-    traces_endpoint: Annotated[
-        str,
-        option(
-            tracing.ENV_ENDPOINT,
-            "OTLP collector over HTTP, as http://otel-collector.monitoring:4318: operator and workers send traces of "
-            "rescales to it. Needs elastrain[tracing] where they run.",
-        ),
-    ] = "",
-    log_level: Annotated[str, option("ELASTRAIN_LOG_LEVEL", "debug, info, warning or error.")] = "info",
+    etcd_endpoints: EtcdEndpoints,
+    etcd_username: EtcdUsername = "",
+    etcd_password_file: EtcdPasswordFile = "",
+    etcd_ca: EtcdCa = "",
+    etcd_cert: EtcdCert = "",
+    etcd_key: EtcdKey = "",
+    worker_etcd_endpoints: WorkerEtcdEndpoints = "",
+    worker_etcd_secret: WorkerEtcdSecret = "",
+    job_key_file: JobKeyFile = "",
+    namespaces: Namespaces = "",
+    cluster: Cluster = "default",
+    lease_ttl: LeaseTtl = names.DEFAULT_LEASE_TTL,
+    drain_extra: DrainExtra = 30.0,
+    resync: Resync = 300.0,
+    capacity: ShareCapacity = False,
+    capacity_quotas: CapacityQuotas = "",
+    capacity_weights: CapacityWeights = "",
+    capacity_hysteresis: CapacityHysteresis = 60.0,
+    capacity_horizon: CapacityHorizon = 600.0,
+    lease: LeaseFlag = "",
+    lease_seconds: LeaseSeconds = 10,
+    health_port: HealthPort = 8080,
+    metrics_port: MetricsPort = 0,
+    traces_endpoint: TracesEndpoint = "",
+    log_level: LogLevel = "info",
 ) -> None:
     """Runs elastic training jobs (`kubectl get etj`): creates their worker pods, tells the workers through etcd how
     many are wanted, replaces lost ones and keeps each job's status true.
@@ -131,14 +154,7 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
         job_key = read_job_key(job_key_file)
         config = OperatorConfig(
             etcd=etcd,
-            worker_etcd=WorkerEtcd(
-                endpoints=worker_etcd_endpoints or ",".join(etcd.endpoints),
-                secret=worker_etcd_secret,
-                user=bool(etcd.username),
-                ca=etcd.ca is not None,
-                certificate=etcd.cert is not None and job_key is None,
-                per_job=job_key is not None,
-            ),
+            worker_etcd=_worker_etcd(etcd, worker_etcd_endpoints, worker_etcd_secret, per_job=job_key is not None),
             job_key=job_key,
             namespaces=tuple(n.strip() for n in namespaces.split(",") if n.strip()),
             cluster=cluster,
@@ -156,11 +172,23 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
         )
         level = logs.level_of(log_level)
     except ValidationError as error:
-        raise typer.BadParameter("; ".join(_words(e) for e in error.errors(include_url=False))) from error
+        raise typer.BadParameter("; ".join(_message(e) for e in error.errors(include_url=False))) from error
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     logs.configure(level)
     raise typer.Exit(uvloop.run(serve(config)))
+
+
+def _worker_etcd(etcd: EtcdConfig, endpoints: str, secret: str, *, per_job: bool) -> WorkerEtcd:
+    """How workers reach etcd: like the operator, unless the flags differ."""
+    return WorkerEtcd(
+        endpoints=endpoints or ",".join(etcd.endpoints),
+        secret=secret,
+        user=bool(etcd.username),
+        ca=etcd.ca is not None,
+        certificate=etcd.cert is not None and not per_job,
+        per_job=per_job,
+    )
 
 
 def _capacity(wanted: bool, quotas: str, weights: str, **seconds: float) -> CapacityConfig | None:
@@ -178,14 +206,14 @@ def _capacity(wanted: bool, quotas: str, weights: str, **seconds: float) -> Capa
 
 
 def _json(flag: str, text: str) -> Any:
-    """A mapping given as JSON; empty: none. What is in it is the model's to judge."""
+    """A mapping given as JSON; empty: none. The model validates its contents."""
     try:
         return json.loads(text) if text.strip() else {}
     except ValueError as error:
         raise ValueError(f"{flag} {text!r}: must be a JSON object: {error}") from error
 
 
-def _words(error: object) -> str:
+def _message(error: object) -> str:
     assert isinstance(error, dict)
     flag = "--" + str(error["loc"][-1]).replace("_", "-") if error["loc"] else ""
     value = f" {error['input']!r}" if flag else ""

@@ -1,11 +1,11 @@
-"""The operator put together: clients, mirror, loops and sweeper, and what an event means for them."""
+"""The operator's composition: clients, mirror, loops and sweeper, and the effect of events on them."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -51,7 +51,7 @@ class App:
         tenure: Writable | None = None,
         fence: Callable[[EtcdClient], FencedEtcd] | None = None,
     ) -> None:
-        """``tenure`` and ``fence`` keep a process from writing that does not lead; None where there is only one."""
+        """``tenure`` and ``fence`` keep a process that does not lead from writing; None: there is only one."""
         self._config = config
         self._tenure = tenure
         self._fence = fence
@@ -63,7 +63,7 @@ class App:
         self._started = AsyncExitStack()
 
     async def start(self) -> None:
-        """Connect. An etcd that does not answer is no reason not to start: jobs say so in their conditions.
+        """Connect. The operator starts without etcd as well: conditions of the jobs show the outage.
 
         Raises ``kopf.LoginError`` if there is neither a service account nor a kubeconfig, ``ApiError`` if jobs or pods
         cannot be listed for a minute, and ``OSError`` if the port of the metrics is taken.
@@ -75,33 +75,17 @@ class App:
         undo.push_async_callback(self._kube.close)
         etcd = EtcdClient(config.etcd)
         undo.push_async_callback(asyncio.to_thread, etcd.close)
-        fenced = self._fence(etcd) if self._fence else None
-        self._mirror = Mirror(fenced or etcd, config.cluster, self._etcd_changed, self._steps_made)
-        self._mirror.start()
-        undo.push_async_callback(self._mirror.close)
-        if not await self._mirror.wait_listed(ETCD_SECONDS):
-            log.warning("etcd does not answer yet", endpoints=config.etcd.endpoints)
-        elif fenced:
-            await _claim(fenced)
+        self._mirror = await self._connect(etcd)
         if config.job_key is not None:
             self._vault = Vault(EtcdUsers(etcd), self._kube, self._mirror, config, self._loops.wake_all)
-            guarding = asyncio.create_task(self._vault.run(), name="vault")
-            undo.callback(guarding.cancel)
-        tracer = tracing.from_environment(
-            {**os.environ, tracing.ENV_ENDPOINT: config.traces_endpoint}, "elastrain-operator"
-        )
-        traces = Traces(tracer) if tracer else None
-        if traces:
-            undo.push_async_callback(asyncio.to_thread, traces.close)
-        self._executor = Executor(self._kube, self._mirror, config, self._vault, traces)
+            self._run(self._vault.run(), "vault")
+        self._executor = Executor(self._kube, self._mirror, config, self._vault, self._traces())
         undo.push_async_callback(self._loops.stop)
         self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._vault)
-        sweeping = asyncio.create_task(self._sweeper.run(), name="sweeper")
-        undo.callback(sweeping.cancel)
         if self._capacity:
             inventory = Inventory(self._kube, self._capacity.nudge)
-            for name, run in (("inventory", inventory.run()), ("capacity", self._capacity.run(inventory))):
-                undo.callback(asyncio.create_task(run, name=name).cancel)
+            self._run(inventory.run(), "inventory")
+            self._run(self._capacity.run(inventory), "capacity")
         self._watched = Watched(
             self._kube,
             config.namespaces,
@@ -112,13 +96,36 @@ class App:
             on_pod=self._pod_changed,
         )
         await _until_listed(self._watched)
-        undo.callback(asyncio.create_task(self._watched.run(), name="search for deleted objects").cancel)
-        # What was imported and built so far stays: the collector need not look at it again and again.
-        # And thousands of jobs are many small objects that live long, few of them in cycles: look for those less often.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GARBAGE)
+        self._run(self._watched.run(), "search for deleted objects")
+        self._run(self._sweeper.run(), "sweeper")
+        _relieve_collector()
         log.info("started", endpoints=config.etcd.endpoints, namespaces=config.namespaces or "all")
+
+    async def _connect(self, etcd: EtcdClient) -> Mirror:
+        """The mirror of all records; waits a moment for etcd, and claims the fence."""
+        fenced = self._fence(etcd) if self._fence else None
+        mirror = Mirror(fenced or etcd, self._config.cluster, self._etcd_changed, self._steps_made)
+        mirror.start()
+        self._started.push_async_callback(mirror.close)
+        if not await mirror.wait_listed(ETCD_SECONDS):
+            log.warning("etcd does not answer yet", endpoints=self._config.etcd.endpoints)
+        elif fenced:
+            await _claim(fenced)
+        return mirror
+
+    def _traces(self) -> Traces | None:
+        """None if no collector is configured."""
+        environ = {**os.environ, tracing.ENV_ENDPOINT: self._config.traces_endpoint}
+        tracer = tracing.from_environment(environ, "elastrain-operator")
+        if tracer is None:
+            return None
+        traces = Traces(tracer)
+        self._started.push_async_callback(asyncio.to_thread, traces.close)
+        return traces
+
+    def _run(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        """In a task that ends with the operator."""
+        self._started.callback(asyncio.create_task(coroutine, name=name).cancel)
 
     def _serve_metrics(self, port: int) -> None:
         undo = self._started
@@ -126,16 +133,15 @@ class App:
         metrics.ETCD_CONNECTED.set_function(lambda: float(self._mirror is not None and not self._mirror.outage))
         server = MetricsServer(lambda: metrics.text() + jobs.text().encode(), port)
         undo.push_async_callback(asyncio.to_thread, server.close)
-        lag = asyncio.create_task(metrics.measure_lag(), name="event loop lag")
-        undo.callback(lag.cancel)
+        self._run(metrics.measure_lag(), "event loop lag")
 
     async def stop(self) -> None:
-        """Let go at once: whatever was going on is seen and planned again by the next operator."""
+        """End at once: the next operator observes and plans unfinished work again."""
         await self._started.aclose()
         log.info("stopped")
 
     def state(self) -> dict[str, Any]:
-        """For the health endpoint. An etcd outage is told but is no reason to restart the operator."""
+        """For the health endpoint. It shows an etcd outage, which is no reason to restart the operator."""
         outage = self._mirror.outage if self._mirror else Outage()
         return {
             "jobs": len(self._loops),
@@ -164,7 +170,7 @@ class App:
         await self._loops.forget(job.uid)
         if self._capacity:
             self._capacity.forget(job.uid)
-        self._sweeper.nudge(job)  # last: the loop writes no more
+        self._sweeper.nudge(job)  # last: the loop has ended its writes
 
     def _pod_changed(self, job: JobKeys, pod: Pod, gone: bool) -> None:
         if self._capacity:
@@ -194,8 +200,16 @@ class App:
     def _is_served(self, keys: JobKeys) -> bool:
         namespaces = self._config.namespaces
         if namespaces and keys.namespace not in namespaces:
-            return True  # by somebody else, whom to ask we have no right
+            return True  # by another operator; this one may not read that namespace
         return keys.uid in self._loops or bool(self._watched.pods.of(keys.uid))
+
+
+def _relieve_collector() -> None:
+    """Exempt existing objects from garbage collection, and collect less often: thousands of jobs are many long-lived
+    objects, few of them in cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GARBAGE)
 
 
 async def _until_listed(watched: Watched) -> None:

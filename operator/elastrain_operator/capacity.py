@@ -22,8 +22,8 @@ REST = 0.5
 """Least seconds between two sharings."""
 IDLE_PARTS = 10
 """A sharing is followed by at least so many times the time that it took: it never uses more than a tenth of a core."""
-NEW_WORDS = 20
-"""Jobs that get new words, with nothing new to do, from one sharing: each is a write of a status."""
+NEW_EXPLANATIONS = 20
+"""Jobs whose explanation alone is updated after one sharing: each update writes a status."""
 SPEEDS = 8
 """Sizes of a job whose speed is remembered."""
 
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 class Cluster(Protocol):
-    """What is used of :class:`elastrain_operator.observe.inventory.Inventory`."""
+    """The part of :class:`elastrain_operator.observe.inventory.Inventory` that is used."""
 
     @property
     def problem(self) -> str | None: ...
@@ -128,15 +128,15 @@ class Capacity:
         now = clock.now()
         # In a thread, so that jobs' own loops go on meanwhile; everything that it is given is immutable.
         made = await asyncio.to_thread(allocate, Snapshot(cluster.nodes(), jobs, tuple(leaving)), self._policy, now)
-        words = NEW_WORDS
+        text = NEW_EXPLANATIONS
         for job in jobs:
             if self._claims.get(job.uid) is None or self._claims[job.uid].job is None:
                 continue  # gone, ended or suspended in the meantime
             share, before = made.shares[job.uid], self._shares.get(job.uid)
             if share.differs(before):
                 self._give(job, share, now)
-            elif before is not None and share.message != before.message and words:
-                words -= 1
+            elif before is not None and share.message != before.message and text:
+                text -= 1
                 self._give(job, share, now)
         return made.again
 
@@ -164,8 +164,8 @@ class Capacity:
     def _not_known(self, problem: str, denied: bool) -> None:
         """Jobs keep their size, and say why; new ones need not wait if it will not be known."""
         rule = "running jobs keep their size, new ones begin with minReplicas" if denied else "jobs keep their size"
-        words = f"the cluster is not known: {problem}; until it is, {rule}"
-        self._unknown = Share(None, "CapacityDenied" if denied else "CapacityUnknown", words, blind=denied)
+        text = f"the cluster is not known: {problem}; until it is, {rule}"
+        self._unknown = Share(None, "CapacityDenied" if denied else "CapacityUnknown", text, blind=denied)
         for uid, claims in self._claims.items():
             if claims.job and self._unknown.differs(self._shares.get(uid)):
                 self._shares[uid] = self._unknown

@@ -142,7 +142,7 @@ class OperatorConfig(BaseModel):
 
 
 def read_job_key(file: str) -> SecretBytes | None:
-    """The key in ``file``; None if no file is named. Raises ``ValueError`` that says what is wrong with it."""
+    """The key in ``file``; None if no file is named. Raises ``ValueError`` if the file is unusable."""
     if not file:
         return None
     try:

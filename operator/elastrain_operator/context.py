@@ -1,4 +1,4 @@
-"""What is seen of a job and what follows from it, each computed once: the input of every decision of a plan. Pure."""
+"""The observation of a job and the values derived from it, each computed once: the input of all decisions. Pure."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class PlanContext:
 
     @cached_property
     def victims(self) -> tuple[Pod, ...]:
-        """Workers to be asked to leave now; nobody while etcd cannot tell them, or when they are about to end."""
+        """Workers to be asked to leave now; none while etcd is away or the job is about to end."""
         if self.etcd is None or self.finishing:
             return ()
         chosen = self.rollout.leave
@@ -105,7 +105,7 @@ class PlanContext:
 
     @cached_property
     def rollout(self) -> Rollout:
-        """What is to be done about workers of another version of the template."""
+        """Actions for workers of another version of the template."""
         if self.etcd is None or self.finishing:
             return Rollout()
         refusal = self.state.refusal

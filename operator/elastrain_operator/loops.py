@@ -37,7 +37,7 @@ STATUS_SHARE = 0.05
 """Seconds that each job adds to the interval at which a new step alone is written to the statuses: with many jobs all
 of them together write 20 times a second, not the more often the more there are."""
 ROUTINE = 2.0
-"""Seconds for which a start that goes on as expected may wait for a look: each pod has three or four pieces of news."""
+"""Seconds for which a start that goes on as expected may wait for a look: each pod has three or four events."""
 RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before a pass is repeated after failures in a row."""
 UNSEEN = timedelta(seconds=30)
@@ -71,7 +71,7 @@ class JobLoop:
         self._config = config
         self._capacity = capacity
         self._wake = asyncio.Event()
-        self._woken: float | None = None  # when the first news came that no pass has looked at
+        self._woken: float | None = None  # when the first change came that no pass has processed
         self._state = LoopState()
         self._body: Mapping[str, Any] = {}
         self._pods_of: PodsOf = lambda _: ()
@@ -86,7 +86,7 @@ class JobLoop:
 
     def see(self, body: Mapping[str, Any], pods_of: PodsOf) -> None:
         """A new version of the job's object; starts the loop on first sight."""
-        if _others_words(body) != _others_words(self._body):  # else it is the echo of a status that we wrote
+        if _foreign_fields(body) != _foreign_fields(self._body):  # else it is the echo of a status that we wrote
             self.wake()
         self._body, self._pods_of = body, pods_of
         if self._task is None:
@@ -127,7 +127,7 @@ class JobLoop:
             self.wake()
 
     def _wake_soon(self) -> None:
-        """A start goes on as expected. (The allocator is to know at once what is held where.)"""
+        """A start goes on as expected. (The allocator needs to know at once.)"""
         if self._capacity:
             self.wake()
         else:
@@ -177,19 +177,19 @@ class JobLoop:
             await self._wait(due, hurried=failures == 0)
 
     async def _failed(self, error: Exception, retry: float) -> None:
-        """Say it. A fault of ours in one job must neither end its loop, nor go unseen, nor slow other jobs down."""
+        """Log the error; report a bug of the operator in the status. It ends no loop and slows no other job down."""
         known = _source(error) != "operator"
-        told = log.warning if known else log.exception
-        told("pass failed", job=self.job.name, namespace=self.job.namespace, error=str(error), retry_s=retry)
+        write = log.warning if known else log.exception
+        write("pass failed", job=self.job.name, namespace=self.job.namespace, error=str(error), retry_s=retry)
         if known:
             return
         try:
             status = self._state.status or parse.job_status(self._body)
-            words = f"{type(error).__name__}: {error}"
-            confession = plan.fault(status, self.job.generation, words, RETRY_DELAYS[-1], clock.now())
-            await self._executor.execute(self.job, None, confession, self._state)
+            text = f"{type(error).__name__}: {error}"
+            report = plan.fault(status, self.job.generation, text, RETRY_DELAYS[-1], clock.now())
+            await self._executor.execute(self.job, None, report, self._state)
         except Exception as another:  # the same poison, perhaps; the loop has to go on all the same
-            log.warning("fault not told", job=self.job.name, namespace=self.job.namespace, error=str(another))
+            log.warning("fault not reported", job=self.job.name, namespace=self.job.namespace, error=str(another))
 
     def _note_queued(self) -> None:
         if self._woken is not None:
@@ -210,7 +210,7 @@ class JobLoop:
         if body["metadata"].get("deletionTimestamp"):
             return self._config.resync  # its pods are the garbage collector's now
         if not parse.is_ours(body):
-            return self._config.resync  # spec.managedBy names somebody else
+            return self._config.resync  # spec.managedBy names another controller
         self.job = parse.job_ref(body)
         state.version = newest(state.version, body["metadata"].get("resourceVersion"))
         status = state.status or parse.job_status(body)
@@ -347,8 +347,8 @@ _OURS = frozenset({"resourceVersion", "managedFields"})
 """Metadata that changes with every status that we write."""
 
 
-def _others_words(body: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What users and other programs say about a job: all but the status and what a write of it changes."""
+def _foreign_fields(body: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The fields of a job that users and other programs write: all but the status and what writing it changes."""
     return body.get("spec"), {k: v for k, v in body.get("metadata", {}).items() if k not in _OURS}
 
 
@@ -362,7 +362,7 @@ def pace(took: float) -> float:
 
 
 def _source(error: Exception) -> str:
-    """Who is at fault, as the metrics have it."""
+    """The source of an error, as a label of the metrics."""
     return "api" if isinstance(error, ApiError) else "etcd" if isinstance(error, EtcdError) else "operator"
 
 

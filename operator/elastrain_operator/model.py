@@ -29,7 +29,7 @@ class Ending:
 
     at: datetime
     record: Termination | None = None
-    """Last words of the agent; None if it could not speak (killed, evicted, no agent in the image)."""
+    """Termination record of the agent; None if the agent wrote none (killed, evicted, no agent in the image)."""
     exit_code: int | None = None
     """None if no exit code is known: the pod ended without its container's status."""
     reason: str = ""
@@ -78,7 +78,7 @@ class Pod:
     node: str = ""
     """Name of its node; empty until it is scheduled."""
     template: str = ""
-    """Version of the template that it was made from (``rollout.version``); empty: nobody has said."""
+    """Version of the template that it was made from (``rollout.version``); empty: unknown."""
     bound: datetime | None = None
     """When it was bound to a node: from then on it holds its accelerators. None: it is not, as far as is known."""
     accelerators: int = 1
@@ -108,7 +108,7 @@ class Loss:
     log_tail: str = ""
 
 
-def _nobody(_number: int) -> tuple[GenerationMember, ...]:
+def _unknown(_number: int) -> tuple[GenerationMember, ...]:
     return ()
 
 
@@ -120,7 +120,7 @@ class Coordination:
     members: tuple[Member, ...] = ()
     generation: Generation | None = None
     progress: Progress | None = None
-    earlier: Callable[[int], tuple[GenerationMember, ...]] = field(default=_nobody, compare=False, repr=False)
+    earlier: Callable[[int], tuple[GenerationMember, ...]] = field(default=_unknown, compare=False, repr=False)
     """Members of one of the last few generations, by its number; none if it is not known."""
 
     def member_of(self, worker: str) -> Member | None:

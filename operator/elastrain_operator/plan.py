@@ -1,4 +1,4 @@
-"""Spec, status and what is observed → what to do. Pure: same input, same plan, and nothing happens here."""
+"""Spec, status and observation → plan. Pure: same input, same plan, no side effects."""
 
 from __future__ import annotations
 
@@ -68,11 +68,9 @@ def refuse(status: JobStatus, generation: int | None, message: str, now: datetim
 
 def fault(status: JobStatus, generation: int | None, message: str, retry: float, now: datetime) -> Plan:
     """The plan for a job that the operator fails at by a fault of its own: say so and touch nothing."""
-    words = (
-        f"{message}: a fault of the operator, which has logged it and tries again every {retry:g} s at most; please "
-    )
-    words += "report it. Until then running workers train on; a change of the spec may avoid it"
-    return _only_say(status, generation, Claim(ConditionType.PODS_READY, "False", "OperatorFault", words), now)
+    text = f"{message}: a fault of the operator, which has logged it and tries again every {retry:g} s at most; please "
+    text += "report it. Until then running workers train on; a change of the spec may avoid it"
+    return _only_say(status, generation, Claim(ConditionType.PODS_READY, "False", "OperatorFault", text), now)
 
 
 def _only_say(status: JobStatus, generation: int | None, claim: Claim, now: datetime) -> Plan:
@@ -106,7 +104,7 @@ def _go_on(context: PlanContext) -> Plan:
 def _create(context: PlanContext) -> tuple[int, ...]:
     missing = max(context.desired + context.spares - len(context.workers), 0) or context.rollout.create
     if context.state.refusal:
-        missing = min(missing, 1)  # one pod tells whether the API server has changed its mind
+        missing = min(missing, 1)  # one pod shows whether the API server still refuses
     return workers.ordinals(missing, context.state.unborn, context.observed.pods, context.status.next_ordinal)
 
 
@@ -136,8 +134,8 @@ def _drained(context: PlanContext) -> Iterable[Deletion]:
 
 
 def _silenced(context: PlanContext) -> Iterable[Deletion]:
-    """Workers on silent nodes, so that they do not come back beside their replacement. Never forced: nobody knows
-    whether their processes have ended, and their node takes no other pods meanwhile."""
+    """Workers on silent nodes, so that they do not come back beside their replacement. Never forced: their processes
+    may still run, and their node takes no other pods meanwhile."""
     for pod in context.observed.pods:
         if pod.name in context.silent and not pod.terminating and pod.name not in context.asked:
             yield Deletion(pod.name, pod.uid, "lost with its node")
@@ -182,14 +180,14 @@ def _after_end(context: PlanContext, terminal: ConditionType) -> Plan:
 
 
 def _settle(context: PlanContext, status: JobStatus, verdict: ConditionType, lost: Iterable[Loss] = ()) -> Plan:
-    """Clean up after the end; a failed job's workers are told to save and leave first."""
+    """Clean up after the end; a failed job's workers are asked to save and leave first."""
     assert status.completion_time is not None
     completion = datetime.fromisoformat(status.completion_time)
     delete = clean.finished(context.observed.pods, context.spec.clean_pod_policy, verdict, completion, context.now)
     target = None
     if verdict is ConditionType.FAILED and context.etcd is not None:
-        everybody = {p.name for p in context.observed.pods if not p.over}
-        target = targets.target(context.spec, 0, context.etcd.target, everybody, stop=True)
+        everyone = {p.name for p in context.observed.pods if not p.over}
+        target = targets.target(context.spec, 0, context.etcd.target, everyone, stop=True)
     expiry = ttl_policy.expiry(context.spec.ttl_seconds_after_finished, completion)
     expired = expiry is not None and context.now >= expiry
     waiting = any(not p.over and not p.terminating for p in context.observed.pods)
@@ -224,11 +222,11 @@ def _finish_plan(
     written = if_changed(context.status, status)
     held = held_until(context, written)
     moments = [t for t in [*due, held] if t and t > context.now]
-    told = events.events_of(context.status, status, before, target, lost)
+    published = events.events_of(context.status, status, before, target, lost)
     going = {d.uid for d in delete}
     left = [p.name for p in context.observed.pods if p.uid in going and p.name in context.asked and clean.is_drained(p)]
     if left:
-        told = (*told, JobEvent("Drained", f"left at a step boundary: {', '.join(left)}"))
+        published = (*published, JobEvent("Drained", f"left at a step boundary: {', '.join(left)}"))
     return Plan(
         status=None if held else written,
         target=target,
@@ -237,7 +235,7 @@ def _finish_plan(
         stand_by=create[max(context.desired - len(context.workers), 0) :] if create and context.spares else (),
         delete=delete,
         delete_job=delete_job,
-        events=told,
+        events=published,
         keep_off=context.exclusions.nodes,
         requeue_after=(min(moments) - context.now).total_seconds() if moments else None,
         usage=status.accelerator_seconds,
@@ -246,7 +244,7 @@ def _finish_plan(
 
 
 def _for_allocator(context: PlanContext, status: JobStatus) -> Claims | None:
-    """What the allocator is told; ``status`` as just planned."""
+    """The job's claims for the allocator; ``status`` as just planned."""
     if context.observed.share is None:
         return None
     wants = not context.spec.suspend and not context.finishing and verdicts.terminal_condition(status) is None

@@ -16,7 +16,7 @@ from elastrain_operator.policy.size import leaving, rollout, spares, wanted
 
 
 def status_of(context: PlanContext, create: tuple[int, ...], wait: datetime | None) -> JobStatus:
-    """The status of a job that has not ended, anew from what is seen. What etcd told stays while it is silent."""
+    """The status of a job that has not ended. Values from etcd stay while etcd is away."""
     old, seen, etcd, spec = context.status, context.observed, context.etcd, context.spec
     known = context.members
     generation, ready = progress.in_force(old.generation, known) if known else (old.generation, old.ready_replicas)
@@ -81,7 +81,7 @@ def _picture(
         finishing=context.finishing,
         refusal=context.state.refusal,
         withdrawal=context.withdrawal,
-        troubles=arrival.told(workers, context.troubles, context.now),
+        troubles=arrival.lasting(workers, context.troubles, context.now),
         waits_until=wait,
         share=seen.share,
     )
@@ -115,7 +115,7 @@ def if_changed(old: JobStatus, new: JobStatus) -> JobStatus | None:
 
 
 def held_until(context: PlanContext, written: JobStatus | None) -> datetime | None:
-    """Until when a status that tells nothing urgent is held back; None: write it now, if at all."""
+    """Until when a status without urgent changes is held back; None: write it now, if at all."""
     last = context.state.status_written
     if written is None or last is None or _essence(written) != _essence(context.status):
         return None

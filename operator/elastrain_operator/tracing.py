@@ -1,4 +1,4 @@
-"""What the operator tells of a change of generation to whoever collects traces.
+"""Traces of changes of generation, as the operator sees them.
 
 When it acts, the generation that will follow has no number yet: what was done is kept until the job's status shows the
 next one, and told of that. All of it can be lost.

@@ -2,7 +2,7 @@
 
 The rules, in the order in which workers are granted (docs/capacity.md has a worked example):
 
-1. A job that trains keeps its workers up to ``minReplicas``, whatever happens. Nobody is preempted below its minimum.
+1. A job that trains keeps its workers up to ``minReplicas``, whatever happens. No job is preempted below its minimum.
 2. Jobs below their minimum get it, by priority, then by age: all of it or nothing, so that nobody holds accelerators
    without training. They may take what others, of any priority, hold above their minima. One that does not fit lets
    those behind it pass.
@@ -14,7 +14,7 @@ and grows only if the expected gain beats its own measured pause (``worth.py``).
 priority. Where others have to leave first, room is promised and given when they have left; until then a job's size is
 what fits at this moment.
 
-Warm spares stand by in what is left after all that: whoever needs their room gets it, before any worker has to go.
+Warm spares stand by in what is left after all that: any worker may take their room before another worker has to go.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Sharing:
         failed: dict[Kind, tuple[int, int]] = {}
         for grant in self._queue:
             if grant.job.trains:
-                while grant.granted < grant.job.min and self._grant(grant, _anybody_but(grant)):
+                while grant.granted < grant.job.min and self._grant(grant, _any_but(grant)):
                     pass
                 continue
             least, reached = failed.get(grant.job.kind, (grant.job.min + 1, 0))
@@ -114,7 +114,7 @@ class _Sharing:
         self.room.begin()
         self._saved = {grant.job.uid: grant.copy()}
         used = {r: dict(a) for r, a in self._used.items() if r == grant.job.namespace}
-        while grant.granted < grant.job.min and self._grant(grant, _anybody_but(grant)):
+        while grant.granted < grant.job.min and self._grant(grant, _any_but(grant)):
             pass
         grant.let_in = grant.granted >= grant.job.min
         if grant.let_in:
@@ -136,7 +136,7 @@ class _Sharing:
         for grant in fixed:
             self._keep_all(grant)
         for grant in fixed:
-            while grant.granted < grant.limit and self._grant(grant, _anybody_but(grant)):
+            while grant.granted < grant.limit and self._grant(grant, _any_but(grant)):
                 pass
         elastic = [s for s in grants if s.job.elastic]
         for grant in elastic:
@@ -192,7 +192,7 @@ class _Sharing:
         return gone is not None
 
     def _rank(self, uid: str) -> tuple[int, ...]:
-        """Of the lowest priority first, and of those whoever has most."""
+        """The lowest priority first; within a priority, the job that holds the most."""
         grant = self._grants[uid]
         return (grant.job.priority, -grant.held_level)
 
@@ -249,7 +249,7 @@ class _Sharing:
         return shares
 
     def _with_spares(self, grant: Grant, share: Share) -> Share:
-        """What nobody needs: for spares that stand by already, then for new ones. The quota counts them, too."""
+        """The remaining room: for existing spares first, then for new ones. Quotas count spares as well."""
         job = grant.job
         standing: list[str] = []
         for worker in [w for w in job.workers if w.spare and w.node]:
@@ -296,8 +296,8 @@ class _Sharing:
         if grant.waits:
             grant.stop = Stop.OTHERS_LEAVE
         elif grant.hold and grant.granted >= grant.limit:
-            told = self._vain[job.uid] if grant.hold is Stop.VAIN else explanations.recent(self._policy)
-            return grant.hold, told
+            reason = self._vain[job.uid] if grant.hold is Stop.VAIN else explanations.recent(self._policy)
+            return grant.hold, reason
         elif grant.stop is not Stop.QUOTA:
             grant.stop = Stop.NO_ROOM if idle.nodes else Stop.NO_NODE
         return grant.stop or Stop.NO_ROOM, explanations.not_grown(grant, idle, quota)
@@ -340,7 +340,7 @@ def _order(grant: Grant) -> tuple[int, bool, float, str]:
     return (-job.priority, not job.trains, job.created, job.uid)
 
 
-def _anybody_but(grant: Grant) -> May:
+def _any_but(grant: Grant) -> May:
     """Whatever is still loose may be displaced: those with a better claim have theirs already."""
     own = grant.job.uid
     return lambda uid, _: uid != own

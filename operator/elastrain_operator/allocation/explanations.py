@@ -33,12 +33,12 @@ def minimum(grant: Grant, idle: Idle | None, quota: str) -> str:
 
 def not_grown(grant: Grant, idle: Idle | None, quota: str) -> str:
     """A job that is let in and could have more."""
-    words = {
+    text = {
         Stop.QUOTA: quota,
         Stop.NO_NODE: _no_node(grant.job),
         Stop.OTHERS_LEAVE: f"{headcount(grant.waits)} more when others have left",
     }
-    why = words.get(grant.stop) if grant.stop else None
+    why = text.get(grant.stop) if grant.stop else None
     return f"not grown: {why or (_idle(grant.job, idle) if idle else 'no room')}"
 
 

@@ -1,7 +1,7 @@
 """Sharing out what is above the minima, among elastic jobs of one priority: weighted max-min fairness.
 
 The method is progressive filling (Bertsekas & Gallager, "Data Networks", 2nd ed., 6.5.2): whoever has least gets the
-next worker, until nobody can get another. What a job has is counted as its dominant share of the cluster (Ghodsi et
+next worker, until no job can get another. What a job has is counted as its dominant share of the cluster (Ghodsi et
 al., "Dominant Resource Fairness", NSDI 2011), above its minimum, first per namespace by weight, then per job. Among
 those who have equally little, whoever holds a worker already keeps it: so what was shared out fairly stays as it is.
 """
@@ -15,7 +15,7 @@ from elastrain_operator.allocation.grant import Grant
 from elastrain_operator.allocation.room import May
 
 Place = Callable[[Grant, May | None], bool]
-"""Give a job one more worker, displacing whom it may (None: nobody); False: it can not be had."""
+"""Give a job one more worker, displacing the workers that it may (None: none); False: there is no room."""
 
 
 class Tier:
@@ -47,7 +47,7 @@ class Tier:
             self._held[grant.job.namespace] -= grant.step
 
     def fill(self, place: Place) -> None:
-        """Give one worker after another to whoever has least."""
+        """Give one worker after another to the job with the least."""
         queues: dict[str, list[tuple[int, bool, float, str]]] = {}
         for grant in self._mine.values():
             queues.setdefault(grant.job.namespace, []).append(_key(grant))

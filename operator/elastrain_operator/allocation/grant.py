@@ -1,4 +1,4 @@
-"""What one job has been granted so far in the course of an allocation."""
+"""The workers granted to one job so far in an allocation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Grant:
     goes: set[str] = field(default_factory=set)
     """Names of the workers that have to leave for others."""
     spares_left: int = 0
-    """Spares on a node about which nothing is decided: room for whoever needs it, and nothing that the job holds."""
+    """Spares on a node about which nothing is decided: room for any worker, not held by the job."""
     _at: int = 0
 
     @classmethod

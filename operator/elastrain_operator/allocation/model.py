@@ -74,7 +74,7 @@ class Node:
     ready: bool = True
     cordoned: bool = False
     going: bool = False
-    """Somebody has announced that it goes: by a known taint or condition, or it is being deleted."""
+    """Its removal is announced by a known taint or condition, or it is being deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Worker:
     trains: bool = False
     """It is in the newest generation."""
     spare: bool = False
-    """It stands by beyond the wanted number: its room is for whoever needs it."""
+    """It stands by beyond the desired number: any other worker may take its room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How the cluster is shared out. Written by whoever installs the operator."""
+    """How the cluster is shared out; set by the administrator."""
 
     quotas: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: MappingProxyType({}))
     """Namespace → resource → most that its workers may hold. Absent: no bound."""
@@ -178,7 +178,7 @@ class Policy:
     hysteresis: float = 60.0
     """Seconds for which a job that was resized is left alone by everything that is a mere improvement."""
     horizon: float = 600.0
-    """Seconds over which a gain is counted: nobody knows how long it lasts."""
+    """Seconds over which a gain is counted; its real duration is unknown."""
     pause: float = 5.0
     """Seconds that a rescale is taken to cost a job that has not measured one yet."""
     startup: float = 20.0

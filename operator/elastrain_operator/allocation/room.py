@@ -111,7 +111,7 @@ class Room:
 
     @property
     def has_spares(self) -> bool:
-        """Whether anybody stood by anywhere when this began."""
+        """Whether there was a spare on any node at the start."""
         return bool(self._with_spares)
 
     # ---- granting ----------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class Executor:
         vault: Vault | None = None,
         traces: Traces | None = None,
     ) -> None:
-        """``vault``: gives jobs credentials of their own; None: they have none. ``traces``: None: nobody wants them."""
+        """``vault``: gives jobs credentials of their own; None: they have none. ``traces``: None: no traces."""
         self._traces = traces
         self._kube = kube
         self._vault = vault
@@ -61,7 +61,7 @@ class Executor:
         """Do what ``plan`` says, in this order, and stop at the first call that fails (it is planned again):
 
         1. status: a loss is on record before its pod is deleted, an ordinal before it names a pod;
-        2. target: who is to leave knows it before the pod goes; 3. events: they tell what is now on record;
+        2. target: a leaving worker reads it before its pod is deleted; 3. events;
         4. creations; 5. deletions; 6. deletion of the job. ``spec`` may be None where nothing is created.
 
         Raises ``ApiError`` (code 409: the job has changed meanwhile, or another operator has written its status) and
@@ -118,7 +118,7 @@ class Executor:
         state.created.update({pod.uid: (pod, clock.now()) for pod in created})
         state.unborn = tuple(n for n in state.unborn if n not in taken)
         state.refusal = refused[0].as_refusal(job, before + 1) if refused else None
-        # A start is told once: how many are wanted says as much as the names of the first pods.
+        # One event for a start: TargetSet replaces the names of the first pods.
         announced = any(event.reason == "TargetSet" for event in plan.events)
         if created and not announced:
             await self._record(job, JobEvent("WorkersCreated", f"created {', '.join(p.name for p in created)}"))
@@ -178,7 +178,7 @@ class Executor:
 
     # ---- events ----------------------------------------------------------------------------------------------------
     async def _record(self, job: JobRef, event: JobEvent) -> None:
-        """Events are for people: one that cannot be recorded holds nothing up."""
+        """Record an event. A failure is logged and holds nothing up."""
         written = log.warning if event.severity is Severity.WARNING else log.info
         written(event.message, job=_name(job), event_reason=event.reason)
         try:
@@ -189,7 +189,7 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """The API server will not have this pod."""
+    """The API server refuses this pod."""
 
     reason: str
     message: str

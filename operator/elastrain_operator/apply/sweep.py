@@ -72,7 +72,7 @@ class Sweeper:
                 await _logged(keys, self._sweep_one)
 
     async def _with_users(self) -> set[JobKeys]:
-        """Jobs with a user of etcd, once in a while: a user may be left where somebody deleted its job's records."""
+        """Jobs with a user of etcd, every 10 minutes: a user remains if the records of its job were deleted by hand."""
         due = self._users_seen is None or time.monotonic() - self._users_seen >= USERS_INTERVAL
         if self._vault is None or not due:
             return set()

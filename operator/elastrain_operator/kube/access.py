@@ -31,11 +31,11 @@ def login(settings: kopf.OperatorSettings | None = None) -> kopf.ConnectionInfo:
 
 
 def _plain_kubeconfig(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo | None:
-    """What a kubeconfig says in so many words; None if there is none, or more than that is needed to understand it."""
+    """Literal access data of a kubeconfig; None if there is none, or if reading it needs the official client."""
     try:
         found = kopf.login_with_kubeconfig(settings=settings)
     except (OSError, KeyError, ValueError, AttributeError, yaml.YAMLError, kopf.LoginError):
-        return None  # the official client says what is wrong with it
+        return None  # the official client reports the error
     if found is None or found.proxy_url:
         return None
     who = found.token or found.username or found.certificate_path or found.certificate_data
@@ -60,7 +60,7 @@ class Access:
         return cls(await asyncio.to_thread(login))
 
     async def renew(self, refused: dict[str, str]) -> None:
-        """The headers ``refused`` are not accepted: log in anew, unless somebody has done so meanwhile. (A service
+        """The headers ``refused`` are not accepted: log in again, unless another call has done so. (A service
         account's token is replaced in its file long before it expires.)"""
         async with self._renewing:
             if self.headers is refused:

@@ -53,7 +53,7 @@ WATCH_SILENCE = 90.0
 """A watch that hears nothing for so long is dead: the API server sends a bookmark every minute."""
 JSON = "application/json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1," + JSON
-"""What is wanted in answer to a write: not all of the object that was sent a moment ago."""
+"""Answers to writes contain metadata only: the object itself was just sent."""
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1," + JSON
 _HEADERS = {
     "Accept-Encoding": "identity",  # within a cluster, compression costs more
@@ -64,7 +64,7 @@ _RETRIED = frozenset({429, 500, 502, 503, 504})
 
 
 class ApiError(Exception):
-    """The API server refused a call, or could not be reached (``code`` 0). The message is its own words."""
+    """The API server refused a call, or could not be reached (``code`` 0). ``message`` quotes it."""
 
     def __init__(self, what: str, code: int, reason: str, message: str) -> None:
         super().__init__(f"the API server refused to {what}: {message}" if code else f"cannot {what}: {message}")
@@ -359,7 +359,7 @@ def _unreachable(what: str, error: Exception) -> ApiError:
 
 
 def _refusal(what: str, code: int, text: bytes) -> ApiError:
-    """An error from the API server's Status object; what is not one (a proxy's page) is quoted."""
+    """An error from the API server's Status object; any other body (a proxy's page) is quoted."""
     try:
         status = orjson.loads(text)
         return ApiError(what, code, str(status.get("reason") or ""), str(status.get("message") or f"HTTP {code}"))

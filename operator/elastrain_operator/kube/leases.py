@@ -1,4 +1,4 @@
-"""Calls about Leases (``coordination.k8s.io``): single attempts, for whoever makes them knows when the next is due."""
+"""Calls about Leases (``coordination.k8s.io``): single attempts; the caller decides when the next is due."""
 
 from __future__ import annotations
 

@@ -60,9 +60,9 @@ class LeaseObservation:
     me: str
     """Identity of this process. No other process, ever, has the same."""
     record: Record | None = None
-    """The Lease as last seen; None: there is none (or nobody has looked yet)."""
+    """The Lease as last seen; None: there is none, or it was not read yet."""
     seen: float | None = None
-    """When the newest change was first seen; None: nobody has looked yet."""
+    """When the newest change was first seen; None: it was not read yet."""
     promised: float = 0.0
     """Seconds from ``seen`` for which a holder may still believe that it leads."""
     renewed: float | None = None
@@ -101,7 +101,7 @@ def saw(observation: LeaseObservation, record: Record | None, now: float) -> Lea
     if observation.seen is not None and record == observation.record:
         return observation
     if record is None:
-        # Somebody has deleted it. Its holder may not know yet; before the first look there was no holder to wait for.
+        # The Lease was deleted, perhaps unnoticed by its holder. Before the first read there is no holder to wait for.
         promised = observation.record.duration if observation.record and observation.record.holder else 0.0
     else:
         promised = record.duration if record.holder else 0.0
@@ -119,7 +119,7 @@ def leads_until(observation: LeaseObservation, terms: Terms) -> float | None:
 
 
 def decide(observation: LeaseObservation, now: float, terms: Terms) -> Action:
-    """What the replica should do now. Whoever has stepped down never leads again under the same identity."""
+    """The replica's next action. A replica that has stepped down never leads again under the same identity."""
     return (
         _as_leader(observation, observation.renewed, now, terms)
         if observation.renewed is not None

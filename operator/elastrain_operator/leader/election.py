@@ -81,7 +81,7 @@ class Elector:
 
     @property
     def holder(self) -> str:
-        """Who leads, as far as this replica knows; empty: nobody, or not known yet."""
+        """The leader, as last seen by this replica; empty: none, or not known yet."""
         return self._observation.record.holder if self._observation.record else ""
 
     async def acquire(self) -> None:
@@ -160,14 +160,14 @@ class Elector:
             known = self._observation.record
             fresh = known is None or known.holder != self._observation.me
             if fresh and self._observation.renewed is not None:
-                raise NotLeading("renew the lease")  # it is somebody else's now, and not to be taken back
+                raise NotLeading("renew the lease")  # another replica holds it now
             transitions = (known.transitions if known else 0) + (1 if fresh and known else 0)
             body = self._body(known, self._observation.me, transitions)
             sent = self._clock()
             try:
                 answer = await self._send(known, body)
             except ApiError as error:
-                if error.code not in (404, 409):  # deleted, or changed by somebody else
+                if error.code not in (404, 409):  # deleted, or changed by another replica
                     raise
                 await self._look()
                 return
@@ -187,7 +187,7 @@ class Elector:
         return self._terms.attempt if until is None else max(min(self._terms.attempt, until - self._clock()), 0.05)
 
     def _body(self, known: Record | None, holder: str, transitions: int) -> dict[str, Any]:
-        # The times are for people, and for other tools' sake; nobody here compares them with a clock.
+        # The times are for users and other tools. No replica compares them with its clock.
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec: dict[str, Any] = {
             "holderIdentity": holder,

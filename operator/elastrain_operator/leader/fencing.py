@@ -7,7 +7,7 @@ before it writes anything else, and whose ``mod_revision`` every write is condit
 To claim it, an operator reads the fence, *then* proves that it leads by renewing its Lease, *then* writes the fence on
 the condition that it is as read. Of two that do so the later one wins whatever happens: an older leader that reads the
 newer one's fence fails to prove, and one that has read it before fails to write it. (The Lease's own count of
-transitions would not do as a token: it begins anew when somebody deletes the Lease.)
+transitions would not do as a token: it restarts when the Lease is deleted.)
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class FencedEtcd:
             timeout = min(self._etcd.timeout, self._tenure.seconds_left(what))
             if self._etcd.commit(transaction, what, timeout=timeout):
                 return
-            self._forget(token)  # another operator leads, or etcd has lost its data: a new claim tells which
+            self._forget(token)  # another operator leads, or etcd has lost its data: a new claim shows which
         raise EtcdError(what, f"the fence {self._key} changes all the time: do two operators use it with two Leases?")
 
     def delete_prefix(self, prefix: str) -> int:
-        """Delete for good what is over for good: not fenced, since no later leader could want it back."""
+        """Delete the records of a job that is gone. Not fenced: no later leader needs them."""
         self._tenure.seconds_left(f"delete {prefix}*")
         return self._etcd.delete_prefix(prefix)
 
@@ -93,7 +93,7 @@ class FencedEtcd:
             self._key, mine, expected_mod_revision=before.mod_revision if before else 0
         )
         if not won or held is None:
-            raise NotLeading("claim the fence")  # somebody has done so in between
+            raise NotLeading("claim the fence")  # another replica claimed it in between
         log.info("fence claimed", key=self._key, revision=held.mod_revision)
         return held.mod_revision
 

@@ -27,7 +27,7 @@ from elastrain_operator.leader.election import Elector, Tenure
 from elastrain_operator.leader.fencing import FencedEtcd, fence_key
 
 END_SECONDS = 20.0
-"""How long the operator may take to end once it is told to."""
+"""Longest time from a signal to the end of the process, in seconds."""
 
 log = structlog.get_logger(__name__)
 
@@ -35,9 +35,9 @@ log = structlog.get_logger(__name__)
 async def serve(config: OperatorConfig) -> int:
     """Run until SIGTERM or SIGINT, or until another replica leads; returns the process's exit code.
 
-    0: it was told to stop. ``EXIT_INFRASTRUCTURE``: it has lost its Lease. It does not stand by again in the same
-    process, so that nothing which it remembered from its time as leader can matter; Kubernetes starts it anew.
-    Raises what makes a start impossible.
+    0: it was stopped by a signal. ``EXIT_INFRASTRUCTURE``: it has lost its Lease. It does not stand by again in this
+    process, so no memory from its time as leader remains; Kubernetes starts a new process.
+    Raises the error that makes a start impossible.
     """
     stop = asyncio.Event()
     _stop_at_signals(stop)
@@ -47,7 +47,7 @@ async def serve(config: OperatorConfig) -> int:
 
 
 class Process:
-    """One operator process and what it can say of itself."""
+    """One operator process and its state."""
 
     def __init__(self, config: OperatorConfig) -> None:
         self._config = config
@@ -57,7 +57,7 @@ class Process:
         self._elector: Elector | None = None
 
     def state(self) -> Mapping[str, Any]:
-        """For the health endpoint. A stand-by is ready as well: it does what it is there for."""
+        """For the health endpoint. A stand-by is ready as well."""
         known = self._app.state() if self._app else {}
         holder = {"leader": self._elector.holder} if self._elector else {}
         return {"role": self._role, "identity": self._identity, **holder, **known}

@@ -51,7 +51,7 @@ class JobView:
 
 
 def view(job: JobRef, status: JobStatus, report: Progress | None, usage: AcceleratorSeconds) -> JobView:
-    """What is shown of a job. Speed and remaining time are those of a job that trains: else 0 and none."""
+    """The figures of one job. Speed is 0 and remaining time is absent while the job does not train."""
     trains = usage.use == "training" and usage.in_generation > 0
     return JobView(
         job=job,

@@ -25,7 +25,7 @@ LAG_INTERVAL = 2.0
 _NAMESPACED = re.compile(r"/namespaces/[^/]+/(?P<resource>[a-z]+)(/(?P<name>[^/]+)(/(?P<sub>[a-z]+))?)?$")
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a series beside each counter that nobody asks for
+disable_created_metrics()  # type: ignore[no-untyped-call]  # an unused second series beside each counter
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 

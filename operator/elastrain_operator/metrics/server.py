@@ -1,7 +1,7 @@
 """``GET /metrics``: in a thread of its own, so that a scrape of thousands of jobs holds no event up.
 
-One request at a time and ten seconds for each, so that nobody can make the operator work on many. Plain HTTP without a
-password: what it tells is names of jobs and figures. TLS and access are the mesh's and the NetworkPolicy's part.
+One request at a time and ten seconds for each, so a client cannot occupy the operator with many. Plain HTTP without a
+password: it serves job names and figures only. A service mesh and a NetworkPolicy provide TLS and access control.
 """
 
 from __future__ import annotations

@@ -190,8 +190,8 @@ def _failed_check(status: Raw) -> Ending | None:
     for container in status.get("initContainerStatuses") or []:
         ended = (container.get("state") or {}).get("terminated") or {}
         if container.get("name") == names.PREFLIGHT_CONTAINER and ended.get("exitCode") and ended.get("finishedAt"):
-            at, words = timestamp(ended["finishedAt"]), ended.get("message") or ""
-            return Ending(at, exit_code=ended["exitCode"], reason="PreflightFailed", message=words)
+            at, text = timestamp(ended["finishedAt"]), ended.get("message") or ""
+            return Ending(at, exit_code=ended["exitCode"], reason="PreflightFailed", message=text)
     return None
 
 
@@ -207,9 +207,9 @@ def _trouble(pod_name: str, status: Raw, conditions: Mapping[str, Raw]) -> Troub
     """Why the pod does not start, the most telling reason first; None if nothing is wrong (yet)."""
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        words = scheduled.get("message") or scheduled.get("reason") or "no reason given"
-        reason = "VolumeFailed" if _VOLUME.search(words) else str(scheduled.get("reason") or "Unschedulable")
-        return Trouble(reason, f"pod {pod_name}: {words}")
+        text = scheduled.get("message") or scheduled.get("reason") or "no reason given"
+        reason = "VolumeFailed" if _VOLUME.search(text) else str(scheduled.get("reason") or "Unschedulable")
+        return Trouble(reason, f"pod {pod_name}: {text}")
     creating = None
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         waiting = (container.get("state") or {}).get("waiting")
@@ -217,13 +217,13 @@ def _trouble(pod_name: str, status: Raw, conditions: Mapping[str, Raw]) -> Troub
             continue
         reason = waiting.get("reason", "")
         where = f"pod {pod_name}, container {container['name']}"
-        words = waiting.get("message") or reason
+        text = waiting.get("message") or reason
         if reason in _IMAGE:
-            return Trouble("ImagePullFailed", f"{where}: image {container.get('image', '?')}: {reason}: {words}")
+            return Trouble("ImagePullFailed", f"{where}: image {container.get('image', '?')}: {reason}: {text}")
         if reason in _CONFIG:
-            return Trouble("ContainerConfigFailed", f"{where}: {reason}: {words}")
+            return Trouble("ContainerConfigFailed", f"{where}: {reason}: {text}")
         if reason == "CrashLoopBackOff":
-            return Trouble("ContainerCrashes", f"{where}: {words}")
+            return Trouble("ContainerCrashes", f"{where}: {text}")
         creating = creating or Trouble(
             "ContainerNotCreated",
             f"{where}: not created {CREATING_PATIENCE:.0f} s after the pod, often because a volume cannot be mounted; "

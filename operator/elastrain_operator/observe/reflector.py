@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class Source(Protocol):
-    """What is used of :class:`elastrain_operator.kube.client.Kube`."""
+    """The part of :class:`elastrain_operator.kube.client.Kube` that is used."""
 
     def list_pages(
         self, path: str, what: str, query: Mapping[str, str]
@@ -80,7 +80,7 @@ class Reflector(Generic[T]):
             except ApiError as error:
                 delay = self._failed(error)
             except Exception:
-                # A fault of ours must not end the watch for good, nor go unseen.
+                # A bug in the operator is logged and does not end the watch.
                 log.exception("the watch failed", of=self._what)
                 self._version, delay = "", RETRY_DELAYS[-1]
             await asyncio.sleep(delay)

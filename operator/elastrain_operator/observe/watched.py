@@ -14,7 +14,7 @@ Body = Mapping[str, Any]
 
 
 class Watched:
-    """Tells the operator about jobs and pods, and keeps the pods."""
+    """Passes jobs and pods on to the operator, and keeps the pods."""
 
     def __init__(
         self,

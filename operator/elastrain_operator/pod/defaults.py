@@ -1,4 +1,4 @@
-"""What a worker's pod gets without its template asking: shared memory, tolerations, spread. Pure; for ``manifest.py``.
+"""Defaults of a worker's pod: shared memory, tolerations, spread. Pure; for ``manifest.py``.
 
 Each of them only where the template says nothing about it; what the template has in a wrong shape has been refused
 before (``template.py``). What is *not* set, and why, is in ``docs/decisions/0044-what-pods-get-unasked.md``.
@@ -50,8 +50,8 @@ def tolerate(body: dict[str, Any], devices: Iterable[str]) -> None:
     given = _objects(body.get("tolerations"))
     if given is None:
         return
-    told = [t.get("key") for t in given]
-    ours = [d for d in devices if d not in told and None not in told]
+    tolerated = [t.get("key") for t in given]
+    ours = [d for d in devices if d not in tolerated and None not in tolerated]
     if ours:
         added = [{"key": d, "operator": "Exists", "effect": "NoSchedule"} for d in ours]
         body["tolerations"] = [*given, *added]

@@ -24,7 +24,7 @@ AGENT = ("elastrain", "agent", "--")
 SECRET_MOUNT = "/etc/elastrain/etcd"  # noqa: S105 - a directory
 SECRET_VOLUME = "elastrain-etcd"  # noqa: S105 - a volume's name
 _DRAIN_MARGIN = 5.0
-"""Seconds between the agent's own drain limit and the kubelet's SIGKILL, for last words."""
+"""Seconds between the agent's own drain limit and the kubelet's SIGKILL, for the termination record."""
 
 
 class TemplateInvalid(ValueError):
@@ -59,7 +59,7 @@ def pod(
     try:
         trainer_name = trainer_container(template)["name"]
     except (ValueError, KeyError) as error:
-        raise TemplateInvalid(_words(error)) from error
+        raise TemplateInvalid(_explained(error)) from error
     body["restartPolicy"] = "Never"
     body.setdefault("enableServiceLinks", False)
     body.setdefault("automountServiceAccountToken", False)
@@ -206,7 +206,7 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
 
 
 def _accelerators(trainer: dict[str, Any], spec: JobSpec) -> int:
-    """How many the pre-flight check must find; 0 where nobody can tell."""
+    """How many the pre-flight check must find; 0 if unknown."""
     try:
         found = accelerator(trainer, spec.accelerator)
     except AcceleratorUnclear:
@@ -236,5 +236,5 @@ def _mount_credentials(body: dict[str, Any], trainer: dict[str, Any], secret: st
     trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or []), mount]
 
 
-def _words(error: Exception) -> str:
+def _explained(error: Exception) -> str:
     return "spec.template.spec.containers: each must have a name" if isinstance(error, KeyError) else str(error)

@@ -100,7 +100,7 @@ class _Template(_Shape):
 
 
 def problems(template: Mapping) -> tuple[str, ...]:
-    """What is wrong with ``spec.template``, one ``field: value: rule`` each; none if it can be rendered."""
+    """The problems of ``spec.template``, one ``field: value: rule`` each; none if it can be rendered."""
     try:
         _Template.model_validate(template)
     except ValidationError as error:

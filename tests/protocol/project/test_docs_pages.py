@@ -117,7 +117,7 @@ def test_every_alert_is_explained_and_no_other() -> None:
 # ---- reasons ---------------------------------------------------------------------------------------------------------
 WORD = re.compile(r"[A-Z][a-zA-Z]*[a-z]")
 PLACES = {
-    "Claim": (2,), "Notice": (0,), "Trouble": (0,), "Loss": (2,), "Verdict": (1,), "Share": (1,), "_Refused": (0,),
+    "Claim": (2,), "JobEvent": (0,), "Trouble": (0,), "Loss": (2,), "Verdict": (1,), "Share": (1,), "_Refused": (0,),
     "Outage": (0,), "infrastructure": (0,),
 }  # fmt: skip
 """Where calls that make a condition, an event, a loss or a refusal have its reason."""

@@ -132,7 +132,7 @@ def test_suspended_job_is_let_in_anew():
 
 
 def test_few_jobs_get_new_words_at_a_time(monkeypatch):
-    monkeypatch.setattr(capacity_module, "NEW_WORDS", 1)
+    monkeypatch.setattr(capacity_module, "NEW_EXPLANATIONS", 1)
     cluster = Cluster(8)
     bulky = Kind(((GPU, 16), ("pods", 1)))
 

@@ -102,9 +102,9 @@ def test_poisoned_job_says_so_and_slows_no_other(monkeypatch):
     passes = []
     healthy = plan.plan
 
-    def poisoned(spec, status, observed, *rest):
+    def poisoned(spec, status, observed, *rest, **more):
         if observed.job.name != "poison":
-            return healthy(spec, status, observed, *rest)
+            return healthy(spec, status, observed, *rest, **more)
         passes.append(observed)
         raise ZeroDivisionError("a fault of ours")
 

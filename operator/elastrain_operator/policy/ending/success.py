@@ -25,8 +25,8 @@ def verdict(policy: SuccessPolicy, pods: Sequence[Pod], members: Coordination | 
         pod = there.get(place.worker)
         why = f"the pod of worker {place.worker} is gone" if pod is None else _failure(pod)
         if why:
-            words = f"training finished, but successPolicy is AllWorkers and {why}"
-            return Verdict(ConditionType.FAILED, "WorkerFailedAfterTraining", words)
+            text = f"training finished, but successPolicy is AllWorkers and {why}"
+            return Verdict(ConditionType.FAILED, "WorkerFailedAfterTraining", text)
     still = any(not there[place.worker].ending for place in members.generation.members)
     return None if still else first
 

@@ -69,10 +69,10 @@ def failure(limit: int, restarts: RestartCounts, losses: Iterable[Loss]) -> Verd
     of several at once the first."""
     if not budget.exhausted(restarts, limit):
         return None
-    words = f"the training script failed {restarts.user} times, backoffLimit is {limit}"
-    last = failures.quote([x for x in losses if x.cause is Cause.USER], failures.QUOTE_CHARS - len(words))
-    words += f"; {last}" if last else ""
-    return Verdict(ConditionType.FAILED, "BackoffLimitExceeded", words)
+    text = f"the training script failed {restarts.user} times, backoffLimit is {limit}"
+    last = failures.quote([x for x in losses if x.cause is Cause.USER], failures.QUOTE_CHARS - len(text))
+    text += f"; {last}" if last else ""
+    return Verdict(ConditionType.FAILED, "BackoffLimitExceeded", text)
 
 
 def overdue(spec: JobSpec, start: datetime | None, now: datetime) -> Verdict | None:
@@ -80,8 +80,8 @@ def overdue(spec: JobSpec, start: datetime | None, now: datetime) -> Verdict | N
     due = deadline(spec, start)
     if due is None or now < due:
         return None
-    words = f"the job has been active for longer than activeDeadlineSeconds ({spec.active_deadline_seconds})"
-    return Verdict(ConditionType.FAILED, "DeadlineExceeded", words)
+    text = f"the job has been active for longer than activeDeadlineSeconds ({spec.active_deadline_seconds})"
+    return Verdict(ConditionType.FAILED, "DeadlineExceeded", text)
 
 
 def deadline(spec: JobSpec, start: datetime | None) -> datetime | None:

@@ -36,8 +36,8 @@ def worth_telling_at(pod: Pod, trouble: Trouble) -> datetime:
     return pod.created + timedelta(seconds=trouble.patience)
 
 
-def told(workers: Iterable[Pod], troubles: dict[str, Trouble], now: datetime) -> list[Trouble]:
-    """Those that have lasted long enough, the most telling first: who merely starts comes last."""
+def lasting(workers: Iterable[Pod], troubles: dict[str, Trouble], now: datetime) -> list[Trouble]:
+    """Troubles that have lasted long enough to be reported; workers that only start come last."""
     ripe = [t for p in workers if (t := troubles.get(p.name)) and worth_telling_at(p, t) <= now]
     return sorted(ripe, key=lambda t: t.reason == "Starting")
 
@@ -46,20 +46,20 @@ def _with_its_share(trouble: Trouble, excluded: Sequence[str]) -> Trouble:
     """The scheduler says how many nodes it may not use, and not that some are of the job's own choice."""
     if trouble.reason != UNSCHEDULABLE or not excluded:
         return trouble
-    words = f"the job itself keeps off {', '.join(excluded)}, as condition NodesExcluded says"
-    return replace(trouble, message=f"{trouble.message}; {words}")
+    text = f"the job itself keeps off {', '.join(excluded)}, as condition NodesExcluded says"
+    return replace(trouble, message=f"{trouble.message}; {text}")
 
 
 def _on_its_way(pod: Pod, member: Member | None, training: Collection[str]) -> Trouble | None:
     if pod.name in training or not pod.started or pod.ending or pod.over or pod.terminating:
         return None
     if member is None:
-        words = f"its container runs, but etcd has no word of its agent; `kubectl logs {pod.name}` shows what it does"
-        return Trouble("AgentNotHeard", f"pod {pod.name}: {words}", ARRIVAL_PATIENCE)
+        text = f"its container runs, but etcd has no word of its agent; `kubectl logs {pod.name}` shows what it does"
+        return Trouble("AgentNotHeard", f"pod {pod.name}: {text}", ARRIVAL_PATIENCE)
     if member.phase is Phase.WARMING:
-        words = "its ranks start, and the script has not come to its first step"
+        text = "its ranks start, and the script has not come to its first step"
     elif member.phase is Phase.READY:
-        words = "its ranks are ready for the next generation"
+        text = "its ranks are ready for the next generation"
     else:
         return None
-    return Trouble("Starting", f"pod {pod.name}: {words}", ARRIVAL_PATIENCE)
+    return Trouble("Starting", f"pod {pod.name}: {text}", ARRIVAL_PATIENCE)

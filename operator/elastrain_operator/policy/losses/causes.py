@@ -39,11 +39,11 @@ def judge(pod: Pod) -> Loss | None:
 def disrupted(pod: Pod) -> Loss:
     """A pod that Kubernetes, or a person, takes away."""
     word = pod.disruption or (pod.ending.reason if pod.ending else "")
-    words = pod.ending.message if pod.ending and not pod.ending.record else ""
+    text = pod.ending.message if pod.ending and not pod.ending.record else ""
     if word in _PREEMPTION:
-        return Loss(pod, Cause.PREEMPTION, "Preempted", f"worker {pod.name} was preempted{_quote(words)}")
+        return Loss(pod, Cause.PREEMPTION, "Preempted", f"worker {pod.name} was preempted{_quote(text)}")
     if word:
-        return Loss(pod, Cause.INFRASTRUCTURE, "Evicted", f"worker {pod.name} was evicted ({word}){_quote(words)}")
+        return Loss(pod, Cause.INFRASTRUCTURE, "Evicted", f"worker {pod.name} was evicted ({word}){_quote(text)}")
     return Loss(pod, Cause.INFRASTRUCTURE, "Deleted", f"the pod of worker {pod.name} is being deleted")
 
 
@@ -70,30 +70,30 @@ def _failed(pod: Pod, ending: Ending) -> Loss:
 
 def _silent(pod: Pod, ending: Ending) -> Loss:
     """The container ended without last words: judged by its exit code."""
-    code, words = ending.exit_code, ending.message
+    code, text = ending.exit_code, ending.message
     if ending.reason == "OOMKilled":
-        words = "used more memory than its limit (OOMKilled); raise resources.limits.memory of the trainer container"
-        return Loss(pod, Cause.INFRASTRUCTURE, "OOMKilled", f"worker {pod.name} {words}")
+        text = "used more memory than its limit (OOMKilled); raise resources.limits.memory of the trainer container"
+        return Loss(pod, Cause.INFRASTRUCTURE, "OOMKilled", f"worker {pod.name} {text}")
     if ending.reason in _NOT_STARTED:
-        return Loss(pod, Cause.USER, "CommandNotStarted", f"worker {pod.name} could not start{_quote(words)}")
+        return Loss(pod, Cause.USER, "CommandNotStarted", f"worker {pod.name} could not start{_quote(text)}")
     if code is None:
-        return Loss(pod, Cause.INFRASTRUCTURE, "PodFailed", f"worker {pod.name} ended ({ending.reason}){_quote(words)}")
+        return Loss(pod, Cause.INFRASTRUCTURE, "PodFailed", f"worker {pod.name} ended ({ending.reason}){_quote(text)}")
     if code > 128:
         return Loss(pod, Cause.INFRASTRUCTURE, "Killed", f"worker {pod.name} was killed by signal {code - 128}")
     if code == names.EXIT_INFRASTRUCTURE:
-        return Loss(pod, Cause.INFRASTRUCTURE, "AgentFailed", f"the agent of worker {pod.name} gave up{_quote(words)}")
-    message = f"worker {pod.name} ended with exit code {code} and left no termination record{_quote(words)}"
+        return Loss(pod, Cause.INFRASTRUCTURE, "AgentFailed", f"the agent of worker {pod.name} gave up{_quote(text)}")
+    message = f"worker {pod.name} ended with exit code {code} and left no termination record{_quote(text)}"
     return Loss(pod, Cause.USER, "NoTerminationRecord", message)
 
 
-def _unfit(pod: Pod, code: int, words: str) -> Loss:
+def _unfit(pod: Pod, code: int, text: str) -> Loss:
     """The check before the worker said no; or it could not run at all, which is the image's fault, not the node's."""
     if code not in names.PREFLIGHT_EXITS:
-        message = f"the pre-flight check of worker {pod.name} could not run (exit code {code}){_quote(words)}"
+        message = f"the pre-flight check of worker {pod.name} could not run (exit code {code}){_quote(text)}"
         return Loss(pod, Cause.USER, "PreflightNotRun", f"{message}; the image must have `elastrain preflight`")
     where = f"node {pod.node} of worker {pod.name}" if pod.node else f"the node of worker {pod.name}"
-    return Loss(pod, Cause.INFRASTRUCTURE, "PreflightFailed", f"{where} failed the pre-flight check{_quote(words)}")
+    return Loss(pod, Cause.INFRASTRUCTURE, "PreflightFailed", f"{where} failed the pre-flight check{_quote(text)}")
 
 
-def _quote(words: str) -> str:
-    return f": {words.strip()}" if words.strip() else ""
+def _quote(text: str) -> str:
+    return f": {text.strip()}" if text.strip() else ""

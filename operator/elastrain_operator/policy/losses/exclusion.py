@@ -77,8 +77,8 @@ def claim(exclusions: NodeExclusions, before: Iterable[Condition]) -> tuple[Clai
     """The condition NodesExcluded; none for a job that has never excluded a node."""
     kind = ConditionType.NODES_EXCLUDED
     if exclusions.excluded:
-        words = "; ".join(f"{e.node} until {e.until}: {e.message}" for e in exclusions.excluded)
-        return (Claim(kind, "True", exclusions.excluded[-1].reason, f"new workers keep off {words}"),)
+        text = "; ".join(f"{e.node} until {e.until}: {e.message}" for e in exclusions.excluded)
+        return (Claim(kind, "True", exclusions.excluded[-1].reason, f"new workers keep off {text}"),)
     if any(c.type == kind for c in before):
         return (Claim(kind, "False", "NoneExcluded", "new workers may run on every node"),)
     return ()

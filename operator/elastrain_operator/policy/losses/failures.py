@@ -1,6 +1,6 @@
 """Which failure came first, and what its rank wrote last: for the status, the condition Failed and its event.
 
-Log lines are quoted as they were written. What a script prints, everybody reads who may read the job.
+Log lines are quoted as they were written. Every user who may read the job can read the output of its script.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def quote(losses: Sequence[Loss], room: int) -> str:
     if not losses:
         return ""
     first, *others = _newest_incident(losses, None)
-    words = f"last: {first.reason}: {first.message}"
+    text = f"last: {first.reason}: {first.message}"
     if others:
         named = ", ".join(x.pod.name for x in others[:OTHERS])
         more = f" and {len(others) - OTHERS} more" if len(others) > OTHERS else ""
-        words += f" (the first; {named}{more} failed within {INCIDENT.total_seconds():.0f} s of it)"
-    tail = last_lines(first.log_tail, room - len(words) - 1)
-    return f"{words}\n{tail}" if tail else words
+        text += f" (the first; {named}{more} failed within {INCIDENT.total_seconds():.0f} s of it)"
+    tail = last_lines(first.log_tail, room - len(text) - 1)
+    return f"{text}\n{tail}" if tail else text
 
 
 def last_lines(log: str, chars: int) -> str:

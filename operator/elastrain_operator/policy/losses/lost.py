@@ -17,7 +17,7 @@ def losses(pods: Iterable[Pod], members: Coordination | None, leaving: frozenset
 def _loss(pod: Pod, members: Coordination | None, asked_to_leave: bool) -> Loss | None:
     if pod.ending:
         loss = causes.judge(pod)
-        # Whoever was asked to leave may be killed at its deadline by ourselves; a script's error is still an error.
+        # A leaving worker can be killed by the operator at its deadline; a script's error is still an error.
         return loss if loss and (not asked_to_leave or loss.cause is Cause.USER) else None
     if asked_to_leave or not pod.started:
         return None  # a pod that never ran took nothing with it

@@ -11,7 +11,7 @@ from elastrain_operator.model import Deletion, Pod
 from elastrain_operator.policy.ending.verdict import Verdict
 
 QUEUED = "SchedulingGated"
-"""Kubernetes' reason for a pod that somebody else still holds back (a queue such as Kueue): it is not late."""
+"""Kubernetes' reason for a pod that a queue such as Kueue still holds back: the pod is not late."""
 
 
 def late(workers: Iterable[Pod], limit: int | None, now: datetime) -> tuple[Pod, ...]:
@@ -36,15 +36,15 @@ def verdict(spec: JobSpec, workers: Sequence[Pod], now: datetime) -> Verdict | N
     started = sum(p.started for p in workers)
     if spec.suspend or not overdue or started >= minimum:
         return None
-    words = (
+    text = (
         f"{headcount(started)} started, minReplicas is {minimum}, and within pendingDeadlineSeconds ({limit}) "
         f"{_not_started(overdue)}"
     )
-    return Verdict(ConditionType.FAILED, "PendingDeadlineExceeded", words)
+    return Verdict(ConditionType.FAILED, "PendingDeadlineExceeded", text)
 
 
 def withdraw(overdue: Sequence[Pod], limit: int | None, now: datetime) -> Withdrawal | None:
-    """What is to be remembered of late workers that are deleted now; they are tried again after the same time."""
+    """The record of late workers that are deleted now; they are tried again after the same time."""
     if not overdue or limit is None:
         return None
     first = overdue[0].trouble

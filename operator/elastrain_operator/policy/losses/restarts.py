@@ -14,7 +14,7 @@ FIRST_DELAY = 10.0
 """Seconds before the second replacement in a row; the first one is immediate."""
 MAX_DELAY = 300.0
 SHORT_LIFE = 60.0
-"""Seconds: a worker that lived shorter and was killed is part of a crash loop, whoever is at fault."""
+"""Seconds: a worker that lived shorter and was killed is part of a crash loop, whatever the cause."""
 RECENT = 600.0
 """Seconds for which such a worker is held against the next one."""
 

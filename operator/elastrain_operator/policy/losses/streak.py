@@ -45,11 +45,11 @@ def verdict(spec: JobSpec, streak: LossStreak | None) -> Verdict | None:
         ("preemptionLimit", streak.preemption, spec.preemption_limit),
     ):
         if count > limit * spec.max_replicas:
-            words = (
+            text = (
                 f"{count} workers in a row were lost without one more step, {field} ({limit}) times maxReplicas "
                 f"({spec.max_replicas}) is {limit * spec.max_replicas}; last: {streak.message}"
             )
-            return Verdict(ConditionType.FAILED, f"{field[0].upper()}{field[1:]}Exceeded", words)
+            return Verdict(ConditionType.FAILED, f"{field[0].upper()}{field[1:]}Exceeded", text)
     return None
 
 

@@ -118,7 +118,7 @@ def rounded(usage: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
 
 
 def dissolved(usage: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
-    """The usage of a job that has just ended: whoever is still there trains no more."""
+    """The usage of a job that has just ended: the remaining workers do not train."""
     return usage and usage.model_copy(update={"in_generation": 0, "standing_by": 0, "use": "waiting"})
 
 

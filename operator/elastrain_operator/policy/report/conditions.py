@@ -1,4 +1,4 @@
-"""The conditions of a job: what is true of it now, with a reason for programs and a message for people."""
+"""The conditions of a job: its state now, with a reason for programs and a message for users."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def coordination(outage: Outage | None) -> Claim:
     """Whether the operator reaches etcd."""
     if outage is None:
         return Claim(ConditionType.COORDINATION_AVAILABLE, "True", "Connected", "the operator is connected to etcd")
-    words = f"{outage.message}; until then running workers train on, and nothing is created, drained or scaled"
-    return Claim(ConditionType.COORDINATION_AVAILABLE, "False", outage.reason, words)
+    text = f"{outage.message}; until then running workers train on, and nothing is created, drained or scaled"
+    return Claim(ConditionType.COORDINATION_AVAILABLE, "False", outage.reason, text)
 
 
 def phase(claims: Iterable[Condition], ready: int) -> str:
@@ -135,8 +135,8 @@ def _pods_ready(p: Picture) -> Claim:
     have = f"{p.ready} of {p.desired} workers train"
     if p.ready == p.desired and not p.draining:
         return Claim(kind, "True", "AllTrain", have)
-    reason, words = next(_obstacles(p), ("Starting", ""))
-    return Claim(kind, "False", reason, f"{have}; {words}" if words else have)
+    reason, text = next(_obstacles(p), ("Starting", ""))
+    return Claim(kind, "False", reason, f"{have}; {text}" if text else have)
 
 
 def _obstacles(p: Picture) -> Iterator[tuple[str, str]]:
@@ -172,10 +172,10 @@ def _suspended(p: Picture) -> Claim:
 
 def _running(p: Picture) -> Claim:
     if p.generation and p.generation.size and p.ready:
-        words = f"generation {p.generation.number}: {p.ready} of {p.generation.size} workers alive"
+        text = f"generation {p.generation.number}: {p.ready} of {p.generation.size} workers alive"
         if p.progress and p.progress.stragglers:
-            words += f"; held up by {', '.join(p.progress.stragglers)}"
-        return Claim(ConditionType.RUNNING, "True", "Training", words)
+            text += f"; held up by {', '.join(p.progress.stragglers)}"
+        return Claim(ConditionType.RUNNING, "True", "Training", text)
     return Claim(ConditionType.RUNNING, "False", "NoGeneration", "no generation trains")
 
 

@@ -1,4 +1,4 @@
-"""Events: what is worth telling once. All of them follow from the change of status and target, so none repeats."""
+"""Events, each recorded once. All of them follow from a change of status or target, so none repeats."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from elastrain_operator.policy.report import health
 _SELF_EXPLAINING = frozenset(
     {"Starting", "Finishing", "AllTrain", "Draining", "Suspended", "BackingOff", "EtcdUnavailable"}
 )
-"""Reasons of PodsReady that are part of normal life, or told by another condition."""
-_TOLD = 900
+"""Reasons of PodsReady that are part of normal life, or shown by another condition."""
+_LONGEST = 900
 """Most characters of a message in an event (the API takes 1024)."""
 
 
@@ -35,9 +35,9 @@ def events_of(
 
 
 def _lost(loss: Loss) -> JobEvent:
-    words = f"{loss.message} ({loss.cause}: {loss.reason})"
-    tail = last_lines(loss.log_tail, _TOLD - len(words) - 1)
-    return JobEvent("WorkerLost", _cut(f"{words}\n{tail}" if tail else words), Severity.WARNING)
+    text = f"{loss.message} ({loss.cause}: {loss.reason})"
+    tail = last_lines(loss.log_tail, _LONGEST - len(text) - 1)
+    return JobEvent("WorkerLost", _cut(f"{text}\n{tail}" if tail else text), Severity.WARNING)
 
 
 def _scaling(before: Target | None, after: Target | None) -> Iterable[JobEvent]:
@@ -73,36 +73,36 @@ def _conditions(old: JobStatus, new: JobStatus) -> Iterable[JobEvent]:
 
 
 def _condition(before: Condition | None, now: Condition) -> JobEvent | None:
-    words, is_true, is_false = _cut(now.message), now.status == "True", now.status == "False"
+    text, is_true, is_false = _cut(now.message), now.status == "True", now.status == "False"
     was_true = before is not None and before.status == "True"
     was_false = before is not None and before.status == "False"
     found: JobEvent | None = None
     match now.type:
         case ConditionType.SUCCEEDED if is_true:
-            found = JobEvent("Succeeded", words)
+            found = JobEvent("Succeeded", text)
         case ConditionType.FAILED if is_true:
-            found = JobEvent("Failed", words, Severity.WARNING)
+            found = JobEvent("Failed", text, Severity.WARNING)
         case ConditionType.SUSPENDED if is_true:
-            found = JobEvent("Suspended", words)
+            found = JobEvent("Suspended", text)
         case ConditionType.SUSPENDED if was_true and now.reason == "Active":
-            found = JobEvent("Resumed", words)
+            found = JobEvent("Resumed", text)
         case ConditionType.CHECKPOINT_HEALTHY if is_false:
-            found = JobEvent("CheckpointFailed", words, Severity.WARNING)
+            found = JobEvent("CheckpointFailed", text, Severity.WARNING)
         case ConditionType.CHECKPOINT_HEALTHY if is_true and was_false:
-            found = JobEvent("CheckpointRecovered", words)
+            found = JobEvent("CheckpointRecovered", text)
         case ConditionType.COORDINATION_AVAILABLE if is_false:
-            found = JobEvent(now.reason, words, Severity.WARNING)
+            found = JobEvent(now.reason, text, Severity.WARNING)
         case ConditionType.UP_TO_DATE if is_false:
             severity = Severity.WARNING if now.reason == "RolloutStopped" else Severity.NORMAL
-            found = JobEvent(now.reason, words, severity)
+            found = JobEvent(now.reason, text, severity)
         case ConditionType.UP_TO_DATE if was_false:
-            found = JobEvent("RolledOut", words)
+            found = JobEvent("RolledOut", text)
         case ConditionType.NODES_EXCLUDED if is_true:
-            found = JobEvent("NodesExcluded", words, Severity.WARNING)
+            found = JobEvent("NodesExcluded", text, Severity.WARNING)
         case ConditionType.PODS_READY if is_false and now.reason not in _SELF_EXPLAINING | {"Succeeded", "Failed"}:
-            found = JobEvent(now.reason, words, Severity.WARNING)
+            found = JobEvent(now.reason, text, Severity.WARNING)
     return found
 
 
-def _cut(words: str) -> str:
-    return words if len(words) <= _TOLD else words[: _TOLD - 1] + "…"
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -13,10 +13,10 @@ from elastrain_operator.policy.report.conditions import Claim
 KEPT = 10
 """Workers that the status names."""
 MESSAGE_CHARS = 300
-"""An agent's words are quoted up to here."""
+"""Longest quote of an agent's message, in characters."""
 
 _REASONS = {Health.STUCK: "RankStuck", Health.SLOW: "Straggler"}
-"""What is told of; ``waiting`` and ``belowMin`` are said by the innocent."""
+"""States that are reported. Healthy workers report ``waiting`` and ``belowMin``."""
 
 
 def unhealthy(previous: Iterable[UnhealthyWorker], seen: Coordination, now: datetime) -> list[UnhealthyWorker]:
@@ -41,7 +41,7 @@ def claim(workers: Sequence[UnhealthyWorker], generation: GenerationStatus | Non
     kind = ConditionType.WORKERS_HEALTHY
     if workers:
         more = f" (and {len(workers) - 1} more)" if len(workers) > 1 else ""
-        return Claim(kind, "False", _REASONS[Health(workers[0].health)], in_words(workers[0]) + more)
+        return Claim(kind, "False", _REASONS[Health(workers[0].health)], explanation(workers[0]) + more)
     if generation is None or not generation.size:
         return Claim(kind, "Unknown", "NoGeneration", "no generation trains")
     return Claim(kind, "True", "NoneAccused", "no worker holds the others up")
@@ -52,7 +52,7 @@ def events_of(before: Iterable[UnhealthyWorker], after: Iterable[UnhealthyWorker
     old, new = {(w.worker, w.health): w for w in before}, {(w.worker, w.health): w for w in after}
     for key, worker in new.items():
         if key not in old:
-            yield JobEvent(_REASONS[Health(worker.health)], in_words(worker), Severity.WARNING)
+            yield JobEvent(_REASONS[Health(worker.health)], explanation(worker), Severity.WARNING)
     still = {w.worker for w in new.values()}
     for worker in old.values():
         if worker.worker not in still and not ended and len(new) < KEPT:
@@ -61,7 +61,7 @@ def events_of(before: Iterable[UnhealthyWorker], after: Iterable[UnhealthyWorker
             )
 
 
-def in_words(worker: UnhealthyWorker) -> str:
+def explanation(worker: UnhealthyWorker) -> str:
     """``rank 3 (worker job-3 on node x): local rank 0 computes 10.2 times as long ..., since ...``."""
     return f"{_who(worker)}: {worker.message or worker.health}; since {worker.since}"
 

@@ -61,7 +61,7 @@ def step_seconds(report: Progress) -> float | None:
 
 
 def _loss(report: Progress) -> float | None:
-    """Rounded, since nobody reads more of it and every digit is sent with every status."""
+    """Rounded: every status carries every digit."""
     loss = report.loss
     return float(f"{loss:.6g}") if loss is not None and math.isfinite(loss) else None
 

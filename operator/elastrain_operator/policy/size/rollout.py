@@ -3,7 +3,7 @@
 A pod's label says which version of the template it was made from. While workers of another version run, a few pods more
 than wanted may exist; one that is ready to join takes the place of an old worker, which is asked to leave like in any
 shrink. Where the cluster has no room for one more pod, the old worker leaves first. Where a new one does not start, or
-its script fails, nobody else is asked to leave: the old workers train on.
+its script fails, no other worker is asked to leave: the old workers train on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ a moment, and an old worker that is gone cannot be had back."""
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What is to be done about workers of another version of the template; the default: there are none."""
+    """Actions for workers of another version of the template; the default: no such workers."""
 
     old: tuple[Pod, ...] = ()
     """Workers that are still of another version."""
@@ -40,7 +40,7 @@ class Rollout:
     leave: tuple[Pod, ...] = ()
     """Workers to ask to leave now."""
     stopped: str = ""
-    """Why nobody else is replaced, naming the worker that is in the way; empty: it goes on."""
+    """Why no other worker is replaced, with the name of the blocking worker; empty: the roll-out continues."""
     until: datetime | None = None
     """When it has to be looked at again, though nothing happens."""
     coming: tuple[str, ...] = ()
@@ -92,8 +92,8 @@ def rollout(scene: Scene) -> Rollout:
         return Rollout(old, extra, stopped=stopped)
     made = _renew_spares(scene, old, coming, scene.members) or _go_on(scene, old, coming, scene.members)
     if scene.refusal and not _no_quota(scene):  # it is tried again, ever more slowly
-        words = f"{scene.refusal.reason}: {scene.refusal.message}"
-        return replace(made, leave=(), stopped=words)
+        text = f"{scene.refusal.reason}: {scene.refusal.message}"
+        return replace(made, leave=(), stopped=text)
     return made
 
 
@@ -199,10 +199,10 @@ def claim(made: Rollout, total: int, was_told: bool, at_a_time: int) -> tuple[Cl
     if not made.old:
         return (Claim(kind, "True", "AllUpToDate", done),) if was_told else ()
     if at_a_time == 0:
-        words = f"{done}; maxUnavailable is 0: the others are replaced only when they are lost"
-        return (Claim(kind, "False", "NotReplaced", words),)
+        text = f"{done}; maxUnavailable is 0: the others are replaced only when they are lost"
+        return (Claim(kind, "False", "NotReplaced", text),)
     if made.stopped:
-        words = f"{done}; nobody else is replaced: {made.stopped}. Change spec.template, or set it back"
-        return (Claim(kind, "False", "RolloutStopped", words),)
+        text = f"{done}; nobody else is replaced: {made.stopped}. Change spec.template, or set it back"
+        return (Claim(kind, "False", "RolloutStopped", text),)
     waits = f"; waiting for {', '.join(made.coming)} to train" if made.coming else ""
     return (Claim(kind, "False", "RollingOut", f"{done}, {at_a_time} replaced at a time{waits}"),)

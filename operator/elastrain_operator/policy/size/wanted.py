@@ -33,8 +33,8 @@ def grown(old: Iterable[Condition], suspended: bool, share: Share | None, desire
     if suspended or share is None:
         if not any(c.type == kind for c in old):
             return None
-        words = "suspend is true" if suspended else "this operator does not share the cluster out"
-        return Claim(kind, "Unknown", "Suspended" if suspended else "NotShared", words)
+        text = "suspend is true" if suspended else "this operator does not share the cluster out"
+        return Claim(kind, "Unknown", "Suspended" if suspended else "NotShared", text)
     if share.size is None:
         return Claim(kind, "Unknown", share.reason, share.message)
     return Claim(kind, "True" if desired >= cap else "False", share.reason, share.message)
