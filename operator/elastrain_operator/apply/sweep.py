@@ -18,6 +18,8 @@ from elastrain_operator.waiting import until
 
 INTERVAL = 60.0
 """Seconds between two looks at all records; what was deleted is looked at when that is heard."""
+LATE_WRITES = 6.0
+"""Seconds after which a write to etcd has either arrived or failed."""
 USERS_INTERVAL = 600.0
 """Seconds between two looks at all users of etcd: those of jobs with records are found without it."""
 
@@ -41,8 +43,12 @@ class Sweeper:
         self._named: set[JobKeys] = set()
 
     def nudge(self, job: JobKeys) -> None:
-        """This job, or a pod of it, was deleted: look now. (Not at all jobs: with many that would be the work of each
-        deletion.)"""
+        """This job, or a pod of it, was deleted: look at this job now, and once more when writes to etcd that were in
+        flight at the deletion have arrived."""
+        self._name(job)
+        asyncio.get_running_loop().call_later(LATE_WRITES, self._name, job)
+
+    def _name(self, job: JobKeys) -> None:
         self._named.add(job)
         self._nudged.set()
 

@@ -82,6 +82,19 @@ def test_deletion_makes_only_that_job_looked_at():
     assert world.asked == ["one"]
 
 
+def test_records_are_deleted_if_they_are_written_while_the_job_is_deleted(monkeypatch):
+    monkeypatch.setattr(sweep, "LATE_WRITES", 0.05)
+    world = World()
+
+    async def scenario(sweeper):
+        sweeper.nudge(ONE)
+        await asyncio.sleep(0)
+        world.records.append(ONE)  # the write was in flight
+        await until(lambda: not world.records)
+
+    run(world, scenario)
+
+
 def test_records_of_an_earlier_job_go_if_the_name_has_been_used_again():
     world = World(ONE)
     world.bodies["one"] = {"metadata": {"uid": "of-the-next-job"}}
