@@ -5,11 +5,13 @@ PY := .venv/bin/python
 MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
 # Of the tests: more than there need be cores, as much of a test is waiting.
 PROCESSES ?= 3
+# Beside the one that e2e/cluster/programs/go.mod pins.
+OTHER_KUBERNETES ?= v1.34.4
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test lint e2e cluster lock sbom bench bench-rendezvous bench-operator clean-cluster docs docs-serve reference
+.PHONY: help demo storm test lint e2e nightly nightly-e2e cluster lock sbom bench bench-rendezvous bench-operator clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,7 +52,24 @@ e2e: ## the tests on a real Kubernetes cluster (kind): set up, install by Helm, 
 	@scripts/dev-env
 	@e2e/cluster/cluster.sh up
 	@e2e/cluster/images.sh
-	@$(PY) -m pytest -m e2e e2e
+	@$(PY) -m pytest e2e -m "e2e and not nightly and not alone" --durations=10 -n $(PROCESSES) --dist loadgroup --maxschedchunk 1
+	@$(PY) -m pytest e2e -m "e2e and not nightly and alone" --durations=10
+
+nightly: nightly-e2e ## what CI leaves out: see CONTRIBUTING
+
+# Every framework's example, the browser, an outage of minutes; then what CI runs, on another version of Kubernetes.
+nightly-e2e: export ELASTRAIN_NIGHTLY := 1
+nightly-e2e: export ELASTRAIN_REQUIRE_BROWSER := 1
+nightly-e2e: export ELASTRAIN_OUTAGE_SECONDS := 300
+nightly-e2e:
+	@scripts/dev-env
+	@scripts/get-chromium
+	@e2e/cluster/cluster.sh up
+	@e2e/cluster/images.sh
+	@$(PY) -m pytest e2e -m "e2e and nightly" --durations=10
+	@e2e/cluster/cluster.sh down
+	@KUBERNETES=$(OTHER_KUBERNETES) $(MAKE) --no-print-directory e2e
+	@e2e/cluster/cluster.sh down
 
 cluster: ## a kind cluster of one control plane and two workers, as the e2e tests use it
 	@e2e/cluster/cluster.sh up
