@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The images that others are built from: Debian, pulled if a registry can be reached and else made by debootstrap, and
+# The images that others are built from: Debian, pulled if a registry can be reached and else made by mmdebstrap, and
 # Debian with Python that trusts what this machine trusts.
 #   base-images.sh [debian|python]...
 set -euo pipefail
