@@ -83,7 +83,7 @@ def test_a_deleted_pod_is_replaced_and_the_others_train_on(submit: Submit) -> No
 def test_training_goes_on_from_the_checkpoint_in_another_size_if_every_worker_was_gone(submit: Submit) -> None:
     job = submit(digits("paused", replicas=2))
     before = job.wait_size(2)
-    job.wait_steps(30)
+    job.wait_steps(10)
 
     job.patch(suspend=True)
     job.wait_condition("Suspended", timeout=RESCALE)

@@ -25,7 +25,7 @@ def digits(
     name: str,
     *,
     epochs: int = FOREVER,
-    step_seconds: float = 0.05,
+    step_seconds: float = 0.1,
     command: list[str] | None = None,
     gpus: int = 0,
     place: str = "",
