@@ -9,11 +9,13 @@ PYTEST = etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) -m pytest -n $(P
 # Of the simulation.
 SEEDS ?= 2000
 FIRST ?= 0
+# Beside the one that e2e/cluster/programs/go.mod pins.
+OTHER_KUBERNETES ?= v1.34.4
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test nightly simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics seeded clean-cluster docs docs-serve reference
+.PHONY: help demo storm test nightly nightly-e2e simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics seeded clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,9 +32,10 @@ test: ## linters, types, and the tests that need no cluster: unit, protocol, tra
 	@scripts/dev-env
 	@export ELASTRAIN_TESTS_STARTED=$$(date +%s); $(PYTEST) --durations=10
 
-nightly: ## the tests that CI leaves out, and property tests with 20 times the examples
+nightly: ## what CI leaves out: nightly tests, 20 times the property tests, all examples, long outages, another Kubernetes
 	@scripts/dev-env
 	@$(PYTEST) -m "nightly or hypothesis" --hypothesis-profile=nightly --override-ini=timeout=1800 --durations=10
+	@$(MAKE) --no-print-directory nightly-e2e
 
 seeded: ## put each seeded bug (tests/seeded) into a copy of the tree and show which test finds it
 	@scripts/dev-env
@@ -67,7 +70,22 @@ e2e: ## the tests on a real Kubernetes cluster (kind): set up, install by Helm, 
 	@scripts/dev-env
 	@e2e/cluster/cluster.sh up
 	@e2e/cluster/images.sh
-	@$(PY) -m pytest -m e2e e2e
+	@$(PY) -m pytest e2e -m "e2e and not nightly and not alone" --durations=10 -n $(PROCESSES) --dist loadgroup --maxschedchunk 1
+	@$(PY) -m pytest e2e -m "e2e and not nightly and alone" --durations=10
+
+# Every framework's example, the browser, an outage of minutes; then what CI runs, on another version of Kubernetes.
+nightly-e2e: export ELASTRAIN_NIGHTLY := 1
+nightly-e2e: export ELASTRAIN_REQUIRE_BROWSER := 1
+nightly-e2e: export ELASTRAIN_OUTAGE_SECONDS := 300
+nightly-e2e:
+	@scripts/dev-env
+	@scripts/get-chromium
+	@e2e/cluster/cluster.sh up
+	@e2e/cluster/images.sh
+	@$(PY) -m pytest e2e -m "e2e and nightly" --durations=10
+	@e2e/cluster/cluster.sh down
+	@KUBERNETES=$(OTHER_KUBERNETES) $(MAKE) --no-print-directory e2e
+	@e2e/cluster/cluster.sh down
 
 cluster: ## a kind cluster of one control plane and two workers, as the e2e tests use it
 	@e2e/cluster/cluster.sh up

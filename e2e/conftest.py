@@ -2,10 +2,14 @@
 
 The tests drive the cluster by ``kubectl``, ``helm``, ``docker`` and ``elastrain`` only. `make e2e` sets everything up;
 afterwards they can be run by themselves: ``pytest -m e2e e2e -k node``.
+
+Several processes may share the cluster (``pytest -n 4``) for all but the tests marked ``alone``, which take away what
+others need. Those marked ``nightly`` are not of CI: `make nightly` runs them.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,31 +21,47 @@ from harness.commands import CACHE, CommandFailed, kubectl
 from harness.jobs import Job, make_folders
 
 Submit = Callable[[dict[str, Any]], Job]
+FIRST, LAST = "test_training.py", "test_release.py"
+"""The longest test begins first; the release is uninstalled last."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.e2e)
-        item.add_marker(pytest.mark.timeout(420))
+        item.add_marker(pytest.mark.timeout(420, func_only=True))  # evidence of a failure takes its own time
+    items.sort(key=lambda item: (item.path.name != FIRST) + (item.path.name == LAST))
 
 
 @pytest.fixture(scope="session")
-def cluster() -> None:
-    """The cluster answers, its workers have GPUs, and nothing of an earlier run is left."""
+def installed(testrun_uid: str) -> None:
+    """The cluster answers, nothing of an earlier run is left, and Helm has installed the chart. One process sees to it
+    for all that share a run."""
+    CACHE.joinpath("run").mkdir(exist_ok=True)
+    with CACHE.joinpath("run/e2e").open("a+") as done:
+        fcntl.flock(done, fcntl.LOCK_EX)
+        done.seek(0)
+        if done.read() == testrun_uid:
+            return
+        _prepare()
+        release.install()
+        done.truncate(0)
+        done.write(testrun_uid)
+
+
+def _prepare() -> None:
     try:
         kubectl("wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
     except CommandFailed as failure:
         pytest.exit(f"there is no cluster to test on; `make e2e` makes one\n{failure}", returncode=3)
-    for namespace in evidence.namespaces():
+    left = evidence.namespaces()
+    for namespace in left:
         _remove(namespace)
+    for namespace in left:
+        kubectl("wait", "--for=delete", f"namespace/{namespace}", f"persistentvolume/{namespace}", "--timeout=120s")
+    release.remove_shared("e2e-*")  # also of namespaces that have gone since
     for node in release.WORKER_NODES:
         release.advertise_gpus(node)
-
-
-@pytest.fixture(scope="session")
-def installed(cluster: None) -> None:
-    """The chart, installed by Helm."""
-    release.install()
+    release.provide_volume_of_etcd()
 
 
 @pytest.fixture
@@ -64,23 +84,21 @@ def common_namespace(installed: None, request: pytest.FixtureRequest) -> Iterato
 
 def _make(name: str) -> None:
     make_folders(name)
-    volume = {"storageClassName": "shared", "accessModes": ["ReadWriteMany"]}
-    place = {"hostPath": {"path": f"/shared/{name}"}, "claimRef": {"namespace": name, "name": "shared"}}
     objects = [
-        {"kind": "Namespace", "metadata": {"name": name, "labels": {"elastrain-e2e": "yes"}}},
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {"elastrain-e2e": "yes"}}},
+        release.volume(name, (name, "shared"), f"/shared/{name}", "shared", "ReadWriteMany"),
         {
-            "kind": "PersistentVolume",
-            "metadata": {"name": name},
-            "spec": {"capacity": {"storage": "1Gi"}, **volume, **place},
-        },
-        {
+            "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": {"name": "shared", "namespace": name},
-            "spec": {**volume, "resources": {"requests": {"storage": "1Gi"}}},
+            "spec": {
+                "storageClassName": "shared",
+                "accessModes": ["ReadWriteMany"],
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
         },
     ]
-    items = [{"apiVersion": "v1", **o} for o in objects]
-    kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
 
 @pytest.fixture
@@ -96,9 +114,9 @@ def submit(namespace: str) -> Submit:
 
 
 def _remove(namespace: str) -> None:
-    kubectl("delete", "namespace", namespace, "--wait", "--timeout=90s", "--ignore-not-found", timeout=120)
-    kubectl("delete", "persistentvolume", namespace, "--wait", "--timeout=30s", "--ignore-not-found")
-    release.remove_shared(namespace)
+    """Begins it; the next run waits for the end."""
+    kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
+    kubectl("delete", "persistentvolume", namespace, "--wait=false", "--ignore-not-found")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -77,7 +77,7 @@ def test_the_job_fails_with_the_scripts_last_words_if_it_raises_more_often_than_
 
 
 def test_training_goes_on_and_a_condition_says_why_if_the_disk_is_full_at_a_checkpoint(submit: Submit) -> None:
-    manifest = digits("full-disk", replicas=1, checkpoint={"path": "/small/checkpoints", "everySteps": 50})
+    manifest = digits("full-disk", replicas=1, checkpoint={"path": "/small/checkpoints", "everySteps": 20})
     pod = manifest["spec"]["template"]["spec"]
     pod["volumes"].append({"name": "small", "emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}})
     pod["containers"][0]["volumeMounts"].append({"name": "small", "mountPath": "/small"})
@@ -88,7 +88,7 @@ def test_training_goes_on_and_a_condition_says_why_if_the_disk_is_full_at_a_chec
     unhealthy = job.wait_condition("CheckpointHealthy", "False", timeout=60)
     assert "No space left on device" in unhealthy["message"]
     assert "/small/checkpoints" in unhealthy["message"]
-    job.wait_steps(60)  # over the next attempt, which fails too
+    job.wait_steps(25)  # over the next attempt, which fails too
     assert job.workers == before
     assert job.holds("Running")
     assert [message for reason, message in job.events if reason == "CheckpointFailed"]

@@ -16,6 +16,7 @@ from harness.commands import environment, kubectl
 from harness.example import digits
 from harness.jobs import RESCALE, Job
 
+pytestmark = [pytest.mark.alone, pytest.mark.nightly]
 Submit = Callable[[dict[str, Any]], Job]
 
 
@@ -50,7 +51,7 @@ async def forwarded() -> AsyncIterator[str]:
 
 
 def test_a_rescale_and_its_phases_are_read_in_the_browser(dashboard: None, submit: Submit) -> None:
-    job = submit(digits("shown", replicas=1))
+    job = submit(digits("shown", gpus=1, replicas=1))
     job.wait_size(1)
 
     async def scenario() -> None:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from harness import release
 from harness.commands import kubectl
 from harness.example import digits
@@ -15,7 +17,7 @@ Submit = Callable[[dict[str, Any]], Job]
 
 
 def test_nodes_measure_each_other_before_the_first_step_if_preflight_asks_for_pairs(submit: Submit) -> None:
-    job = submit(digits("checked", gpus=0, replicas=2, preflight={"pairs": {}}))
+    job = submit(digits("checked", replicas=2, preflight={"pairs": {}}))
 
     workers = job.wait_size(2, 2 * START)  # torch is imported once more, for the check
 
@@ -33,9 +35,10 @@ def test_nodes_measure_each_other_before_the_first_step_if_preflight_asks_for_pa
     assert "WorkerLost" not in job.reasons
 
 
+@pytest.mark.xdist_group("gpus")
 def test_a_node_is_left_and_named_if_its_accelerators_do_not_answer(submit: Submit) -> None:
     """The GPUs of this cluster are promised by its nodes only: no process finds one."""
-    job = submit(digits("no-driver", replicas=1, preflight={}))
+    job = submit(digits("no-driver", gpus=1, replicas=1, preflight={}))
 
     told = job.wait_condition("NodesExcluded", timeout=START)
 

@@ -7,7 +7,6 @@ All of them run at the same time, since what each takes is mostly waiting; a tes
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from harness.commands import eventually, kubectl, run
 from harness.example import manifest_of
 from harness.jobs import RESCALE, Audit, Job, make_folders
 
-TENSORFLOW = os.environ.get("ELASTRAIN_REQUIRE_TENSORFLOW") == "1"
+pytestmark = [pytest.mark.alone, pytest.mark.nightly]
 IN_PROCESS = {
     "04-five-lines": {"EPOCHS": "65", "STEP_SECONDS": "0.08"},
     "05-huggingface": {"EPOCHS": "24", "STEP_SECONDS": "0.1"},  # sixteen steps each, of four or two times that
@@ -28,7 +27,7 @@ IN_PROCESS = {
 RESTARTED = {
     "03-torchrun": {"EPOCHS": "350", "STEP_SECONDS": "0.02"},
     "07-mpirun": {"STEPS": "2400", "STEP_SECONDS": "0.05"},
-    **({"08-tensorflow": {"EPOCHS": "60", "EPOCH_SECONDS": "0.5"}} if TENSORFLOW else {}),
+    "08-tensorflow": {"EPOCHS": "60", "EPOCH_SECONDS": "0.5"},
 }
 """Values of each example's environment, by which it trains for two minutes."""
 START_TOGETHER = 300.0

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The images that others are built from: Debian, pulled if a registry can be reached and else made by debootstrap, and
+# The images that others are built from: Debian, pulled if a registry can be reached and else made by mmdebstrap, and
 # Debian with Python that trusts what this machine trusts.
 #   base-images.sh [debian|python]...
 set -euo pipefail
@@ -7,21 +7,15 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/lib.sh"
 
 bootstrap() {
-    local root mirror=""
-    command -v debootstrap >/dev/null || {
-        [ "$(id -u)" = 0 ] || die "no registry can be reached, and only root can make a Debian image by debootstrap"
-        timed "install debootstrap" env DEBIAN_FRONTEND=noninteractive sh -euc '
-            apt-get update
-            apt-get install -y --no-install-recommends debootstrap'
+    local mirror kind without=()
+    command -v mmdebstrap >/dev/null || {
+        [ "$(id -u)" = 0 ] || die "no registry can be reached, and only root can make a Debian image by mmdebstrap"
+        apt_install mmdebstrap
     }
-    # The mirror that this machine uses, if it is a Debian; else debootstrap's own choice.
+    for kind in doc man info locale; do without+=("--dpkgopt=path-exclude=/usr/share/$kind/*"); done
+    # The mirror that this machine uses, if it is a Debian; else mmdebstrap's own choice.
     mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Created-By: Packages' | head -n 1)
-    root=$(mktemp -d)
-    trap "rm -rf '$root'" EXIT
-    debootstrap --variant=minbase bookworm "$root" $mirror
-    printf 'path-exclude=/usr/share/%s/*\n' doc man info locale >"$root/etc/dpkg/dpkg.cfg.d/01-slim"
-    rm -rf "$root"/usr/share/{doc,man,info,locale}/* "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/*
-    tar -C "$root" -c . | docker import - "$DEBIAN"
+    mmdebstrap --variant=minbase "${without[@]}" bookworm - $mirror | docker import - "$DEBIAN"
 }
 
 debian() {
@@ -30,7 +24,7 @@ debian() {
         timed "pull debian" docker pull debian:bookworm-slim
         docker tag debian:bookworm-slim "$DEBIAN"
     else
-        timed "debootstrap" bootstrap
+        timed "make the Debian image" bootstrap
     fi
 }
 
@@ -48,7 +42,7 @@ RUN apt-get update \\
 COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt
 D
-    timed "build the Python base image" docker build --network=host -t "$PYTHON_BASE" "$context"
+    timed "build the Python base image" docker_build -t "$PYTHON_BASE" "$context"
     rm -rf "$context"
 }
 

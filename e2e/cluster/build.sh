@@ -1,29 +1,40 @@
 #!/usr/bin/env bash
-# Builds the programs that the cluster is made of, from the Go module proxy, into the cache. Each is built once for a
-# state of its inputs; $CACHE/bin/NAME always is the newest.
-#   build.sh NAME...      NAME: kubernetes (kube-apiserver, kubelet, kubeadm, ...), kubectl, kind, helm, coredns,
-#                         local-path-provisioner, pause, capped-runc
+# Builds the programs that the cluster is made of, from the Go module proxy, into the cache. All of them are of one Go
+# module (programs/), so that what they share is compiled once; they are built once for a state of that module.
+# $CACHE/bin/NAME always is the newest.
+#   build.sh NAME...      NAME: kubernetes (kube-apiserver, kubelet, kubeadm, kubectl, ...), kubectl, kind, helm, coredns,
+#                         cert-manager (its controllers, and its CRDs as cert-manager-crds), pause, capped-runc
+# KUBERNETES=vX.Y.Z builds another Kubernetes than the one that the module pins; its sums are the module proxy's word.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/../../scripts/lib.sh"
 source "$HERE/versions.env"
-export GOFLAGS=-buildvcs=false CGO_ENABLED=0
 BIN=$CACHE/bin
+PROGRAMS=$HERE/programs
+PINNED=$(awk '$1 == "k8s.io/kubernetes" && $2 ~ /^v/ {print $2}' "$PROGRAMS/go.mod")
+CERT_MANAGER=github.com/cert-manager/cert-manager
+KEY=$(key_of "$PROGRAMS")
 KUBERNETES_COMPONENTS="kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubeadm kubectl"
 
-# go_build OUTPUT SOURCES PACKAGE [LDFLAGS]: builds PACKAGE of the module in SOURCES.
-go_build() {
-    env -C "$2" "$GO_TOOL" build -trimpath -ldflags "-s -w ${4:-}" -o "$1" "$3"
+package_of() {
+    case $1 in
+    hyperkube | coredns | cert-manager | pause | capped-runc) echo "./$1" ;;
+    kubectl) echo k8s.io/kubernetes/cmd/kubectl ;;
+    kind) echo sigs.k8s.io/kind ;;
+    helm) echo helm.sh/helm/v3/cmd/helm ;;
+    *) die "build.sh: no such program: $1" ;;
+    esac
 }
 
-# go_install OUTPUT PACKAGE VERSION: builds a released program.
-go_install() {
-    GOBIN=$1.d "$GO_TOOL" install -trimpath -ldflags '-s -w' "$2@$3"
-    mv "$1.d/$(basename "$2")" "$1"
-    rmdir "$1.d"
+# file_of NAME: where it lies. Only what is Kubernetes itself depends on the version of Kubernetes.
+file_of() {
+    case $1 in
+    hyperkube | kubectl) echo "$BIN/$1-$KUBERNETES-$KEY" ;;
+    *) echo "$BIN/$1-$KEY" ;;
+    esac
 }
 
-kubernetes_version_flags() {
+version_flags() {
     local package minor=${KUBERNETES#v*.}
     for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
         printf ' -X %s.%s' "$package" "gitVersion=$KUBERNETES" "$package" gitMajor=1 "$package" "gitMinor=${minor%%.*}" \
@@ -32,59 +43,64 @@ kubernetes_version_flags() {
     done
 }
 
-# compile NAME FILE: writes the program NAME to FILE.
+# another_kubernetes: a copy of the module that takes $KUBERNETES for the one that it pins. Sets FOLDER.
+another_kubernetes() {
+    FOLDER=$CACHE/programs-$KUBERNETES
+    rm -rf "$FOLDER"
+    cp -r "$PROGRAMS" "$FOLDER"
+    sed -i -E "s#(k8s.io/\S+) v0\.${PINNED#v1.}\$#\1 v0.${KUBERNETES#v1.}#; s#(k8s.io/kubernetes) $PINNED#\1 $KUBERNETES#" \
+        "$FOLDER/go.mod"
+    export GOFLAGS="$GOFLAGS -mod=mod"
+}
+
+# compile NAME...: all at once, so that one is linked while others are compiled.
 compile() {
-    case $1 in
-    hyperkube) go_build "$2" "$HERE/hyperkube" . "$(kubernetes_version_flags)" ;;
-    kubectl) go_build "$2" "$HERE/hyperkube" k8s.io/kubernetes/cmd/kubectl "$(kubernetes_version_flags)" ;;
-    coredns) go_build "$2" "$HERE/coredns" . ;;
-    local-path-provisioner) go_build "$2" "$HERE/local-path" github.com/rancher/local-path-provisioner ;;
-    pause | capped-runc) go_build "$2" "$HERE/nodetools" "./$1" ;;
-    kind) go_install "$2" sigs.k8s.io/kind "$KIND" ;;
-    helm) go_install "$2" helm.sh/helm/v3/cmd/helm "$HELM" ;;
-    *) die "build.sh: no such program: $1" ;;
-    esac
-}
-
-# inputs NAME: a short word that changes with what NAME is made from.
-inputs() {
-    case $1 in
-    hyperkube | kubectl) echo "$KUBERNETES-$(key_of "$HERE/hyperkube")" ;;
-    coredns) key_of "$HERE/coredns" ;;
-    local-path-provisioner) key_of "$HERE/local-path" ;;
-    pause | capped-runc) key_of "$HERE/nodetools" ;;
-    kind) echo "$KIND" ;;
-    helm) echo "$HELM" ;;
-    esac
-}
-
-build() {
-    local file
-    file=$BIN/$1-$(inputs "$1")
-    if [ ! -x "$file" ]; then
-        GO_TOOL=${GO_TOOL:-$("$ROOT/scripts/get-go")}
-        timed "build $1" compile "$1" "$BIN/.$1.new"
-        mv "$BIN/.$1.new" "$file"
+    local name crds new=$BIN/.new packages=()
+    for name in "$@"; do packages+=("$(package_of "$name")"); done
+    rm -rf "$new"
+    mkdir "$new"
+    FOLDER=$PROGRAMS
+    [ "$KUBERNETES" = "$PINNED" ] || another_kubernetes
+    env -C "$FOLDER" "$GO_TOOL" build -ldflags "-s -w $(version_flags)" -o "$new/" "${packages[@]}"
+    if [ -x "$new/cert-manager" ]; then
+        for crds in "$(env -C "$FOLDER" "$GO_TOOL" list -m -f '{{.Dir}}' "$CERT_MANAGER")"/deploy/crds/*.yaml; do
+            echo ---
+            cat "$crds"
+        done >"$(file_of cert-manager-crds)"
     fi
-    ln -sfn "$(basename "$file")" "$BIN/$1"
+    for name in "$@"; do mv "$new/$name" "$(file_of "$name")"; done
+    rmdir "$new"
 }
 
-build_one() {
-    case $1 in
-    kubernetes) # one program that is each of them, by the name it is called by
-        build hyperkube
-        for component in $KUBERNETES_COMPONENTS; do
-            ln -sfn hyperkube "$BIN/$component"
-        done
-        ;;
-    kubectl)
-        [ -x "$BIN/hyperkube" ] || build kubectl # a minute instead of the four of hyperkube, which has it in it
-        ;;
-    *) build "$1" ;;
-    esac
+# build NAME...: those of them that are not there.
+build() {
+    local name component missing=()
+    for name in "$@"; do
+        [ -x "$(file_of "$name")" ] || missing+=("$name")
+    done
+    if [ ${#missing[@]} != 0 ]; then
+        GO_TOOL=$("$ROOT/scripts/get-go")
+        go_settings
+        timed "build ${missing[*]}" compile "${missing[@]}"
+    fi
+    for name in "$@"; do
+        ln -sfn "$(basename "$(file_of "$name")")" "$BIN/$name"
+        case $name in
+        hyperkube) # one program that is each of them, by the name it is called by
+            for component in $KUBERNETES_COMPONENTS; do ln -sfn hyperkube "$BIN/$component"; done
+            ;;
+        cert-manager) ln -sfn "$(basename "$(file_of cert-manager-crds)")" "$BIN/cert-manager-crds" ;;
+        esac
+    done
 }
 
 mkdir -p "$BIN"
+names=()
 for name in "$@"; do
-    locked "build-$name" build_one "$name"
+    case $name in
+    kubernetes) names+=(hyperkube) ;;
+    kubectl) [ -x "$(file_of hyperkube)" ] || names+=(kubectl) ;; # which is in it, and a fifth of the work
+    *) names+=("$name") ;;
+    esac
 done
+[ ${#names[@]} = 0 ] || locked build build "${names[@]}"

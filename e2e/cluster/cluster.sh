@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The kind cluster of the e2e tests: one control plane and two workers that share a folder, /shared on each node, as a
-# volume that many nodes can write. All see /images, where images.sh puts what they are to load.
+# volume that many nodes can write. All see /images, where images.sh puts what they are to load. A node is NotReady 20 s
+# after its last sign of life (Kubernetes' default: 50 s), since tests wait for it.
 #   cluster.sh up      make it, or make it whole again; prints how to talk to it       cluster.sh down    delete it
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -25,6 +26,14 @@ kubeadmConfigPatches:
   kind: KubeletConfiguration
   apiVersion: kubelet.config.k8s.io/v1beta1
   failCgroupV1: false
+- |
+  kind: ClusterConfiguration
+  apiVersion: kubeadm.k8s.io/v1beta3
+  controllerManager: {extraArgs: {node-monitor-grace-period: 20s}}
+- |
+  kind: ClusterConfiguration
+  apiVersion: kubeadm.k8s.io/v1beta4
+  controllerManager: {extraArgs: [{name: node-monitor-grace-period, value: 20s}]}
 K
 }
 

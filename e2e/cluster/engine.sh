@@ -12,9 +12,7 @@ running() { timeout 10 docker info >/dev/null 2>&1; }
 install() {
     command -v dockerd >/dev/null && command -v docker >/dev/null && return
     command -v apt-get >/dev/null || die "there is no dockerd, and no apt-get to install one: install Docker"
-    timed "install Docker" env DEBIAN_FRONTEND=noninteractive sh -euc '
-        apt-get update
-        apt-get install -y --no-install-recommends docker.io containerd runc iptables'
+    timed "install Docker" apt_install docker.io containerd runc iptables
 }
 
 # A machine whose bounding set lacks CAP_SYS_RESOURCE (bit 24) can't start privileged containers with the plain runc.

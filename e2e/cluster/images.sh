@@ -2,13 +2,17 @@
 # Builds the project's images and puts them onto the cluster's nodes: operator and etcd onto the control plane, the
 # trainer onto the workers. Each tag names the image's content, so what has not changed is neither loaded again nor
 # mistaken for something newer. Writes their names to $CACHE/$CLUSTER-images.env, for the tests.
+#   images.sh build      images.sh load      images.sh      both
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/lib.sh"
-# What the examples import beside torch, and what they start. TensorFlow, two gigabytes, stays out unless it is asked for.
-TRAINER_PACKAGES=${TRAINER_PACKAGES:-scikit-learn transformers accelerate lightning mpi4py}
-TRAINER_DEBIAN_PACKAGES=${TRAINER_DEBIAN_PACKAGES-openmpi-bin}
-if [ "${ELASTRAIN_REQUIRE_TENSORFLOW:-}" = 1 ]; then TRAINER_PACKAGES+=" tensorflow-cpu tf-keras"; fi
+# What the first example imports beside torch. ELASTRAIN_NIGHTLY=1: what all of them import and start, three gigabytes.
+TRAINER_PACKAGES=scikit-learn
+TRAINER_DEBIAN_PACKAGES=
+if [ "${ELASTRAIN_NIGHTLY:-}" = 1 ]; then
+    TRAINER_PACKAGES+=" transformers accelerate lightning mpi4py tensorflow-cpu tf-keras"
+    TRAINER_DEBIAN_PACKAGES=openmpi-bin
+fi
 WHEELS_PORT=18431 # fixed: it is in the build's arguments, and so in the key of Docker's layer cache
 
 # The lock of the trainer that fits the torch which is there: it names the file by its hash, wherever that comes from.
@@ -64,8 +68,8 @@ named() {
     echo "$1:${id:7:12}"
 }
 
-# load IMAGE NODE...: onto those of the nodes that do not have it.
-load() {
+# onto IMAGE NODE...: loads it onto those of the nodes that do not have it.
+onto() {
     local image=$1 node present missing=()
     shift
     for node in "$@"; do
@@ -100,28 +104,39 @@ etcd_image() {
     cp "$binary" "$context/etcd"
     cp "$(dirname "$binary")/etcdctl-${binary##*/etcd-}" "$context/etcdctl"
     printf 'FROM scratch\nCOPY etcd etcdctl /usr/local/bin/\nENV PATH=/usr/local/bin\n' >"$context/Dockerfile"
-    docker build -t elastrain-e2e/etcd:new "$context"
+    docker_build -t elastrain-e2e/etcd:new "$context"
     rm -rf "$context"
 }
 
-main() {
-    local target operator trainer etcd
+build() {
+    local target
     serve_wheels
     choose_base
     for target in operator trainer; do
-        timed "build the image $target" docker build --network=host --target "$target" -t "elastrain-e2e/$target:new" \
+        timed "build the image $target" docker_build --target "$target" -t "elastrain-e2e/$target:new" \
             "${BUILD_ARGS[@]}" --build-arg "EXTRA_PACKAGES=$TRAINER_PACKAGES" \
             --build-arg "EXTRA_DEBIAN_PACKAGES=$TRAINER_DEBIAN_PACKAGES" "$ROOT"
     done
     timed "build the image etcd" etcd_image
+    docker image prune -f --filter until=24h >/dev/null # younger ones are stages that the next build takes up again
+}
+
+load() {
+    local operator trainer etcd
     operator=$(named elastrain-e2e/operator)
     trainer=$(named elastrain-e2e/trainer)
     etcd=$(named elastrain-e2e/etcd)
-    load "$operator" "$CLUSTER-control-plane"
-    load "$etcd" "$CLUSTER-control-plane"
-    load "$trainer" "$CLUSTER-worker" "$CLUSTER-worker2"
-    docker image prune -f --filter until=24h >/dev/null # younger ones are stages that the next build takes up again
+    onto "$operator" "$CLUSTER-control-plane"
+    onto "$etcd" "$CLUSTER-control-plane"
+    onto "$trainer" "$CLUSTER-worker" "$CLUSTER-worker2"
     printf '%s=%s\n' OPERATOR_IMAGE "$operator" TRAINER_IMAGE "$trainer" ETCD_IMAGE "$etcd" >"$CACHE/$CLUSTER-images.env"
 }
 
-main
+case ${1:-both} in
+build | load) "$1" ;;
+both)
+    build
+    load
+    ;;
+*) die "usage: images.sh [build|load]" ;;
+esac

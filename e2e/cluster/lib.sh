@@ -13,6 +13,10 @@ export DOCKER_BUILDKIT=0 # the classic builder: it needs neither a plugin nor a 
 DEBIAN=elastrain-e2e/debian:bookworm
 PYTHON_BASE=elastrain-e2e/python:bookworm
 
+# Builds give way to whatever else wants the processor, such as tests. Their steps see this machine's network, where a
+# server of wheels may be listening.
+docker_build() { docker build --network=host --cpu-shares=128 "$@"; }
+
 have_image() { docker image inspect "$1" >/dev/null 2>&1; }
 
 # registry_has IMAGE: whether the image could be pulled now; asks for the manifest only, for at most ten seconds.

@@ -1,22 +1,17 @@
 #!/usr/bin/env bash
 # Prints the name of the image for the nodes of the cluster, and sees to it that it can be had:
 #   1. $ELASTRAIN_NODE_IMAGE       2. kind's own, where its registry can be reached
-#   3. one built from Debian's packages and the Go module proxy alone; kept in the cache as a file
+#   3. one built from Debian's packages and the Go module proxy alone
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/lib.sh"
-KEY=$(key_of "$HERE"/{hyperkube,coredns,local-path,nodetools,node,build.sh,node-image.sh,versions.env} "$ROOT/scripts/etcd")
+KEY=$(key_of "$HERE"/{programs,node,build.sh,node-image.sh,versions.env} "$ROOT/scripts/etcd")
 IMAGE=elastrain-e2e/node:$KUBERNETES-$KEY
-SAVED=$CACHE/node-image-$KEY.tar.gz
 
 # What runs in the cluster before us. kubeadm fixes the names of its own.
 BASE=elastrain-e2e/kubernetes-base:bookworm
 CONTROL_PLANE=docker.io/elastrain-e2e/kubernetes:$KUBERNETES
-PROVISIONER=docker.io/elastrain-e2e/local-path-provisioner:$KEY
-HELPER=docker.io/elastrain-e2e/local-path-helper:$KEY
 PAUSE=registry.k8s.io/pause
-COREDNS=registry.k8s.io/coredns/coredns:v1.13.1
-ETCD=registry.k8s.io/etcd:3.6.6-0
 COMPONENTS=(kube-apiserver kube-controller-manager kube-scheduler kube-proxy)
 
 # image NAME FILE...: builds NAME from the Dockerfile on standard input, which can copy the FILEs.
@@ -25,9 +20,12 @@ image() {
     shift
     context=$(mktemp -d "$CACHE/context.XXXXXX")
     [ $# = 0 ] || cp -rL --reflink=auto "$@" "$context"
-    docker build -q --network=host -f - -t "$name" "$context"
+    docker_build -q -f - -t "$name" "$context"
     rm -rf "$context"
 }
+
+# kubeadms NAME: the image that this version of kubeadm asks for.
+kubeadms() { "$BIN/kubeadm" config images list --kubernetes-version "$KUBERNETES" | grep "/$1:"; }
 
 cluster_images() {
     local bundle=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt} component
@@ -43,30 +41,24 @@ FROM $BASE
 COPY hyperkube /usr/local/bin/hyperkube
 RUN for c in ${COMPONENTS[*]} kindnetd; do ln -s hyperkube /usr/local/bin/\$c; done
 D
-    image "$PROVISIONER" "$BIN/local-path-provisioner" <<D
-FROM $BASE
-COPY local-path-provisioner /usr/local/bin/local-path-provisioner
-ENTRYPOINT ["/usr/local/bin/local-path-provisioner"]
-D
     image "$PAUSE:3.10.1" "$BIN/pause" <<D
 FROM scratch
 COPY pause /pause
 ENTRYPOINT ["/pause"]
 D
-    image "$COREDNS" "$BIN/coredns" "$bundle" <<D
+    image "$(kubeadms coredns)" "$BIN/coredns" "$bundle" <<D
 FROM scratch
 COPY $(basename "$bundle") /etc/ssl/certs/ca-certificates.crt
 COPY coredns /coredns
 ENTRYPOINT ["/coredns"]
 D
-    image "$ETCD" "$1" "${1/etcd-/etcdctl-}" <<D
+    image "$(kubeadms etcd)" "$1" "${1/etcd-/etcdctl-}" <<D
 FROM scratch
 COPY $(basename "$1") /usr/local/bin/etcd
 COPY $(basename "${1/etcd-/etcdctl-}") /usr/local/bin/etcdctl
 ENV PATH=/usr/local/bin
 D
     docker tag "$PAUSE:3.10.1" "$PAUSE:3.10" # kubeadm asks for the one, containerd for the other
-    docker tag "$BASE" "$HELPER"
     for component in "${COMPONENTS[@]}"; do
         docker tag "$CONTROL_PLANE" "registry.k8s.io/$component:$KUBERNETES"
     done
@@ -74,15 +66,14 @@ D
 
 node_file_system() {
     local context=$CACHE/node-context source
-    source=$("$("$ROOT/scripts/get-go")" mod download -json "sigs.k8s.io/kind@$KIND" |
-        python3 -c 'import json, sys; print(json.load(sys.stdin)["Dir"])')
+    source=$(env -C "$HERE/programs" "$("$ROOT/scripts/get-go")" list -m -f '{{.Dir}}' sigs.k8s.io/kind)
     rm -rf "$context"
     mkdir -p "$context"
     cp -r "$source/images/base/files" "$context/kind"
     chmod -R u+w "$context"
-    cp -L "$BIN/hyperkube" "$HERE/node/crictl" "$HERE/node/Dockerfile" "$context"
-    python3 "$HERE/node/manifests.py" "$source" "$context" "$CONTROL_PLANE" "$PROVISIONER" "$HELPER"
-    docker build --network=host --build-arg DEBIAN="$DEBIAN" --build-arg KUBERNETES="$KUBERNETES" \
+    cp -L "$BIN/hyperkube" "$HERE"/node/{crictl,default-storage.yaml,Dockerfile} "$context"
+    python3 "$HERE/node/network.py" "$source" "$CONTROL_PLANE" >"$context/default-cni.yaml"
+    docker_build --build-arg DEBIAN="$DEBIAN" --build-arg KUBERNETES="$KUBERNETES" \
         -t "$IMAGE-bare" "$context"
     rm -rf "$context"
 }
@@ -100,7 +91,7 @@ fill() {
         docker exec $container ctr version >/dev/null 2>&1 && break
         sleep 0.5
     done
-    docker save "${names[@]}" "$CONTROL_PLANE" "$PROVISIONER" "$HELPER" "$PAUSE:3.10.1" "$PAUSE:3.10" "$COREDNS" "$ETCD" |
+    docker save "${names[@]}" "$CONTROL_PLANE" "$PAUSE:3.10.1" "$PAUSE:3.10" "$(kubeadms coredns)" "$(kubeadms etcd)" |
         docker exec -i $container ctr --namespace=k8s.io images import --all-platforms --no-unpack -
     docker exec $container sh -c 'kill $(cat /run/containerd.pid); sleep 1; rm -rf /run/containerd* /tmp/*'
     docker commit --change 'ENTRYPOINT ["/usr/local/bin/entrypoint", "/sbin/init"]' $container "$IMAGE"
@@ -108,27 +99,18 @@ fill() {
 }
 
 build() {
-    local etcd debootstrap
+    local etcd debian
     "$HERE/base-images.sh" debian & # waits for the network most of the time, the compiler does not
-    debootstrap=$!
-    "$HERE/build.sh" kubernetes coredns local-path-provisioner pause
+    debian=$!
+    "$HERE/build.sh" kubernetes coredns pause
     etcd=$("$ROOT/scripts/get-etcd" --built)
-    wait $debootstrap
+    wait $debian
     timed "build the cluster's images" cluster_images "$etcd"
     timed "build the node's file system" node_file_system
     timed "build the node image" fill
-    docker image prune -f >/dev/null
 }
 
-provide() {
-    have_image "$IMAGE" && return
-    if [ -f "$SAVED" ]; then
-        timed "load the node image" docker load -i "$SAVED"
-        return
-    fi
-    build
-    timed "save the node image" sh -euc 'docker save "$1" | gzip -1 >"$2.new"; mv "$2.new" "$2"' - "$IMAGE" "$SAVED"
-}
+provide() { have_image "$IMAGE" || build; }
 
 if [ -n "${ELASTRAIN_NODE_IMAGE:-}" ]; then
     echo "$ELASTRAIN_NODE_IMAGE"

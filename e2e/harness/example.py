@@ -25,14 +25,16 @@ def digits(
     name: str,
     *,
     epochs: int = FOREVER,
-    step_seconds: float = 0.05,
+    step_seconds: float = 0.1,
     command: list[str] | None = None,
-    gpus: int = 1,
+    gpus: int = 0,
+    place: str = "",
     **spec: Any,
 ) -> dict[str, Any]:
     """examples/01-digits/job.yaml with our image and the namespace's claim as its volume.
 
-    ``gpus``: of each worker. ``spec`` replaces fields of the job's spec.
+    ``gpus``: of each worker; tests that run side by side share four. ``place``: as of :func:`manifest_of`. ``spec``
+    replaces fields of the job's spec.
     """
     manifest = deepcopy(EXAMPLE)
     manifest["metadata"]["name"] = name
@@ -45,13 +47,13 @@ def digits(
     trainer["env"] = [{**e, "value": values.get(e["name"], e["value"])} for e in trainer["env"]]
     trainer["env"].append({"name": "ELASTRAIN_AUDIT_DIR", "value": "/audit"})
     trainer["volumeMounts"] = [
-        {"name": "checkpoints", "mountPath": "/checkpoints", "subPath": "checkpoints"},
-        {"name": "checkpoints", "mountPath": "/audit", "subPath": "audit"},
+        {"name": "checkpoints", "mountPath": "/checkpoints", "subPath": f"{place}checkpoints"},
+        {"name": "checkpoints", "mountPath": "/audit", "subPath": f"{place}audit"},
     ]
     if command:
         trainer["command"] = command
     pod["volumes"] = [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": "shared"}}]
-    pod["affinity"] = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_APART]}}
+    pod["affinity"] = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_apart(name)]}}
     pod["terminationGracePeriodSeconds"] = 15
     return manifest
 
@@ -80,11 +82,7 @@ def manifest_of(folder: str, *, values: dict[str, str], place: str = "", gpus: i
     return manifest
 
 
-_APART = {
-    "weight": 100,
-    "podAffinityTerm": {
-        "topologyKey": "kubernetes.io/hostname",
-        "labelSelector": {"matchLabels": {"app.kubernetes.io/managed-by": "elastrain"}},
-    },
-}
-"""Workers prefer nodes of their own, so that a stopped node does not take all of them."""
+def _apart(job: str) -> dict[str, Any]:
+    """Workers of a job prefer nodes of their own, so that a stopped node does not take all of them."""
+    selector = {"matchLabels": {"elastrain.dev/job": job}}
+    return {"weight": 100, "podAffinityTerm": {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.commands import SHARED, eventually, kubectl, kubectl_json, run
-from harness.release import remove_shared
 
 RESOURCE = "elastictrainingjobs"
 START = 120.0
@@ -75,6 +74,12 @@ class Job:
             "get", "pods", "-n", self.namespace, "-l", f"elastrain.dev/job={self.name}"
         )["items"]
         return items
+
+    @property
+    def left_behind(self) -> list[str]:
+        """What there is with the job's label in its namespace, of any kind that the operator may write."""
+        kinds = "pods,services,secrets,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
+        return kubectl("get", kinds, "-n", self.namespace, "-l", f"elastrain.dev/job={self.name}", "-o", "name").split()
 
     @property
     def workers(self) -> dict[str, str]:
@@ -186,12 +191,8 @@ class Audit:
 
     @staticmethod
     def at_the_end_of(job: Job) -> dict[str, Any]:
-        """The same, after the job was deleted and all its pods have ended."""
+        """The same, after the job was deleted and all its pods have ended; which leaves nothing behind."""
         kubectl("delete", "-n", job.namespace, f"etj/{job.name}", "--wait", "--timeout=60s")
         eventually("all pods are gone", lambda: not job.pods, 60)
+        eventually("nothing of the job is left", lambda: not job.left_behind, 60, lambda: job.left_behind)
         return Audit.of(job)
-
-    @staticmethod
-    def clear(job: Job) -> None:
-        """Forget what an earlier job of the same namespace wrote."""
-        remove_shared(f"{job.namespace}/*/*")

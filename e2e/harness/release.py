@@ -21,7 +21,7 @@ CONTROL_PLANE = f"{CLUSTER}-control-plane"
 WORKER_NODES = (f"{CLUSTER}-worker", f"{CLUSTER}-worker2")
 GPUS_PER_NODE = 2
 NODE_LOST = 60
-"""Seconds within which Kubernetes finds that a node has stopped (its default: 50)."""
+"""Seconds within which Kubernetes finds that a node has stopped (20 in the cluster of `cluster.sh`, 50 by default)."""
 
 
 def values() -> dict[str, Any]:
@@ -40,6 +40,30 @@ def values() -> dict[str, Any]:
         "operator": {"image": image("OPERATOR_IMAGE"), **place},
         "etcd": {"image": image("ETCD_IMAGE"), "persistence": {"enabled": True}, **place},
     }
+
+
+def volume(name: str, claim: tuple[str, str], path: str, storage_class: str, mode: str) -> dict[str, Any]:
+    """A PersistentVolume for one claim (namespace, name) only: the folder ``path`` of the node."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "storageClassName": storage_class,
+            "accessModes": [mode],
+            "hostPath": {"path": path},
+            "claimRef": {"namespace": claim[0], "name": claim[1]},
+        },
+    }
+
+
+def provide_volume_of_etcd() -> None:
+    """Nothing makes volumes in the cluster; this one stays as long as the cluster does."""
+    docker("exec", CONTROL_PLANE, "install", "-d", "-m", "0777", "/var/lib/elastrain-etcd")
+    claim = (NAMESPACE, "data-elastrain-etcd-0")
+    etcd = volume("elastrain-etcd", claim, "/var/lib/elastrain-etcd", "standard", "ReadWriteOnce")
+    kubectl("apply", "-f", "-", text=json.dumps(etcd))
 
 
 def install(chart: str = CHART, **changes: Any) -> None:

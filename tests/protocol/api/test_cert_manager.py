@@ -62,7 +62,7 @@ def issued(helm: Run, apiserver: ApiServer, tmp_path_factory: pytest.TempPathFac
     """cert-manager at work, and the chart installed with ``etcd.tls.mode=cert-manager``."""
     controllers = program(
         *("cert-manager", "ELASTRAIN_CERT_MANAGER", "ELASTRAIN_REQUIRE_CERT_MANAGER"),
-        built_by="scripts/get-cert-manager",
+        built_by="e2e/cluster/build.sh cert-manager",
     )
     crds = apiserver.kubectl("apply", "--server-side", "-f", str(CACHE / "cert-manager-crds"))
     assert crds.returncode == 0, crds.stderr

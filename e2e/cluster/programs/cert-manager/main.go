@@ -49,7 +49,6 @@ func run(ctx context.Context, kubeconfig string) error {
 		Kubeconfig: kubeconfig,
 		CertificateOptions: controller.CertificateOptions{
 			CertificateRequestMinimumBackoffDuration: time.Second,
-			CertificateRequestMaximumBackoffDuration: time.Minute,
 		},
 	})
 	if err != nil {
