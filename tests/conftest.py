@@ -24,7 +24,7 @@ from elastrain.cli.main import app
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
 from elastrain.etcd.server import EtcdServer
 from elastrain.etcd.wire import messages
-from lanes import Lanes, place
+from lanes import Lanes, comes_last, place
 from tiers import Tiers
 from warm import warm
 
@@ -45,8 +45,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):  # one process runs them as they lie in their folders
-        items.sort(key=lambda item: place(item.nodeid))
+    several = hasattr(config, "workerinput")  # one process runs them as they lie in their folders
+    items.sort(key=lambda item: (place(item.nodeid) if several else 0, comes_last(item.nodeid)))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 LANES: dict[str, tuple[str, ...]] = {
-    # One API server. The operator's tests are the last: their operator serves all namespaces.
+    # One API server; the operator's tests are the last (`comes_last`).
     "apiserver": (
         "tests/protocol/api/test_cert_manager.py",
         "tests/protocol/api/test_chart_apiserver.py",
@@ -62,6 +62,12 @@ def place(path: str) -> int:
     """Of a file among those of other lanes: lanes begin in the order of the table, then come all other files."""
     names = list(LANES)
     return names.index(lane(path)) if lane(path) in LANES else len(names)
+
+
+def comes_last(path: str) -> bool:
+    """Whether a file runs after all others of its lane: the operator's tests have one that serves all namespaces, and
+    would act on the jobs of other areas' tests."""
+    return path.startswith("tests/protocol/operator/")
 
 
 class Lanes(LoadFileScheduling):

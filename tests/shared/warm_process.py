@@ -17,7 +17,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch  # noqa: F401
+import torch
+import torch._dynamo  # what every optimizer imports at its first step
+import torch.distributed.checkpoint  # noqa: F401
 
 import elastrain.agent.runtime
 import elastrain.elastic  # noqa: F401

@@ -103,7 +103,7 @@ def test_a_user_without_a_role_is_told_which_verb_lacks(cluster, tmp_path: Path)
     config["users"][0]["user"] = {"token": token}
     guest = tmp_path / "guest"
     guest.write_text(yaml.safe_dump(config))
-    words = r"may not list elastictrainingjobs.elastrain.dev.*ask for a role"
+    words = r"may not list elastictrainingjobs.elastrain.dev.*request a role"
     with Jobs(kubeconfig=str(guest), namespace=cluster.namespace) as jobs, pytest.raises(NotAllowed, match=words):
         jobs.list()
 
