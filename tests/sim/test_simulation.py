@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 FINDS = {
     "a_step_is_committed_without_all_ranks": "promise 3",
     "a_worker_is_deleted_before_its_drain": "promise 1",
-    "ended_generations_are_never_told": "the job trains",
+    "ended_generations_are_never_told": "trains: its",
     "ordinals_are_used_again": "an ordinal never names two pods",
 }
 """Bugs, and what the simulation says of them. (``python -m sim --bug NAME`` runs with any other.)"""

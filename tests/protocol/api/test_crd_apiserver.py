@@ -325,11 +325,11 @@ def test_job_is_listed_by_short_name_and_category(apiserver: ApiServer, created:
     ("field", "words"),
     [
         ("etj", "A data-parallel training job whose workers may join, leave and be lost"),
-        ("etj.spec", "Fewest workers that may train; below it the job waits with its state."),
+        ("etj.spec", "Smallest number of workers that may train; below it the job waits and keeps its state."),
         ("etj.spec.replicas", "Desired number of workers, between `minReplicas` and `maxReplicas`"),
         ("etj.spec.checkpoint", "Directory on a volume that every worker mounts at this path"),
-        ("etj.spec.template.spec.containers", 'The training command, as in `["python", "train.py"]`.'),
-        ("etj.status.lastRescale", "From the last committed step before it to the first after it"),
+        ("etj.spec.template.spec.containers", 'The training command, such as `["python", "train.py"]`.'),
+        ("etj.status.lastRescale", "Seconds from the last commit"),
     ],
 )
 def test_explain_teaches(apiserver: ApiServer, field: str, words: str) -> None:

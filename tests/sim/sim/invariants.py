@@ -64,7 +64,7 @@ class Sum:
     samples: tuple[tuple[int, ...], ...]
     states: tuple[int, ...]
     unfenced: bool
-    """By the ranks of one member that were stopped until a moment ago: their agent had no time to fence them yet."""
+    """All its members were stopped until a moment ago: no agent had time to end the generation on its ranks yet."""
     living: int
     """Greatest step that a living replica outside of this generation held."""
 
@@ -140,12 +140,16 @@ class Ledger:
                 tuple(step for _, _, step, _ in parts),
                 tuple(samples for _, samples, _, _ in parts),
                 tuple(state for *_, state in parts),
-                comm.generation.size == 1
-                and any(self.world.clock.now - r.process.resumed_at < NEWS_SECONDS for r in comm.members.values()),
+                self._just_resumed(comm),
                 self._living(comm),
             )
         )
         self.news += 1
+
+    def _just_resumed(self, comm: Comm) -> bool:
+        """All members of the generation were stopped until a moment ago (of one member: any of its ranks)."""
+        resumed = [self.world.clock.now - r.process.resumed_at < NEWS_SECONDS for r in comm.members.values()]
+        return any(resumed) if comm.generation.size == 1 else all(resumed)
 
     def _living(self, comm: Comm) -> int:
         """The furthest replica that lives, is connected and is not part of the sum, nor waits for its own result."""

@@ -32,7 +32,7 @@ def test_a_model_is_refused_if_its_layers_are_sharded_by_fully_shard(world_of_on
     model = net()
     fully_shard(model[1], mesh=init_device_mesh("cpu", (1,)))
     with pytest.raises(
-        ValueError, match=r"job\.wrap\(\): 1 is wrapped by FSDP2 \(fully_shard\); give the plain module"
+        ValueError, match=r"job\.wrap\(\): 1 is wrapped by FSDP2 \(fully_shard\); pass the plain module"
     ):
         refuse_sharded(model)
 
@@ -48,5 +48,5 @@ def test_a_model_is_refused_if_its_parameters_are_spread_over_ranks(world_of_one
 
 
 def test_a_model_is_refused_if_it_is_replicated_already(world_of_one) -> None:
-    with pytest.raises(ValueError, match="the model is wrapped by DistributedDataParallel; give the plain module"):
+    with pytest.raises(ValueError, match="the model is wrapped by DistributedDataParallel; pass the plain module"):
         refuse_sharded(nn.parallel.DistributedDataParallel(net()))

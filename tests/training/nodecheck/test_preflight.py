@@ -58,7 +58,7 @@ def test_node_is_refused_with_the_driver_s_words_if_a_device_raises(monkeypatch,
 
 def test_node_is_refused_if_its_memory_is_slower_than_wanted(tmp_path):
     assert preflight.run(0, 1e9, 60, tmp_path / "log") == 12
-    assert "GB/s, at least 1e+09 wanted" in (tmp_path / "log").read_text()
+    assert "GB/s, at least 1e+09 required" in (tmp_path / "log").read_text()
 
 
 def test_node_is_refused_if_shared_memory_cannot_be_written(monkeypatch, tmp_path):
