@@ -23,8 +23,8 @@ QUIET = 75.0
 LOOK = 8.0
 """Seconds between two looks whether it is; a job that trains has committed a step meanwhile."""
 GONE = 120.0
-"""Seconds after which nothing of a deleted job is left: an operator that lists an empty resource anew after an outage of
-the API server looks for lost deletions every ``--resync`` seconds, 60 in the simulation, and sweeps after that."""
+"""Seconds after which nothing of a deleted job is left. After an outage of the API server, an operator that lists an
+empty resource looks for lost deletions every ``--resync`` seconds (60 in the simulation), and sweeps after that."""
 MOST_EVENTS = 200_000
 
 
