@@ -21,7 +21,7 @@ def test_joiners_are_learners_if_the_holders_of_the_state_can_compute_as_before(
 def test_the_furthest_ranks_give_their_state_if_a_loss_left_others_a_step_behind():
     late = replace(HOLDER, step=6)
     entry = Entry.of([late, HOLDER, late, HOLDER])
-    assert (entry.sources, entry.behind) == ([1, 3], [0, 2])
+    assert (entry.sources, entry.receivers) == ([1, 3], [0, 2])
 
 
 @pytest.mark.parametrize(
