@@ -20,6 +20,7 @@ cli = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 def option(env: str, help_: str) -> typer.models.OptionInfo:
+    """An option that is also read from an environment variable."""
     return typer.Option(envvar=env, help=help_, show_default=True)  # type: ignore[no-any-return]
 
 

@@ -6,4 +6,5 @@ from datetime import UTC, datetime
 
 
 def now() -> datetime:
+    """The time of day, timezone-aware."""
     return datetime.now(UTC)

@@ -196,6 +196,8 @@ class LoopState:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
+    """A pod to delete, and why."""
+
     pod: str
     uid: str
     """Only the pod with this UID is deleted."""

@@ -10,6 +10,7 @@ from elastrain_operator.allocation.worth import Worth
 
 
 def at_max(job: Job, size: int) -> str:
+    """The job has its largest size."""
     bound = "maxReplicas allows" if job.elastic else "replicas asks for"
     return f"{headcount(size)}: all that {bound}"
 
@@ -48,11 +49,13 @@ def recent(policy: Policy) -> str:
 
 
 def vain(job: Job, to: int, worth: Worth) -> str:
+    """A larger size would not pay for its pause."""
     gain = f"{headcount(to - job.size)} more would gain {worth.gain:.0f} worker-seconds in {worth.seconds:.0f} s"
     return f"not grown: {gain}, the pause would cost {worth.cost:.0f}"
 
 
 def quota(namespace: str, resource: str, used: int, most: int, need: int) -> str:
+    """The namespace's quota has no room for another worker."""
     have = f"{amount(resource, used)} of {amount(resource, most)} {resource}"
     return f"{have} of namespace {namespace}'s quota used, {amount(resource, need)} needed for the next worker"
 

@@ -57,6 +57,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Taint:
+    """A taint of a node, as Kubernetes defines it."""
+
     key: str
     value: str = ""
     effect: str = "NoSchedule"

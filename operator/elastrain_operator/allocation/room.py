@@ -29,6 +29,8 @@ Rank = Callable[[str], tuple[int, ...]]
 
 
 class Loose(NamedTuple):
+    """A worker that could still leave, to make room."""
+
     uid: str
     worker: Worker
     turn: int

@@ -368,6 +368,7 @@ def _refusal(what: str, code: int, text: bytes) -> ApiError:
 
 
 def jobs_path(namespace: str) -> str:
+    """The API path of the jobs of a namespace; empty: of all namespaces."""
     group = f"/apis/{names.API_VERSION}"
     return f"{group}/namespaces/{namespace}/{names.PLURAL}" if namespace else f"{group}/{names.PLURAL}"
 
@@ -377,4 +378,5 @@ def _job_path(namespace: str, name: str) -> str:
 
 
 def pods_path(namespace: str) -> str:
+    """The API path of the pods of a namespace; empty: of all namespaces."""
     return f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"

@@ -24,6 +24,8 @@ _OTHERS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class PriorityClass:
+    """A priority class of the cluster."""
+
     name: str
     value: int
     is_default: bool

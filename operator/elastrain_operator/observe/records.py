@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 
 
 class Closable(Protocol):
+    """A watch that can be ended."""
+
     def close(self) -> None: ...
 
 

@@ -32,6 +32,7 @@ class TemplateInvalid(ValueError):
 
 
 def pod_name(job: JobRef, ordinal: int) -> str:
+    """The name of the worker with this ordinal."""
     return f"{job.name}-{ordinal}"
 
 

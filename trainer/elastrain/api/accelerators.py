@@ -25,6 +25,8 @@ class AcceleratorUnclear(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
+    """The accelerators of one worker."""
+
     resource: str
     """Name of the extended resource, such as ``nvidia.com/gpu``."""
     count: int

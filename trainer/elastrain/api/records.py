@@ -43,6 +43,8 @@ class Target(Record):
 
 
 class Phase(StrEnum):
+    """The phase of a member's life."""
+
     WARMING = "warming"
     """The agent runs; its ranks are not ready for a generation (starting, building the model, restarting)."""
     READY = "ready"
@@ -308,6 +310,8 @@ class Closed(Record):
 
 
 class Outcome(StrEnum):
+    """How a worker ended."""
+
     FINISHED = "finished"
     DRAINED = "drained"
     FAILED = "failed"

@@ -29,11 +29,15 @@ _DENIED_RETRY_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Put:
+    """A key was written."""
+
     kv: KeyValue
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
+    """A key was deleted, or its lease ended."""
+
     key: str
     revision: int
 

@@ -17,6 +17,8 @@ TIMEOUT = 0.5
 
 
 class Evidence(Enum):
+    """What a probe shows about a member."""
+
     ALIVE = "alive"
     DEAD = "dead"
     """The host refuses the connection, or another member answers."""

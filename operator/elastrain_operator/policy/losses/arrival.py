@@ -33,6 +33,7 @@ def troubles(workers: Iterable[Pod], etcd: Coordination | None, excluded: Sequen
 
 
 def worth_telling_at(pod: Pod, trouble: Trouble) -> datetime:
+    """When a trouble has lasted long enough to be reported."""
     return pod.created + timedelta(seconds=trouble.patience)
 
 

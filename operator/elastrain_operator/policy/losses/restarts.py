@@ -21,6 +21,8 @@ RECENT = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Count:
+    """Restarts by cause, each lost worker counted once."""
+
     restarts: RestartCounts
     counted: tuple[str, ...]
     """UIDs of lost pods that are in ``restarts`` and that the API server still has."""

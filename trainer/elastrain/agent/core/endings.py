@@ -17,10 +17,12 @@ TAIL_BYTES = 3000
 
 
 def finished(step: int, message: str = "") -> Termination:
+    """Training is complete."""
     return Termination(outcome=Outcome.FINISHED, step=step, exit_code=EXIT_FINISHED, message=message)
 
 
 def drained(step: int, message: str = "") -> Termination:
+    """The worker left as planned."""
     return Termination(outcome=Outcome.DRAINED, step=step, exit_code=EXIT_FINISHED, message=message)
 
 
@@ -127,6 +129,7 @@ def error_line(log: str) -> str:
 
 
 def signal_name(signum: int) -> str:
+    """The name of a signal, such as ``SIGKILL``; its number if it has none."""
     try:
         return signal.Signals(signum).name
     except ValueError:

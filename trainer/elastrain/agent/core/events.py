@@ -44,6 +44,8 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class RankSaid:
+    """A message from a rank."""
+
     incarnation: int
     local_rank: int
     message: RankMessage
@@ -121,11 +123,15 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class PublishProgress:
+    """Write the job's progress record."""
+
     progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
 class StartRanks:
+    """Start all ranks of the worker."""
+
     incarnation: int
 
 
@@ -155,6 +161,8 @@ class KillRank:
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """Send a message to one rank."""
+
     local_rank: int
     message: AgentMessage
 

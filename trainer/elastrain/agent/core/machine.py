@@ -50,6 +50,8 @@ from elastrain.api.records import Phase, Progress, Termination
 
 @dataclass(frozen=True, slots=True)
 class Config:
+    """The agent's settings, as far as decisions depend on them. Times are seconds."""
+
     worker: str
     address: str
     nproc: int = 1
@@ -60,6 +62,8 @@ class Config:
 
 
 class Mode(Enum):
+    """The phase of the agent's own life."""
+
     STARTING = auto()
     """Not registered, or etcd has not been read yet: no rank runs."""
     RUNNING = auto()

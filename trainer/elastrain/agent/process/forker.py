@@ -37,6 +37,8 @@ CLOSE_SECONDS = 1.0
 
 
 class State(Enum):
+    """What the zygote can do now."""
+
     WARMING = auto()
     READY = auto()
     GONE = auto()

@@ -15,6 +15,8 @@ from elastrain.api.job.fields import MemorySize, Nproc, QualifiedName
 
 
 class CleanPodPolicy(StrEnum):
+    """Which pods are deleted when a job has ended."""
+
     RUNNING = "Running"
     """Delete running pods; keep ended pods for their logs."""
     ALL = "All"
@@ -22,6 +24,8 @@ class CleanPodPolicy(StrEnum):
 
 
 class SuccessPolicy(StrEnum):
+    """When a job has succeeded."""
+
     RANK_ZERO = "RankZero"
     """The job succeeds when the script of rank 0's worker succeeds; the other workers then have 60 s to end."""
     ALL_WORKERS = "AllWorkers"

@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 @answers
 def list_jobs(place: Place, output: Output, *, all_namespaces: bool) -> int:
+    """``elastrain list``; returns the exit code."""
     with place.jobs() as jobs:
         found = jobs.list(all_namespaces=all_namespaces)
         where = "on this cluster" if all_namespaces else f"in namespace {jobs.namespace}"
@@ -59,6 +60,7 @@ def list_jobs(place: Place, output: Output, *, all_namespaces: bool) -> int:
 
 @answers
 def status(place: Place, name: str, output: Output) -> int:
+    """``elastrain status``; returns the exit code."""
     with place.jobs() as jobs:
         job = jobs.get(name)
         if output is Output.NAME:
@@ -74,6 +76,7 @@ def status(place: Place, name: str, output: Output) -> int:
 
 @answers
 def watch(place: Place, name: str) -> int:
+    """``elastrain watch``; returns the exit code."""
     console = table_console()
     try:
         with place.jobs() as jobs, _screen(console) as show:
@@ -90,6 +93,7 @@ def watch(place: Place, name: str) -> int:
 
 @answers
 def scale(place: Place, name: str, replicas: int) -> int:
+    """``elastrain scale``; returns the exit code."""
     with place.jobs() as jobs:
         before = jobs.scale(name, replicas)
     print_text(f"{name}: {headcount(replicas)} desired (was {before})")
@@ -98,6 +102,7 @@ def scale(place: Place, name: str, replicas: int) -> int:
 
 @answers
 def suspend(place: Place, name: str) -> int:
+    """``elastrain suspend``; returns the exit code."""
     with place.jobs() as jobs:
         jobs.suspend(name)
     print_text(f"{name}: drains at a step boundary; elastrain resume {name} starts it again")
@@ -106,6 +111,7 @@ def suspend(place: Place, name: str) -> int:
 
 @answers
 def resume(place: Place, name: str) -> int:
+    """``elastrain resume``; returns the exit code."""
     with place.jobs() as jobs:
         jobs.resume(name)
     print_text(f"{name}: starts again; elastrain watch {name}")
@@ -114,6 +120,7 @@ def resume(place: Place, name: str) -> int:
 
 @answers
 def delete(place: Place, name: str) -> int:
+    """``elastrain delete``; returns the exit code."""
     with place.jobs() as jobs:
         jobs.delete(name)
     print_text(f"{name}: deleted")
@@ -122,6 +129,7 @@ def delete(place: Place, name: str) -> int:
 
 @answers
 def explain(place: Place, name: str) -> int:
+    """``elastrain explain``; returns the exit code."""
     with place.jobs() as jobs:
         job, workers = jobs.get(name), jobs.workers(name)
     console = Console(highlight=False, soft_wrap=True)
@@ -135,6 +143,8 @@ def explain(place: Place, name: str) -> int:
 
 @answers
 def doctor(place: Place) -> int:
+    """``elastrain doctor``; returns the exit code."""
+
     async def run() -> list[doctors.Finding]:
         connection = await Connection.open(namespace=place.namespace, context=place.context)
         try:
@@ -157,6 +167,7 @@ def doctor(place: Place) -> int:
 def dashboard(
     place: Place, namespaces: tuple[str, ...], *, all_namespaces: bool, address: str, port: int, keyed: bool
 ) -> int:
+    """``elastrain dashboard``; returns the exit code."""
     from elastrain.dashboard.command import CannotListen, serve
 
     async def run() -> None:

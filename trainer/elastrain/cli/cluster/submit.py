@@ -33,6 +33,7 @@ class ScriptJob:
 
 @answers
 def submit(place: Place, file: Path, asked: ScriptJob, *, dry_run: bool) -> int:
+    """``elastrain submit``; returns the exit code."""
     if file.suffix == ".py":
         body, files = _of_script(file, asked)
     else:

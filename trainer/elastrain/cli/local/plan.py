@@ -54,6 +54,8 @@ class Observed:
 
 
 class Result(StrEnum):
+    """How a local job ended."""
+
     FINISHED = "finished"
     FAILED = "failed"
     DRAINED = "drained"
@@ -61,6 +63,8 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """What local mode does next; ``runner`` executes it."""
+
     target: Target
     start: int = 0
     """Number of workers to start, with new ordinals."""

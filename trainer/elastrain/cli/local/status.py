@@ -121,4 +121,5 @@ def samples_per_second(earlier: tuple[float, Progress] | None, later: tuple[floa
 
 
 def to_json(status: LocalStatus) -> dict[str, Any]:
+    """A status as ``elastrain status -o json`` prints it."""
     return status.model_dump(mode="json", exclude_none=True)

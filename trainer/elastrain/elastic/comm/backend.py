@@ -24,6 +24,8 @@ LEAST_NCCL = (2, 25)
 
 
 class Backend(StrEnum):
+    """A transport of gradient sums."""
+
     TCP = "tcp"
     NCCL = "nccl"
 

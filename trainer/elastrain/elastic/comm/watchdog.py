@@ -34,6 +34,8 @@ HUNG_UP = "the connection to a peer has ended"
 
 
 class Act(Enum):
+    """What the watchdog does."""
+
     NOTHING = auto()
     ABORT = auto()
     END_PROCESS = auto()
