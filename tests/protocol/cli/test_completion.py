@@ -16,6 +16,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from elastrain.cli.cluster import app as plugin
 from elastrain.cli.main import app
 from elastrain.cli.shell import completion
 
@@ -118,5 +119,5 @@ def test_another_shell_is_refused_with_those_that_are_known() -> None:
 @pytest.mark.parametrize(("words", "printed"), [(["su"], "submit\nsuspend\n:4\n"), (["submit", "job."], ":0\n")])
 def test_kubectl_is_answered_as_it_asks(words: list[str], printed: str, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["kubectl_complete-etj", *words])
-    completion.kubectl()
+    plugin.complete()
     assert capsys.readouterr().out == printed

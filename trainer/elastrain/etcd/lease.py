@@ -7,12 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from elastrain.etcd.errors import EtcdDenied, EtcdError, LeaseLost
-
-if TYPE_CHECKING:
-    from elastrain.etcd.client import EtcdClient
+from elastrain.etcd.wire import Wire
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -45,6 +43,23 @@ class LeaseCallbacks:
     """The first failure of an outage; None once etcd answers again."""
 
 
+class LeaseCalls(Protocol):
+    """What a lease uses of :class:`elastrain.etcd.EtcdClient`."""
+
+    wire: Wire
+    timeout: float
+
+    def lease_grant(self, ttl: int) -> int: ...
+
+    def lease_keepalive(self, lease: int, *, timeout: float) -> int: ...
+
+    def lease_revoke(self, lease: int) -> None: ...
+
+    def put(self, key: str, value: bytes, *, lease: int = 0, timeout: float | None = None) -> int: ...
+
+    def delete(self, key: str) -> bool: ...
+
+
 class Lease:
     """One lease at a time; a lost lease is replaced and its keys are rewritten, until :meth:`close`.
 
@@ -52,7 +67,7 @@ class Lease:
     blocks a caller, and etcd receives the last declaration.
     """
 
-    def __init__(self, client: EtcdClient, ttl: int, callbacks: LeaseCallbacks) -> None:
+    def __init__(self, client: LeaseCalls, ttl: int, callbacks: LeaseCallbacks) -> None:
         if ttl < MINIMUM_TTL:
             raise ValueError(f"lease TTL ({ttl} s) must be at least {MINIMUM_TTL} s")
         self.ttl = ttl

@@ -7,15 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from elastrain.etcd.errors import Compacted, EtcdDenied, EtcdError, EtcdUnavailable
 from elastrain.etcd.kv import KeyValue
 from elastrain.etcd.txn import Range
-from elastrain.etcd.wire import Stream, messages
-
-if TYPE_CHECKING:
-    from elastrain.etcd.client import EtcdClient
+from elastrain.etcd.wire import Stream, Wire, messages
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +64,15 @@ class WatchState:
     error: EtcdError | None = None
 
 
+class WatchCalls(Protocol):
+    """What a watch uses of :class:`elastrain.etcd.EtcdClient`."""
+
+    wire: Wire
+    timeout: float
+
+    def list_ranges(self, ranges: Sequence[Range]) -> tuple[list[KeyValue], int]: ...
+
+
 class Watch:
     """Calls ``on_events`` with a snapshot of the ranges, then with every change, from one thread.
 
@@ -78,7 +84,7 @@ class Watch:
 
     def __init__(
         self,
-        client: EtcdClient,
+        client: WatchCalls,
         ranges: Sequence[Range],
         on_events: Callable[[Batch], None],
         on_state: Callable[[WatchState], None],

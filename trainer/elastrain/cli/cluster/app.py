@@ -292,3 +292,8 @@ def start(program: typer.Typer, name: str) -> None:
 def main() -> None:
     """Entry point of ``kubectl-etj``, which kubectl runs for ``kubectl etj``."""
     start(app, "kubectl etj")
+
+
+def complete() -> None:
+    """Entry point of ``kubectl_complete-etj``, which kubectl runs to complete ``kubectl etj ...``."""
+    completion.kubectl(app)

@@ -83,8 +83,8 @@ def contexts(incomplete: str) -> list[str]:
     return []
 
 
-def kubectl() -> None:
-    """Entry point of ``kubectl_complete-etj``, which kubectl runs to complete ``kubectl etj ...``.
+def kubectl(app: typer.Typer) -> None:
+    """Print what completes ``kubectl etj ...``, whose commands are ``app``.
 
     Reads the words of the command line; the last is incomplete. Prints the candidates and then cobra's directive: 4 (no
     file names) or 0. Source: https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/
@@ -92,15 +92,13 @@ def kubectl() -> None:
     words = sys.argv[1:] or [""]
     found: list[str] = []
     with _silently():
-        found = list(offered(words[:-1], words[-1]))
+        found = list(offered(app, words[:-1], words[-1]))
     print("\n".join([*found, ":4" if found else ":0"]))  # noqa: T201 - kubectl reads it
 
 
-def offered(words: list[str], incomplete: str) -> Iterator[str]:
+def offered(app: typer.Typer, words: list[str], incomplete: str) -> Iterator[str]:
     """Candidates for ``incomplete`` after ``words`` of ``kubectl etj``."""
     from typer.main import get_command
-
-    from elastrain.cli.cluster.app import app
 
     prepare()
     command: Any = get_command(app)

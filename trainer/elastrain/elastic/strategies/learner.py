@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -12,8 +12,31 @@ from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.membership.control import Summed
 
-if TYPE_CHECKING:
-    from elastrain.elastic.strategies.replicated import ReplicatedModule
+
+class Bucket(Protocol):
+    """What is used of torch's ``GradBucket`` and its like."""
+
+    def parameters(self) -> list[nn.Parameter]: ...
+
+    def gradients(self) -> list[torch.Tensor]: ...
+
+    def buffer(self) -> torch.Tensor: ...
+
+
+class LearnerModel(Protocol):
+    """What a learner uses of a :class:`~elastrain.elastic.strategies.replicated.ReplicatedModule`."""
+
+    def prepare(self, inputs: ControlInputs, loss: torch.Tensor) -> None: ...
+
+    def empty_buckets(self) -> Sequence[Bucket]: ...
+
+    def begin_sum(
+        self, communicator: Communicator, buffer: torch.Tensor, *, last: bool
+    ) -> torch.futures.Future[torch.Tensor]: ...
+
+    def publish(self, communicator: Communicator) -> None: ...
+
+    def control_sums(self, communicator: Communicator) -> Summed: ...
 
 
 class Learner:
@@ -22,7 +45,7 @@ class Learner:
     The optimizer of a learner then applies the same update as on all other ranks.
     """
 
-    def __init__(self, model: ReplicatedModule) -> None:
+    def __init__(self, model: LearnerModel) -> None:
         self._model = model
         self._gradients: list[tuple[nn.Parameter, torch.Tensor]] = []
         """Where each parameter's gradient is summed."""
