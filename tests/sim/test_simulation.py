@@ -13,7 +13,6 @@ from sim.bugs import BUGS, present
 from sim.run import Result, simulate
 
 SEEDS = 2000
-SECONDS = 60.0
 HERE = Path(__file__).parent
 FINDS = {
     "a_step_is_committed_without_all_ranks": "promise 3",

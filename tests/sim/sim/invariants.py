@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elastrain.agent.core.events import StartRanks
-from elastrain.api.records import Generation, Outcome, Target, Termination
+from elastrain.api.records import Generation, Target
 from elastrain.etcd import KeyValue
 from sim.ranks import ORDER, digest
 
@@ -172,20 +172,11 @@ class Ledger:
         self.last_commit = self.world.clock.now
         self.news += 1
 
-    def entered(self, rank: Rank, generation: Generation) -> None:
-        pass
-
-    def cold(self, generation: Generation) -> None:
-        pass
-
     def started(self, agent: Agent, effect: StartRanks) -> None:
         killed = agent.process.name in self._killed
         self._killed.discard(agent.process.name)
         self.starts.append((agent.process.name, effect.incarnation, killed))
         self.news += 1
-
-    def ended(self, agent: Agent, termination: Termination) -> None:
-        pass
 
     def killed(self, agent: Agent) -> None:
         """A fault killed a rank of this agent: it may start its ranks anew."""
@@ -389,4 +380,4 @@ class Invariants:
             raise Wedge(f"no leaked record: {left} outlive their job")
 
 
-__all__ = ["Invariants", "Ledger", "Outcome", "Violation", "Wedge"]
+__all__ = ["Invariants", "Ledger", "Violation", "Wedge"]

@@ -236,11 +236,9 @@ class World:
 
     def note_entered(self, rank: Rank, generation: Generation) -> None:
         self.note("enters", rank.process.name, generation.number, rank.step)
-        self.ledger.entered(rank, generation)
 
     def note_cold(self, generation: Generation) -> None:
         self.note("cold start", generation.number)
-        self.ledger.cold(generation)
 
     def note_start(self, agent: Agent, incarnation: int) -> None:
         self.note("starts ranks", agent.worker, incarnation)
@@ -251,7 +249,6 @@ class World:
 
     def note_end(self, agent: Agent, termination: Termination) -> None:
         self.note("worker ends", agent.worker, termination.outcome.value, termination.reason, termination.message)
-        self.ledger.ended(agent, termination)
 
     def note_fault(self, context: dict[str, Any]) -> None:
         """A coroutine of the product has raised what nobody catches."""

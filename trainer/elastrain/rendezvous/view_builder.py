@@ -85,8 +85,8 @@ class ViewBuilder:
         newest = self.state.generation
         if newest is None or newest.roster is None:
             self.generation = newest
-        if newest is not None and newest.roster is None:
-            self._generations[newest.number] = newest
+            if newest is not None:
+                self._generations[newest.number] = newest
         if header is not None:
             oldest = header.number - roster.KEPT
             self._generations = {n: g for n, g in self._generations.items() if n > oldest}
