@@ -55,7 +55,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A worker pod. Built by ``observe.pod`` only."""
+    """A worker pod. Built by ``observe.parse.pod`` only."""
 
     name: str
     uid: str
@@ -223,7 +223,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now. ``apply.py`` does it in this order: status, target, create, delete, delete_job, events."""
+    """What to do now. ``apply`` executes it in this order: status, target, create, delete, delete_job, events."""
 
     status: JobStatus | None = None
     """To be written; None: unchanged, or not urgent."""
