@@ -177,7 +177,7 @@ def snapshot(view: View) -> JobSnapshot:
         target=view.target,
         members={m.id: m.record for m in view.alive.values()} if view.complete else None,
         generation=roster.seen_by(view.generation, view.self_id) if view.generation else None,
-        ended=view.told,
+        ended=view.notified,
         finished=view.finished,
         step=view.step,
     )
@@ -190,8 +190,8 @@ def log_changes(before: View | None, view: View) -> None:
     if g is not None and g.number > known:
         workers = [m.worker for m in g.members] if g.roster is None else g.size
         log.info("generation", number=g.number, reason=g.reason, workers=workers, world_size=g.world_size)
-    for number in view.told.keys() - (before.told.keys() if before else set()):
-        log.warning("generation ended", number=number, reason=view.told[number])
+    for number in view.notified.keys() - (before.notified.keys() if before else set()):
+        log.warning("generation ended", number=number, reason=view.notified[number])
     if view.ended and not (before and before.ended):
         closed = view.closed
         why = (
