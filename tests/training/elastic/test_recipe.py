@@ -7,8 +7,10 @@ import torch
 
 from elastrain.api import messages as m
 from elastrain.data.audit import verify
+from elastrain.elastic.checkpoint.volume import CheckpointVolume
 
 RECIPE = Path(__file__).with_name("train_recipe.py")
+CARELESS = Path(__file__).with_name("train_careless.py")
 
 
 @pytest.fixture
@@ -53,3 +55,31 @@ def test_schedules_act_once_an_epoch_and_once_a_step(undisturbed) -> None:
     steps, epochs = undisturbed["step"], 6
     assert undisturbed["lr"] == pytest.approx(0.01 * 0.99 ** (steps // 7) * 0.9**epochs)
     assert undisturbed["average"]["n_averaged"] == steps
+
+
+def test_a_drained_rank_has_left_and_not_finished_if_its_script_catches_everything(world) -> None:
+    world.start("a", "b", script=CARELESS)
+    world.ready("a", "b")
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    world.propose("a")
+    world.adopted("a", "b")
+    world.ranks["b"].send(m.Exit(reason="drained"))
+    world.wait("b ends", lambda: world.ranks["b"].process.poll() == 0)
+    pid = world.ranks["b"].process.pid
+    assert (world.folder / f"caught-{pid}").exists(), "the script caught nothing"
+    assert world.ranks["b"].of_type("left")
+    assert not world.ranks["b"].of_type("finished")
+    assert not (world.folder / f"final-{pid}.pt").exists(), "the script went on as if training had ended"
+
+
+def test_a_checkpoint_holds_what_the_callbacks_of_its_step_have_done(world) -> None:
+    spec = '{"path": "%s", "everySteps": 10}' % (world.folder / "checkpoints")
+    world.start("a", script=CARELESS, epochs=4, ELASTRAIN_CHECKPOINT=spec)
+    world.ready("a")
+    world.propose("a")
+    world.wait("a checkpoint", lambda: any(r.progress.checkpoint for r in world.ranks["a"].of_type("report")))
+    volume = CheckpointVolume(world.folder / "checkpoints")
+    saved = volume.complete()[-1]
+    tree = volume.load(saved)
+    assert tree["tracked"]["average"]["step"] == saved.step == tree["position"]["step"]

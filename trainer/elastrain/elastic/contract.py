@@ -16,14 +16,26 @@ class Phase(StrEnum):
     A rank that waits for a generation, or for its state, runs no code of the script.
     """
 
-    SETUP = "before the first loop"
-    FRESH = "before a step's first backward"
-    WARM_UP = "after the warm-up's backward"
-    PARTIAL = "between a step's backwards"
-    COMMITTED = "committed"
-    DISCARDED = "discarded"
-    BETWEEN = "after a loop"
-    LEAVING = "after Drained"
+    about: str
+    """When the phase is, for the docs."""
+
+    def __new__(cls, value: str, about: str) -> Phase:
+        """A member with its two texts."""
+        phase = str.__new__(cls, value)
+        phase._value_, phase.about = value, about
+        return phase
+
+    SETUP = "before the first loop", "from `elastrain.join()` to the first `job.steps()`"
+    FRESH = "before a step's first backward", "a loop body, up to its `job.backward()`; also that of the warm-up"
+    WARM_UP = "after the warm-up's backward", "the rest of the first loop body of each process, which leaves no trace"
+    PARTIAL = "between a step's backwards", "with several micro-batches: from the first `job.backward()` to the last"
+    COMMITTED = (
+        "committed",
+        "the rest of the loop body after the last `job.backward()`, and `job.on_commit()` callbacks",
+    )
+    DISCARDED = "discarded", "the same in a step that lost a worker; the step runs again"
+    BETWEEN = "after a loop", "between two loops, and after the last"
+    LEAVING = "after Drained", "`finally` blocks of a worker that leaves, and scripts that catch `Drained`"
 
 
 BODY = (Phase.FRESH, Phase.WARM_UP, Phase.PARTIAL, Phase.COMMITTED, Phase.DISCARDED)
@@ -70,6 +82,7 @@ _TWICE = _raises("it was called for this batch already; add the losses up and ca
 _TOO_EARLY = _raises(
     "it would act on the gradients of the step before: move it behind job.backward(), or give it to job.on_commit()"
 )
+_NO_GRADIENTS = _raises("there are gradients only in a loop body, between job.backward() and the optimizer's step()")
 _NESTED = _raises("a loop body runs already; loops may follow each other, not contain each other")
 _LATE_SET_UP = _raises("call it before the loop: in a loop body it would run once more in the warm-up of each process")
 
@@ -87,7 +100,14 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
         Phase.LEAVING: _IN_BODY_ONLY,
     },
     Call.CLIP: {
-        phase: _ACTS if phase in (Phase.WARM_UP, Phase.COMMITTED, Phase.DISCARDED) else _SKIPPED for phase in Phase
+        Phase.SETUP: _NO_GRADIENTS,
+        Phase.FRESH: _TOO_EARLY,
+        Phase.WARM_UP: _ACTS,
+        Phase.PARTIAL: _SKIPPED,
+        Phase.COMMITTED: _ACTS,
+        Phase.DISCARDED: _ACTS,
+        Phase.BETWEEN: _NO_GRADIENTS,
+        Phase.LEAVING: _NO_GRADIENTS,
     },
     Call.UPDATE: {
         Phase.SETUP: _ACTS,

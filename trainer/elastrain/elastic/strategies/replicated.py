@@ -116,8 +116,8 @@ class Replicated:
 class ReplicatedModule(ElasticModule):
     """The model in DDP.
 
-    Forward runs through DDP if gradients are enabled, also in ``eval()`` mode: a model may train with frozen statistics;
-    otherwise through the model itself.
+    Forward runs through DDP if gradients are enabled, otherwise through the model itself. DDP also serves ``eval()``
+    mode: a model may train with frozen statistics.
     """
 
     def __init__(self, module: nn.Module, **ddp_options: Any) -> None:
