@@ -21,7 +21,7 @@ from elastrain.data.order import Order
 from elastrain.data.stream import ElasticIterable, length_of
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.backend import device_of_rank
-from elastrain.elastic.contract import Call, Phase
+from elastrain.elastic.contract import BODY, Call, Phase
 from elastrain.elastic.loop import Drained, Loop
 from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.session import Session
@@ -141,6 +141,7 @@ class Job:
             raise RuntimeError("job.wrap() was called twice; put several networks into one nn.Module")
         refuse_sharded(module)
         model = self._world.model = self._strategy.wrap(module, ddp_options)
+        model.in_body = lambda: self._loop.phase in BODY
         self._tracked["model"] = module
         if optimizer is not None:
             self.track(optimizer=optimizer)

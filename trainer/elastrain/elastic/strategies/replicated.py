@@ -116,8 +116,8 @@ class Replicated:
 class ReplicatedModule(ElasticModule):
     """The model in DDP.
 
-    Forward runs through DDP if gradients are enabled, otherwise through the model itself. DDP also serves ``eval()``
-    mode: a model may train with frozen statistics.
+    Forward runs through DDP if gradients are enabled and the module is in training mode or in a loop body (a model may
+    train with frozen statistics), otherwise (evaluation) through the model itself.
     """
 
     def __init__(self, module: nn.Module, **ddp_options: Any) -> None:
@@ -179,7 +179,7 @@ class ReplicatedModule(ElasticModule):
         return self._ddp.no_sync() if self._ddp is not None else nullcontext()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or not (self.training or self.in_body()):
             return self.module(*args, **kwargs)
         if self._ddp is None:
             self.__dict__["_ddp"] = self._wrap(DdpGroup())

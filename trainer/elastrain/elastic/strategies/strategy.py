@@ -8,7 +8,7 @@ Two strategies implement it, both with one replica of the model per rank: :class
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,6 +32,8 @@ class ElasticModule(nn.Module):
     ``module`` is the user's model.
     """
 
+    in_body: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether a loop body runs: then a forward with gradients is one of training, also in ``eval()`` mode."""
     learner: Learner | None = None
     """Computes the steps in which this rank is a learner; None if this model cannot have any."""
 
