@@ -33,6 +33,35 @@ def test_training_has_ended_for_a_rank_that_takes_over_the_last_step_from_a_peer
     assert behind.stopped
 
 
+def test_callbacks_run_before_a_state_is_adopted_that_contains_what_they_have_done():
+    seen = []
+
+    class Counter:
+        value = 0
+
+        def state_dict(self) -> int:
+            return self.value
+
+        def load_state_dict(self, value: int) -> None:
+            self.value = value
+
+    ahead, behind = (
+        World(cast("Any", None), cast("Any", None), {"n": Counter()}, CheckpointKeeper(None)) for _ in "ab"
+    )
+    ahead.commit(Order(10, 5), None, 2.5, None)
+    ahead._tracked["n"].value = 1  # its callback
+    counter = cast("Counter", behind._tracked["n"])
+
+    def call_back() -> None:
+        counter.value += 1
+        seen.append((behind.step, behind.loss))
+
+    behind.on_adopt = call_back
+    behind._load(ahead._tree())
+    assert seen == [(1, 2.5)]
+    assert counter.value == 1, "the callback has acted twice"
+
+
 @pytest.mark.parametrize(("receiving", "fit"), [(True, False), (False, True)])
 def test_a_step_is_lost_by_a_receiver_and_not_by_a_sender_if_the_transfer_breaks_off(receiving, fit):
     """All sums of the step were there, so others have committed it."""

@@ -6,6 +6,7 @@ Everything here happens at a step boundary, on the training thread. Positions ar
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
@@ -57,6 +58,8 @@ class World:
         """Whether training has ended with the last committed step, because a rank asked for it."""
         self.overlaps_transfer = False
         """Whether this rank can train while others receive its state."""
+        self.on_adopt: Callable[[], None] = lambda: None
+        """Called when the state of a later step is about to replace this rank's."""
         self._session, self._strategy, self._tracked = session, strategy, tracked
         self._keeper = keeper
         self._generation: Generation | None = None
@@ -131,7 +134,7 @@ class World:
     def commit(
         self, order: Order, total_steps: int | None, loss: float, agreed: int | None, *, learning: bool = False
     ) -> None:
-        """The step's optimizer has been applied.
+        """The step's optimizer has been applied. :meth:`committed` follows.
 
         ``loss``: mean over the global batch. ``agreed``: the generation that all ranks switch to now. ``learning``: the
         next step has the same learners.
@@ -140,13 +143,15 @@ class World:
         if not learning:
             self.share = self.place.share
         self._agreed, self._order, self._total = agreed, order, total_steps
-        now = time.monotonic()
-        self._reporter.committed(now, loss)
+        self._reporter.committed(time.monotonic(), loss)
+
+    def committed(self) -> None:
+        """The state is that of the committed step: save and report it if it is time."""
         if self.place.rank != 0:
             return
         if self._has_state:
             self._keeper.after_step(self.step, self._number, self._tree)
-        if self._reporter.due(now) or self.step == total_steps or self.stopped:
+        if self._reporter.due(time.monotonic()) or self.step == self._total or self.stopped:
             self._report()
 
     def complete(self) -> None:
@@ -318,12 +323,13 @@ class World:
         return {"tracked": capture.capture(self._tracked), "position": position}
 
     def _load(self, tree: dict[str, Any]) -> None:
-        capture.restore(self._tracked, tree["tracked"])
         position = tree["position"]
         self.step, self._keeper.lineage = position["step"], position["lineage"]
         self._reporter.loss = position.get("loss")  # absent in older checkpoints
         self.stopped = position.get("stopped", False)
         self._reporter.rescales = [Rescale.model_validate(r) for r in position["rescales"]]
+        self.on_adopt()
+        capture.restore(self._tracked, tree["tracked"])
 
     # -- reports -----------------------------------------------------------------------------------------------------
     def _save_now(self) -> None:

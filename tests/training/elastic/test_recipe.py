@@ -1,0 +1,85 @@
+"""Recipes that people copy: what they add to a loop acts once for each committed step, whatever happens."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from elastrain.api import messages as m
+from elastrain.data.audit import verify
+from elastrain.elastic.checkpoint.volume import CheckpointVolume
+
+RECIPE = Path(__file__).with_name("train_recipe.py")
+CARELESS = Path(__file__).with_name("train_careless.py")
+
+
+@pytest.fixture
+def undisturbed(world, tmp_path_factory):
+    fixed = type(world)(tmp_path_factory.mktemp("undisturbed"), world.warm)
+    fixed.start("f", epochs=6, script=RECIPE)
+    fixed.ready("f")
+    fixed.propose("f")
+    return fixed.finished("f")["f"]
+
+
+def test_recipe_ends_as_if_undisturbed_if_ranks_join_die_and_leave(world, undisturbed) -> None:
+    world.start("a", "b", epochs=6, script=RECIPE)
+    world.ready("a", "b")
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    world.start("c", epochs=6, script=RECIPE)
+    world.ready("c")
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    world.progressed("a", 2)
+    world.ranks["b"].kill()
+    world.wait("the loss is reported", lambda: world.ranks["a"].has("broken", generation=world.number))
+    world.propose("a", "c")
+    world.adopted("a", "c")
+    world.propose("a")
+    world.adopted("a", "c")
+    world.ranks["c"].send(m.Exit(reason="drained"))
+    final = world.finished("a")["a"]
+
+    assert (final["step"], final["lr"]) == (undisturbed["step"], pytest.approx(undisturbed["lr"], rel=1e-12))
+    assert final["scaler"] == undisturbed["scaler"]
+    assert final["losses"] == pytest.approx(undisturbed["losses"], rel=1e-9), "it is not the mean loss, unscaled"
+    assert max(final["losses"].values()) < 10, "the loss is scaled"
+    for name in ("model", "average"):
+        for key, value in undisturbed[name].items():
+            assert torch.allclose(final[name][key], value, rtol=0, atol=1e-10), (name, key)
+    assert verify(world.audit).ok
+
+
+def test_schedules_act_once_an_epoch_and_once_a_step(undisturbed) -> None:
+    steps, epochs = undisturbed["step"], 6
+    assert undisturbed["lr"] == pytest.approx(0.01 * 0.99 ** (steps // 7) * 0.9**epochs)
+    assert undisturbed["average"]["n_averaged"] == steps
+
+
+def test_a_drained_rank_has_left_and_not_finished_if_its_script_catches_everything(world) -> None:
+    world.start("a", "b", script=CARELESS)
+    world.ready("a", "b")
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    world.propose("a")
+    world.adopted("a", "b")
+    world.ranks["b"].send(m.Exit(reason="drained"))
+    world.wait("b ends", lambda: world.ranks["b"].process.poll() == 0)
+    pid = world.ranks["b"].process.pid
+    assert (world.folder / f"caught-{pid}").exists(), "the script caught nothing"
+    assert world.ranks["b"].of_type("left")
+    assert not world.ranks["b"].of_type("finished")
+    assert not (world.folder / f"final-{pid}.pt").exists(), "the script went on as if training had ended"
+
+
+def test_a_checkpoint_holds_what_the_callbacks_of_its_step_have_done(world) -> None:
+    spec = '{"path": "%s", "everySteps": 10}' % (world.folder / "checkpoints")
+    world.start("a", script=CARELESS, epochs=4, ELASTRAIN_CHECKPOINT=spec)
+    world.ready("a")
+    world.propose("a")
+    world.wait("a checkpoint", lambda: any(r.progress.checkpoint for r in world.ranks["a"].of_type("report")))
+    volume = CheckpointVolume(world.folder / "checkpoints")
+    saved = volume.complete()[-1]
+    tree = volume.load(saved)
+    assert tree["tracked"]["average"]["step"] == saved.step == tree["position"]["step"]
