@@ -305,7 +305,7 @@ def test_the_next_one_leads_if_several_die_at_once(play):
     assert d.member.view.leader == d.member.id
 
 
-def test_survivors_are_told_to_give_up_if_they_are_too_few(play, client, job_keys):
+def test_survivors_are_notified_if_they_are_too_few(play, client, job_keys):
     a, b = play("a", "b")
     a.enter(), b.enter()
     client.put(job_keys.target, Target(min=2, max=8, desired=2).encode())

@@ -56,7 +56,7 @@ def test_a_hanging_rank_is_published_its_stacks_printed_and_it_alone_killed(wait
     assert [(p.health, p.health_rank) for p in of(effects, Publish)] == [(Health.STUCK, 0)]
 
 
-def test_it_starts_again_like_a_killed_rank(waited_for) -> None:
+def test_it_restarts_like_a_killed_rank(waited_for) -> None:
     hangs(waited_for)
     effects = waited_for.exits(signal=9)
     (why,) = of(effects, KillRanks)
@@ -64,7 +64,7 @@ def test_it_starts_again_like_a_killed_rank(waited_for) -> None:
     assert Reincarnate() in effects
 
 
-def test_the_worker_fails_and_says_why_if_its_rank_hangs_again_and_again(story, make_generation) -> None:
+def test_the_worker_fails_with_the_cause_if_its_rank_hangs_repeatedly(story, make_generation) -> None:
     story.ready()
     for _ in range(MAX_RESTARTS):
         hangs(story, world_size=1)

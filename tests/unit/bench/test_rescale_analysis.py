@@ -85,7 +85,7 @@ def test_there_is_no_pause_if_nothing_should_have_changed() -> None:
 
 
 # ---- the system's own records ----------------------------------------------------------------------------------------
-def test_own_records_belong_to_the_event_during_which_they_switched() -> None:
+def test_rescale_records_belong_to_the_event_during_which_they_switched() -> None:
     def own(step: int, from_size: int = 3) -> dict[str, object]:
         phases = {"connect": 0.01, "first_step": 0.2}
         return {
@@ -123,7 +123,7 @@ def test_a_step_is_late_and_not_redone_if_a_process_was_stopped_before_it_could_
     assert result(fired(), *before, *alone, again, *after).redone == 3
 
 
-def test_nothing_is_redone_if_steps_go_on() -> None:
+def test_nothing_is_redone_if_steps_continue() -> None:
     lines = [commit(9 + i + node / 10, 7 + i, node=node) for i in range(3) for node in range(2)]
     assert result(fired(), *lines).redone == 0
 
@@ -173,7 +173,7 @@ def stream(worlds: list[tuple[int, int]], saved_every: int = 3) -> list[Line]:
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 7)), min_size=1, max_size=6))
-def test_each_sample_counts_once_however_often_the_job_was_rolled_back(worlds: list[tuple[int, int]]) -> None:
+def test_each_sample_counts_once_for_any_number_of_roll_backs(worlds: list[tuple[int, int]]) -> None:
     samples = history.lineage_samples(stream(worlds))
     assert (samples.lost, samples.repeated, samples.problems) == (0, 0, ())
 

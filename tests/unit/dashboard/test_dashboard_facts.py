@@ -27,7 +27,7 @@ def test_a_job_is_kept_without_its_template(body) -> None:
         (None, (facts.CPU_WORKERS, 1)),
     ],
 )
-def test_a_worker_holds_what_it_is_limited_to(body, limits, holds) -> None:
+def test_a_worker_holds_its_limits(body, limits, holds) -> None:
     pod = body("pod", "digits", 0)
     pod["spec"]["containers"][0]["resources"] = {"limits": limits}
     _, kept = facts.pod(pod)
@@ -43,7 +43,7 @@ def test_accelerators_are_held_from_the_binding_to_the_end(body, node: str, phas
     assert kept.count == count
 
 
-def test_a_pod_of_nobodys_job_does_not_matter(body) -> None:
+def test_a_pod_without_a_job_is_ignored(body) -> None:
     pod = body("pod", "digits", 0)
     del pod["metadata"]["labels"]
     assert facts.pod(pod) is None

@@ -16,7 +16,7 @@ def job(body, running):
     return job_of(facts.job(body("job", status=running))[1].body)
 
 
-def test_a_row_says_how_far_how_large_and_why_not_larger(job) -> None:
+def test_a_row_shows_progress_size_and_why_the_job_is_not_larger(job) -> None:
     row = picture.row(job)
     assert row["key"] == "research/digits"
     assert (row["phase"], row["ready"], row["desired"], row["min"], row["max"]) == ("Running", 2, 3, 1, 4)
@@ -24,7 +24,7 @@ def test_a_row_says_how_far_how_large_and_why_not_larger(job) -> None:
     assert row["why"] == "not grown: 0 nvidia.com/gpu idle, 1 needed for the next worker"
 
 
-def test_a_job_that_no_operator_has_seen_has_a_row_too(body) -> None:
+def test_a_job_without_a_status_has_a_row(body) -> None:
     new = body("job", replicas=2)
     new["status"] = {}
     row = picture.row(job_of(facts.job(new)[1].body))
@@ -35,7 +35,7 @@ def test_nothing_held_is_no_goodput_of_zero() -> None:
     assert picture.goodput(AcceleratorSeconds()) is None
 
 
-def test_a_job_of_another_version_is_shown_with_what_is_wrong(body) -> None:
+def test_a_job_of_another_version_is_shown_with_its_error(body) -> None:
     row = picture.unreadable(body("job", status={"phase": "Running"}), "job digits is of another version")
     assert (row["key"], row["phase"], row["ready"], row["why"]) == (
         "research/digits",
@@ -65,7 +65,7 @@ def test_details_have_phases_in_their_order_and_the_newest_first(job, body, runn
     json.dumps(shown, allow_nan=False)
 
 
-def test_of_very_many_workers_those_that_do_not_run_are_told_first(job, body) -> None:
+def test_workers_that_do_not_run_come_first_if_there_are_many(job, body) -> None:
     pods = [
         facts.pod(body("pod", "digits", n, phase="Running" if n else "Pending"))[1].worker
         for n in range(picture.WORKERS + 5)
@@ -76,7 +76,7 @@ def test_of_very_many_workers_those_that_do_not_run_are_told_first(job, body) ->
 
 
 # ---- accelerators --------------------------------------------------------------------------------------------------
-def test_accelerators_are_told_by_node_and_by_job(body) -> None:
+def test_accelerators_are_shown_by_node_and_by_job(body) -> None:
     pods = [facts.pod(body("pod", *which))[1] for which in (("a", 0, "n1", 2), ("a", 1, "n2", 2), ("b", 0, "n2", 1))]
     nodes = [facts.node(body("node", name, 4))[1] for name in ("n1", "n2", "n3")]
     (gpus,) = accelerators.picture(pods, nodes)

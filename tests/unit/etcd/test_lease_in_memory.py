@@ -47,7 +47,7 @@ def lease(etcd: Etcd) -> Iterator[Lease]:
     held.close(revoke=False)
 
 
-def test_a_renewal_counts_from_when_it_was_sent_if_its_answer_is_slow(etcd, lease):
+def test_a_renewal_counts_from_its_sending_if_its_answer_is_slow(etcd, lease):
     """etcd may have renewed it then, and counts from there."""
     etcd.keepalive_seconds = 1.5
     etcd.now += TTL / 3

@@ -61,7 +61,7 @@ def test_the_terminal_shows_sizes_and_pauses(tour: ModuleType, shown, width: int
     assert "2 ▼  29.0 s  3 → 2 ranks (Drain): pause 28 ms" in text
 
 
-def test_what_two_runs_differ_by_is_measured_step_by_step(shown) -> None:
+def test_two_runs_are_compared_step_by_step(shown) -> None:
     assert shown.apart == 0.0
     shown.calm.losses[7] += 0.25
     assert shown.apart == 0.25

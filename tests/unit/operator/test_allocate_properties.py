@@ -245,7 +245,7 @@ HAPPENINGS = st.lists(
 
 @examples(150)
 @given(NODES, POLICIES, HAPPENINGS)
-def test_promises_are_kept_and_the_cluster_comes_to_rest_whatever_comes_and_goes(nodes, policy, happenings):
+def test_promises_are_kept_and_the_cluster_comes_to_rest_for_any_history(nodes, policy, happenings):
     world = World(nodes, policy)
     for what, how in happenings:
         if what == "wait":
@@ -258,7 +258,7 @@ def test_promises_are_kept_and_the_cluster_comes_to_rest_whatever_comes_and_goes
 
 @examples(60)
 @given(NODES, POLICIES, st.lists(SPECS, max_size=6), st.randoms(use_true_random=False))
-def test_answer_does_not_depend_on_the_order_of_what_is_given(nodes, policy, specs, random):
+def test_answer_does_not_depend_on_the_order_of_the_input(nodes, policy, specs, random):
     world = World(nodes, policy)
     for wanted in specs:
         world.arrive(wanted)
@@ -279,7 +279,7 @@ def test_answer_does_not_depend_on_the_order_of_what_is_given(nodes, policy, spe
     st.sampled_from([{}, {"a": 2}]),
     st.lists(st.integers(0, 9), max_size=3),
 )
-def test_nobody_has_more_than_another_could_use_by_more_than_one_worker(slots, wanted, weights, ended):
+def test_shares_are_max_min_fair_up_to_one_worker(slots, wanted, weights, ended):
     """One kind of worker, one priority: the share of each is max-min fair up to one worker."""
     world = World([Node("n", {GPU: slots, "pods": 100})], Policy(weights=weights))
     for least, more, namespace in wanted:
@@ -307,7 +307,7 @@ def test_nobody_has_more_than_another_could_use_by_more_than_one_worker(slots, w
 
 @examples(60)
 @given(st.integers(1, 12), st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6), st.integers(0, 2)), max_size=5))
-def test_nobody_holds_more_than_its_minimum_while_a_higher_priority_wants_more(slots, wanted):
+def test_no_job_holds_more_than_its_minimum_while_a_higher_priority_needs_more(slots, wanted):
     world = World([Node("n", {GPU: slots, "pods": 100})], Policy())
     for least, more, priority in wanted:
         world.arrive(spec(least, more, 1, "", namespace="a", priority=priority))
@@ -341,7 +341,7 @@ def test_cost_grows_no_faster_than_the_cluster(settled):
     assert many <= 20 * 3000
 
 
-def test_the_example_of_the_documentation_is_what_happens():
+def test_the_example_of_the_documentation_is_true():
     """docs/capacity.md"""
     world = World([Node(f"n{i}", {GPU: 4, "pods": 20}) for i in range(2)], Policy())
 

@@ -163,19 +163,19 @@ MANY = examples(300, HealthCheck.filter_too_much)
 
 @MANY
 @given(mutated(instances(SCHEMA["spec"])))
-def test_any_spec_becomes_pods_or_words_that_name_field_value_and_rule(spec):
+def test_any_spec_becomes_pods_or_a_message_with_field_value_and_rule(spec):
     check({"metadata": META, "spec": spec})
 
 
 @MANY
 @given(mutated(st.builds(lambda more: {"spec": {**more, **TEMPLATE["spec"]}}, strewn), most=1))
-def test_any_template_becomes_pods_or_words_that_name_field_value_and_rule(template):
+def test_any_template_becomes_pods_or_a_message_with_field_value_and_rule(template):
     check({"metadata": META, "spec": {"maxReplicas": 2, "template": template}})
 
 
 @MANY
 @given(mutated(instances(SCHEMA["status"])))
-def test_any_status_is_read_or_written_anew(status):
+def test_any_status_is_read_or_rewritten(status):
     check({"metadata": META, "spec": {"maxReplicas": 2, "template": TEMPLATE}, "status": status})
 
 
@@ -210,23 +210,23 @@ def test_any_status_is_read_or_written_anew(status):
         ),
     ],
 )  # fmt: skip
-def test_words_name_field_value_and_rule(spec, words):
+def test_a_message_names_field_value_and_rule(spec, words):
     assert check({"metadata": META, "spec": spec}) == words
 
 
-def test_job_of_two_thousand_million_workers_is_created_bit_by_bit():
+def test_a_job_of_two_thousand_million_workers_is_created_in_batches():
     made, pods, said = outcome({"metadata": META, "spec": {"maxReplicas": 2**31 - 1, "template": TEMPLATE}})
     assert (len(made.create), len(pods), said) == (workers.BATCH, 2, "")
 
 
 @pytest.mark.parametrize("label", ["-1", "99999999999999999999", "one", ""])
-def test_pod_with_a_label_that_we_never_gave_is_no_worker(pod_body, label):
+def test_a_pod_with_an_invalid_label_is_not_a_worker(pod_body, label):
     body = pod_body(0)
     body["metadata"]["labels"][names.LABEL_ORDINAL] = label
     assert parse.pod(body) is None
 
 
-def test_endless_grace_is_for_ever(pod_body):
+def test_an_excessive_grace_period_is_bounded(pod_body):
     body = pod_body(0)
     body["spec"]["terminationGracePeriodSeconds"] = 2**63 - 1
     assert drain.deadline(parse.pod(body), NOW, 30.0).year > 2060

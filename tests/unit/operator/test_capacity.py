@@ -77,7 +77,7 @@ def test_jobs_get_their_shares_once_for_each_change():
     run(Cluster(8), scenario)
 
 
-def test_mere_progress_is_no_reason_to_share_out_anew():
+def test_progress_alone_causes_no_allocation():
     early = replace(wants("a", remaining=100.0), speed=(2, 1.5))
     late = replace(wants("a", remaining=90.0), speed=(2, 1.6))
     assert early.differs(None)
@@ -99,7 +99,7 @@ def test_speeds_at_different_sizes_are_remembered(monkeypatch):
     run(Cluster(8), scenario)
 
 
-def test_workers_that_nobody_claims_hold_their_room():
+def test_workers_without_claims_hold_their_room():
     async def scenario(shared, told):
         shared.pod_seen("gone", Pod("gone-0", "u0", 0, NOW, node="n0", demand=ONE), "u0")
         shared.claim("a", wants("a"))
@@ -110,7 +110,7 @@ def test_workers_that_nobody_claims_hold_their_room():
     run(Cluster(4), scenario)
 
 
-def test_workers_on_their_way_out_hold_their_room():
+def test_leaving_workers_hold_their_room():
     async def scenario(shared, told):
         shared.claim("old", Claims(None, leaving=(Held("n0", ONE),)))
         shared.claim("a", wants("a"))
@@ -121,7 +121,7 @@ def test_workers_on_their_way_out_hold_their_room():
     run(Cluster(4), scenario)
 
 
-def test_suspended_job_is_let_in_anew():
+def test_a_suspended_job_is_admitted_again():
     async def scenario(shared, told):
         shared.claim("a", wants("a"))
         await until(lambda: shared.share_of("a").size == 4, "its share")
@@ -131,7 +131,7 @@ def test_suspended_job_is_let_in_anew():
     run(Cluster(4), scenario)
 
 
-def test_few_jobs_get_new_words_at_a_time(monkeypatch):
+def test_few_jobs_get_new_explanations_at_a_time(monkeypatch):
     monkeypatch.setattr(capacity_module, "NEW_EXPLANATIONS", 1)
     cluster = Cluster(8)
     bulky = Kind(((GPU, 16), ("pods", 1)))
@@ -148,7 +148,7 @@ def test_few_jobs_get_new_words_at_a_time(monkeypatch):
     run(cluster, scenario)
 
 
-def test_sharing_goes_on_if_it_fails_once(monkeypatch):
+def test_allocations_continue_after_a_failure(monkeypatch):
     faults, logged = [RuntimeError("a fault of ours")], []
     real = capacity_module.allocate
     monkeypatch.setattr(capacity_module, "allocate", lambda *a: _raise(faults.pop()) if faults else real(*a))
@@ -185,7 +185,7 @@ def test_jobs_keep_their_size_until_the_cluster_is_known():
     run(cluster, scenario)
 
 
-def test_new_jobs_begin_with_their_minimum_if_a_permission_is_missing():
+def test_new_jobs_start_with_their_minimum_if_a_permission_is_missing():
     cluster = Cluster(4)
     cluster.problem, cluster.denied = "nodes is forbidden", True
 
@@ -252,7 +252,7 @@ def event(kind: str, name: str, value: int) -> dict:
     return {"type": kind, "object": Source.body(name, value)}
 
 
-def test_list_and_watch_keep_what_matters():
+def test_list_and_watch_keep_the_parsed_objects():
     source = Source()
     source.objects = {"a": 1, "b": 2, "unimportant": 0}
     source.events = [
@@ -268,7 +268,7 @@ def test_list_and_watch_keep_what_matters():
     reflect(source, scenario)
 
 
-def test_watch_is_resumed_without_a_list_and_listed_anew_if_its_place_is_gone():
+def test_watch_is_resumed_without_a_list_unless_its_history_is_gone():
     source = Source()
     source.objects = {"a": 1}
     source.events = [ApiError("watch", 0, "", "reset"), [event("ADDED", "b", 5)], ApiError("watch", 410, "", "too old")]
@@ -281,7 +281,7 @@ def test_watch_is_resumed_without_a_list_and_listed_anew_if_its_place_is_gone():
     reflect(source, scenario)
 
 
-def test_refusal_is_told_until_it_is_lifted():
+def test_a_refusal_is_reported_until_it_is_lifted():
     source = Source()
     source.objects = {"a": 1}
     source.refusals = [ApiError("list things", 403, "Forbidden", "things is forbidden")]
@@ -325,7 +325,7 @@ class Everything:
         yield {}
 
 
-def test_inventory_is_what_nodes_have_and_other_pods_leave():
+def test_inventory_is_the_nodes_capacity_minus_other_pods():
     async def main():
         inventory = Inventory(Everything(), lambda: None)
         task = asyncio.create_task(inventory.run())

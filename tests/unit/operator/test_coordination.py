@@ -69,7 +69,7 @@ def test_nothing_is_known_before_the_first_full_list():
     run(scenario)
 
 
-def test_records_are_read_as_the_watch_tells_them_and_only_that_job_is_woken():
+def test_records_follow_the_watch_and_only_their_job_is_woken():
     async def scenario(mirror, etcd, woken):
         mirror.heard(WatchState(connected=True))
         mirror.take(batch((KEYS.target, TARGET.encode()), (KEYS.member(MEMBER.id), MEMBER.encode()), snapshot=True))
@@ -83,7 +83,7 @@ def test_records_are_read_as_the_watch_tells_them_and_only_that_job_is_woken():
     run(scenario)
 
 
-def test_nobody_is_woken_by_what_this_operator_has_written_itself():
+def test_no_job_is_woken_by_this_operators_own_writes():
     async def scenario(mirror, etcd, woken):
         mirror.heard(WatchState(connected=True))
         mirror.take(batch(snapshot=True))
@@ -99,7 +99,7 @@ def test_nobody_is_woken_by_what_this_operator_has_written_itself():
     run(scenario)
 
 
-def test_job_is_woken_by_its_own_target_if_somebody_is_asked_to_leave():
+def test_job_is_woken_by_its_own_target_if_a_worker_is_asked_to_leave():
     async def scenario(mirror, etcd, woken):
         mirror.heard(WatchState(connected=True))
         mirror.take(batch(snapshot=True))
@@ -128,7 +128,7 @@ def test_short_reconnect_is_no_outage():
     ("error", "reason"),
     [(LOST.error, "EtcdUnavailable"), (EtcdDenied("etcd:2379", "me", "watch", "permission denied"), "EtcdDenied")],
 )
-def test_nothing_is_known_if_etcd_stays_away_and_everybody_is_told(error, reason):
+def test_nothing_is_known_if_etcd_stays_away_and_all_jobs_are_woken(error, reason):
     async def scenario(mirror, etcd, woken):
         mirror.heard(WatchState(connected=True))
         mirror.take(batch((KEYS.target, TARGET.encode()), snapshot=True))
@@ -142,7 +142,7 @@ def test_nothing_is_known_if_etcd_stays_away_and_everybody_is_told(error, reason
     run(scenario)
 
 
-def test_job_is_not_known_if_one_of_its_records_cannot_be_read():
+def test_job_is_unknown_if_one_of_its_records_is_unreadable():
     async def scenario(mirror, etcd, woken):
         mirror.heard(WatchState(connected=True))
         mirror.take(batch((KEYS.target, TARGET.encode()), (KEYS.generation, b"{}"), snapshot=True))
@@ -165,7 +165,7 @@ def test_only_records_that_this_cluster_wrote_are_offered_to_the_sweeper():
     run(scenario)
 
 
-def test_steps_alone_are_told_apart_from_what_is_urgent():
+def test_steps_alone_are_distinguished_from_urgent_changes():
     progress = Progress(generation=1, world_size=2, members=2, step=10, loss=0.5)
 
     async def main():

@@ -36,7 +36,7 @@ clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min
         (OTHER_KEY, True, False, Due(user=True, secret=True)),
     ],
 )
-def test_what_is_due(issued, creating, live, expected):
+def test_due_credentials(issued, creating, live, expected):
     assert credentials.due(issued, NOW, creating=creating, live=live) == expected
 
 
@@ -61,7 +61,7 @@ def test_a_user_belongs_to_one_cluster(mine, other, keys):
 
 
 @pytest.mark.parametrize("name", ["root", "", "elastrain/", "elastrain/c/", "elastrain/c/a/b", "x/elastrain/c/a/b/d"])
-def test_other_users_are_nobody_s(name):
+def test_other_users_belong_to_no_job(name):
     assert credentials.owner("c", name) is None
 
 

@@ -41,7 +41,7 @@ def run_counting(scenario) -> None:
     run(at_rest, Counting())
 
 
-def test_echo_of_our_own_status_makes_no_pass():
+def test_the_echo_of_an_own_status_causes_no_pass():
     async def scenario(world, jobs):
         before = world.passes
         echo = body()
@@ -57,7 +57,7 @@ def test_echo_of_our_own_status_makes_no_pass():
     run_counting(scenario)
 
 
-def test_pod_that_looks_as_it_was_created_makes_no_pass():
+def test_an_unchanged_new_pod_causes_no_pass():
     async def scenario(world, jobs):
         before = world.passes
         for pod in world.pods.values():
@@ -71,7 +71,7 @@ def test_pod_that_looks_as_it_was_created_makes_no_pass():
     run_counting(scenario)
 
 
-def test_what_happens_in_a_few_moments_is_one_pass(monkeypatch):
+def test_concurrent_changes_cause_one_pass(monkeypatch):
     monkeypatch.setattr(loops, "PACE", 0.1)
 
     async def scenario(world, jobs):
@@ -87,12 +87,12 @@ def test_what_happens_in_a_few_moments_is_one_pass(monkeypatch):
 
 
 @pytest.mark.parametrize(("took", "apart"), [(0.0, 0.2), (0.1, 0.2), (0.3, 0.6), (25.0, 1.0)])
-def test_job_rests_for_as_long_as_a_pass_took_within_bounds(monkeypatch, took, apart):
+def test_a_job_pauses_for_as_long_as_a_pass_took_within_bounds(monkeypatch, took, apart):
     monkeypatch.setattr(loops, "PACE", 0.2)
     assert loops.pace(took) == pytest.approx(apart)
 
 
-def test_start_that_goes_on_as_expected_is_looked_at_later_and_trouble_at_once(monkeypatch):
+def test_expected_changes_of_a_start_wait_and_trouble_does_not(monkeypatch):
     async def scenario(world, jobs):
         before, pods = world.passes, [parse.pod(p) for p in world.pods.values()]
         monkeypatch.setattr(loops, "ROUTINE", 60.0)
@@ -108,7 +108,7 @@ def test_start_that_goes_on_as_expected_is_looked_at_later_and_trouble_at_once(m
     run_counting(scenario)
 
 
-def test_what_waits_is_looked_at_by_the_earliest_of_its_times(monkeypatch):
+def test_waiting_changes_are_handled_at_the_earliest_of_their_times(monkeypatch):
     monkeypatch.setattr(loops, "STATUS_INTERVAL", 60.0)
 
     async def scenario(world, jobs):
@@ -121,7 +121,7 @@ def test_what_waits_is_looked_at_by_the_earliest_of_its_times(monkeypatch):
     run_counting(scenario)
 
 
-def test_steps_are_looked_at_when_the_next_status_is_due(monkeypatch):
+def test_steps_are_handled_when_the_next_status_is_due(monkeypatch):
     monkeypatch.setattr(loops, "STATUS_INTERVAL", 0.1)
 
     async def scenario(world, jobs):

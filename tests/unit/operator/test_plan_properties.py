@@ -273,7 +273,7 @@ def happen(world: World, what: object) -> None:
 
 @examples(80)
 @given(HISTORIES)
-def test_the_wanted_workers_train_in_the_end_whatever_happened(history):
+def test_the_desired_workers_train_in_the_end_for_any_history(history):
     world = World()
     for what in history:
         happen(world, what)
@@ -291,7 +291,7 @@ def test_the_wanted_workers_train_in_the_end_whatever_happened(history):
 
 @examples(60)
 @given(HISTORIES)
-def test_a_plan_that_was_executed_has_nothing_left_to_do(history):
+def test_plans_are_idempotent(history):
     world = World()
     for what in history:
         happen(world, what)
@@ -344,7 +344,7 @@ def test_no_status_is_written_because_time_passes():
         assert world.operate().status is None
 
 
-def test_the_clock_of_a_drain_goes_on_if_the_operator_is_replaced():
+def test_the_drain_deadline_is_unchanged_if_the_operator_is_replaced():
     world = World()
     world.settle()
     world.turn_stubborn(world.pods["job-3"])
@@ -362,7 +362,7 @@ def test_the_clock_of_a_drain_goes_on_if_the_operator_is_replaced():
     assert not world.status.leaving, "who is gone is forgotten"
 
 
-def test_nobody_is_created_or_sent_away_while_scripts_end():
+def test_no_worker_is_created_or_asked_to_leave_while_scripts_end():
     world = World()
     world.settle()
     world._end("job-3", Termination(outcome=Outcome.FINISHED, step=9))

@@ -151,7 +151,7 @@ def world() -> World:
 
 
 # ---- a good template -------------------------------------------------------------------------------------------------
-def test_every_worker_is_replaced_and_said_to_be(world):
+def test_every_worker_is_replaced_and_the_condition_shows_it(world):
     assert not [c for c in world.status.conditions if c.type == "UpToDate"], "nothing to tell before a change"
     world.image = "b"
     reasons = []
@@ -177,7 +177,7 @@ def test_replacement_is_created_and_ready_before_an_old_worker_is_asked_to_leave
     assert set(world.draining) == {"job-2"}
 
 
-def test_as_many_are_replaced_at_a_time_as_the_spec_says():
+def test_max_unavailable_workers_are_replaced_at_a_time():
     world = World(minReplicas=1, maxReplicas=4, maxUnavailable=2)
     world.settle()
     world.image = "b"
@@ -212,13 +212,13 @@ def test_running_workers_keep_their_template_if_max_unavailable_is_zero(world):
     assert world.versions() == ["a", "a", "b"], "a lost worker's replacement is of the present template"
 
 
-def test_workers_of_an_operator_that_did_not_say_the_version_are_left_alone(world):
+def test_workers_without_a_version_are_not_replaced(world):
     world.pods = {n: dataclasses.replace(p, template="") for n, p in world.pods.items()}
     made = world.operate()
     assert (made.create, world.draining) == ((), {})
 
 
-def test_nobody_is_replaced_while_etcd_is_away(world):
+def test_no_worker_is_replaced_while_etcd_is_away(world):
     world.image, world.records = "b", None
     made = plan(world.spec, world.status, Observed(JOB, tuple(world.pods.values()), None), world.now)
     assert made.create == ()
@@ -226,7 +226,7 @@ def test_nobody_is_replaced_while_etcd_is_away(world):
 
 
 # ---- a full cluster --------------------------------------------------------------------------------------------------
-def test_old_worker_makes_room_if_the_cluster_has_none(world):
+def test_an_old_worker_leaves_first_if_the_cluster_has_no_room(world):
     world.room, world.image = 3, "b"
     world.operate()
     world.kubelet()
@@ -239,14 +239,14 @@ def test_old_worker_makes_room_if_the_cluster_has_none(world):
     assert world.versions() == ["b", "b", "b"]
 
 
-def test_old_worker_makes_room_if_the_quota_is_used_up(world):
+def test_an_old_worker_leaves_first_if_the_quota_is_used_up(world):
     world.image = "b"
     world.refusal = Refusal("QuotaExceeded", "exceeded quota", world.now, 1, JOB.generation)
     world.operate()
     assert len(world.draining) == 1
 
 
-def test_nobody_makes_room_if_all_are_needed():
+def test_no_worker_leaves_first_if_all_are_needed():
     world = World(minReplicas=3)
     world.settle()
     world.room, world.image = 3, "b"
@@ -272,14 +272,14 @@ def newcomer(world: World, ordinal: int, **fields) -> Pod:
     return Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, world.now, template=VERSIONS["b"], **fields)
 
 
-def test_no_other_worker_makes_room_while_one_is_missing(world):
+def test_no_other_worker_leaves_first_while_one_is_missing(world):
     waiting = [newcomer(world, n, trouble=UNSCHEDULABLE) for n in (3, 4)]
     assert len(rollout.rollout(scene(world, waiting[0])).leave) == 1
     del world.pods["job-0"]
     assert rollout.rollout(scene(world, *waiting)).leave == ()
 
 
-def test_no_other_worker_leaves_or_comes_while_one_is_on_its_way_out(world):
+def test_no_other_worker_leaves_or_is_created_while_one_is_leaving(world):
     ready = newcomer(world, 3, started=True, ready=True)
     joins = Member(id=ready.name, worker=ready.name, address="a", phase=Phase.READY)
     members = dataclasses.replace(world.records, members=(*world.records.members, joins))
@@ -304,7 +304,7 @@ def test_no_further_pod_is_created_while_one_waits_for_room(world):
 
 
 # ---- a bad template --------------------------------------------------------------------------------------------------
-def test_roll_out_stops_with_the_pod_s_words_if_the_new_image_cannot_be_pulled(world):
+def test_roll_out_stops_with_the_pod_s_message_if_the_new_image_cannot_be_pulled(world):
     world.image, world.broken = "b", {"b"}
     world.settle()
     assert world.versions() == ["a", "a", "a", "b"]
@@ -322,7 +322,7 @@ def test_roll_out_stops_after_one_failure_if_the_new_script_fails(world):
     assert "ScriptFailed: worker job-3: boom" in world.up_to_date()[2]
 
 
-def test_roll_out_says_so_if_the_api_server_refuses_the_new_template(world):
+def test_roll_out_reports_that_the_api_server_refuses_the_new_template(world):
     world.image = "b"
     world.refusal = Refusal("TemplateInvalid", "spec.template: no such field", world.now, 1, JOB.generation)
     world.operate()
@@ -363,7 +363,7 @@ HAPPENINGS = st.one_of(
 
 @examples(60)
 @given(st.lists(HAPPENINGS, max_size=40))
-def test_all_workers_are_of_the_last_template_in_the_end_and_enough_train_all_the_time(history):
+def test_all_workers_have_the_last_template_in_the_end_and_enough_train_at_all_times(history):
     world = World(maxReplicas=4, minReplicas=2, replicas=3)
     world.settle()
     for what in history:
@@ -384,6 +384,6 @@ def test_all_workers_are_of_the_last_template_in_the_end_and_enough_train_all_th
     assert world.training() == {p.name for p in world.live()}
 
 
-def test_version_is_of_the_content_and_not_of_its_order():
+def test_version_depends_on_the_content_and_not_on_its_order():
     assert rollout.version({"a": 1, "b": [1, 2]}) == rollout.version({"b": [1, 2], "a": 1})
     assert rollout.version({"a": 1}) != rollout.version({"a": 2})

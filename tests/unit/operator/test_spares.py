@@ -61,7 +61,7 @@ def share(**fields) -> Share:
         "those that are there, while the cluster is not known",
     ],
 )  # fmt: skip
-def test_spares_wanted(fields, desired, generation, given_share, expected):
+def test_desired_spares(fields, desired, generation, given_share, expected):
     assert spares.wanted(spec(**fields), desired, 4, generation, given_share) == expected
 
 
@@ -84,11 +84,11 @@ def records(trains: int, ready: int = 0, warming: int = 0, desired: int = 3) -> 
     ],
     ids=["ready and not needed", "not ready yet", "about to join", "everybody stops", "nothing is known"],
 )
-def test_a_spare_stands_by_if_it_is_ready_and_the_generation_is_as_large_as_is_wanted(seen, expected):
+def test_a_spare_stands_by_if_it_is_ready_and_the_generation_has_the_desired_size(seen, expected):
     assert spares.standing_by(seen) == expected
 
 
-def test_status_says_how_many_are_ready_and_keeps_it_while_etcd_is_not_known():
+def test_status_has_the_ready_spares_and_keeps_them_while_etcd_is_unknown():
     told = spares.status(spec(warmSpares=2), None, 2, frozenset({"job-3"}))
     assert told == SparesStatus(ready=1, desired=2)
     assert spares.status(spec(warmSpares=2), told, 2, None) == told
@@ -99,7 +99,7 @@ def test_status_says_how_many_are_ready_and_keeps_it_while_etcd_is_not_known():
 pod = workers_at(START, age=0.0, node="n")
 
 
-def test_whoever_trains_leaves_at_a_shrink_though_a_spare_would_cost_less():
+def test_training_workers_leave_at_a_shrink_before_spares():
     workers = [pod(i) for i in range(4)]
     chosen = victims.choose(workers, 2, 1, records(3, ready=1), None, spares=1)
     assert [p.name for p in chosen] == ["job-2"], (
@@ -129,7 +129,7 @@ def test_a_spare_prefers_a_node_without_workers_of_its_job():
     assert "affinity" not in ordinary["spec"], "what siblings share is left alone"
 
 
-def test_a_spare_s_template_has_the_last_word_about_anti_affinity():
+def test_the_templates_anti_affinity_takes_precedence_for_a_spare():
     own = template()
     own["spec"]["affinity"] = {"podAntiAffinity": {}}
     body = manifest.pod(JOB, spec(template=own), 3, CONFIG, stands_by=True)["spec"]
@@ -243,7 +243,7 @@ def world() -> World:
     return made
 
 
-def test_a_spare_is_made_when_the_job_trains_and_counts_as_no_replica():
+def test_a_spare_is_created_when_the_job_trains_and_is_not_a_replica():
     world = World()
     assert len(world.operate().create) == 3, "those who start together do not wait for a spare"
     world.kubelet()
@@ -255,7 +255,7 @@ def test_a_spare_is_made_when_the_job_trains_and_counts_as_no_replica():
     assert [c.status for c in world.status.conditions if c.type == "PodsReady"] == ["True"]
 
 
-def test_a_spare_has_taken_the_place_of_a_lost_worker_before_the_operator_looks(world):
+def test_a_spare_replaces_a_lost_worker_before_the_operator_reacts(world):
     world.end("job-1", LOST)
     world.agents()
     assert world.training() == {"job-0", "job-2", "job-3"}
@@ -264,7 +264,7 @@ def test_a_spare_has_taken_the_place_of_a_lost_worker_before_the_operator_looks(
     assert world.settled() == (3, 4, SparesStatus(ready=1, desired=1))
 
 
-def test_a_spare_joins_if_one_worker_more_is_wanted_and_another_is_made(world):
+def test_a_spare_joins_if_another_worker_is_desired_and_a_new_one_is_created(world):
     world.fields |= {"maxReplicas": 4, "replicas": 4}
     made = world.operate()
     assert made.target is not None
@@ -274,14 +274,14 @@ def test_a_spare_joins_if_one_worker_more_is_wanted_and_another_is_made(world):
     assert world.settled() == (4, 5, SparesStatus(ready=1, desired=1))
 
 
-def test_spares_go_with_a_suspension_and_come_back_after_it(world):
+def test_spares_leave_at_a_suspension_and_return_after_it(world):
     world.fields["suspend"] = True
     assert world.settled() == (0, 0, SparesStatus(ready=0, desired=0))
     world.fields["suspend"] = False
     assert world.settled() == (3, 4, SparesStatus(ready=1, desired=1))
 
 
-def test_spares_go_if_none_are_asked_for_any_more(world):
+def test_spares_leave_if_none_are_requested(world):
     before = world.training()
     world.fields["warmSpares"] = 0
     assert world.settled() == (3, 3, None)
@@ -317,7 +317,7 @@ def test_a_changed_template_replaces_spares_before_any_worker_that_trains(world)
         max_size=30,
     )
 )
-def test_workers_and_spares_are_as_many_as_wanted_in_the_end_whatever_happened(history):
+def test_workers_and_spares_have_the_desired_numbers_in_the_end_for_any_history(history):
     world = World()
     for what in history:
         match what:

@@ -36,7 +36,7 @@ def lines(function: Function) -> int:
 MODULES = {str(path.relative_to(ROOT)): helpers(path) for path in sorted((ROOT / "tests").rglob("*.py"))}
 
 
-def test_what_tests_share_is_defined_nowhere_else() -> None:
+def test_shared_helpers_are_defined_once() -> None:
     shared = {f.name for module in SHARED for f in MODULES[f"tests/shared/{module}.py"]} | {"wait_until", "eventually"}
     assert {"generation", "worker", "until"} <= shared
     again = [

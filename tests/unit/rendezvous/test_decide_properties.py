@@ -186,7 +186,7 @@ class AnyHistory(RuleBasedStateMachine):
 
 @pytest.mark.hypothesis  # which its plugin sees by itself of functions only
 @pytest.mark.timeout(600)  # a failure takes minutes to be made small; it must not be cut off before it is shown
-def test_promises_are_kept_whatever_happens(make_job):
+def test_promises_are_kept_for_any_history(make_job):
     run_state_machine_as_test(
         lambda: AnyHistory(make_job),
         settings=examples(80, stateful_step_count=40),

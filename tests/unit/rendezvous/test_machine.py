@@ -59,17 +59,17 @@ def test_a_member_rests_if_etcd_is_away(machine, away_for):
     assert min(machine.deadlines(away_for, away_for)) - away_for >= 1.0
 
 
-def test_a_member_looks_in_time_for_its_fence_if_etcd_is_away(machine):
+def test_a_member_wakes_in_time_for_its_fence_if_etcd_is_away(machine):
     machine.contact.lease_reported(AWAY, 0.0)
     assert min(machine.deadlines(1.0, 1.0)) == 1.0 + TTL - 1.0
 
 
-def test_the_own_record_is_written_again_if_it_vanishes(machine):
+def test_a_members_record_is_rewritten_if_it_vanishes(machine):
     assert machine.take(Batch((Delete(KEYS.member("a.1"), 10),), 10), OWN, 1.0)
     assert not machine.take(Batch((Delete(KEYS.member("b.1"), 11),), 11), OWN, 1.0)
 
 
-def test_the_own_record_is_written_again_if_a_new_list_lacks_it(machine):
+def test_a_members_record_is_rewritten_if_a_new_list_lacks_it(machine):
     machine.protocol.views.state.members.clear()
     assert machine.take(Batch((), 12, snapshot=True, ranges=everything(KEYS)), OWN, 1.0)
 
@@ -103,7 +103,7 @@ def test_a_lost_member_ends_its_generation_if_etcd_has_lost_all_records_of_it_me
         (KEYS.roster(4), roster.Part()),
     ],
 )
-def test_a_number_is_not_given_again_if_any_record_names_it(key, record):
+def test_a_number_is_not_reused_if_any_record_names_it(key, record):
     """After a loss of etcd's data the members that wrote it may be gone, too."""
     machine = MemberMachine(KEYS, OWN, lease_ttl=TTL)
     machine.take(listed({key: record}), OWN, 0.0)

@@ -56,7 +56,7 @@ def decision(job) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_leader_decides_as_the_transcript_says(path, make_job):
+def test_the_leaders_decisions_match_the_transcript(path, make_job):
     job = make_job()
     played: list[str] = []
     lines = path.read_text().splitlines()
