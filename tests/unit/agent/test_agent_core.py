@@ -1,4 +1,4 @@
-"""The agent's decisions while its ranks start, train and die, as stories about worker ``a``."""
+"""The agent's decisions while its ranks start, train and die: scenarios of worker ``a``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker ends, and how it leaves: the agent's decisions, as stories about worker ``a``."""
+"""The end and the leave of a worker: the agent's decisions in scenarios of worker ``a``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def test_the_job_is_finished_if_the_worker_of_rank_0_ends_with_0(story, make_gen
     progress = only(effects, PublishProgress).progress
     assert (progress.finished, progress.step) == (True, 50)
     assert effects[-1].termination.outcome is Outcome.FINISHED
-    assert effects.index(Leave()) > effects.index(PublishProgress(progress)), "the key goes after the news"
+    assert effects.index(Leave()) > effects.index(PublishProgress(progress)), (
+        "the key is deleted after the progress was published"
+    )
 
 
 def test_the_job_is_not_finished_if_another_worker_ends(story, make_generation):
@@ -146,7 +148,7 @@ def test_the_empty_generation_parks_ranks_if_they_were_not_asked_to_leave(story,
         Target(min=1, max=4, desired=0, reason="Suspend"),
         Target(min=1, max=4, desired=1, leaving=("a",), reason="Suspend"),
     ],
-    ids=["nobody is wanted", "this worker must leave"],
+    ids=["desired is 0", "this worker must leave"],
 )
 def test_the_target_drains_like_a_signal(story, sent, make_generation, target):
     story.training_in(make_generation(2, "a"))

@@ -1,4 +1,4 @@
-"""Termination records: what they say, and that Kubernetes can read them whole."""
+"""Termination records: their content, and that Kubernetes can read all of it."""
 
 from __future__ import annotations
 

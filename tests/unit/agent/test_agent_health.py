@@ -92,8 +92,8 @@ def test_members_publish_that_they_wait_in_turn_until_one_has() -> None:
     assert waits(waiting, Peers(0, 4), half, POLICY, said=False)
     assert not waits(waiting, Peers(2, 4), half, POLICY, said=False)
     assert waits(waiting, Peers(2, 4), NAME_SECONDS, POLICY, said=False), "the first ones may be the stuck ones"
-    assert not waits(waiting, Peers(2, 4, waiting=True), 1000, POLICY, said=False), "once is enough"
-    assert waits(waiting, Peers(0, 4, waiting=True), 1000, POLICY, said=True), "what was said stays said"
+    assert not waits(waiting, Peers(2, 4, waiting=True), 1000, POLICY, said=False), "one report is enough"
+    assert waits(waiting, Peers(0, 4, waiting=True), 1000, POLICY, said=True), "a report stays published"
 
 
 # ---- stragglers ------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def world(times: list[float], commits: int) -> list[dict[int, Beat]]:
 
 
 def judge(watches: list[Watch], times: list[float], now: float, commits: int) -> set[int]:
-    """Places of the members that call themselves slow."""
+    """Places of the members that report themselves as slow."""
     healthy = Peers(0, len(times))
     looks = [
         w.look({0: replace(b[0], since=now)}, healthy, now, POLICY)
@@ -219,7 +219,7 @@ def test_only_ranks_in_user_code_that_others_wait_for_are_stuck(beats, peers) ->
         assert beats[rank].where is Where.BODY and beats[rank].commits, "only a rank in the script's code can be stuck"
         others = [b for r, b in beats.items() if r != rank]
         waited_for = peers.waiting or any(b.where is Where.COLLECTIVE for b in others) or beats[rank].world_size == 1
-        assert waited_for, "a rank for which nobody waits is left alone"
+        assert waited_for, "a rank is never stuck while no rank waits for it"
 
 
 # ---- the checkup -----------------------------------------------------------------------------------------------------

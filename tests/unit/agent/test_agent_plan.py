@@ -72,7 +72,7 @@ def test_a_variable_without_a_value_counts_as_absent():
 
 
 def test_the_interpreter_is_the_agents_own_only_in_the_same_environment(tmp_path):
-    """A virtual environment's python is a link to the file that all of them share."""
+    """The python of each virtual environment is a link to the same file."""
     other = tmp_path / "python"
     other.symlink_to(Path(sys.executable).resolve())
     path = {"PATH": os.pathsep.join([str(tmp_path), os.environ["PATH"]])}

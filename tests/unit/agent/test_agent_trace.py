@@ -1,4 +1,4 @@
-"""What an agent tells of a change of generation."""
+"""An agent's spans of a change of generation."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_generation_that_ended_long_ago_is_no_sign_of_the_next_change() -> Non
 
 
 def test_a_target_that_matches_the_generation_in_force_is_no_sign() -> None:
-    """The operator takes the names of those that left out of the target when their pods are gone."""
+    """The operator removes the names of leavers from the target when their pods are gone."""
     notes = settled()
     notes.note(
         JobSnapshot(target=Target(min=1, max=4, desired=2, leaving=("w-2",)), generation=generation(3)), [], 10.0

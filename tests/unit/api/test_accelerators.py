@@ -1,4 +1,4 @@
-"""Which resource is the accelerator, and how many ranks follow from it; fields with rules of their own."""
+"""The accelerator resource and the number of ranks that follows from it; fields with their own rules."""
 
 from __future__ import annotations
 

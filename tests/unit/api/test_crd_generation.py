@@ -1,4 +1,4 @@
-"""The CRD as generated: in step with the models, structural, and teaching."""
+"""The generated CRD: consistent with the models, structural, and documented."""
 
 from __future__ import annotations
 

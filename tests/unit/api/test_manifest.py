@@ -1,4 +1,4 @@
-"""Manifests: what is accepted, and what is said about what is not."""
+"""Manifests: accepted ones, and the messages for invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sentence of the event Rescaled, there and back."""
+"""The sentence of the event Rescaled: written and read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of the operator: what it reads from the audit log, how it judges, and what its tables say."""
+"""The benchmark of the operator: parsing of the audit log, verdicts, and tables."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def begin(at: float, step: int, *, node: int = 0, pid: int = 0) -> Line:
 
 
 def fired(at: float = 10.0, until: float = 20.0, **facts: object) -> Fired:
-    """An event at which node 2 joins nodes 0 and 1, if nothing else is said."""
+    """An event at which node 2 joins nodes 0 and 1, unless ``facts`` differ."""
     return Fired(
         **{"label": "x", "survivors": (0, 1), "members": (0, 1, 2), "from_size": 2, **facts}, at=at, until=until
     )
@@ -119,7 +119,7 @@ def test_a_step_is_late_and_not_redone_if_a_process_was_stopped_before_it_could_
     late = commit(13, 51, node=1, pid=2)
     after = [commit(14, 54, pid=1), commit(14, 54, node=1, pid=2)]
     assert result(fired(), *before, *alone, late, *after).redone == 0
-    again = commit(13, 51, node=1, pid=3)  # another process, which has nothing of its own: it was set back
+    again = commit(13, 51, node=1, pid=3)  # another process without own state: it was rolled back
     assert result(fired(), *before, *alone, again, *after).redone == 3
 
 

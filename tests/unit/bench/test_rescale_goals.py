@@ -1,4 +1,4 @@
-"""What an event may cost at most, and when that is called kept."""
+"""The largest cost of an event, and when a goal is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands print about jobs."""
+"""The commands' output about jobs."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_workers_that_cannot_start_are_shown_with_the_remedy() -> None:
 
 def test_starting_workers_are_named_without_advice_to_grow() -> None:
     reasons = explain(job(RUNNING), [worker(0), worker(3, phase="Pending")])
-    assert [r.text for r in reasons[:-1]] == ["digits-3: starting"], "how many train is said once"
+    assert [r.text for r in reasons[:-1]] == ["digits-3: starting"], "the number of training workers is shown once"
     assert reasons[-1].text.startswith("3 of 4 desired workers train")
     assert "elastrain scale" not in reasons[-1].change
 

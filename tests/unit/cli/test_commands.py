@@ -1,4 +1,4 @@
-"""Where commands look and what they exit with, beside a client that is played."""
+"""The namespaces that commands use and their exit codes, with a fake client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def manifest(**metadata: str) -> dict[str, Any]:
 
 
 class Jobs:
-    """The client: ``phase`` is that of every job, ``error`` what every reading call raises, ``waited`` where."""
+    """The client: ``phase`` of every job; ``error`` is raised by every read; ``waited``: the awaited jobs."""
 
     phase = "Running"
     error: Exception | None = None

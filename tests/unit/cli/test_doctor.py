@@ -1,4 +1,4 @@
-"""What ``elastrain doctor`` makes of what it finds."""
+"""The findings of ``elastrain doctor``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``elastrain logs`` makes of a line."""
+"""The formatting of log lines by ``elastrain logs``."""
 
 from __future__ import annotations
 

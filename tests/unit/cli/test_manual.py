@@ -1,4 +1,4 @@
-"""``--help`` reads well: in the width of the terminal, one sentence for each command, nothing about Python's types."""
+"""``--help``: in the width of the terminal, one sentence for each command, without Python types."""
 
 from __future__ import annotations
 

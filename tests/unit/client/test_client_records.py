@@ -1,4 +1,4 @@
-"""What the client makes of the API server's objects."""
+"""The client's records of API objects."""
 
 from elastrain.api.records import Outcome, Termination
 from elastrain.client.records import worker_of

@@ -1,4 +1,4 @@
-"""Why a cluster is not reached, and what is said about it."""
+"""Errors of an unreachable cluster and their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of the API server's objects."""
+"""The facts kept of API objects."""
 
 from __future__ import annotations
 

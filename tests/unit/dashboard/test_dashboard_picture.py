@@ -1,4 +1,4 @@
-"""What the page gets to know of a job and of the accelerators."""
+"""The page's data about a job and the accelerators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture at the end of the demo says what happened, in the terminal and in a file."""
+"""The picture at the end of the demo shows the run, in the terminal and in a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @pytest.fixture(scope="module")
 def tour() -> Iterator[ModuleType]:
-    """Its modules find each other as they do when ``demo.py`` is run."""
+    """The demo's modules, importable as when ``demo.py`` runs."""
     sys.path.insert(0, str(EXAMPLES / "01-digits"))
     import tour
 

@@ -1,4 +1,4 @@
-"""What a person reads while a local job runs."""
+"""The lines that a user reads while a local job runs."""
 
 from __future__ import annotations
 

@@ -131,11 +131,13 @@ def test_a_plan_keeps_its_promises(workers, desired, finished, stopping, now):
     decided = plan(seen, now)
     running = {w.name for w in workers if w.ended is None}
     going = {w.name for w in workers if w.leaving} & running | set(decided.target.leaving)
-    assert set(decided.target.leaving) <= running, "only who runs can leave"
-    assert len(running - going) + decided.start <= max(desired, len(running)), "no more workers than wanted are started"
+    assert set(decided.target.leaving) <= running, "only running workers can leave"
+    assert len(running - going) + decided.start <= max(desired, len(running)), (
+        "no more workers than desired are started"
+    )
     assert not decided.start or len(running - going) + decided.start == desired
-    assert decided.result is None or not running, "a job is over only when nothing runs"
-    assert not (decided.start and decided.result), "nothing is started for a job that is over"
+    assert decided.result is None or not running, "a job is over only when no worker runs"
+    assert not (decided.start and decided.result), "no worker is started for a job that is over"
 
 
 # ---- warm spares ----------------------------------------------------------------------------------------------------

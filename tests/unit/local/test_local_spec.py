@@ -1,4 +1,4 @@
-"""What a manifest means on this machine."""
+"""A manifest's meaning on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts about a local job that decisions are made of."""
+"""Facts about a local job that decisions use."""
 
 from __future__ import annotations
 

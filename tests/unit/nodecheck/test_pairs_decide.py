@@ -1,4 +1,4 @@
-"""Who is measured with whom, and who is blamed for a bad pair."""
+"""Which nodes are paired, and which node is blamed for a bad pair."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def participant(number: int, node: str | None = None, reports: tuple[Report, ...
 
 @dataclass
 class World:
-    """Nodes that measure as they are told; a pair is bad if one of its ends is sick."""
+    """Nodes with given measurements; a pair is bad if one of its ends is faulty."""
 
     size: int
     sick: frozenset[int] = frozenset()
@@ -96,7 +96,7 @@ def test_only_faulty_nodes_are_blamed_if_any_node_dies_meanwhile(world):
 @given(st.integers(3, 40).flatmap(lambda size: st.tuples(st.just(size), st.integers(0, size - 1), st.booleans())))
 def test_the_one_sick_node_of_three_or_more_is_always_found(drawn):
     size, sick, slow = drawn
-    slow = slow and size > 3  # of three nodes only one pair works well: that is not enough to say what is usual
+    slow = slow and size > 3  # of three nodes only one pair is good: too few to define the usual rate
     assert World(size, frozenset({sick}), slow=slow).play()[1] == {f"w{sick}"}
 
 
@@ -153,7 +153,7 @@ def test_pair_is_unknown_if_one_end_has_not_reported():
     }
     assert judge([(("w0", "w1"),)], there) == []
     assert not is_over([("w0", "w1")], 0, there)
-    assert is_over([("w0", "w1")], 0, {"w0": there["w0"]}), "who has gone is not waited for"
+    assert is_over([("w0", "w1")], 0, {"w0": there["w0"]}), "a gone participant is not awaited"
 
 
 def test_one_worker_of_each_node_is_measured():

@@ -1,4 +1,4 @@
-"""Sharing out the cluster: one example for each rule. What holds for all cases is in test_allocate_properties.py."""
+"""Sharing the cluster out: one example per rule. test_allocate_properties.py has the general properties."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_surplus_is_given_back_if_a_job_is_below_its_minimum():
     assert (got["old"].size, got["new"].size) == (2, 0)
     assert len(got["old"].release) == 2
     assert "other workers are leaving for them" in got["new"].message
-    # Those have been asked to leave, and hold their places until they have left.
+    # The surplus was asked to leave, and holds its places until it has left.
     old = replace(old, workers=old.workers[:2], size=2)
     assert sizes([node("n", 4)], old, new, leaving=[Held("n", gpus(1))] * 2) == {"old": 2, "new": 0}
     assert sizes([node("n", 4)], old, new) == {"old": 2, "new": 2}
@@ -236,7 +236,7 @@ def test_equal_shares_stay_unchanged():
 
 def test_a_job_gives_to_an_equal_only_if_it_keeps_more_than_the_other_had():
     rich, poor = job("rich", 1, 8, on=("n",) * 6), job("poor", 1, 8, on=("n",), created=1.0)
-    assert sizes([node("n", 7)], rich, poor) == {"rich": 4, "poor": 1}, "grows when the others have left"
+    assert sizes([node("n", 7)], rich, poor) == {"rich": 4, "poor": 1}, "grows when the other workers have left"
 
 
 def test_jobs_are_admitted_by_priority_then_age_and_small_ones_pass_a_large_one():
@@ -328,7 +328,7 @@ def test_a_job_does_not_give_to_an_equal_if_its_pause_costs_more_than_the_worker
 
 # ---- warm spares ----------------------------------------------------------------------------------------------------
 def with_spares(found: Job, spares: int, *standing: str) -> Job:
-    """``found`` with as many spares wanted, and those that stand by already on these nodes."""
+    """``found`` with ``spares`` desired spares, and existing ones on the nodes ``standing``."""
     more = tuple(Worker(f"{found.name}-spare-{i}", n, found.kind.demand, spare=True) for i, n in enumerate(standing))
     return replace(found, spares=spares, workers=(*found.workers, *more))
 

@@ -1,4 +1,4 @@
-"""Executing plans: the order of writes, and what a refusal leaves behind."""
+"""Executing plans: the order of writes, and the state after a refusal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVERYTHING = Plan(
 
 
 class World:
-    """API server and etcd that note what is written; ``errors`` are raised once by the call of that name."""
+    """API server and etcd that record writes; ``errors`` are raised once by the call of that name."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

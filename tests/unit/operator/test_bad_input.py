@@ -1,6 +1,6 @@
-"""Whatever a manifest says, the operator's own path (validate, plan, render) ends in pods or in words; it never raises.
+"""For any manifest, the operator (validate, plan, render) produces pods or a message; it never raises.
 
-Manifests are made from the CRD's own schema, with fields that only Kubernetes knows strewn in, and then mutated.
+Manifests are generated from the CRD's schema, with additional Kubernetes fields, and then mutated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
 META = {"namespace": "ns", "name": "job", "uid": "uid", "generation": 3}
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}]}}
 
-# Field names of Kubernetes that the schema leaves open, with values that could be meant.
+# Field names of Kubernetes that the schema leaves open, with plausible values.
 PLAUSIBLE: dict[str, list[Any]] = {
     "initContainers": [[{"name": "fetch", "image": "fetch:1"}], []],
     "volumes": [[{"name": "data", "emptyDir": {}}]],
@@ -128,7 +128,7 @@ def mutated(draw: st.DrawFn, valid: st.SearchStrategy[Any], most: int = 3) -> An
 
 
 def outcome(body: dict[str, Any]) -> tuple[Plan, list[dict[str, Any]], str]:
-    """What the operator makes of a job: its plan, the pods it renders, and why it renders none."""
+    """The operator's result for a job: its plan, the rendered pods, and why it renders none."""
     status = parse.job_status(body)
     try:
         spec = parse.job_spec(body)
@@ -143,10 +143,10 @@ def outcome(body: dict[str, Any]) -> tuple[Plan, list[dict[str, Any]], str]:
 
 
 def check(body: dict[str, Any]) -> str:
-    """Every outcome is one that a person, or the API server, can use. Returns the words, if there are any."""
+    """Check that users or the API server can use the result. Returns the message, if there is one."""
     made, pods, said = outcome(body)
     if said:
-        # One "field: value: rule" at least; names of fields are whatever somebody wrote.
+        # At least one "field: value: rule"; field names are arbitrary.
         assert re.match(r"spec\b.*: .+: .+", said, re.DOTALL), said
     for pod in pods:
         json.dumps(pod, allow_nan=False)

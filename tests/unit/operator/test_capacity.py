@@ -49,7 +49,7 @@ def _quick(monkeypatch):
 
 
 def run(cluster: Cluster, scenario) -> None:
-    """Runs ``scenario(capacity, told)`` beside the sharing; ``told``: UIDs of jobs that got another share."""
+    """Run ``scenario(capacity, told)`` beside the allocations; ``told``: UIDs of jobs whose share has changed."""
 
     async def main():
         told: list[str] = []
@@ -203,7 +203,7 @@ def test_new_jobs_start_with_their_minimum_if_a_permission_is_missing():
 
 # ---- lists and watches -----------------------------------------------------------------------------------------------
 class Source:
-    """An API server of one resource: ``objects`` by name; ``events`` are handed out one watch at a time."""
+    """An API server of one resource: ``objects`` by name; each watch delivers the next list of ``events``."""
 
     def __init__(self) -> None:
         self.objects: dict[str, int] = {}
@@ -263,7 +263,7 @@ def test_list_and_watch_keep_the_parsed_objects():
         await until(lambda: seen.values == {"a": 1} and len(changes) == 4, "what is left")
         assert seen.problem is None
         await asyncio.sleep(0.01)
-        assert len(changes) == 4, "what looks the same is no change"
+        assert len(changes) == 4, "equal objects are no change"
 
     reflect(source, scenario)
 
@@ -276,7 +276,7 @@ def test_watch_is_resumed_without_a_list_unless_its_history_is_gone():
     async def scenario(seen, changes):
         await until(lambda: seen.values == {"a": 1, "b": 5}, "the watch goes on")
         await until(lambda: source.lists == 2 and seen.values == {"a": 1}, "a second list")
-        assert seen.problem is None, "what was known stays so"
+        assert seen.problem is None, "known values stay"
 
     reflect(source, scenario)
 

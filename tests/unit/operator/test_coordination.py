@@ -1,4 +1,4 @@
-"""The mirror of etcd: what it believes, and when it says that it does not know."""
+"""The mirror of etcd: its records, and when they count as unknown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOST = WatchState(connected=False, error=EtcdUnavailable("etcd:2379", "watch", "
 
 
 class FakeEtcd:
-    """Keeps what is put; the test plays the watch."""
+    """Records writes; the test delivers the watch's events."""
 
     def __init__(self) -> None:
         self.stored: dict[str, bytes] = {}
@@ -44,7 +44,7 @@ def batch(*changes, snapshot: bool = False) -> Batch:
 
 
 def run(scenario):
-    """Runs ``scenario(mirror, etcd, woken)`` in an event loop; ``woken`` collects who was woken."""
+    """Run ``scenario(mirror, etcd, woken)`` in an event loop; ``woken`` collects the woken jobs."""
 
     async def main():
         etcd, woken = FakeEtcd(), []
@@ -94,7 +94,7 @@ def test_no_job_is_woken_by_this_operators_own_writes():
         mirror.take(batch(*etcd.stored.items()))
         assert (mirror.of(KEYS).target, woken, steps) == (TARGET, [], [KEYS])
         mirror.take(batch((KEYS.target, TARGET.encode())))
-        assert woken == [KEYS], "this one is somebody else's"
+        assert woken == [KEYS], "another client wrote this one"
 
     run(scenario)
 

@@ -1,4 +1,4 @@
-"""Nodes that new workers keep off for a while, and the pods that follow from it."""
+"""Nodes that new workers avoid for a while, and the resulting pods."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_check_can_reach_etcd_if_pairs_are_requested():
     (check,) = body["initContainers"]
     assert check["command"][-1] == "--pairs-wait=30"
     assert check["env"] == trainer["env"]
-    assert check["volumeMounts"] == trainer["volumeMounts"][1:], "what logs in to etcd, and nothing else"
+    assert check["volumeMounts"] == trainer["volumeMounts"][1:], "only the etcd credentials"
 
 
 def test_check_gets_no_credentials_if_pairs_are_not_requested():

@@ -1,4 +1,4 @@
-"""What pods get without their template asking, and that the template has the last word."""
+"""Defaults of pods, and that the template takes precedence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stragglers and workers that hang: named with rank, node and figures, told once."""
+"""Stragglers and hanging workers: named with rank, node and figures, with one event each."""
 
 from __future__ import annotations
 

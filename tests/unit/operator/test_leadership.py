@@ -1,4 +1,4 @@
-"""Who leads: each rule by example, and two promises over random clocks, delays, losses and stalls."""
+"""Leader election: each rule by example, and two promises over random clocks, delays, losses and stalls."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Replica:
         return self.offset + self.rate * self.world.now
 
     def wake(self) -> None:
-        """One decision, carried out as ``election.py`` does."""
+        """One decision, executed as in ``election.py``."""
         if not self.alive:
             return
         match decide(self.observation, self.clock(), TERMS):
@@ -169,7 +169,7 @@ class Replica:
         self._call(lambda: self.world.server.write(known, me, TERMS.duration), answered)
 
     def _call(self, on_server: Callable[[], object], on_answer: Callable[[object], LeaseObservation | None]) -> None:
-        """A request and its answer, each of which may be late or lost; after ``attempt`` seconds it is given up."""
+        """A request and its answer, each of which may be late or lost; it times out after ``attempt`` seconds."""
         there, back = self.world.delay(), self.world.delay()
         life, given_up = self.observation.me, TERMS.attempt / self.rate
         if not self.world.loses():
@@ -218,7 +218,7 @@ class World:
         return self.faults and self.chance.random() < 0.1
 
     def stall(self) -> float:
-        """The process is stopped for so long, while its clock goes on."""
+        """Seconds for which the process is stopped while its clock advances."""
         return self.chance.choice([3.0, 8.0, 30.0]) if self.faults and self.chance.random() < 0.05 else 0.0
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
@@ -248,7 +248,7 @@ class World:
 def test_two_never_lead_at_once_if_clocks_drift_requests_are_lost_and_processes_stall(seed):
     world = World(seed, faults=True, skew=0.15)
     world.run(300)
-    assert world.tenures, "somebody leads at some time"
+    assert world.tenures, "some replica leads at some time"
 
 
 @examples(100)

@@ -1,4 +1,4 @@
-"""The ledger of accelerator seconds: its parts add up to what was held, whatever happens."""
+"""Accelerator seconds: the parts always add up to the total held."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_change_of_use_is_written_and_time_alone_is_not():
     assert not accelerator_seconds.differs(TRAINING, later)
     assert accelerator_seconds.differs(later, later.model_copy(update={"use": "rescaling"}))
     assert accelerator_seconds.differs(later, later.model_copy(update={"held": 2}))
-    assert not accelerator_seconds.differs(later, later.model_copy(update={"held": 6})), "new pods speak for themselves"
+    assert not accelerator_seconds.differs(later, later.model_copy(update={"held": 6})), "new pods need no status write"
     assert accelerator_seconds.differs(None, later)
 
 
@@ -212,7 +212,7 @@ HAPPENINGS = st.one_of(
 
 
 class History:
-    """A job whose every change is looked at when it happens, and what its pods have really held."""
+    """A job that is observed at every change, and what its pods actually held."""
 
     def __init__(self) -> None:
         self.now, self.held, self.ordinal, self.slack = 0.0, 0.0, 0, 1e-6

@@ -1,4 +1,4 @@
-"""When a job's loop looks at its job, and when it lets news wait."""
+"""When a job's loop makes a pass, and when a change may wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Counting(World):
 
 
 def run_counting(scenario) -> None:
-    """Runs ``scenario(world, jobs)`` after both workers of a job were created and the loop has come to rest."""
+    """Run ``scenario(world, jobs)`` after both workers of a job were created and the loop is idle."""
 
     async def at_rest(world, jobs):
         jobs.see(body(), lambda _: world.watched)
@@ -103,7 +103,7 @@ def test_expected_changes_of_a_start_wait_and_trouble_does_not(monkeypatch):
         assert world.passes == before, "its members' records say when it trains"
         jobs.pod_seen("uid", replace(pods[0], trouble=Trouble("Unschedulable", "no node")))
         await until(lambda: world.passes > before, "a pass for the trouble")
-        assert jobs._loops["uid"]._later is None, "what waited was looked at with it"
+        assert jobs._loops["uid"]._later is None, "the waiting change was handled with it"
 
     run_counting(scenario)
 

@@ -1,4 +1,4 @@
-"""One loop per job: what it does when watch, API server or etcd are late or wrong."""
+"""One loop per job: its behavior if watch, API server or etcd are late or wrong."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_pod_that_the_watch_never_showed_is_replaced_if_it_is_gone(monkeypatch
         await asyncio.sleep(0.1)
         jobs.wake("uid")
         await asyncio.sleep(0.05)
-        assert set(world.pods) == {"job-0", "job-1"}, "both exist, so nothing is done"
+        assert set(world.pods) == {"job-0", "job-1"}, "both exist, so the loop does nothing"
         del world.pods["job-0"]
         await asyncio.sleep(0.1)
         jobs.wake("uid")
@@ -67,7 +67,7 @@ def test_pass_is_repeated_with_the_newer_version_if_the_job_has_changed_meanwhil
         world.failures = [ApiError("write", 409, "Conflict", "the object has been modified")]
         jobs.see(body(), lambda _: world.watched)
         await until(lambda: not world.failures, "a refused status")
-        assert not world.pods, "what follows the status is not done without it"
+        assert not world.pods, "no action follows a failed status write"
         jobs.see(body(replicas=2), lambda _: world.watched)
         await until(lambda: len(world.pods) == 2, "two pods")
 
@@ -122,9 +122,9 @@ def test_a_poisoned_job_reports_the_fault_and_delays_no_other(monkeypatch):
         for _ in range(20):
             jobs.wake("poison")
             await asyncio.sleep(0.01)
-        assert len(passes) == 2, "the third one is not due yet, whatever happens"
+        assert len(passes) == 2, "the third one is not due yet"
         told = [s["conditions"][0] for s in world.statuses if s["conditions"][0]["reason"] == "OperatorFault"]
-        assert len(told) == 1, "it is said once"
+        assert len(told) == 1, "the fault is reported once"
         assert "ZeroDivisionError: a fault of ours" in told[0]["message"]
 
     run(scenario)

@@ -1,4 +1,4 @@
-"""Series of jobs: from what their loops saw last, and gone with the job."""
+"""Series of jobs: from their loops' last observations, and gone with the job."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_job_keeps_its_step_if_etcd_is_unknown():
 def test_series_vanish_with_the_job():
     assert [k for k in scrape(meter()) if k[0].startswith("elastrain_job")]
     assert scrape() == {}
-    assert scrape(JobMeter()) == {}, "not looked at yet"
+    assert scrape(JobMeter()) == {}, "no pass yet"
 
 
 def test_a_job_has_a_bounded_number_of_series():
@@ -149,7 +149,7 @@ def test_a_job_has_a_bounded_number_of_series():
 # ---- rescales --------------------------------------------------------------------------------------------------------
 def test_rescales_are_counted_when_they_are_new_and_the_start_is_none():
     found = meter(report=REPORT.model_copy(update={"rescales": (rescale(1, 9.0), rescale(2, 9.0))}))
-    assert not found.tally.by_reason, "they were before this operator's time"
+    assert not found.tally.by_reason, "they were before this operator's start"
     more = (rescale(2, 9.0), rescale(3, 0.07), rescale(4, 0.3, "Lost"), rescale(5, 2.0, "Start", from_size=0))
     later = REPORT.model_copy(update={"generation": 5, "rescales": more})
     found.saw(JobRef("team", "bert", "uid"), STATUS, observed(later), USAGE, USAGE)

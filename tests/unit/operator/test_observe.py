@@ -1,4 +1,4 @@
-"""What the operator reads off raw objects."""
+"""The operator's parsing of raw objects."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_pod_holds_its_accelerators_from_its_binding_on(pod_body, now):
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at}
     assert parse.pod(pod_body(conditions=[scheduled])).bound == now + timedelta(seconds=3)
     assert parse.pod(pod_body(conditions=[{**scheduled, "status": "False"}])).bound is None
-    assert parse.pod(pod_body(state=running(now))).bound == now, "bound by hand: it says so by starting"
+    assert parse.pod(pod_body(state=running(now))).bound == now, "bound by hand: its start counts"
 
 
 @pytest.mark.parametrize(

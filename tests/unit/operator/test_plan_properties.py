@@ -1,6 +1,6 @@
-"""What holds for every plan, whatever happens: random histories of faults and wishes in a played world.
+"""Properties of every plan: random histories of faults and changes of the spec in a simulated world.
 
-The world plays API server, kubelet, etcd and agents as plain values, and executes plans as ``apply.py`` does. The
+The world simulates API server, kubelet, etcd and agents as plain values, and executes plans as ``apply`` does. The
 messages of the assertions are the promises.
 """
 
@@ -54,7 +54,7 @@ class World:
     # ---- the operator ----------------------------------------------------------------------------------------------
     @property
     def draining(self) -> dict[str, datetime]:
-        """Since when workers are asked to leave, as the status has it."""
+        """When each leaving worker was asked, from the status."""
         return leaving.since(self.status)
 
     def observed(self) -> Observed:
@@ -66,7 +66,7 @@ class World:
         return size.wanted(self.spec, self.status, self.share)
 
     def operate(self) -> Plan:
-        """One pass, with every promise checked on the way."""
+        """One pass, with a check of every promise."""
         seen = self.observed()
         state = LoopState(status_written=self.written, usage=self.usage)
         made = plan(self.spec, self.status, seen, self.now, state)
@@ -99,15 +99,15 @@ class World:
         desired = self.wanted()
 
         if made.create:
-            assert len(staying) + len(made.create) <= desired, "never more workers than are wanted"
+            assert len(staying) + len(made.create) <= desired, "never more workers than desired"
         assert not set(made.create) & self.ordinals, "an ordinal never names two pods"
         if not ended and not self.spec.suspend and seen.coordination:
             chosen = asked - set(self.draining)
             if chosen and not set(chosen) <= set(seen.coordination.target.leaving if seen.coordination.target else ()):
                 assert len(staying) >= self.spec.min_replicas, "never below minReplicas by the operator's own choice"
         if seen.coordination is None and not ended:
-            assert not made.create, "no worker is created while etcd is not known"
-            assert made.target is None, "no target is decided while etcd is not known"
+            assert not made.create, "no worker is created while etcd is unknown"
+            assert made.target is None, "no target is decided while etcd is unknown"
         for deletion in made.delete:
             self._check_deletion(seen, self.pods[deletion.pod], ended, silent, asked)
         true = [c.type for c in status.conditions if c.status == "True"]
@@ -123,12 +123,12 @@ class World:
         if self.usage and made.usage:
             for part in ("training", "rescaling", "waiting", "redone", "spare"):
                 assert getattr(made.usage, part) >= getattr(self.usage, part), "no part of the ledger decreases"
-            assert made.usage.in_generation <= made.usage.held, "nobody trains with what is not held"
+            assert made.usage.in_generation <= made.usage.held, "training uses only held accelerators"
 
     def _check_deletion(self, seen: Observed, pod: Pod, ended: bool, silent: set[str], asked: set[str]) -> None:
         if pod.ending or ended or not pod.started or pod.name in silent:
             return
-        assert seen.coordination is not None, "no running worker is deleted while etcd is not known"
+        assert seen.coordination is not None, "no running worker is deleted while etcd is unknown"
         assert pod.name in asked, "a running worker is deleted only after it was asked to leave"
         drain_over = self.now - self.draining.get(pod.name, self.now) >= timedelta(seconds=pod.grace)
         assert drain_over or not pod.ready, "a running worker is deleted only when it has left or its deadline passed"
@@ -141,7 +141,7 @@ class World:
         return [p for p in self.live() if p.started and p.ready]
 
     def kubelet(self) -> None:
-        """Pods start; those that are being deleted go."""
+        """Pods start; terminating ones end."""
         for pod in list(self.pods.values()):
             if pod.terminating:
                 self._vanish(pod.name)
@@ -204,7 +204,7 @@ class World:
         self.records = dataclasses.replace(self.records, members=members)
 
     def settle(self) -> None:
-        """Let everything that is due happen, until nothing changes."""
+        """Execute everything that is due, until nothing changes."""
         self.reachable = True
         for _ in range(40):
             before = (self.status, dict(self.pods), self.records)
@@ -280,12 +280,12 @@ def test_the_desired_workers_train_in_the_end_for_any_history(history):
     world.settle()
     if verdict.terminal_condition(world.status):
         assert world.status.restarts.user > LIMIT, "a job fails only when its script failed too often"
-        assert not world.live(), "nothing of a failed job goes on"
+        assert not world.live(), "no worker of a failed job keeps running"
         return
     training = {m.worker for m in world.records.generation.members} if world.records.generation else set()
-    assert len(world.live()) == world.wanted(), "as many workers as are wanted exist"
+    assert len(world.live()) == world.wanted(), "the desired number of workers exists"
     assert training == {p.name for p in world.live()}, "all of them are in the generation"
-    assert world.records.target and not world.records.target.leaving, "nobody is asked to leave for ever"
+    assert world.records.target and not world.records.target.leaving, "no worker stays asked to leave forever"
     assert world.status.phase == ("Suspended" if world.spec.suspend else "Running")
 
 
@@ -295,7 +295,7 @@ def test_plans_are_idempotent(history):
     world = World()
     for what in history:
         happen(world, what)
-    for _ in range(5):  # one that is replaced is asked, deleted, made anew
+    for _ in range(5):  # a replaced worker is asked, deleted, recreated
         made = world.operate()
     assert (made.create, made.delete, made.target, made.events) == ((), (), None, ()), "plans are idempotent"
     assert made.status is None, "a status is written only when it changes"
@@ -326,14 +326,14 @@ def test_a_worker_that_does_not_leave_is_deleted_at_its_deadline():
     world.operate()
     world.spec = world.spec.model_copy(update={"replicas": 4})
     made = world.operate()
-    assert set(world.draining) == {"job-3"}, "who was asked to leave stays asked, though it is wanted again"
+    assert set(world.draining) == {"job-3"}, "a worker that was asked to leave stays asked, even if it is desired again"
     assert not made.create or made.create == (4,)
     made = world.operate()
     assert not made.delete
     world.now += timedelta(seconds=60)
     assert [d.why for d in world.operate().delete] == ["drain deadline passed"]
     world.operate()
-    assert not world.status.restarts.infrastructure, "a worker that we deleted is not lost"
+    assert not world.status.restarts.infrastructure, "a worker that the operator deleted is not lost"
 
 
 def test_no_status_is_written_because_time_passes():
@@ -359,7 +359,7 @@ def test_the_drain_deadline_is_unchanged_if_the_operator_is_replaced():
     assert [d.why for d in world.operate().delete] == ["drain deadline passed"]
     world.kubelet()
     world.operate()
-    assert not world.status.leaving, "who is gone is forgotten"
+    assert not world.status.leaving, "a gone worker is removed from the status"
 
 
 def test_no_worker_is_created_or_asked_to_leave_while_scripts_end():
@@ -372,7 +372,7 @@ def test_no_worker_is_created_or_asked_to_leave_while_scripts_end():
     for name in ("job-1", "job-2"):
         world._end(name, Termination(outcome=Outcome.FINISHED, step=9))
     world.lose(world.pods["job-0"], "killed")
-    assert world.operate().create == (4,), "rank 0's worker was lost: another does what is missing"
+    assert world.operate().create == (4,), "rank 0's worker was lost: a new one completes the job"
 
 
 def test_an_ordinal_is_not_used_again_if_the_job_was_suspended_meanwhile():
@@ -391,6 +391,6 @@ def test_no_worker_is_touched_if_etcd_has_lost_its_data():
     world.pods = {n: dataclasses.replace(p, ready=False, went_unready=True) for n, p in before.items()}
     world.wipe_etcd()
     made = world.operate()
-    assert not made.delete, "an empty etcd is not taken for lost workers"
+    assert not made.delete, "an empty etcd does not mean lost workers"
     assert made.target == Target(min=1, max=MAX, desired=MAX, reason="Start"), "the target is published again"
     assert not world.status.restarts.infrastructure

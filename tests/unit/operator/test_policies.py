@@ -1,4 +1,4 @@
-"""The smaller decisions, each on its own."""
+"""The smaller policies, one by one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ended(ordinal: int, record: Termination = FAILED, ago: float = 0.0, **fields
 
 
 def records(*names: str, number: int = 1, adopted: int | None = None, **fields) -> Coordination:
-    """A generation of these workers, adopted by all of them unless said otherwise."""
+    """A generation of these workers; by default all of them have adopted it."""
     adopted = number if adopted is None else adopted
     members = tuple(Member(id=n, worker=n, address="a", generation=adopted) for n in names)
     return Coordination(generation=builders.generation(number, *names), members=members, **fields)
@@ -64,9 +64,9 @@ def test_a_leaving_worker_is_released_only_by_its_end_its_silence_or_its_deadlin
     here = records("job-0")
     assert drain.released(pod(0), here, due, NOW) is None
     assert drain.released(pod(0), None, due, NOW) is None
-    assert drain.released(pod(1), here, due, NOW) is None, "Ready: it is about to end by itself"
+    assert drain.released(pod(1), here, due, NOW) is None, "Ready: it exits by itself"
     assert drain.released(pod(1, ready=False), here, due, NOW) == "no longer a member"
-    assert drain.released(pod(1, ready=False), None, due, NOW) is None, "nobody knows"
+    assert drain.released(pod(1, ready=False), None, due, NOW) is None, "membership is unknown"
     assert drain.released(ended(0, DRAINED), here, due, NOW) == "ended"
     assert drain.released(pod(0, started=False), here, due, NOW) == "never started"
     assert drain.released(pod(0), here, due, due) == "drain deadline passed"
@@ -163,7 +163,7 @@ def test_job_is_finishing_while_workers_of_that_time_run():
     done = ended(0, FINISHED)
     assert verdict.finishing([done, pod(1)], None)
     assert not verdict.finishing([ended(0), pod(1)], None)
-    assert not verdict.finishing([done], None), "rank 0's worker was lost: others have to do what is missing"
+    assert not verdict.finishing([done], None), "rank 0's worker was lost: new workers complete the job"
     assert not verdict.finishing([done, dataclasses.replace(pod(2), created=NOW + seconds(1))], None)
     said = Member(id="job-0", worker="job-0", address="a", phase=Phase.FINISHED)
     assert verdict.finishing([pod(0)], Coordination(members=(said,)))

@@ -1,4 +1,4 @@
-"""Pod manifests. The golden files are what a reviewer reads; ``UPDATE_GOLDEN=1`` writes them anew."""
+"""Pod manifests. Reviewers read the golden files; ``UPDATE_GOLDEN=1`` rewrites them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_manifest_is_as_reviewed(case, make_spec):
     golden = GOLDEN / f"{case}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(made)
-    assert made == golden.read_text(), f"if this is meant, run with UPDATE_GOLDEN=1 and review {golden.name}"
+    assert made == golden.read_text(), f"if this is intended, run with UPDATE_GOLDEN=1 and review {golden.name}"
 
 
 @pytest.mark.parametrize("case", CASES)

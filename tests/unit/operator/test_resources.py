@@ -1,4 +1,4 @@
-"""Quantities, what pods request, and what nodes say."""
+"""Quantities, requests of pods, and facts about nodes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_nodes_facts_are_parsed():
     facts = nodes.node(raw)
     assert (facts.allocatable, facts.taints) == ({GPU: 8}, (Taint(GPU),))
     assert (facts.ready, facts.cordoned, facts.going) == (True, True, False)
-    assert not nodes.node(body(conditions=[])).ready, "what says nothing is not ready"
+    assert not nodes.node(body(conditions=[])).ready, "without a condition it is not ready"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ VERSIONS = {image: rollout.version(spec(image).template) for image in "abc"}
 
 
 class World:
-    """API server, cluster and agents as plain values; ``operate`` checks what must hold at every moment."""
+    """API server, cluster and agents as plain values; ``operate`` checks the invariants."""
 
     def __init__(self, **fields) -> None:
         self.fields = {"minReplicas": 2, "maxReplicas": 3, **fields}
@@ -47,7 +47,7 @@ class World:
 
     @property
     def draining(self) -> dict[str, datetime]:
-        """Since when workers are asked to leave, as the status has it."""
+        """When each leaving worker was asked, from the status."""
         return leaving.since(self.status)
 
     @property
@@ -84,7 +84,7 @@ class World:
             name = f"job-{ordinal}"
             self.pods[name] = Pod(name, f"uid-{ordinal}", ordinal, self.now, template=VERSIONS[self.image])
         for deletion in made.delete:
-            assert deletion.pod not in trained - gone, "nobody who trains is deleted without being asked"
+            assert deletion.pod not in trained - gone, "no training worker is deleted without being asked"
             del self.pods[deletion.pod]
         return made
 
@@ -128,7 +128,7 @@ class World:
         self.records = dataclasses.replace(self.records, members=members)
 
     def settle(self, rounds: int = 120) -> None:
-        """Until nothing changes and nothing is due by the clock."""
+        """Run until nothing changes and no deadline is left."""
         for _ in range(rounds):
             before = (self.status, dict(self.pods), self.records)
             self.kubelet()
@@ -152,7 +152,7 @@ def world() -> World:
 
 # ---- a good template -------------------------------------------------------------------------------------------------
 def test_every_worker_is_replaced_and_the_condition_shows_it(world):
-    assert not [c for c in world.status.conditions if c.type == "UpToDate"], "nothing to tell before a change"
+    assert not [c for c in world.status.conditions if c.type == "UpToDate"], "no condition before a change"
     world.image = "b"
     reasons = []
     for _ in range(30):
@@ -231,7 +231,7 @@ def test_an_old_worker_leaves_first_if_the_cluster_has_no_room(world):
     world.operate()
     world.kubelet()
     world.operate()
-    assert not world.draining, "room may come by itself in a moment"
+    assert not world.draining, "room may become free in a moment"
     world.now += timedelta(seconds=rollout.ROOM_PATIENCE)
     world.operate()
     assert len(world.draining) == 1
@@ -259,7 +259,7 @@ def test_no_worker_leaves_first_if_all_are_needed():
 
 
 def scene(world: World, *more: Pod, **fields) -> rollout.Scene:
-    """The moment at which ``world`` wants image b, with ``more`` workers."""
+    """The scene after a change of ``world`` to image b, with ``more`` workers."""
     workers = (*world.live(), *more)
     made = rollout.Scene(
         workers=workers, pods=workers, version=VERSIONS["b"], desired=3, minimum=1, at_a_time=1, leaving=0,
@@ -348,7 +348,7 @@ def test_newcomer_that_waits_to_join_leaves_if_the_template_is_set_back(world):
     world.image = "a"
     world.settle()
     assert world.versions() == ["a", "a", "a"]
-    assert {"job-0", "job-1", "job-2"} == world.training(), "nobody who trained was replaced"
+    assert {"job-0", "job-1", "job-2"} == world.training(), "no training worker was replaced"
 
 
 # ---- whatever happens ------------------------------------------------------------------------------------------------

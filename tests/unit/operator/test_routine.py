@@ -1,4 +1,4 @@
-"""Which news of a pod can wait a moment."""
+"""Which changes of a pod can wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a job's plan follows its share of the cluster, and what it says about it."""
+"""How a job's plan and conditions follow its share of the cluster."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_job_that_waits_for_its_minimum_creates_nothing_and_reports_the_reason
     again = plan(
         make_spec(minReplicas=2), made.status, Observed(JOB, coordination=Coordination(made.target), share=other), NOW
     )
-    assert again.events == (), "other numbers are no event"
+    assert again.events == (), "changed figures cause no event"
 
 
 def test_the_workers_that_the_allocator_selected_leave_at_a_shrink(make_spec):
@@ -95,7 +95,7 @@ def test_the_workers_that_the_allocator_selected_leave_at_a_shrink(make_spec):
 
 
 def test_a_worker_is_not_deleted_before_it_was_asked_to_leave(make_spec):
-    starting = pod(1, ready=False)  # its agent is not registered yet, so it looks as if it had left
+    starting = pod(1, ready=False)  # its agent has not registered yet, so it seems to have left
     etcd, status = trained("job-0", desired=2), JobStatus(desired_replicas=2, next_ordinal=2)
     first = plan(make_spec(replicas=1), status, Observed(JOB, (pod(0), starting), etcd), NOW)
     assert (first.target.leaving, first.delete) == (("job-1",), ())
@@ -135,12 +135,12 @@ def test_claims_have_pause_speed_and_remaining_time(make_spec):
     job = claims.job
     assert (job.remaining, claims.speed, job.nproc, job.elastic, job.trains) == (30.0, (2, 2.0), 2, True, True)
     assert job.created == NOW.timestamp()
-    assert [w.name for w in job.workers] == ["job-0", "job-1"], "who stays longest comes first"
+    assert [w.name for w in job.workers] == ["job-0", "job-1"], "the worker that stays longest comes first"
     assert claims.leaving == (Held("n9", ONE),)
 
 
 def test_a_job_without_members_that_trained_does_not_claim_to_train(make_spec):
-    old = trained("job-8", desired=2)  # nobody of it is left
+    old = trained("job-8", desired=2)  # none of its workers is left
     etcd = Coordination(old.target, (), old.generation)
     status = JobStatus(desired_replicas=2, generation=GenerationStatus(number=1, size=1, reason="Start"))
     seen = Observed(JOB, (pod(9, started=False, ready=False),), etcd, share=share(2))

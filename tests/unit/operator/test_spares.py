@@ -1,4 +1,4 @@
-"""Warm spares: how many there are, who of them stands by, and that they are nobody's reason to wait."""
+"""Warm spares: their number, which stand by, and that no worker waits for them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_training_workers_leave_at_a_shrink_before_spares():
     workers = [pod(i) for i in range(4)]
     chosen = victims.choose(workers, 2, 1, records(3, ready=1), None, spares=1)
     assert [p.name for p in chosen] == ["job-2"], (
-        "the members keep whom they have: a spare's leave would shrink nothing"
+        "the members keep their generation: a spare's leave would shrink nothing"
     )
 
 
@@ -122,11 +122,11 @@ def test_a_spare_prefers_a_node_without_workers_of_its_job():
     (preferred,) = body["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert preferred["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
     assert preferred["podAffinityTerm"]["labelSelector"]["matchLabels"] == {"elastrain.dev/job-uid": "uid"}
-    assert "nodeAffinity" in body, "bad nodes are kept off all the same"
+    assert "nodeAffinity" in body, "excluded nodes are avoided nevertheless"
     ordinary = manifest.pod(JOB, spec(), 2, CONFIG)
-    assert "affinity" not in ordinary["spec"], "other workers go where the scheduler likes"
+    assert "affinity" not in ordinary["spec"], "the scheduler places other workers freely"
     assert manifest.sibling(ordinary, JOB, 3, stands_by=True) == manifest.pod(JOB, spec(), 3, CONFIG, stands_by=True)
-    assert "affinity" not in ordinary["spec"], "what siblings share is left alone"
+    assert "affinity" not in ordinary["spec"], "shared fields are not changed"
 
 
 def test_the_templates_anti_affinity_takes_precedence_for_a_spare():
@@ -144,14 +144,14 @@ def test_accelerator_seconds_of_a_spare_are_booked_as_such():
     later = accelerator_seconds.account(usage, pods, None, None, START + timedelta(seconds=10))
     assert (later.training, later.spare, later.waiting) == (20, 10, 0)
     assert accelerator_seconds.continued(later, START + timedelta(seconds=20)).spare == 20, (
-        "etcd's silence changes nothing"
+        "an outage of etcd changes nothing"
     )
 
 
 # ---- a whole life ---------------------------------------------------------------------------------------------------
 class World:
-    """API server, kubelet and agents as plain values. The members let a ready worker in wherever one is missing, as the
-    leader does; ``operate`` checks what must hold at every moment."""
+    """API server, kubelet and agents as plain values. The members admit a ready worker if one is missing, as the leader
+    does; ``operate`` checks the invariants."""
 
     def __init__(self, **fields) -> None:
         self.fields, self.image = {"minReplicas": 1, "replicas": 3, "warmSpares": 1, **fields}, "a"
@@ -183,7 +183,7 @@ class World:
         for ordinal in made.create:
             self.pods[f"job-{ordinal}"] = Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, self.now, template=version)
         for deletion in made.delete:
-            assert deletion.pod not in self.training() - leaving, "nobody who trains is deleted without being asked"
+            assert deletion.pod not in self.training() - leaving, "no training worker is deleted without being asked"
             del self.pods[deletion.pod]
         return made
 
@@ -245,7 +245,7 @@ def world() -> World:
 
 def test_a_spare_is_created_when_the_job_trains_and_is_not_a_replica():
     world = World()
-    assert len(world.operate().create) == 3, "those who start together do not wait for a spare"
+    assert len(world.operate().create) == 3, "the first workers do not wait for a spare"
     world.kubelet()
     world.agents()
     made = world.operate()
@@ -260,7 +260,7 @@ def test_a_spare_replaces_a_lost_worker_before_the_operator_reacts(world):
     world.agents()
     assert world.training() == {"job-0", "job-2", "job-3"}
     made = world.operate()
-    assert (made.create, made.stand_by) == ((4,), (4,)), "what is made anew is the spare"
+    assert (made.create, made.stand_by) == ((4,), (4,)), "the new pod is the spare"
     assert world.settled() == (3, 4, SparesStatus(ready=1, desired=1))
 
 
@@ -292,13 +292,13 @@ def test_a_changed_template_replaces_spares_before_any_worker_that_trains(world)
     before, world.image = world.training(), "b"
     made = world.operate()
     assert not made.create
-    assert [e.workers for e in world.status.leaving] == [["job-3"]], "the spare goes first"
+    assert [e.workers for e in world.status.leaving] == [["job-3"]], "the spare leaves first"
     while not world.training() - before:
         world.kubelet()
         world.agents()
         world.operate()
         world.now += timedelta(seconds=1)
-    assert len(world.training()) == 3, "a new spare takes an old worker's place: nobody is missing meanwhile"
+    assert len(world.training()) == 3, "a new spare replaces an old worker: no worker is missing meanwhile"
     assert world.settled() == (3, 4, SparesStatus(ready=1, desired=1))
     assert {p.template for p in world.live()} == {rollout.version(template("b"))}
 

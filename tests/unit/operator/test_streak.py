@@ -1,4 +1,4 @@
-"""Losses that are not the script's fault: bounded only where the job does not move on."""
+"""Losses that are not the script's fault: limited only without progress."""
 
 from __future__ import annotations
 

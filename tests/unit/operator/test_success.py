@@ -24,7 +24,7 @@ def pod(ordinal: int, record: Termination | None = None) -> Pod:
 
 
 def records(*, finished: bool = True) -> Coordination:
-    """Two workers trained together; rank 0's agent has said how it ended."""
+    """Two workers trained together; rank 0's agent has reported the end."""
     report = Progress(generation=1, world_size=2, members=2, step=9, finished=finished)
     return Coordination(generation=builders.generation(1, "job-0", "job-1"), progress=report)
 

@@ -1,4 +1,4 @@
-"""Records of jobs that are gone: which are looked at when, and what proves that they may go."""
+"""Records of jobs that are gone: when they are checked, and what proves that they may be deleted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class World:
 
 
 def run(world: World, scenario) -> None:
-    """Runs ``scenario(sweeper)`` beside the sweeper, after its first look."""
+    """Run ``scenario(sweeper)`` beside the sweeper, after its first sweep."""
 
     async def main():
         sweeper = Sweeper(world, world, lambda keys: keys in world.served)

@@ -1,4 +1,4 @@
-"""Users of etcd whose jobs are gone: what is removed of a job, and in which order."""
+"""Users of etcd whose jobs are gone: what is removed, and in which order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GONE, HERE, SERVED = JobKeys("ns", "gone", "1"), JobKeys("ns", "here", "2"), Job
 
 
 class World:
-    """API server, mirror and vault that note what is removed; ``users`` are jobs with a user of etcd."""
+    """API server, mirror and vault that record removals; ``users``: jobs with an etcd user."""
 
     def __init__(self, *users: JobKeys, error: Exception | None = None) -> None:
         self.records, self.users, self.error = {GONE, HERE, SERVED}, {GONE, HERE, SERVED, *users}, error

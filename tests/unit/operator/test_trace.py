@@ -1,4 +1,4 @@
-"""What the operator tells of the generation that its deeds have led to."""
+"""The operator's spans, and the generation that they belong to."""
 
 from __future__ import annotations
 

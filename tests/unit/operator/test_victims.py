@@ -1,4 +1,4 @@
-"""Who is asked to leave."""
+"""Which workers are asked to leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pod = workers_at(NOW, age=3600, node="n{}")
 
 
 def records(*workers: str, **health: str) -> Coordination:
-    """A generation of these workers, and what their records say of their health (``job_3="slow"``)."""
+    """A generation of these workers, and the health in their records (``job_3="slow"``)."""
     ill = {name.replace("_", "-"): word for name, word in health.items()}
     members = tuple(Member(id=n, worker=n, address="a", generation=1, health=ill.get(n, "")) for n in workers)
     return Coordination(generation=builders.generation(1, *workers), members=members)
@@ -74,7 +74,7 @@ def test_a_worker_on_a_departing_node_leaves_if_there_is_room_for_another():
     moved = share(size=2, replace=frozenset({"job-0"}), shaky=frozenset({"job-0"}))
     workers = (pod(0), pod(1))
     assert names(victims.choose(workers, 2, 1, records("job-0", "job-1"), moved)) == ["job-0"]
-    assert victims.choose(workers, 2, 2, records("job-0", "job-1"), moved) == (), "the minimum goes on training"
+    assert victims.choose(workers, 2, 2, records("job-0", "job-1"), moved) == (), "the minimum continues to train"
 
 
 def test_worker_that_does_not_train_is_replaced_at_once():

@@ -1,4 +1,4 @@
-"""A helper of the tests is defined once: what several areas need stands in tests/shared."""
+"""Each test helper is defined once: tests/shared has those of several areas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``decide`` does after losses, and its bounds, by example. ``job`` is a job in memory (conftest.py)."""
+"""``decide`` after losses, and its bounds, by example. ``job`` is a job in memory (conftest.py)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_survivors_wait_if_they_are_too_few(job):
 
 
 def test_a_new_generation_follows_if_a_lost_member_returns_after_all_were_notified(job):
-    """Too few were left for a next one, so its members were told; then the lost lease was taken up again."""
+    """Too few members were left for a next generation, so they were notified; then the lost lease was renewed."""
     job.target = Target(min=2, max=2, desired=2)
     job.train("a", "b")
     lost = job.seen("a")
@@ -145,14 +145,14 @@ def test_the_wait_for_stock_agents_is_bounded_if_a_generation_broke(job):
     assert job.workers() == ["b", "c"]
 
 
-# ---- what members are told of a loss -------------------------------------------------------------------------------
+# ---- notifications of a loss ---------------------------------------------------------------------------------------
 def test_the_next_generation_names_what_it_replaces_if_a_member_is_lost(job):
     job.train("a", "b", "c")
     job.die("c")
     job.run()
     assert (job.base.ended, job.base.why) == ((1,), "worker c is gone")
     job.adopt()
-    assert isinstance(job.run(), Nothing), "told once"
+    assert isinstance(job.run(), Nothing), "notified once"
 
 
 def test_a_planned_change_ends_nothing(job):
@@ -261,7 +261,7 @@ def test_proposals_are_bounded_if_none_is_adopted(job):
 
 
 def test_the_last_slot_holds_no_joiner_if_another_one_dies(job):
-    """It might die as well, and then nobody could ever adopt that proposal nor make another."""
+    """It might die as well; then that proposal could never be adopted, and no further one could be made."""
     job.train("a", "b")
     while job.base.number < MAX_OUTSTANDING:
         job.join("j", "k")

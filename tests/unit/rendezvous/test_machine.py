@@ -1,4 +1,4 @@
-"""When a member looks again, and what it says of its own record."""
+"""A member's deadlines, and its reaction to the loss of its own record."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_nothing_is_written_for_a_moment_if_a_call_has_failed(machine):
 
 
 def test_a_lost_member_ends_its_generation_if_etcd_has_lost_all_records_of_it_meanwhile(machine):
-    """Nobody else could tell the survivors that they wait in vain."""
+    """No other member could notify the waiting survivors."""
     machine.contact.watch_reported(AWAY, False, 10.0)
     machine.contact.watch_reported(None, True, 20.0)
     mine = {KEYS.target: Target(min=1, max=4, desired=1), KEYS.member("a.1"): OWN, KEYS.leader: leads()}

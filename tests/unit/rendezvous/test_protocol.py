@@ -1,4 +1,4 @@
-"""A job of many seats over an etcd in memory: what is watched, read and written, and how often. No I/O, no waiting."""
+"""A job of many members over an etcd in memory: watches, reads and writes, and their number. No I/O, no waiting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def covers(watched: Range, key: str) -> bool:
 
 
 class Etcd:
-    """Keys, revisions and who is told: as much of etcd as the protocol uses."""
+    """Keys, revisions and watches: the part of etcd that the protocol uses."""
 
     def __init__(self) -> None:
         self.revision = 1
@@ -87,7 +87,7 @@ class Job:
             self.etcd.write({}, tuple(held))
 
     def settle(self, seconds: float = 1.5) -> None:
-        """Everybody acts until nobody has anything to do, and time passes."""
+        """All members act until none has an action left, and time passes."""
         end = self.now + seconds
         while self.now < end:
             if not sum(self.act(m) for m in list(self.seats)):
@@ -114,12 +114,12 @@ class Job:
         return self.etcd.keys[key].mod_revision if key in self.etcd.keys else 0
 
     def known(self) -> set[tuple[int, int]]:
-        """Number and size of the newest generation, as everybody knows it."""
+        """Number and size of the newest generation, from every member's view."""
         views = [s.look(self.records[m], frozenset(), frozenset()) for m, s in self.seats.items()]
         return {(v.generation.number, v.generation.size) for v in views if v.generation}
 
     def offsets(self) -> list[int]:
-        """Everybody's own place."""
+        """Rank offsets from each member's own place."""
         found = []
         for member, seat in self.seats.items():
             generation = seat.views.generation
@@ -147,7 +147,7 @@ def test_one_lost_member_costs_two_writes_and_one_event_each_for_any_size(size):
     job.die("w0010.x")
     job.settle()
     assert job.known() == {(2, size - 1)}
-    assert job.etcd.writes - writes == 2, "the key that vanishes, and the next generation"
+    assert job.etcd.writes - writes == 2, "the vanished key, and the next generation"
     parts = roster.parts_of(size)
     assert job.etcd.events - events <= (size - 1) + 1 + parts, "one each; the leader sees the key and the parts, too"
     assert job.offsets() == list(range(size - 1))

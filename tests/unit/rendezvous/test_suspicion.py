@@ -1,4 +1,4 @@
-"""Who is probed by whom when collectives fail."""
+"""Which member probes which after failed collectives."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""Protocol scenarios as commented transcripts (transcripts/*.txt): what happens, and what the leader decides then.
+"""Protocol scenarios as commented transcripts (transcripts/*.txt): events, and the leader's decisions.
 
-A line ``> command`` is something that happens; the line after it is the decision. Run with ``UPDATE_TRANSCRIPTS=1`` to
-write the decisions anew, and read the difference before you commit it.
+A line ``> command`` is an event; the line after it is the decision. Run with ``UPDATE_TRANSCRIPTS=1`` to rewrite the
+decisions, and review the difference before you commit it.
 """
 
 from __future__ import annotations
