@@ -1,5 +1,6 @@
 """Recipes that people copy: what they add to a loop acts once for each committed step, whatever happens."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,53 @@ def test_recipe_ends_as_if_undisturbed_if_ranks_join_die_and_leave(world, undist
     for name in ("model", "average"):
         for key, value in undisturbed[name].items():
             assert torch.allclose(final[name][key], value, rtol=0, atol=1e-10), (name, key)
+    assert verify(world.audit).ok
+
+
+@pytest.mark.parametrize("form", ["range", "epochs"])
+def test_a_joiner_trains_in_the_loop_in_which_the_others_are(world, undisturbed, form) -> None:
+    """Each epoch is a loop of its own, and the joiner's script starts at the first one."""
+    env = {"EPOCHS": "1"} if form == "epochs" else {}
+    world.start("a", "b", epochs=6, script=RECIPE, **env)
+    world.ready("a", "b")
+    world.propose("a", "b")
+    world.wait("the third epoch", lambda: world.ranks["a"].step() > 2 * 9)
+    world.start("c", epochs=6, script=RECIPE, **env)
+    world.ready("c")
+    (ready,) = world.ranks["c"].of_type("ready")
+    assert ready.loop_end > 2 * 9
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    final = world.finished("a", "b", "c")
+
+    epochs = {r: json.loads((world.folder / f"epochs-{world.ranks[r].process.pid}").read_text()) for r in "abc"}
+    assert [(epoch, step) for epoch, _, step in epochs["a"]] == [(epoch, 9 * (epoch + 1)) for epoch in range(6)]
+    joined = [entry for entry in epochs["c"] if entry[1] != -1]
+    assert [(e, s) for e, _, s in joined] == [(e, s) for e, _, s in epochs["a"]][-len(joined) :]
+    passed = [(epoch, step) for epoch, rank, step in epochs["c"] if rank == -1]
+    assert passed == ([] if form == "epochs" else [(epoch, 0) for epoch in range(6 - len(joined))])
+    for rank in "abc":
+        assert final[rank]["lr"] == pytest.approx(undisturbed["lr"], rel=1e-12)
+        for key, value in undisturbed["average"].items():
+            assert torch.allclose(final[rank]["average"][key], value, rtol=0, atol=1e-10), (rank, key)
+
+
+def test_a_joiner_whose_loop_is_over_asks_to_start_anew_and_the_others_go_on(world, undisturbed) -> None:
+    world.start("a", "b", "late", epochs=6, script=RECIPE)
+    world.ready("a", "b", "late")
+    world.propose("a", "b")
+    world.wait("the second epoch", lambda: world.ranks["a"].step() > 9)
+    number = world.propose("a", "b", "late")
+    world.wait("it asks to start anew", lambda: world.ranks["late"].of_type("misplaced"))
+    assert "rank 2 is in another loop" in world.ranks["late"].of_type("misplaced")[0].why
+    world.wait("both have given it up", lambda: all(world.ranks[r].has("broken", generation=number) for r in "ab"))
+    world.ranks["late"].kill()  # as its agent does
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    final = world.finished("a", "b")
+    assert final["a"]["step"] == undisturbed["step"]
+    for key, value in undisturbed["model"].items():
+        assert torch.allclose(final["a"]["model"][key], value, rtol=0, atol=1e-10), key
     assert verify(world.audit).ok
 
 

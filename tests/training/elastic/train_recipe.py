@@ -1,6 +1,7 @@
 """A training script for the tests with what recipes add to a loop: loss scaling, clipping by torch itself, an average
 of the weights, schedules by step and by epoch, frozen statistics, epochs as a loop of their own."""
 
+import json
 import os
 import sys
 import time
@@ -12,6 +13,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import TensorDataset
 
 import elastrain
+from elastrain.elastic.state import portions, sender, transfer
+
+if os.environ.get("PORTIONS"):
+    portions.MIN_BYTES = transfer.SMALL_BYTES = 1
+    sender.STEP_SHARE = 0.0  # one portion from each sender in each step
 
 out, epochs, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 torch.set_num_threads(1)
@@ -34,7 +40,8 @@ with elastrain.join() as job:
     losses = {}
     job.on_commit(lambda: losses.update({job.step: job.loss}))
     loader = job.dataloader(TensorDataset(inputs, labels), global_batch_size=24, micro_batch_size=5, seed=3)
-    for epoch in range(epochs):
+    between = []
+    for epoch in job.epochs(loader, epochs) if os.environ.get("EPOCHS") else range(epochs):
         for x, y in job.steps(loader, epochs=epoch + 1):
             if not (out / "run-free").exists():
                 time.sleep(delay)
@@ -47,6 +54,8 @@ with elastrain.join() as job:
             average.update_parameters(net)
             net.zero_grad()
         by_epoch.step()
+        between.append((epoch, job.rank, job.step))
+        (out / f"epochs-{os.getpid()}").write_text(json.dumps(between))
 
 state = {
     "model": net.state_dict(),

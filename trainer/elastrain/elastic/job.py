@@ -82,7 +82,10 @@ class Job:
     # -- values ------------------------------------------------------------------------------------------------------
     @property
     def rank(self) -> int:
-        """Global rank in the generation in force; it changes with the generation. 0 before the first."""
+        """Global rank in the generation in force; it changes with the generation.
+
+        0 before the first generation; -1 in code between loops that the job has left before this process joined.
+        """
         return self._world.place.rank
 
     @property
@@ -224,6 +227,18 @@ class Job:
         self._strategy.check(loader.order)
         total = loader.order.steps_per_epoch * epochs if epochs is not None else steps
         yield from self._loop.run(loader, total or 0)
+
+    def epochs(self, loader: ElasticLoader, epochs: int) -> Iterator[int]:
+        """``range(epochs)`` without the epochs that the job has completed before this process joined it.
+
+        For scripts with a loop over epochs around ``job.steps(loader, epochs=epoch + 1)``: code after the inner loop
+        (an evaluation, a schedule) runs once for each epoch in which this process takes part. Raises ``ValueError`` for
+        data without a length.
+        """
+        if loader.order.length is None:
+            raise ValueError("job.epochs(): the data set has no length, so an epoch has no end")
+        # A state of the end of an epoch belongs into that epoch: the code after it has not run.
+        yield from range(max(self._world.start() - 1, 0) // loader.order.steps_per_epoch, epochs)
 
     def stop(self) -> None:
         """End training early, on all ranks at the same step: :meth:`steps` ends, and does not begin again.

@@ -66,7 +66,6 @@ class Loop:
         self._world = world
         self._audit = audit
         self._loader: ElasticLoader | None = None
-        self._total: int | None = None
         self._buffers: Buffers | None = None
         self._on_commit: list[Callable[[], None]] = []
         self._stop_asked = self._left = False
@@ -91,7 +90,9 @@ class Loop:
         self.contract.acts(Call.STEPS)
         if self._left:
             raise Drained(0)  # the script has caught the first one
-        self._loader, self._total = loader, total
+        self._loader = loader
+        if not self._world.begin_loop(loader.order, total):
+            return
         if not self._world.ready:
             assert self._world.model is not None
             yield from self._warm_up(loader)
@@ -100,7 +101,8 @@ class Loop:
         while True:
             self._settle()
             if self._world.stopped or self._world.step >= total:
-                self._world.complete()
+                if not self._world.leave_loop():
+                    continue
                 self._heartbeat.outside()
                 return
             yield from self._compute(loader)
@@ -190,13 +192,13 @@ class Loop:
                         yield from self._run_body(loader, step, batch.data)
             except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
                 if step.counts:
-                    self._commit(step, loader)
+                    self._commit(step)
                 self._world.complete()
                 raise
             if step.done < step.begun:
                 raise RuntimeError("job.steps(): the loop body must call job.backward(loss) once per batch")
         if step.counts:
-            self._commit(step, loader)
+            self._commit(step)
 
     def _begin(self, loader: ElasticLoader) -> Step:
         """The next step, cut into this rank's micro-batches."""
@@ -233,12 +235,12 @@ class Loop:
         return self._world.model.learner.finish(communicator)
 
     # -- between steps -------------------------------------------------------------------------------------------------
-    def _commit(self, step: Step, loader: ElasticLoader) -> None:
+    def _commit(self, step: Step) -> None:
         """The step is over, with the script's callbacks: only then is the state that of a committed step."""
         self._heartbeat.committed()
         self._log(step, "commit")
         self._world.stopped = step.stops
-        self._world.commit(loader.order, self._total, step.loss, step.agreed, learning=step.learning)
+        self._world.commit(step.loss, step.agreed, learning=step.learning)
         self._call_back(step)
         self._world.committed()
 

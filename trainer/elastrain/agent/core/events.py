@@ -34,6 +34,18 @@ class JobSnapshot:
     members: Mapping[str, Member] | None = None
     """All live members by id; None if this member does not watch them (in a large job only the leader does)."""
 
+    @property
+    def training(self) -> bool:
+        """Whether live members hold state, because they have been in a generation.
+
+        Where members are not watched, as far as the generation tells.
+        """
+        if self.generation is None or not self.generation.size:
+            return False
+        if self.members is None:
+            return self.generation.number not in self.ended
+        return any(member.generation for member in self.members.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Fenced:

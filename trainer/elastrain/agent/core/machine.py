@@ -39,6 +39,7 @@ from elastrain.agent.core.events import (
     Tick,
 )
 from elastrain.agent.core.health import Policy
+from elastrain.agent.core.misplaced import why_misplaced
 from elastrain.agent.core.outbox import RankContext, messages_for
 from elastrain.agent.core.places import Places
 from elastrain.agent.core.published import PublishedRecord
@@ -223,13 +224,14 @@ class Core:
         if self.leaving:
             yield from self._ended(endings.drained(self.step, "a rank was killed; not restarted while leaving"))
             return
-        self.restarts.append(now)
         self.incarnation += 1
         yield from self._start_ranks()
 
     def _run(self, now: float) -> Iterator[Effect]:
         failed = next((r.exited for r in self.ranks if r.exited and (r.exited.code or r.exited.signal)), None)
-        if failed is not None:
+        if not self.leaving and (misplaced := why_misplaced(self.ranks, self.seen)):
+            yield from self._start_anew(misplaced, now)
+        elif failed is not None:
             yield from self._rank_failed(failed, now)
         elif self._reaped():
             yield from self._all_ended()
@@ -262,12 +264,17 @@ class Core:
                 ending = endings.rank_killed(self.step, exited, place, self.leaving)
             yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
         else:
-            self.mode, self.places.me = Mode.RESTARTING, None
-            yield Reincarnate()
+            self.restarts.append(now)
             why = rank.hung or f"rank {exited.local_rank} was killed by signal {exited.signal}"
-            yield KillRanks(signal.SIGKILL, why)
-            if self._reaped():
-                yield from self._restart(now)
+            yield from self._start_anew(why, now)
+
+    def _start_anew(self, why: str, now: float) -> Iterator[Effect]:
+        """All ranks start again, as a new member."""
+        self.mode, self.places.me = Mode.RESTARTING, None
+        yield Reincarnate()
+        yield KillRanks(signal.SIGKILL, why)
+        if self._reaped():
+            yield from self._restart(now)
 
     def _all_ended(self) -> Iterator[Effect]:
         finished = self.seen is not None and self.seen.finished

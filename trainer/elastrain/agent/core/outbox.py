@@ -9,7 +9,7 @@ from elastrain.agent.core.abort import why_abort
 from elastrain.agent.core.events import JobSnapshot
 from elastrain.agent.core.places import Places
 from elastrain.agent.core.rank import Rank
-from elastrain.api.messages import Abort, AgentMessage, Exit, Proposed, Welcome
+from elastrain.api.messages import Abort, AgentMessage, Exit, Located, Proposed, Welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,9 @@ def messages_for(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
         yield Welcome(member=context.me, address=context.address, lease_ttl=context.lease_ttl, step=seen.step)
     if not rank.listens or rank.told_exit:
         return
+    if rank.locating:
+        rank.locating = False
+        yield Located(step=seen.step, training=seen.training)
     yield from _aborts(rank, context)  # first: a rank may be blocked in a generation that has ended
     if seen.generation is not None and seen.generation.number > max(rank.proposed, default=0):
         rank.proposed.add(seen.generation.number)

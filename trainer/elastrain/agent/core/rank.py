@@ -6,7 +6,18 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from elastrain.agent.core.events import RankExited
-from elastrain.api.messages import Adopted, Broken, Finished, Hello, Left, RankMessage, Ready, Report
+from elastrain.api.messages import (
+    Adopted,
+    Broken,
+    Finished,
+    Hello,
+    Left,
+    Locate,
+    Misplaced,
+    RankMessage,
+    Ready,
+    Report,
+)
 
 
 @dataclass(slots=True)
@@ -24,6 +35,12 @@ class Rank:
     ready: bool = False
     """It has sent Ready (and may have disconnected since)."""
     welcomed: bool = False
+    locating: bool = False
+    """It has asked for the position of the job."""
+    loop_end: int = 0
+    """Steps at which the loop ends in which it waits; 0: not known."""
+    misplaced: str = ""
+    """Why its script cannot go on where the job is; empty: it can."""
     store_port: int = 0
     step: int = 0
     proposed: set[int] = field(default_factory=set)
@@ -53,8 +70,13 @@ class Rank:
             case Hello(pid=pid):
                 self.joined = self.connected = True
                 self.pid = pid
-            case Ready(store_port=port, step=step):
+            case Locate():
+                self.locating = True
+            case Ready(store_port=port, step=step, loop_end=loop_end):
                 self.ready, self.store_port, self.step = True, port, max(self.step, step)
+                self.loop_end = loop_end
+            case Misplaced(why=why):
+                self.misplaced = why
             case Adopted(generation=number, step=step):
                 self.adopted, self.step = max(self.adopted, number), max(self.step, step)
             case Broken(generation=number, step=step):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import astuple
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
@@ -71,7 +71,9 @@ class World:
         self._reporter = Reporter(on_rescale=self._traces)
         self._handover = Handover(tracked, self._tree, self._load)
         self._order: Order | None = None
-        self._total: int | None = None
+        self._loop_end = 0
+        self._start: int | None = None
+        """Committed steps at which this process joins the job, as far as it could know before."""
 
     @property
     def loss(self) -> float | None:
@@ -79,13 +81,31 @@ class World:
         return self._reporter.loss
 
     # -- called by the loop, in this order -----------------------------------------------------------------------------
+    def start(self) -> int:
+        """Committed steps of the state that this process will begin with, as far as is known before it joins."""
+        if self._start is None:
+            located = self._session.locate()
+            self._start = located.step if located.training else self._keeper.newest_step()
+        return self._start
+
+    def begin_loop(self, order: Order, end: int) -> bool:
+        """A loop of the script begins, up to ``end`` committed steps. Returns False if the job has left it already.
+
+        The code after such a loop runs before this rank is ready, so that no other rank waits for it.
+        """
+        self._order, self._loop_end = order, end
+        if self.ready or end >= self.start():
+            return True
+        self.place = Place(0, -1, 1)
+        return False
+
     def say_ready(self) -> None:
         """From now on a generation may include this rank. Raises ``ValueError`` as of :meth:`ElasticModule.offer`."""
         assert self.model is not None
         self._session.use(self.model.offer(), self.model.device)
         if unused := backend.unused_accelerator(self.model.device.type):
             log.warning(unused)
-        self._session.send(Ready(store_port=self._session.serve_store(), step=self.step))
+        self._session.send(Ready(store_port=self._session.serve_store(), step=self.step, loop_end=self._loop_end))
         self.ready = True
 
     def settle(self) -> None:
@@ -131,9 +151,7 @@ class World:
             self._reporter.transferred(sent_at)
         return not receiving or communicator.broken is None
 
-    def commit(
-        self, order: Order, total_steps: int | None, loss: float, agreed: int | None, *, learning: bool = False
-    ) -> None:
+    def commit(self, loss: float, agreed: int | None, *, learning: bool = False) -> None:
         """The step's optimizer has been applied. :meth:`committed` follows.
 
         ``loss``: mean over the global batch. ``agreed``: the generation that all ranks switch to now. ``learning``: the
@@ -142,7 +160,7 @@ class World:
         self.step += 1
         if not learning:
             self.share = self.place.share
-        self._agreed, self._order, self._total = agreed, order, total_steps
+        self._agreed = agreed
         self._reporter.committed(time.monotonic(), loss)
 
     def committed(self) -> None:
@@ -151,7 +169,7 @@ class World:
             return
         if self._has_state:
             self._keeper.after_step(self.step, self._number, self._tree)
-        if self._reporter.due(time.monotonic()) or self.step == self._total or self.stopped:
+        if self._reporter.due(time.monotonic()) or self.step == self._loop_end or self.stopped:
             self._report()
 
     def complete(self) -> None:
@@ -159,6 +177,20 @@ class World:
         if self.communicator is not None:
             self._handover.finish(self.communicator)
             self._has_state = not self._handover.receiving
+
+    def leave_loop(self) -> bool:
+        """Wait until all ranks have committed the last step of the loop; returns whether the generation has held.
+
+        A rank that left the loop earlier could run the code after it, and then give a peer, which is a step behind, a
+        state in which that code has run already.
+        """
+        self.complete()
+        assert self.communicator is not None
+        try:
+            self.communicator.barrier()
+        except GenerationBroken:
+            return False
+        return True
 
     def finish(self) -> None:
         """Return when every rank of the generation has committed its last step: until then their state may be needed.
@@ -251,8 +283,12 @@ class World:
         """Bring all ranks to the state of the furthest one; equal ranks send nothing. Raises ``GenerationBroken``."""
         row = self._entry_row(communicator.of)
         entry = Entry.of([EntryRow(*values) for values in communicator.all_gather_ints(list(astuple(row)))])
+        if entry.misplaced:
+            self._give_way(communicator, entry.misplaced)
         if entry.cold and communicator.rank == 0:
             self._cold_start(communicator.generation)
+            if self.step < self.start():
+                self._give_way(communicator, [0])
         transfer = Transfer(entry.sources, entry.receivers, self._strategy.holders(entry.sources))
         if communicator.rank in entry.sources and entry.receivers:
             self._handover.send(communicator, transfer, in_portions=entry.in_portions)
@@ -267,11 +303,20 @@ class World:
         self._has_state = not self._handover.receiving
         return entry
 
+    def _give_way(self, communicator: Communicator, misplaced: list[int]) -> NoReturn:
+        """The scripts of these ranks are in other loops: they start anew. Raises ``GenerationBroken`` on all others."""
+        ranks = ", ".join(map(str, misplaced))
+        cause = f"the script of rank {ranks} is in another loop than the job; it starts anew at the job's position"
+        if communicator.rank in misplaced:
+            communicator.abort(cause)
+            self._session.wait_to_start_anew(cause)
+        communicator.fail(cause)
+
     def _entry_row(self, generation: Generation) -> EntryRow:
         """This rank's contribution to the entry of ``generation``."""
         assert self.model is not None
         joined = self._has_joiners(generation)
-        at_its_end = self.stopped or (self._total is not None and self.step >= self._total)
+        at_its_end = self.stopped or self.step >= self._loop_end
         return EntryRow(
             step=self.step if self._has_state else -1,
             size=self.place.world_size,
@@ -280,6 +325,7 @@ class World:
             structure=capture.structure(self._tree()) if self._has_state and joined else 0,
             overlaps=int(self.overlaps_transfer and not at_its_end),
             in_portions=int(joined and self._exchanges_in_portions()),
+            loop_end=self._loop_end,
         )
 
     def _exchanges_in_portions(self) -> bool:
@@ -343,7 +389,7 @@ class World:
         progress = self._reporter.progress(
             self._generation,
             step=self.step,
-            total_steps=self._total,
+            total_steps=self._loop_end,
             epoch=self.step // self._order.steps_per_epoch,
             samples=self._order.samples_before(self.step),
             checkpoint=self._keeper.result,
