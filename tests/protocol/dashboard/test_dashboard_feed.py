@@ -1,4 +1,4 @@
-"""A list kept true by a watch, whatever happens to either."""
+"""A list kept current by a watch, through failures of either."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scenario(fake, steps) -> Feed:
     return asyncio.run(main())
 
 
-def test_what_comes_changes_and_goes_is_told_once(fake, body) -> None:
+def test_each_change_is_reported_once(fake, body) -> None:
     fake.put("elastictrainingjobs", body("job", "old"))
 
     async def steps(feed, changes) -> None:
@@ -48,7 +48,7 @@ def test_what_comes_changes_and_goes_is_told_once(fake, body) -> None:
     scenario(fake, steps)
 
 
-def test_an_outage_is_told_with_its_beginning_and_what_was_missed_is_found(fake, body, away: ClusterError) -> None:
+def test_an_outage_is_reported_with_its_start_and_missed_changes_are_found(fake, body, away: ClusterError) -> None:
     fake.put("elastictrainingjobs", body("job", "one"))
 
     async def steps(feed, changes) -> None:
@@ -60,7 +60,7 @@ def test_an_outage_is_told_with_its_beginning_and_what_was_missed_is_found(fake,
         await until(lambda: fake.lists > lists + 2)
         assert feed.problem.since == since
         assert "no answer" in feed.problem.text
-        assert set(feed.values) == {"research/one"}, "what was known stays"
+        assert set(feed.values) == {"research/one"}, "known values stay"
         fake.objects["elastictrainingjobs"] = {"research/two": body("job", "two")}
         fake.breaks(None)
         await until(lambda: feed.problem is None)
@@ -69,7 +69,7 @@ def test_an_outage_is_told_with_its_beginning_and_what_was_missed_is_found(fake,
     scenario(fake, steps)
 
 
-def test_a_missing_right_is_told_as_one(fake) -> None:
+def test_a_missing_permission_is_reported_as_such(fake) -> None:
     fake.breaks(NotAllowed("cannot list jobs: forbidden"))
 
     async def steps(feed, changes) -> None:
@@ -91,7 +91,7 @@ def test_an_object_that_cannot_be_read_from_the_watch_is_read_by_a_list(fake, bo
     scenario(fake, steps)
 
 
-def test_a_watch_that_is_too_old_begins_again_with_a_list(fake, body) -> None:
+def test_an_expired_watch_restarts_with_a_list(fake, body) -> None:
     async def steps(feed, changes) -> None:
         await until(lambda: fake._queues)
         fake.objects["elastictrainingjobs"]["research/missed"] = body("job", "missed")
