@@ -73,7 +73,7 @@ def test_bits_are_those_of_the_fixed_size_run_if_the_world_grows_loses_a_rank_an
 
 
 @pytest.mark.timeout(300)  # four processes that import torch, on a busy machine
-def test_survivors_go_on_with_the_same_bits_if_a_rank_is_killed_in_the_middle_of_a_message(world, alone) -> None:
+def test_survivors_continue_with_the_same_bits_if_a_rank_is_killed_in_the_middle_of_a_message(world, alone) -> None:
     wide = {"WIDTH": "20000"}
     start(alone, "a", epochs=2, env=wide)
     alone.propose("a")

@@ -38,7 +38,7 @@ def volume(tmp_path: Path) -> CheckpointVolume:
     return CheckpointVolume(tmp_path / "checkpoints", keep=2)
 
 
-def test_tree_comes_back_equal_with_integer_keys_and_tuples(volume) -> None:
+def test_a_loaded_tree_is_equal_with_integer_keys_and_tuples(volume) -> None:
     lineage = volume.begin_lineage(1)
     saved = volume.save(tree(1.5), step=7, generation=1, lineage=lineage)
     assert volume.complete() == [saved]
@@ -52,7 +52,7 @@ def test_only_the_newest_are_kept(volume) -> None:
     assert [c.step for c in volume.complete()] == [15, 10]
 
 
-def test_save_is_refused_if_the_job_was_started_anew(volume) -> None:
+def test_save_is_refused_if_the_job_was_restarted(volume) -> None:
     old = volume.begin_lineage(3)
     new = volume.begin_lineage(4)
     volume.save(tree(1), step=5, generation=4, lineage=new)
@@ -61,7 +61,7 @@ def test_save_is_refused_if_the_job_was_started_anew(volume) -> None:
     assert [c.step for c in volume.complete()] == [5]
 
 
-def test_save_is_refused_if_the_job_is_started_anew_while_it_is_written(volume) -> None:
+def test_save_is_refused_if_the_job_is_restarted_while_it_is_written(volume) -> None:
     class StartedAnew(Pace):
         """The writer rests between two tensors; meanwhile another start of the job takes the directory over."""
 
@@ -132,12 +132,12 @@ def test_a_save_rests_for_the_processor_time_that_it_took_and_not_for_the_disk(m
     assert rests == pytest.approx([3 * 0.5, 0.0, pace.REST_SECONDS - 3 * 0.5]), "of a long one it is a bounded time"
 
 
-def test_what_was_saved_at_leisure_is_the_same(volume) -> None:
+def test_a_paced_save_is_complete(volume) -> None:
     saved = volume.save(tree(1.5), step=7, generation=1, lineage=volume.begin_lineage(1), pace=Pace())
     assert same(volume.load(saved), tree(1.5))
 
 
-def test_a_save_rests_no_more_if_somebody_waits_for_it(volume) -> None:
+def test_a_save_stops_resting_if_training_waits_for_it(volume) -> None:
     of_a_save = Pace(share=1e-9)
     lineage = volume.begin_lineage(1)
     saving = threading.Thread(

@@ -50,7 +50,7 @@ def test_a_failed_bucket_is_left_local_and_the_group_is_broken(pair) -> None:
     assert waiting.broken
 
 
-def test_a_sum_that_waits_for_a_silent_peer_is_given_up_if_the_generation_is_called_off(pair) -> None:
+def test_a_sum_that_waits_for_a_silent_peer_ends_if_the_generation_is_called_off(pair) -> None:
     waiting, _silent = pair
     threading.Timer(0.05, waiting.call_off, ["member w1 is lost"]).start()
     with pytest.raises(GenerationBroken, match="member w1 is lost"):
@@ -94,7 +94,7 @@ def test_nothing_is_left_open_if_generations_come_and_go(connect) -> None:
     assert last[1] - first[1] < 10, "threads leak"
 
 
-def test_what_is_summed_is_completed_first_if_several_transports_sum_it(pair, each, monkeypatch) -> None:
+def test_values_are_completed_first_if_several_transports_sum_them(pair, each, monkeypatch) -> None:
     class Doubled:
         """Takes float64 only, and sums alone."""
 
@@ -119,7 +119,7 @@ def test_what_is_summed_is_completed_first_if_several_transports_sum_it(pair, ea
     assert each(add, pair) == [3, 3]
 
 
-def test_what_is_summed_is_completed_too_if_there_is_one_rank(connect) -> None:
+def test_values_are_completed_if_there_is_one_rank(connect) -> None:
     (alone,), late = connect(1), torch.zeros(1)
     torch.futures.wait_all(alone.sum_together(late, before=lambda: late.fill_(1)))
     assert late.item() == 1
@@ -135,7 +135,7 @@ def test_bytes_of_different_lengths_reach_every_rank(connect, each) -> None:
     assert each(lambda c: c.all_gather_bytes(bytes(range(c.rank))), connect(3)) == [[b"", b"\0", b"\0\1"]] * 3
 
 
-def test_forming_a_generation_ends_with_the_connections_closed_if_a_peer_goes(generation, each, monkeypatch) -> None:
+def test_forming_a_generation_ends_with_closed_connections_if_a_peer_is_lost(generation, each, monkeypatch) -> None:
     accept = Channels.accept
 
     def leave(self: Channels, ranks, *others):

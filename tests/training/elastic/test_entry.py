@@ -51,5 +51,5 @@ def test_every_rank_computes_its_part_of_the_first_step_if_not(table, receivers)
         ([replace(HOLDER, size=3), replace(HOLDER, size=3), JOINER], False),
     ],
 )
-def test_state_comes_in_portions_if_all_can_and_nothing_of_the_joiners_is_lost_by_it(table, in_portions):
+def test_state_comes_in_portions_if_all_ranks_can_and_no_newer_state_is_lost(table, in_portions):
     assert Entry.of(table).in_portions == in_portions

@@ -90,7 +90,7 @@ def test_the_group_is_broken_and_a_new_one_gives_the_same_bits_if_a_rank_is_lost
     assert (gradients.numpy().tobytes(), sums[control.LOSS]) in bits(1)
 
 
-def test_error_names_the_argument_if_it_does_not_go_with_the_numerics() -> None:
+def test_error_names_the_argument_if_the_numerics_exclude_it() -> None:
     with pytest.raises(ValueError, match="micro_batches"):
         Bitwise().check(Order(10, 5))
     with pytest.raises(ValueError, match="micro_batches"):

@@ -35,7 +35,7 @@ def test_everything_arrives_in_order_if_all_send_more_to_all_than_connections_ho
             assert all((value == 10.0 * peer + rank).all() for value in values)
 
 
-def test_what_arrives_may_decide_what_is_sent_and_a_mesh_serves_many_exchanges(pair, each) -> None:
+def test_received_data_may_decide_what_is_sent_and_a_mesh_serves_many_exchanges(pair, each) -> None:
     def relay(c: Communicator) -> list[float]:
         mesh, got = c.mesh, []
         for step in range(3):
@@ -50,7 +50,7 @@ def test_what_arrives_may_decide_what_is_sent_and_a_mesh_serves_many_exchanges(p
     assert each(relay, pair) == [[100.0, 110.0, 120.0], [101.0, 111.0, 121.0]]
 
 
-def test_all_others_give_up_at_once_if_a_rank_is_lost_in_the_middle_of_a_message(connect, each) -> None:
+def test_all_others_fail_at_once_if_a_rank_is_lost_in_the_middle_of_a_message(connect, each) -> None:
     def exchange(c: Communicator) -> str | None:
         try:
             with c.guard():
@@ -86,7 +86,7 @@ def test_the_peers_that_do_not_move_are_named_if_the_bound_passes(pair, monkeypa
 
 
 @pytest.mark.parametrize("gone", [1, 2])
-def test_a_rank_completes_what_it_has_in_full_unless_nobody_else_can_have_it(gone) -> None:
+def test_a_rank_completes_a_full_exchange_unless_no_other_rank_can_have_it(gone) -> None:
     """Peers that are gone have given their part, and not taken this rank's."""
     ends = {peer: socket.socketpair() for peer in (1, 2)}
     mesh, got = Mesh({peer: here for peer, (here, _) in ends.items()}, lambda: None), torch.zeros(2)
@@ -105,7 +105,7 @@ def test_a_rank_completes_what_it_has_in_full_unless_nobody_else_can_have_it(gon
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_rank_that_was_frozen_gives_up_what_only_it_has_in_full(monkeypatch, frozen) -> None:
+def test_a_frozen_rank_discards_an_exchange_that_only_it_has_in_full(monkeypatch, frozen) -> None:
     """Its peer has sent everything, and left without what this rank had to send."""
     here, there = socket.socketpair()
     with here, there:
@@ -120,7 +120,7 @@ def test_a_rank_that_was_frozen_gives_up_what_only_it_has_in_full(monkeypatch, f
         assert got.tolist() == [1, 1, 1]
 
 
-def test_a_rank_that_was_frozen_goes_on_if_nobody_has_left(monkeypatch) -> None:
+def test_a_frozen_rank_continues_if_no_peer_has_left(monkeypatch) -> None:
     here, there = socket.socketpair()
     with here, there:
         mesh, got = Mesh({1: here}, here.close), torch.empty(1)
@@ -149,7 +149,7 @@ def test_what_a_peer_may_have_completed_is_completed_if_called_off_before_it_was
         assert shut.is_set()
 
 
-def test_nothing_begins_any_more_and_the_connections_are_shut_at_once_if_called_off_between_exchanges() -> None:
+def test_no_exchange_begins_and_connections_are_shut_at_once_if_called_off_between_exchanges() -> None:
     here, there = socket.socketpair()
     shut = threading.Event()
     with here, there:

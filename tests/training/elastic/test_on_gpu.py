@@ -32,7 +32,7 @@ def solo(device: torch.device) -> nccl.Nccl:
 
 
 @needs_nccl
-def test_nccl_can_be_aborted_and_made_anew_in_one_process(device) -> None:
+def test_nccl_can_be_aborted_and_recreated_in_one_process(device) -> None:
     for _ in range(3):
         communicator = solo(device)
         buffer = torch.ones(1000, device=device)

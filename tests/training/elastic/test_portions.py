@@ -91,7 +91,7 @@ def receives(c: Communicator, t: Trainee, sources: list[int], receivers: list[in
 
 @pytest.mark.parametrize(("sources", "receivers"), [([0], [1]), ([0, 1], [2]), ([0, 2], [1, 3])])
 @pytest.mark.parametrize("steps", [0, 1, 3, 40])
-def test_joiners_end_with_the_state_of_the_others_whenever_training_ends(
+def test_joiners_end_with_the_state_of_the_others_for_any_end_of_training(
     sources, receivers, steps, small_pieces, connect, each
 ) -> None:
     trainees = [Trainee(seed=r if r in receivers else 0) for r in range(4)]
@@ -138,7 +138,7 @@ def test_portions_of_a_device_go_through_one_buffer_per_connection(small_pieces,
     assert buffers == [2000, 2000], "one of the source, one of the joiner"
 
 
-def test_joiner_says_so_if_something_beside_the_optimizers_changes_the_model(small_pieces, pair, each) -> None:
+def test_joiner_reports_that_other_code_than_the_optimizers_changes_the_model(small_pieces, pair, each) -> None:
     source, joiner = Trainee(0), Trainee(1)
     source.step(100)
 
@@ -158,7 +158,7 @@ def test_joiner_says_so_if_something_beside_the_optimizers_changes_the_model(sma
 
 
 @pytest.mark.parametrize("silent", [0, 1])
-def test_nobody_waits_longer_than_the_generation_lives(silent, small_pieces, pair, each) -> None:
+def test_no_rank_waits_longer_than_the_generation_lives(silent, small_pieces, pair, each) -> None:
     trainees = [Trainee(0), Trainee(1)]
     trainees[0].step(100)
     gone = threading.Event()
@@ -204,7 +204,7 @@ def test_a_state_travels_whole_if_an_optimizer_may_look_at_several_parameters(op
     assert not portions.may_travel_in_portions(Trainee(0, optimizer).tracked)
 
 
-def test_a_state_travels_whole_if_something_large_belongs_to_no_parameter(small_pieces) -> None:
+def test_a_state_travels_whole_if_a_large_tensor_belongs_to_no_parameter(small_pieces) -> None:
     t = Trainee(0)
     t.step(0)
     average = torch.optim.swa_utils.AveragedModel(t.model)

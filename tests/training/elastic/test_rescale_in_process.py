@@ -71,7 +71,7 @@ def test_all_ranks_end_with_the_same_step_if_one_asks_to_stop(world) -> None:
     assert verdict.ok, verdict.problems
 
 
-def test_survivors_go_on_at_once_if_a_silent_peer_is_declared_lost(world) -> None:
+def test_survivors_continue_at_once_if_a_silent_peer_is_declared_lost(world) -> None:
     world.start("a", "b", "c", epochs=8)
     world.ready("a", "b", "c")
     lost = world.propose("a", "b", "c")
@@ -86,7 +86,7 @@ def test_survivors_go_on_at_once_if_a_silent_peer_is_declared_lost(world) -> Non
     assert verdict.ok, verdict.problems
 
 
-def test_survivors_do_not_notice_if_a_joiner_dies_while_it_prepares(world) -> None:
+def test_survivors_are_unaffected_if_a_joiner_dies_while_it_prepares(world) -> None:
     world.start("a", "b", "j", epochs=8)
     world.ready("a", "b", "j")
     world.propose("a", "b")

@@ -83,7 +83,7 @@ SIZES = st.one_of(
 @given(world=st.integers(2, 5), size=SIZES, dtype=st.sampled_from(TYPES))
 @example(world=3, size=3 * PIECE * WINDOW + 2, dtype=torch.float32)
 @example(world=5, size=1, dtype=torch.float64)
-def test_every_rank_has_the_sum_whatever_the_size_and_the_type(form, world, size, dtype) -> None:
+def test_every_rank_has_the_sum_for_any_size_and_type(form, world, size, dtype) -> None:
     tensors = [torch.arange(size, dtype=torch.int64).remainder(13).add(r).to(dtype) for r in range(world)]
     expected = sum(tensor.double() for tensor in tensors)
     add(form(world), tensors)
@@ -101,7 +101,7 @@ def test_sums_of_fractions_have_the_same_bits_on_all_ranks_and_each_time(form) -
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_many_sums_under_way_are_told_apart_by_their_order(form) -> None:
+def test_concurrent_sums_are_distinguished_by_their_order(form) -> None:
     ranks, sizes = form(3), [5, PIECE * 7, 1, PIECE, 5]
     tensors = [[torch.full((size,), 10.0**i + rank.number) for i, size in enumerate(sizes)] for rank in ranks]
     begun = [rank.sums.sum(tensor) for rank, mine in zip(ranks, tensors, strict=True) for tensor in mine]
@@ -117,7 +117,7 @@ def test_a_gradient_that_is_part_of_a_graph_keeps_its_version(form) -> None:
     assert [tensor._version for tensor in tensors] == [0, 0]
 
 
-def test_a_sum_ends_and_the_cause_is_told_first_if_the_connections_are_shut_in_the_middle_of_a_message(form) -> None:
+def test_a_sum_ends_after_its_cause_is_reported_if_connections_are_shut_in_the_middle_of_a_message(form) -> None:
     waiting, silent = form(2)
     silent.sums.close()  # it is connected and takes nothing
     future = waiting.sums.sum(torch.ones(LARGE))
@@ -138,7 +138,7 @@ def test_a_sum_ends_if_the_peer_is_lost_in_the_middle_of_a_message(form) -> None
     assert waiting.failures
 
 
-def test_nothing_is_held_if_an_abort_met_a_half_sent_message(form) -> None:
+def test_nothing_is_held_after_an_abort_during_a_message(form) -> None:
     waiting, silent = form(2)
     silent.sums.close()
     future = waiting.sums.sum(torch.ones(LARGE))
@@ -148,7 +148,7 @@ def test_nothing_is_held_if_an_abort_met_a_half_sent_message(form) -> None:
     assert not waiting.sums._thread.is_alive()
 
 
-def test_a_rank_that_brings_its_part_when_the_others_have_given_up_gets_no_sum(form) -> None:
+def test_a_rank_gets_no_sum_if_the_others_have_failed_before_its_part(form) -> None:
     """It was frozen; what the other had sent is in its sockets."""
     frozen, waiting = form(2)
     begun = waiting.sums.sum(torch.ones(4))
@@ -189,7 +189,7 @@ def test_all_ranks_have_the_same_sums_if_a_generation_is_called_off_at_any_momen
         assert have[0] == have[1] == have[2]
 
 
-def test_later_sums_are_left_as_they_are_and_do_not_wait_if_one_failed(form) -> None:
+def test_later_sums_are_unchanged_and_do_not_wait_if_one_failed(form) -> None:
     waiting, lost = form(2)
     lost.shut()
     first, second = torch.ones(2), torch.ones(LARGE)
@@ -199,7 +199,7 @@ def test_later_sums_are_left_as_they_are_and_do_not_wait_if_one_failed(form) -> 
     assert float(second.sum()) == LARGE
 
 
-def test_who_waits_is_told_if_summing_itself_fails(form, monkeypatch) -> None:
+def test_waiting_callers_get_the_error_if_summing_itself_fails(form, monkeypatch) -> None:
     def fail(_self, _flat) -> None:
         raise MemoryError
 
@@ -209,14 +209,14 @@ def test_who_waits_is_told_if_summing_itself_fails(form, monkeypatch) -> None:
     assert waiting.failures == ["MemoryError"]
 
 
-def test_who_comes_too_late_does_not_wait(form) -> None:
+def test_a_late_caller_does_not_wait(form) -> None:
     closed, _ = form(2)
     closed.shut()
     closed.sums.close()
     closed.sums.sum(torch.ones(2)).wait()
 
 
-def test_what_has_no_memory_of_its_own_in_one_piece_is_left_to_others(form) -> None:
+def test_a_non_contiguous_tensor_is_left_to_other_transports(form) -> None:
     (rank, _) = form(2)
     assert rank.sums.takes(torch.ones(3))
     assert not rank.sums.takes(torch.ones(3, 3).t()[:, :2])
@@ -235,7 +235,7 @@ def test_tensors_that_travel_together_are_summed_each(form, world, size) -> None
     assert all(torch.equal(tensor, right) for mine in tensors for tensor, right in zip(mine, expected, strict=True))
 
 
-def test_what_is_summed_is_completed_when_its_turn_has_come_and_not_before(form) -> None:
+def test_values_are_completed_at_their_turn_and_not_before(form) -> None:
     one, other = form(2)
     completed, small = threading.Event(), torch.zeros(3)
     large = one.sums.sum(torch.ones(LARGE))

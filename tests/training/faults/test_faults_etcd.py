@@ -31,7 +31,7 @@ def test_the_switch_completes_if_etcd_restarts_during_it(job) -> None:
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(5, id="5s"), pytest.param(60, id="60s", marks=pytest.mark.nightly)])
-def test_training_goes_on_and_a_kill_is_healed_afterwards_if_etcd_is_away(job, seconds) -> None:
+def test_training_continues_if_etcd_is_away_and_a_kill_is_healed_afterwards(job, seconds) -> None:
     job.want(2)
     job.start("a", "b")
     first = job.together("a", "b")

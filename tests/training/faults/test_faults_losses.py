@@ -13,7 +13,7 @@ import pytest
 FAKE_RANK = Path(__file__).parents[2] / "shared" / "fake_rank.py"
 
 
-def test_survivor_goes_on_and_both_come_back_if_two_ranks_die_in_the_same_step(job) -> None:
+def test_survivor_continues_and_both_return_if_two_ranks_die_in_the_same_step(job) -> None:
     job.want(3)
     job.start("a", "b", "c", delay=0.2)
     first = job.together("a", "b", "c")
@@ -70,7 +70,7 @@ def test_joiner_gets_the_state_from_another_survivor_if_its_source_dies_during_t
     assert len(verdict.pids[source]) == 2
 
 
-def test_survivors_go_on_with_the_same_step_if_a_joiner_dies_while_it_gets_their_state(job) -> None:
+def test_survivors_continue_with_the_same_step_if_a_joiner_dies_while_it_gets_their_state(job) -> None:
     job.want(2)
     job.start("a", "b", BALLAST_MB="384")
     first = job.together("a", "b")
@@ -88,7 +88,7 @@ def test_survivors_go_on_with_the_same_step_if_a_joiner_dies_while_it_gets_their
     assert {w: verdict.pids[w] for w in "ab"} == {w: (p,) for w, p in pids.items()}, "a survivor's process changed"
 
 
-def test_survivors_go_on_after_the_lease_and_the_thawed_member_joins_again_if_a_node_falls_silent(job) -> None:
+def test_survivors_continue_after_the_lease_and_the_thawed_member_rejoins_if_a_node_falls_silent(job) -> None:
     job.want(3)
     job.start("a", "b", "c")
     first = job.together("a", "b", "c")
@@ -101,7 +101,7 @@ def test_survivors_go_on_after_the_lease_and_the_thawed_member_joins_again_if_a_
     assert {w: verdict.pids[w] for w in "ac"} == {w: (p,) for w, p in pids.items()}, "a survivor's process changed"
 
 
-def test_a_fenced_member_stops_before_its_place_is_given_away(job, proxy) -> None:
+def test_a_fenced_member_stops_before_it_is_replaced(job, proxy) -> None:
     way = proxy(job.etcd.endpoint)
     job.want(3)
     job.start("a", "c")

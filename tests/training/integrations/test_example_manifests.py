@@ -31,7 +31,7 @@ def test_the_manifest_is_valid_by_the_crd_and_by_the_models(folder):
         assert (folder / script).is_file(), script
 
 
-def test_names_of_jobs_differ_and_each_example_says_how_it_is_run():
+def test_names_of_jobs_differ_and_each_example_has_its_command():
     jobs = [manifest.load(folder / "job.yaml").name for folder in FOLDERS]
     assert len(set(jobs)) == len(jobs)
     for folder in FOLDERS:

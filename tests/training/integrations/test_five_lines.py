@@ -29,14 +29,14 @@ def test_the_page_shows_the_difference_of_the_two_scripts():
     assert shown.strip() == expected.strip(), f"docs/integrations.md shows another one; it should be:\n{expected}"
 
 
-def test_five_lines_change_beside_imports():
+def test_five_lines_change_in_addition_to_imports():
     added = [line[1:].strip() for line in difference() if line.startswith("+")]
     changed = [line for line in added if line and not line.startswith(("import ", "from "))]
     assert len(changed) == 5, changed
 
 
 @pytest.mark.nightly
-def test_the_script_before_the_change_is_one_that_works(tmp_path):
+def test_the_script_before_the_change_works(tmp_path):
     pytest.importorskip("torch")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     run = subprocess.run(

@@ -59,7 +59,7 @@ def commit(trainer, steps: int) -> None:
         trainer._committed()
 
 
-def test_the_job_is_asked_to_end_if_the_metric_has_not_improved_for_as_long_as_the_callback_waits(trainer):
+def test_the_job_is_stopped_if_the_metric_has_not_improved_within_the_callbacks_patience(trainer):
     one = trainer([3.0, 2.0, 2.5, 2.2, 2.1])
     commit(one, 3)
     assert one.job.stops == []
@@ -68,7 +68,7 @@ def test_the_job_is_asked_to_end_if_the_metric_has_not_improved_for_as_long_as_t
     assert one.state.best_metric == 2.0
 
 
-def test_a_joiner_goes_on_counting_where_its_peer_is(trainer):
+def test_a_joiner_continues_its_peers_count(trainer):
     peer, joiner = trainer([3.0, 3.5]), trainer([3.2])
     commit(peer, 2)
     joiner._history.load_state_dict(peer._history.state_dict())

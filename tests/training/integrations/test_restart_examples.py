@@ -44,7 +44,7 @@ def grow_and_kill(one, saying: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(240)
-def test_mpirun_goes_on_with_the_workers_that_there_are(trial, require, tmp_path):
+def test_mpirun_continues_with_the_existing_workers(trial, require, tmp_path):
     require("mpi4py", "ELASTRAIN_REQUIRE_MPI")
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed (apt-get install openmpi-bin)")
@@ -62,7 +62,7 @@ def test_mpirun_goes_on_with_the_workers_that_there_are(trial, require, tmp_path
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_tensorflow_goes_on_from_its_backup(trial, require, tmp_path):
+def test_tensorflow_continues_from_its_backup(trial, require, tmp_path):
     require("tensorflow", "ELASTRAIN_REQUIRE_TENSORFLOW")
     one = trial("08-tensorflow", EPOCHS="40", EPOCH_SECONDS="0.5", BACKUP=str(tmp_path / "backup"))
     grow_and_kill(one, "by {} workers")

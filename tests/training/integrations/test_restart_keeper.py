@@ -91,7 +91,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     one.close()
 
 
-def test_the_program_starts_anew_in_each_generation_and_its_end_is_the_end(agent):
+def test_the_program_restarts_in_each_generation_and_its_end_is_final(agent):
     assert agent.ready.type == "ready" and agent.ready.store_port
     agent.says(m.Proposed(generation=formed(1, "a")))
     assert agent.hears() == m.Adopted(generation=1, step=0)
@@ -141,7 +141,7 @@ def test_the_program_is_ended_if_the_worker_is_to_leave(agent):
     assert agent.keeper.wait(30) == 0
 
 
-def test_the_way_out_is_named_if_there_is_no_agent():
+def test_the_remedy_is_named_if_there_is_no_agent():
     with pytest.raises(RuntimeError, match="elastrain run job"):
         restart.Keeper(lambda world: (["true"], {})).keep({})
 
@@ -178,7 +178,7 @@ def node(tmp_path):
     process.wait(10)
 
 
-def test_a_node_starts_what_it_is_asked_for_until_all_is_done(node, tmp_path, eventually):
+def test_a_node_starts_requested_commands_until_mpirun_ends(node, tmp_path, eventually):
     port, process = node
     environ = {"ELASTRAIN_MPI_NODES": json.dumps([(NODE, port)]), "ELASTRAIN_MPI_TOKEN": "secret"}
     assert mpi.shell(NODE, ["echo", "started", ">", "here"], environ) == 0
@@ -187,7 +187,7 @@ def test_a_node_starts_what_it_is_asked_for_until_all_is_done(node, tmp_path, ev
     assert process.wait(10) == 0
 
 
-def test_a_node_does_nothing_for_those_who_do_not_know_the_token(node, tmp_path):
+def test_a_node_ignores_requests_without_the_token(node, tmp_path):
     port, process = node
     mpi.ask(NODE, port, token="guessed", command="touch stolen")
     mpi.ask(NODE, port, token="guessed", done=True)
@@ -198,7 +198,7 @@ def test_a_node_does_nothing_for_those_who_do_not_know_the_token(node, tmp_path)
     assert not (tmp_path / "stolen").exists()
 
 
-def test_the_way_out_is_named_if_mpirun_asks_for_an_unknown_host(capsys):
+def test_the_remedy_is_named_if_mpirun_requests_an_unknown_host(capsys):
     environ = {"ELASTRAIN_MPI_NODES": json.dumps([("10.0.0.2", 1)]), "ELASTRAIN_MPI_TOKEN": "secret"}
     assert mpi.shell("10.0.0.9", ["orted"], environ) == 1
     assert "10.0.0.9: not a worker of this generation; its workers: 10.0.0.2" in capsys.readouterr().err

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 @pytest.mark.nightly
 @pytest.mark.timeout(240)
-def test_a_torchrun_script_goes_on_from_its_snapshot_if_the_job_grows_and_a_worker_is_killed(trial, tmp_path):
+def test_a_torchrun_script_continues_from_its_snapshot_if_the_job_grows_and_a_worker_is_killed(trial, tmp_path):
     one = trial("03-torchrun", EPOCHS="40", STEP_SECONDS="0.01", SNAPSHOT=str(tmp_path / "snapshot.pt"))
     job = one.job
     seen = one.await_line("by 1 ranks: loss")

@@ -45,7 +45,7 @@ def proof(example) -> ModuleType:
 
 # ---- the weather -----------------------------------------------------------------------------------------------------
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 100), steps=st.integers(20, 1000))
-def test_wanted_size_stays_in_its_range_whatever_the_seed(weather, seed, count, steps):
+def test_desired_size_stays_in_its_range_for_any_seed(weather, seed, count, steps):
     events = weather.forecast(seed, count, steps, smallest=1, largest=4, first=2)
     assert len(events) == count
     assert events == weather.forecast(seed, count, steps, smallest=1, largest=4, first=2)
@@ -65,7 +65,7 @@ def test_every_kind_happens_if_the_storm_is_long(weather):
 
 
 @given(start=st.floats(0.5, 60), count=st.integers(50, 100), steps=st.integers(100, 1000))
-def test_a_worker_has_time_to_start_between_two_events_whatever_the_machine(weather, start, count, steps):
+def test_a_worker_has_time_to_start_between_two_events_on_any_machine(weather, start, count, steps):
     due = [e.due for e in weather.forecast(1, count, steps, smallest=1, largest=4, first=2)]
     between = (due[-1] - due[0]) / (count - 1) * weather.pace(start, count, steps)
     assert start < between < 2 * start
@@ -159,7 +159,7 @@ def test_a_step_counts_once_if_several_ranks_wrote_it_and_one_was_killed_in_the_
     assert not run.contradictions
 
 
-def test_it_is_said_if_ranks_saw_different_losses(proof, tmp_path):
+def test_different_losses_of_ranks_are_reported(proof, tmp_path):
     (tmp_path / "losses.host.1.jsonl").write_text("[1, 2, 5.5]\n")
     (tmp_path / "losses.host.2.jsonl").write_text("[1, 2, 5.25]\n")
     run = proof.Run("run", tmp_path, 1)

@@ -114,7 +114,7 @@ def test_the_job_grows_and_survives_the_loss_of_rank_0(cluster):
 
 
 @pytest.mark.nightly
-def test_the_job_goes_on_through_three_sizes_and_ends(cluster):
+def test_the_job_continues_through_three_sizes_and_ends(cluster):
     for world in (1, 2, 3):
         cluster.start()
         line = cluster.await_steps(world=world)
@@ -139,7 +139,7 @@ def test_the_job_ends_if_the_script_ends(cluster):
 
 
 @pytest.mark.nightly
-def test_etcd_may_restart_under_a_running_job(etcd_factory, tmp_path):
+def test_a_running_job_continues_if_etcd_restarts(etcd_factory, tmp_path):
     server = etcd_factory()
     cluster = Cluster(server.endpoint, tmp_path)
     try:
