@@ -1,4 +1,4 @@
-"""Ranks as forks of a zygote: nobody can tell them from executed ones, and where it fails they are executed."""
+"""Ranks as forks of a zygote: indistinguishable from executed ones; if the zygote fails, they are executed."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_fork_ends_as_an_executed_rank_ends(agent):
         a.start()
     assert forked.zygote and not executed.zygote
     ends, others = forked.reap(), executed.reap()
-    for end in (*ends, *others):  # the two streams are two pipes: the order between them is chance
+    for end in (*ends, *others):  # the two streams are two pipes: their relative order is random
         end["log_tail"] = sorted(end["log_tail"].splitlines())
     assert ends == others
     assert [(e["code"], e["signal"]) for e in ends] == [(3, 0), (1, 0), (1, 0), (0, 2), (0, 11), (1, 0), (1, 0)]
@@ -258,7 +258,7 @@ def test_ranks_that_wait_for_the_zygote_can_be_killed(agent, tmp_path):
     ("opened", "calls_cuda"),
     [
         (["/dev/null"], False),
-        (["/dev/null", "/dev/nvidiactl", "/dev/nvidia0"], False),  # NVML, which forks do not mind
+        (["/dev/null", "/dev/nvidiactl", "/dev/nvidia0"], False),  # NVML, which is harmless for forks
         (["/dev/nvidiactl", "/dev/nvidia-uvm"], True),
     ],
 )

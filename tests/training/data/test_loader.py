@@ -1,4 +1,4 @@
-"""The loader is a cursor: it can go on anywhere, for any part."""
+"""The loader is a cursor: it can continue at any step, for any part."""
 
 import ctypes
 import os
@@ -42,7 +42,7 @@ def test_a_stand_in_sample_is_loaded_if_the_part_is_empty() -> None:
 
 
 class Slow:
-    """Sample i is i, and takes a while; says which were begun."""
+    """Sample i is i and takes a while; records the samples that were begun."""
 
     def __init__(self, log: Path, seconds: float) -> None:
         self.log, self.seconds = log, seconds
@@ -72,8 +72,8 @@ def test_workers_stay_and_drop_prefetched_batches_if_the_world_changes(tmp_path)
     assert {pid for pid, _ in begun} == {pid for pid, _ in before}, "workers were replaced"
     needed = {i for step in range(20, 26) for i in ORDER.slice(step, 1, 2).indices}
     stale = [index for _, index in begun[len(before) :] if index not in needed]
-    # The one that each is at; more only while this process is not scheduled. All that was prefetched would be 24.
-    assert len(stale) <= 8, f"samples were begun that nobody needed any more: {stale}"
+    # The current one of each worker; more only while this process is not scheduled. All prefetched ones would be 24.
+    assert len(stale) <= 8, f"stale samples were begun: {stale}"
 
 
 def test_augmentation_of_a_sample_is_the_same_on_any_rank_or_worker() -> None:
@@ -113,7 +113,7 @@ def test_draws_of_a_collate_function_depend_on_the_micro_batch_only() -> None:
         expected = batches(0)
         assert batches(2) == expected
         assert batches(0, first=3) == expected[3:]
-        assert len({number for batch in expected for _, number in batch}) == 40, "no two samples get the same"
+        assert len({number for batch in expected for _, number in batch}) == 40, "all samples get different numbers"
 
 
 def test_batched_access_stays_if_only_the_collate_function_draws_and_ends_if_samples_draw() -> None:
@@ -132,12 +132,14 @@ def test_batched_access_stays_if_only_the_collate_function_draws_and_ends_if_sam
             return [[random.random()] if len(calls) > 3 else [0.0] for _ in indices]
 
     def masked(samples: list[list[float]]) -> float:
-        return sum(s.pop() for s in samples) + torch.rand(()).item()  # takes its samples apart, as some do
+        return (
+            sum(s.pop() for s in samples) + torch.rand(()).item()
+        )  # modifies its samples, as some collate functions do
 
     loader = ElasticLoader(Batched(), ORDER, collate_fn=masked)
     with Kept():
         fetch(loader, 0, 0, 1)
-        assert calls == ["batch", "batch"], "noticed, and made again"
+        assert calls == ["batch", "batch"], "the draw was detected, and the batch made again"
         fetch(loader, 1, 0, 1)
         assert calls == ["batch", "batch", "batch"]
         fetch(loader, 2, 0, 1)

@@ -1,4 +1,4 @@
-"""Random numbers by position: the same for whoever computes it, and without a trace in the user's own streams."""
+"""Random numbers by position: the same in every process, and without a trace in the user's own streams."""
 
 import random
 
@@ -75,7 +75,7 @@ def test_a_draw_from_any_generator_is_detected() -> None:
     }
     for name, what in draws.items():
         probe = Probe()
-        for _ in range(3):  # it stays in step while nothing is drawn inside, whatever is drawn and seeded in between
+        for _ in range(3):  # it detects nothing without draws inside, for any draws and seeds in between
             with Kept():
                 with probe:
                     assert not probe.drawn()

@@ -13,7 +13,7 @@ from elastrain.data.stream import ElasticIterable, StreamEnded, length_of
 
 
 class Numbers:
-    """Position p of epoch e is 1000 * e + p. Counts what is read, and how often it is opened."""
+    """Position p of epoch e is 1000 * e + p. Counts reads and iterations."""
 
     def __init__(self, length: int | None = None, seeks: bool = False) -> None:
         self.seeks, self.length = seeks, length

@@ -1,5 +1,5 @@
-"""Groups whose ranks are threads of the test, and a scripted agent: the test itself plays agents and leader, the ranks
-are real processes."""
+"""Groups whose ranks are threads of the test, and a scripted agent: the test simulates agents and leader, the ranks are
+real processes."""
 
 import os
 import signal
@@ -130,7 +130,7 @@ class World:
         self.wait(f"{ranks} ready", lambda: all(self.ranks[r].of_type("ready") for r in ranks))
 
     def propose(self, *ranks: str, reason: str = "Test") -> int:
-        """Propose a generation of these ranks to every rank that lives."""
+        """Propose a generation of these ranks to every live rank."""
         self.number += 1
         members = []
         for offset, name in enumerate(ranks):
@@ -151,12 +151,12 @@ class World:
         )
 
     def progressed(self, rank: str, steps: int) -> None:
-        """Wait until ``rank`` (which must be rank 0) has reported so many more steps."""
+        """Wait until ``rank`` (which must be rank 0) has reported ``steps`` more steps."""
         goal = self.ranks[rank].step() + steps
         self.wait(f"{rank} reaches step {goal}", lambda: self.ranks[rank].step() >= goal)
 
     def finished(self, *ranks: str) -> dict[str, dict]:
-        """Let them run free, and return what each saved at its end."""
+        """Let them run freely; returns what each saved at its end."""
         import torch
 
         (self.folder / "run-free").touch()

@@ -1,4 +1,4 @@
-"""What sums the gradients of a generation: decided by each rank alike, from what all have said."""
+"""The transport of a generation's gradients: each rank takes the same decision from all offers."""
 
 import re
 

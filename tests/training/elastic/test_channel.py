@@ -1,4 +1,4 @@
-"""Connections between ranks: each is for one purpose, and for who was invited."""
+"""Connections between ranks: each has one purpose, and only invited ranks connect."""
 
 import socket
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from elastrain.elastic.comm.channel import Channels, Purpose, receive
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channels, Channels, Channels]]:
-    """Of ranks 0, 1 and 2."""
+    """The channels of ranks 0, 1 and 2."""
     made = tuple(Channels("127.0.0.1") for _ in range(3))
     yield made
     for channels in made:

@@ -1,4 +1,4 @@
-"""Durable checkpoints beside training: what is copied, and when it is written."""
+"""Durable checkpoints beside training: their content, and when they are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elastrain.elastic.state import capture
 
 
 class SlowVolume:
-    """Takes a save down, and ends it when it may."""
+    """Records a save, and ends it when the test permits."""
 
     path = Path("/checkpoints")
 

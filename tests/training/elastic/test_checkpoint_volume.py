@@ -1,4 +1,4 @@
-"""Durable checkpoints: complete or not there, never overwritten by a job that has been replaced."""
+"""Durable checkpoints: complete or absent, never overwritten by a replaced job."""
 
 import os
 import subprocess
@@ -63,7 +63,7 @@ def test_save_is_refused_if_the_job_was_restarted(volume) -> None:
 
 def test_save_is_refused_if_the_job_is_restarted_while_it_is_written(volume) -> None:
     class StartedAnew(Pace):
-        """The writer rests between two tensors; meanwhile another start of the job takes the directory over."""
+        """The writer rests between two tensors; meanwhile another start of the job takes over the directory."""
 
         def rest(self) -> None:
             volume.begin_lineage(4)
@@ -122,14 +122,14 @@ def test_no_save_is_due_if_only_drains_are_saved_or_nothing_is_new(step, now, at
 
 # ---- beside training ------------------------------------------------------------------------------------------------
 def test_a_save_rests_for_the_processor_time_that_it_took_and_not_for_the_disk(monkeypatch) -> None:
-    took = iter([10.0, 10.5, 10.6, 10.6, 10.6, 70.0, 71.0])  # processor seconds of the thread, at each look
+    took = iter([10.0, 10.5, 10.6, 10.6, 10.6, 70.0, 71.0])  # processor seconds of the thread, at each call
     monkeypatch.setattr(pace.time, "thread_time", lambda: next(took))
     of_a_save, rests = Pace(share=0.25), []
     monkeypatch.setattr(of_a_save._hurry, "wait", rests.append)
     of_a_save.begin()
     for _ in range(3):
         of_a_save.rest()
-    assert rests == pytest.approx([3 * 0.5, 0.0, pace.REST_SECONDS - 3 * 0.5]), "of a long one it is a bounded time"
+    assert rests == pytest.approx([3 * 0.5, 0.0, pace.REST_SECONDS - 3 * 0.5]), "the rests of a long save are bounded"
 
 
 def test_a_paced_save_is_complete(volume) -> None:

@@ -58,7 +58,7 @@ def test_a_sum_that_waits_for_a_silent_peer_ends_if_the_generation_is_called_off
 
 
 def test_a_generation_of_one_member_ends_at_once_if_called_off(meeting_point, each) -> None:
-    """Nobody else can have a part in its step, and its place may be given away."""
+    """No other member can share its step, and it may be replaced."""
     place = {"address": "127.0.0.1", "store_port": meeting_point.port}
     alone = GenerationMember(id="m0", worker="w0", rank_offset=0, slots=2, **place)
     g = Generation(number=1, members=(alone,), reason="Test", leader="m0")
@@ -89,14 +89,14 @@ def test_nothing_is_left_open_if_generations_come_and_go(connect) -> None:
     first = cycle(2)
     for number in range(3, 13):
         last = cycle(number)
-    # A leak would show once per group, 30 times; torch itself keeps one or the other after a slow connect.
+    # A leak would show once per group, 30 times; torch itself keeps a few after a slow connect.
     assert last[0] - first[0] < 10, "file descriptors leak"
     assert last[1] - first[1] < 10, "threads leak"
 
 
 def test_values_are_completed_first_if_several_transports_sum_them(pair, each, monkeypatch) -> None:
     class Doubled:
-        """Takes float64 only, and sums alone."""
+        """Accepts only float64, and sums locally."""
 
         def __init__(self, tcp) -> None:
             self.tcp = tcp

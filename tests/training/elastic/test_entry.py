@@ -1,4 +1,4 @@
-"""The entry that all ranks derive from the rows of all, at the beginning of a generation."""
+"""The entry that all ranks derive from all rows at the start of a generation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_furthest_ranks_give_their_state_if_a_loss_left_others_a_step_behind
         ([HOLDER, HOLDER, replace(JOINER, overlaps=0)], [2]),
         ([HOLDER, HOLDER, replace(JOINER, layout=2)], [2]),
         ([replace(HOLDER, layout=0), replace(HOLDER, layout=0), replace(JOINER, layout=0)], [2]),
-        ([replace(JOINER, size=1), JOINER], [1]),  # nobody holds any state
+        ([replace(JOINER, size=1), JOINER], [1]),  # no rank holds state
     ],
 )
 def test_every_rank_computes_its_part_of_the_first_step_if_not(table, receivers):

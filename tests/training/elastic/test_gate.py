@@ -1,4 +1,4 @@
-"""Tracked objects do nothing in a discarded step, whatever order a script makes them in."""
+"""Tracked objects do nothing in a discarded step, for any order of their creation."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""A rank's page: what it says when, and what an agent makes of it."""
+"""A rank's page: its content over time, and its reading by an agent."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_rank_meets_the_others_if_its_member_serves_the_point_later(generation
     later: list[MeetingPoint] = []
 
     def reach(self, end):
-        if not later:  # the first attempt finds nobody
+        if not later:  # the first attempt finds no server
             later.append(MeetingPoint("127.0.0.1"))
         elif g.store != ("127.0.0.1", later[0].port):
             place = g.members[0].model_copy(update={"store_port": later[0].port})
@@ -85,7 +85,7 @@ def test_a_disconnected_rank_does_not_count(generation, each, monkeypatch) -> No
         bring(g, 0, called_off=unwanted.is_set)
     monkeypatch.setattr(module, "MEETING_SECONDS", 0.5)
     end = time.monotonic() + 10
-    while True:  # the server learns of it in its own time
+    while True:  # the server detects it later
         try:
             bring(g, 1)
         except TimeoutError as e:

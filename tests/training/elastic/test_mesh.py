@@ -87,7 +87,7 @@ def test_the_peers_that_do_not_move_are_named_if_the_bound_passes(pair, monkeypa
 
 @pytest.mark.parametrize("gone", [1, 2])
 def test_a_rank_completes_a_full_exchange_unless_no_other_rank_can_have_it(gone) -> None:
-    """Peers that are gone have given their part, and not taken this rank's."""
+    """The gone peers have sent their part, and not received this rank's."""
     ends = {peer: socket.socketpair() for peer in (1, 2)}
     mesh, got = Mesh({peer: here for peer, (here, _) in ends.items()}, lambda: None), torch.zeros(2)
     for peer, (_, there) in ends.items():
@@ -106,7 +106,7 @@ def test_a_rank_completes_a_full_exchange_unless_no_other_rank_can_have_it(gone)
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_frozen_rank_discards_an_exchange_that_only_it_has_in_full(monkeypatch, frozen) -> None:
-    """Its peer has sent everything, and left without what this rank had to send."""
+    """Its peer has sent everything, and left without this rank's part."""
     here, there = socket.socketpair()
     with here, there:
         mesh, got = Mesh({1: here}, here.close), torch.empty(3)
@@ -144,7 +144,7 @@ def test_what_a_peer_may_have_completed_is_completed_if_called_off_before_it_was
         mesh.run()
         peer.join()
         assert (got == 1).all()
-        assert not shut.is_set(), "the rank still has to say that its part is over"
+        assert not shut.is_set(), "the rank still has to end its exchange"
         mesh.end()
         assert shut.is_set()
 

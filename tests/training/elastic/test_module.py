@@ -13,7 +13,7 @@ from elastrain.elastic.strategies.replicated import Replicated, ReplicatedModule
 
 
 class TwoTowers(nn.Module):
-    """Its gradients come in another order than its parameters were made in."""
+    """Its gradients come in another order than its parameters were created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ def test_all_ranks_wrap_anew_if_gradients_came_in_another_order_on_one_rank(pair
     def rank(c: Communicator) -> list[torch.Tensor]:
         model = models[c.rank]
         model.attach(c, keep=False)
-        return [gradient(model, 1.0) for _ in range(3)]  # DDP has its buckets rebuilt as rank 0 says
+        return [gradient(model, 1.0) for _ in range(3)]  # DDP rebuilds its buckets in rank 0's order
 
     for sums in each(rank, pair):
         for summed in sums:

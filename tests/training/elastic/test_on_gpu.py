@@ -1,4 +1,4 @@
-"""What only hardware can show. Where there is a GPU: ``pytest -m gpu``, and ``bench/rescale.py --device cuda``."""
+"""Tests that need hardware. With a GPU: ``pytest -m gpu``, and ``bench/rescale.py --device cuda``."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def test_a_healthy_communicator_ends_in_good_order(device) -> None:
 
 def test_ranks_on_one_card_sum_through_the_host_and_read_after_all_copies(pair, each, device) -> None:
     def steps(c: Communicator) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):  # not the default one: order must not come by luck
+        with torch.cuda.stream(torch.cuda.Stream()):  # not the default one: the order must not be accidental
             for step in range(50):
                 big, small = torch.full((2_000_000,), float(step), device=device), torch.ones(10, device=device)
                 for future in [c.sum_bucket(big), c.sum_bucket(small)]:

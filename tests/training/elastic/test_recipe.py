@@ -1,4 +1,4 @@
-"""Recipes that people copy: what they add to a loop acts once for each committed step, whatever happens."""
+"""Recipes of the documentation: their additions to a loop act exactly once for each committed step."""
 
 import json
 from pathlib import Path
@@ -118,7 +118,7 @@ def test_a_drained_rank_has_left_and_not_finished_if_its_script_catches_everythi
     assert (world.folder / f"caught-{pid}").exists(), "the script caught nothing"
     assert world.ranks["b"].of_type("left")
     assert not world.ranks["b"].of_type("finished")
-    assert not (world.folder / f"final-{pid}.pt").exists(), "the script went on as if training had ended"
+    assert not (world.folder / f"final-{pid}.pt").exists(), "the script continued as if training had ended"
 
 
 def test_a_checkpoint_holds_what_the_callbacks_of_its_step_have_done(world) -> None:

@@ -118,7 +118,9 @@ def test_job_resumes_in_another_world_size_if_every_rank_was_killed(world) -> No
     assert final["x"]["commits"][0] > 5, "it began from the start"
     (rescale,) = (r for x in world.ranks["x"].of_type("report")[-1:] for r in x.progress.rescales[-1:])
     assert rescale.from_size == 0
-    assert rescale.lost_steps == max(r.reached for r in world.ranks.values()) - rescale.step, "lost steps are not told"
+    assert rescale.lost_steps == max(r.reached for r in world.ranks.values()) - rescale.step, (
+        "lost steps are not reported"
+    )
     assert_same_parameters(final["x"], final["y"], tolerance=0)
     verdict = verify(world.audit)
     assert verdict.ok, verdict.problems

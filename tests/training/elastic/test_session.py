@@ -1,4 +1,4 @@
-"""What a rank makes of its agent's words. The agent is the test; no generation has a place for the rank."""
+"""A rank's handling of its agent's messages. The test is the agent; no generation includes the rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def proposed(number: int) -> Proposed:
 
 @pytest.fixture
 def rank(tmp_path: Path) -> Iterator[tuple[Session, Say]]:
-    """The session of local rank 0 of member ``a.x``, and what the agent says to it."""
+    """The session of local rank 0 of member ``a.x``, and a function that sends it the agent's messages."""
     path = str(tmp_path / "agent")
     with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as pool:
         listener.bind(path)

@@ -1,4 +1,4 @@
-"""Joiners of a large model, in real processes: their state comes over several steps, and nobody's training shows it."""
+"""Joiners of a large model, in real processes: their state comes over several steps, without an effect on training."""
 
 from pathlib import Path
 

@@ -46,7 +46,7 @@ class Rank:
 
 @pytest.fixture
 def form() -> Iterator[Callable[..., list[Rank]]]:
-    """``form(n)``: so many ranks, connected to each other; they are closed at the end."""
+    """``form(n)``: ``n`` ranks, connected to each other; they are closed at the end."""
     made: list[Rank] = []
 
     def of(count: int) -> list[Rank]:
@@ -119,7 +119,7 @@ def test_a_gradient_that_is_part_of_a_graph_keeps_its_version(form) -> None:
 
 def test_a_sum_ends_after_its_cause_is_reported_if_connections_are_shut_in_the_middle_of_a_message(form) -> None:
     waiting, silent = form(2)
-    silent.sums.close()  # it is connected and takes nothing
+    silent.sums.close()  # it is connected and receives nothing
     future = waiting.sums.sum(torch.ones(LARGE))
     threading.Timer(0.05, waiting.shut).start()
     future.wait()
@@ -149,7 +149,7 @@ def test_nothing_is_held_after_an_abort_during_a_message(form) -> None:
 
 
 def test_a_rank_gets_no_sum_if_the_others_have_failed_before_its_part(form) -> None:
-    """It was frozen; what the other had sent is in its sockets."""
+    """It was frozen; the other rank's data is in its sockets."""
     frozen, waiting = form(2)
     begun = waiting.sums.sum(torch.ones(4))
     frozen.connections[1].setblocking(True)
@@ -163,7 +163,7 @@ def test_a_rank_gets_no_sum_if_the_others_have_failed_before_its_part(form) -> N
 
 @pytest.mark.parametrize("size", [4, 3 * PIECE])
 def test_all_ranks_have_the_same_sums_if_a_generation_is_called_off_at_any_moment(form, size) -> None:
-    """A rank that is told nothing may have a sum, and commit it, only if those have it that were told."""
+    """A rank that is not called off may have a sum, and commit it, only if the ranks that were called off have it."""
     moments = random.Random(0)
     for _ in range(20):
         ranks = form(3)
@@ -240,7 +240,7 @@ def test_values_are_completed_at_their_turn_and_not_before(form) -> None:
     completed, small = threading.Event(), torch.zeros(3)
     large = one.sums.sum(torch.ones(LARGE))
     small_too = one.sums.sum_together(small, before=lambda: (small.fill_(1), completed.set()))
-    assert not completed.wait(0.1), "the peer has not brought its part of the large one"
+    assert not completed.wait(0.1), "the peer has not sent its part of the large one"
     other.sums.sum(torch.ones(LARGE))
     large.wait()
     assert completed.wait(PATIENCE)

@@ -1,5 +1,5 @@
-"""What the runtime may rely on, whatever sums the gradients: the same tests for TCP, for a stand-in of NCCL, and (in
-``test_on_gpu.py``) for the real one."""
+"""The contract of all transports of gradients: the same tests for TCP, for a stand-in of NCCL, and (in
+``test_on_gpu.py``) for the real NCCL."""
 
 import os
 import threading
@@ -24,15 +24,15 @@ class State(Enum):
     REMOTE_ERROR = 1
 
 
-# A stand-in for NCCL on machines without a GPU: ranks are threads, and a device is a queue of things to be done.
+# A stand-in for NCCL on machines without a GPU: ranks are threads, and a device is a queue of work.
 #
-# What it has in common with the real one is what the runtime must cope with: sums are only queued, and their futures
-# are done at once; a queued sum waits for its peers for ever, whatever happens to them; an abort lets the queue go on
-# with garbage in the buffers; and nothing can be called off inside an initialisation.
+# It has the properties of NCCL that the runtime must handle: sums are only queued, and their futures are done at once;
+# a queued sum waits for its peers forever, even after their loss; an abort lets the queue continue with garbage in the
+# buffers; and an initialisation cannot be called off.
 
 
 class Machine:
-    """All devices, and what connects them."""
+    """All devices and their connections."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -69,7 +69,7 @@ class Machine:
 
 
 class Device:
-    """What ``ProcessGroupNCCL`` is to the runtime."""
+    """Replaces ``ProcessGroupNCCL``."""
 
     def __init__(self, machine: Machine, rank: int, world_size: int) -> None:
         self.machine, self.rank, self.world_size = machine, rank, world_size
@@ -169,7 +169,7 @@ only_nccl = pytest.mark.parametrize("form", ["nccl"], indirect=True)
 
 
 def sums(c: Communicator, *values: float) -> list[float]:
-    """What the host reads of the sums of ``values``, when it has waited for all of them."""
+    """The sums of ``values`` as the host reads them after waiting for all."""
     buffers = [torch.tensor([v], dtype=torch.float64) for v in values]
     for future in [c.sum_bucket(b) for b in buffers]:
         future.wait()
@@ -180,7 +180,7 @@ def sums(c: Communicator, *values: float) -> list[float]:
 
 
 def kill(c: Communicator) -> None:
-    """As the kernel does: all connections end, and nobody says why."""
+    """As the kernel does: all connections end, without a cause."""
     c._channels.shut()
 
 
@@ -221,8 +221,8 @@ def test_the_rest_of_an_abort_never_counts_as_a_sum(form, each) -> None:
 
 
 def test_the_current_step_counts_and_no_other_begins_if_a_generation_is_called_off(form, each, monkeypatch) -> None:
-    """One that is told has brought its part: the other, which is not told, has all it needs to commit the step."""
-    for module in (mesh, communicator_module):  # a busy machine may move nothing for as long as the product waits
+    """The rank that is called off has sent its part: the other, which is not called off, can commit the step."""
+    for module in (mesh, communicator_module):  # on a busy machine no data may move for as long as the product waits
         monkeypatch.setattr(module, "QUIET_SECONDS", 5.0)
     told, other = form(2)
     calling = threading.Timer(0.05, told.call_off, ["its successor is there"])
@@ -336,7 +336,7 @@ def test_torchs_error_handling_is_off_with_a_warning_if_it_was_demanded() -> Non
     environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_ENABLE_MONITORING": "1"}
     assert nccl.settings(environ) == ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
     assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0", "its aborts would make garbage look like sums"
-    assert environ["TORCH_NCCL_ENABLE_MONITORING"] == "1", "what does no harm is the user's choice"
+    assert environ["TORCH_NCCL_ENABLE_MONITORING"] == "1", "harmless variables are the user's choice"
     assert nccl.settings({}) == []
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
 

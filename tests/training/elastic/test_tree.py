@@ -1,4 +1,4 @@
-"""The reduction tree: the association is that of the leaves, whoever holds them."""
+"""The reduction tree: the association depends only on the leaves, not on the ranks that hold them."""
 
 import pytest
 from hypothesis import given

@@ -73,7 +73,7 @@ def test_a_killed_peer_is_detected_by_its_connection_during_sums() -> None:
 
     watch = Watchdog([mine], observe, abort, causes.append)
     theirs.close()
-    assert aborted.wait(10), "the end of the connection was not noticed"
+    assert aborted.wait(10), "the end of the connection was not detected"
     watch.stop()
     watch.stop()
     assert causes == [HUNG_UP]

@@ -1,4 +1,4 @@
-"""What a rank takes over with the state of a peer."""
+"""What a rank adopts with a peer's state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_callbacks_run_before_a_state_with_their_effects_is_adopted():
 
 @pytest.mark.parametrize(("receiving", "fit"), [(True, False), (False, True)])
 def test_a_step_is_lost_by_a_receiver_and_not_by_a_sender_if_the_transfer_breaks_off(receiving, fit):
-    """All sums of the step were there, so others have committed it."""
+    """All sums of the step were complete, so other ranks have committed it."""
 
     class BreaksOff:
         def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""A whole job under fault injection: a real etcd, real agents, ranks with torch. The test plays the operator.
+"""A whole job under fault injection: a real etcd, real agents, ranks with torch. The test acts as the operator.
 
-What is observed is what operators see: records in etcd, the agents' logs, what ranks print, the audit log, exit codes.
+It observes what an administrator sees: records in etcd, the agents' logs, the ranks' output, the audit log, exit codes.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Worker:
         return [e for e in entries if e["event"] == event]
 
     def out(self) -> str:
-        """What agent and ranks printed."""
+        """The output of agent and ranks."""
         return self.out_path.read_text(errors="replace")
 
     @property
     def rank_pid(self) -> int:
-        """Of its rank's newest process."""
+        """Pid of its rank's newest process."""
         return self.log("ranks started")[-1]["pids"]["0"]
 
     @property
@@ -74,7 +74,7 @@ class Worker:
         os.kill(self.rank_pid, signal.SIGKILL)
 
     def signal(self, signum: int) -> None:
-        """To the agent and all that it started."""
+        """Send a signal to the agent and all its descendants."""
         for process in [psutil.Process(self.process.pid), *self.children()]:
             process.send_signal(signum)
 
@@ -90,7 +90,7 @@ class Worker:
             children = self.children()
             self.process.kill()
             for child in children:
-                if child.is_running():  # psutil compares start times: a pid that was given anew is another process
+                if child.is_running():  # psutil compares start times: a reused pid is another process
                     child.kill()
         self.process.wait(10)
 
@@ -135,7 +135,7 @@ class Job:
             )
 
     def ask(self, worker: str, what: str) -> None:
-        """Have the script of ``worker`` misbehave (see there)."""
+        """Make the script of ``worker`` misbehave (see ``train_faults.py``)."""
         (self.folder / f"{worker}.{what}").touch()
 
     def __getitem__(self, worker: str) -> Worker:
@@ -143,7 +143,7 @@ class Job:
 
     # -- records -------------------------------------------------------------------------------------------------------
     def members(self) -> dict[str, Member]:
-        """By worker; a younger incarnation hides an older one."""
+        """Members by worker; a younger incarnation replaces an older one."""
         kvs = sorted(self.client.get_prefix(self.keys.members)[0], key=lambda kv: kv.create_revision)
         return {m.worker: m for m in (Member.decode(kv.value) for kv in kvs)}
 
@@ -174,7 +174,7 @@ class Job:
         return g.number
 
     def entered(self, *workers: str) -> bool:
-        """Whether the newest generation is of exactly these, and they have entered it: the agent of rank 0 says so."""
+        """Whether the newest generation has exactly these members and is adopted, by the record of rank 0's agent."""
         g, members = self.generation(), self.members()
         if g is None or {m.worker for m in g.members} != set(workers) or not workers:
             return False
@@ -194,7 +194,7 @@ class Job:
         )
 
     def steps(self, more: int) -> None:
-        """Wait until the job has committed so many more steps; asks nobody but the audit log."""
+        """Wait until the job has committed ``more`` steps, by the audit log only."""
         goal = self.last_step() + more
         self.wait(f"step {goal}", lambda: self.last_step() >= goal)
 
@@ -205,7 +205,7 @@ class Job:
         """The audit so far; fails the test if a sample or a committed step was lost or repeated."""
         verdict = verify(self.audit)
         assert verdict.ok, verdict.problems
-        assert verdict.redone == 0, "a committed step was done again"
+        assert verdict.redone == 0, "a committed step was repeated"
         return verdict
 
     def story(self) -> str:
@@ -225,14 +225,14 @@ class Job:
 
 @pytest.fixture
 def job(warm: Warm, tmp_path: Path, etcd_factory: Callable[[], EtcdServer], job_keys: JobKeys) -> Iterator[Job]:
-    """A job with an etcd of its own, which the test may stop."""
+    """A job with its own etcd, which the test may stop."""
     job = Job(warm, tmp_path, etcd_factory(), job_keys)
     yield job
     job.close()
 
 
 class Proxy:
-    """A TCP proxy that the test can cut: established connections are silent then, new ones are refused."""
+    """A TCP proxy that the test can cut: established connections then fall silent, new ones are refused."""
 
     def __init__(self, endpoint: str) -> None:
         host, _, port = endpoint.rpartition(":")
@@ -246,7 +246,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """From now on nothing passes."""
+        """Stop forwarding data."""
         self._open.clear()
 
     def mend(self) -> None:
@@ -264,7 +264,7 @@ class Proxy:
     def _end_connections(self) -> None:
         sockets, self._sockets = self._sockets, []
         for s in sockets:
-            with contextlib.suppress(OSError):  # the other side was first
+            with contextlib.suppress(OSError):  # the other side closed it first
                 s.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
@@ -299,7 +299,7 @@ class Proxy:
 
 @pytest.fixture
 def proxy() -> Iterator[Callable[[str], Proxy]]:
-    """``proxy(endpoint)``: a way to an etcd that can be cut."""
+    """``proxy(endpoint)``: a connection to an etcd that can be cut."""
     proxies: list[Proxy] = []
 
     def make(endpoint: str) -> Proxy:

@@ -1,4 +1,4 @@
-"""Ranks that live and do harm: stuck, slow, too few, wrong."""
+"""Live ranks with problems: stuck, slow, too few, failing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_straggler_is_named_in_its_record_and_in_progress_until_it_recovers(jo
     assert "times as long per step" in job.members()["b"].health_message
     assert job.members()["b"].health_rank == 0
     job.wait("progress to name it", lambda: job.progress().stragglers == ("b",))
-    assert [health(job, w) for w in "ac"] == ["", ""], "those that wait were named"
+    assert [health(job, w) for w in "ac"] == ["", ""], "waiting ranks were named"
     (job.folder / "b.slow").unlink()
     job.wait("b to be like the others", lambda: health(job, "b") == "" and job.progress().stragglers == ())
     job.verdict()

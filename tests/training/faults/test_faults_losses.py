@@ -1,4 +1,4 @@
-"""Workers that die, fall silent or are cut off, at the worst moment. Promises 1, 2, 5 and 6 hold."""
+"""Workers that die, fall silent or are cut off at the worst time. Promises 1, 2, 5 and 6 hold."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def test_joiner_gets_the_state_from_another_survivor_if_its_source_dies_during_t
     joiner = job["j"].rank_pid
     before = resident(joiner)  # it has not touched its own ballast
     job.wait("some of it to arrive", lambda: resident(joiner) > before + (8 << 20), pause=0.001)
-    os.kill(joiner, signal.SIGSTOP)  # what the test does next takes longer than the rest of the transfer
+    os.kill(joiner, signal.SIGSTOP)  # the next part of the test takes longer than the rest of the transfer
     assert job["j"].adopted <= first, "the transfer was over: use a larger BALLAST_MB"
     job[source].kill_rank()
     os.kill(joiner, signal.SIGCONT)
-    job.together("a", "b", "j", after=first + 1)  # the source is started again, and comes
+    job.together("a", "b", "j", after=first + 1)  # the source has restarted and joins
     verdict = job.verdict()
     assert verdict.pids[other] == (survivor,), "the survivor's process changed"
     assert len(verdict.pids[source]) == 2
@@ -83,7 +83,7 @@ def test_survivors_continue_with_the_same_step_if_a_joiner_dies_while_it_gets_th
     before = resident(joiner)
     job.wait("some of it to arrive", lambda: resident(joiner) > before + (8 << 20), pause=0.001)
     job["j"].kill_rank()
-    job.together("a", "b", "j", after=first + 1)  # it is started again, and comes
+    job.together("a", "b", "j", after=first + 1)  # it has restarted and joins
     verdict = job.verdict()
     assert {w: verdict.pids[w] for w in "ab"} == {w: (p,) for w, p in pids.items()}, "a survivor's process changed"
 
@@ -108,7 +108,7 @@ def test_a_fenced_member_stops_before_it_is_replaced(job, proxy) -> None:
     job.together("a", "c")
     job.start("b", endpoint=way.endpoint)
     first = job.together("a", "b", "c")
-    way.cut()  # its lease runs out; it trains on with the others until they give it up
+    way.cut()  # its lease expires; it trains with the others until they replace it
     job.steps(3)
     after = job.together("a", "c", after=first)
     os.kill(job["b"].rank_pid, 0)  # it lives

@@ -1,4 +1,4 @@
-"""Every example's manifest is one that a cluster takes, and names files that are there."""
+"""Every example's manifest is valid for a cluster, and names existing files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastrain.api.crd import crd
 from elastrain.api.job import trainer_container
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-FOLDERS = sorted(EXAMPLES.glob("[0-9]*"))  # the others are shared by them
+FOLDERS = sorted(EXAMPLES.glob("[0-9]*"))  # the other folders are shared
 SCHEMA = jsonschema.Draft202012Validator(crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
 
 

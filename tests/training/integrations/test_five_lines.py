@@ -1,4 +1,4 @@
-"""From DDP to elastic: the difference of the two scripts is what the page shows, and no more than it says."""
+"""From DDP to elastic: the page shows exactly the difference of the two scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMAND = "diff -w -U 0 examples/04-five-lines/ddp.py examples/04-five-lines/ela
 
 
 def difference() -> list[str]:
-    """The lines that differ, by the command that the page names; names and times of the files are left out."""
+    """The lines that differ, by the command on the page, without the names and times of the files."""
     run = subprocess.run(COMMAND.split(), cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 1, run.stderr
     return [line for line in run.stdout.splitlines()[2:] if not line.startswith("@@")]

@@ -1,4 +1,4 @@
-"""What an elastic Trainer can be told, and what it refuses, with the reason."""
+"""The arguments of an elastic Trainer, and those that it refuses, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Early stopping under the elastic Trainer: what a callback asks for, and what it counts, is all ranks'."""
+"""Early stopping under the elastic Trainer: a callback's request and its counts apply to all ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def trainer(require, tmp_path):
-    """Makes a Trainer of a job that has committed some steps; ``stops`` are those at which the job was asked to end."""
+    """Makes a Trainer of a job that has committed some steps; ``stops``: the steps at which the job was stopped."""
     require("transformers", "ELASTRAIN_REQUIRE_HUGGINGFACE")
     import torch
     from transformers import EarlyStoppingCallback

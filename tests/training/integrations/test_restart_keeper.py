@@ -38,7 +38,7 @@ def formed(number: int, *workers: str) -> Generation:
 
 
 class Agent:
-    """The agent's end of the socket, played by the test."""
+    """The agent's end of the socket, in the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class Agent:
         return m.RANK_MESSAGE.validate_json(self._lines.readline())
 
     def runs(self, count: int) -> list[str]:
-        """What the programs were told, once there were ``count`` of them."""
+        """The programs' arguments, once ``count`` programs have started."""
         path, deadline = self.folder / "runs", time.monotonic() + 30
         while not path.exists() or path.read_text().count("\n") < count:
             assert time.monotonic() < deadline, f"fewer than {count} runs"
@@ -164,12 +164,12 @@ def test_hostfile_and_discovery_script_name_each_host_once(tmp_path):
 
 
 # ---- mpirun's way to the other workers -------------------------------------------------------------------------------
-NODE = "127.0.0.2"  # this machine, and yet to Open MPI another one than 127.0.0.1
+NODE = "127.0.0.2"  # this machine, but for Open MPI another one than 127.0.0.1
 
 
 @pytest.fixture
 def node(tmp_path):
-    """A node in a process of its own; returns its port."""
+    """A node in a separate process; yields its port."""
     port = restart.free_port(NODE)
     code = f"import sys; from elastrain.contrib.mpi import serve; sys.exit(serve('{NODE}:{port}', 'secret'))"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)

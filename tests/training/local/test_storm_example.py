@@ -1,4 +1,4 @@
-"""The example of the storm: its weather is a function of the seed, its judge sees what is wrong, and it all works."""
+"""The example of the storm: its weather is a function of the seed, its judge detects violations, and the run passes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "02-storm"
 
 @pytest.fixture(scope="module", autouse=True)
 def example() -> Iterator[None]:
-    """Its modules find each other as they do when ``storm.py`` is run."""
+    """The example's modules, importable as when ``storm.py`` runs."""
     sys.path.insert(0, str(EXAMPLE))
     yield
     sys.path.remove(str(EXAMPLE))
@@ -54,7 +54,7 @@ def test_desired_size_stays_in_its_range_for_any_seed(weather, seed, count, step
     for event in events:
         assert steps // 10 <= event.due < steps - steps // 10
         if event.kind in (weather.Kind.KILL_RANK, weather.Kind.KILL_WORKER):
-            assert wanted > 1, "nobody would be left"
+            assert wanted > 1, "no worker would be left"
         wanted += {weather.Kind.JOIN: 1, weather.Kind.LEAVE: -1}.get(event.kind, 0)
         assert 1 <= wanted <= 4
 
@@ -106,7 +106,7 @@ def test_a_kill_waits_if_only_one_worker_holds_the_state(weather, kill, join):
     assert weather.may_happen(kill, status(shown(0), shown(1)), weather.Holders())
     for too_few in (
         status(shown(0), shown(1, generation=0)),  # has not adopted it yet
-        status(shown(0), shown(1), inside=1),  # a joiner that has been told of a generation without it
+        status(shown(0), shown(1), inside=1),  # a joiner that knows a generation without it
         status(shown(0), shown(1, leaving=True)),
         status(shown(0), shown(1, ended=True)),
     ):
@@ -199,7 +199,7 @@ def test_a_broken_promise_is_named(proof, tmp_path, harm, said):
 
 # ---- all of it -------------------------------------------------------------------------------------------------------
 @pytest.mark.nightly
-@pytest.mark.timeout(600)  # 90 s where nothing else runs
+@pytest.mark.timeout(600)  # 90 s on an idle machine
 def test_the_model_is_that_of_an_undisturbed_run_if_a_storm_hits_the_job(tmp_path):
     picture = tmp_path / "storm.svg"
     run = subprocess.run(

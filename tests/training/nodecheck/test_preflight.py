@@ -25,7 +25,7 @@ def test_a_sound_machine_passes_and_the_table_lists_its_devices(tmp_path, capsys
     table = lines(capsys)
     assert [row[:2] for row in table] == [["ok", "compute"], ["ok", "bandwidth"], ["ok", "shared"]]
     assert table[1][-1] == "GB/s"
-    assert not (tmp_path / "log").exists(), "there is nothing to tell the operator"
+    assert not (tmp_path / "log").exists(), "there is nothing to report to the operator"
 
 
 def test_node_is_refused_if_accelerators_are_missing(tmp_path, capsys):

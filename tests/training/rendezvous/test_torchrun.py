@@ -75,7 +75,7 @@ class Cluster:
         return next(a for a in self.agents if a.pid == line.agent)
 
     def kill(self, agent: subprocess.Popen[bytes]) -> None:
-        """As a machine that is switched off: the agent and its ranks, without a word."""
+        """Like a machine that is switched off: the agent and its ranks end without a message."""
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(agent.pid)
             process.suspend()  # so that it does not replace a rank in between
@@ -124,7 +124,7 @@ def test_the_job_continues_through_three_sizes_and_ends(cluster):
     leaver.wait(PATIENCE)
     assert shrunk.agent != line.agent
     other = next(a for a in cluster.agents if a.poll() is None and a.pid != shrunk.agent)
-    os.kill(other.pid, signal.SIGKILL)  # the agent alone: its rank goes on for a while, and must not disturb
+    os.kill(other.pid, signal.SIGKILL)  # the agent alone: its rank continues for a while, and must not disturb
     last = cluster.await_steps(world=1, after=len(cluster.lines()))
     assert last.agent == shrunk.agent
 
@@ -148,7 +148,7 @@ def test_a_running_job_continues_if_etcd_restarts(etcd_factory, tmp_path):
         server.kill()
         server.start()
         after = cluster.await_steps(world=2, after=len(cluster.lines()) + 60)
-        assert after.master == before.master, "nobody restarts because etcd did"
+        assert after.master == before.master, "a restart of etcd restarts no rank"
         assert [agent.poll() for agent in agents] == [None, None]
     finally:
         cluster.close()
