@@ -7,7 +7,7 @@ import pytest
 import builders
 from effects import none, only
 from elastrain.agent.core.events import End, JobSnapshot, KillRanks, Reincarnate, StartRanks
-from elastrain.agent.core.misplaced import why_misplaced
+from elastrain.agent.core.misplaced import PAUSE_SECONDS, why_misplaced
 from elastrain.agent.core.rank import Rank
 from elastrain.agent.core.restart import MAX_RESTARTS
 from elastrain.api.messages import Adopted, Hello, Locate, Located, Misplaced, Ready
@@ -40,6 +40,11 @@ def at(step: int, member: Member = HOLDER) -> JobSnapshot:
 )
 def test_a_rank_that_stands_by_is_misplaced_if_the_job_has_left_its_loop(loop_end, seen, misplaced) -> None:
     assert bool(why_misplaced([waiting(loop_end)], seen)) is misplaced
+
+
+def test_a_rank_that_stands_by_starts_anew_once_a_minute_if_epochs_are_short() -> None:
+    assert not why_misplaced([waiting(100)], at(101), since=PAUSE_SECONDS - 1)
+    assert why_misplaced([waiting(100)], at(101), since=PAUSE_SECONDS)
 
 
 def test_a_rank_that_trains_is_not_misplaced() -> None:
