@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from elastrain.agent.core.events import JobSnapshot
 from elastrain.agent.core.rank import Rank
 
-
 PAUSE_SECONDS = 60.0
 """Between two starts of a worker that stands by: with short epochs it would do nothing else."""
 
