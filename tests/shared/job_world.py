@@ -50,7 +50,12 @@ class JobWorld:
         return _spec(self.image, tuple(self.fields.items()))
 
     @property
-    def draining(self) -> dict[str, datetime]:
+    def draining(self) -> frozenset[str]:
+        """Workers that the target asks to leave."""
+        return frozenset(self.records.target.leaving if self.records.target else ())
+
+    @property
+    def asked_since(self) -> dict[str, datetime]:
         """Since when workers are asked to leave, as the status has it."""
         return leaving.since(self.status)
 

@@ -57,7 +57,7 @@ class World(JobWorld):
         assert not set(made.create) & self.ordinals, "an ordinal never names two pods"
         self.ordinals |= set(made.create)
         if not ended and not self.spec.suspend and seen.coordination:
-            chosen = asked - set(self.draining)
+            chosen = asked - self.draining
             if chosen and not set(chosen) <= set(seen.coordination.target.leaving if seen.coordination.target else ()):
                 assert len(staying) >= self.spec.min_replicas, "never below minReplicas by the operator's own choice"
         if seen.coordination is None and not ended:
@@ -85,7 +85,7 @@ class World(JobWorld):
             return
         assert seen.coordination is not None, "no running worker is deleted while etcd is not known"
         assert pod.name in asked, "a running worker is deleted only after it was asked to leave"
-        drain_over = self.now - self.draining.get(pod.name, self.now) >= timedelta(seconds=pod.grace)
+        drain_over = self.now - self.asked_since.get(pod.name, self.now) >= timedelta(seconds=pod.grace)
         assert drain_over or not pod.ready, "a running worker is deleted only when it has left or its deadline passed"
 
     # ---- what happens ----------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_a_worker_that_does_not_leave_is_deleted_at_its_deadline():
     world.operate()
     world.fields["replicas"] = 4
     made = world.operate()
-    assert set(world.draining) == {"job-3"}, "who was asked to leave stays asked, though it is wanted again"
+    assert world.draining == {"job-3"}, "who was asked to leave stays asked, though it is wanted again"
     assert not made.create or made.create == (4,)
     made = world.operate()
     assert not made.delete
@@ -238,6 +238,7 @@ def test_the_clock_of_a_drain_goes_on_if_the_operator_is_replaced():
     world.turn_stubborn(world.pods["job-3"])
     world.fields["replicas"] = 3
     world.operate()
+    world.operate()
     asked = world.now
     world.now += timedelta(seconds=50)
     happen(world, "restart_operator")
@@ -250,13 +251,27 @@ def test_the_clock_of_a_drain_goes_on_if_the_operator_is_replaced():
     assert not world.status.leaving, "who is gone is forgotten"
 
 
+def test_the_clock_of_a_drain_begins_when_etcd_shows_that_the_worker_was_asked():
+    world = World()
+    world.settle()
+    world.fields["replicas"] = 3
+    before = world.records
+    assert world.operate().target.leaving == ("job-3",)
+    world.records = before  # the operator was cut off from etcd before it could write the target
+    world.now += timedelta(seconds=600)
+    assert not world.operate().delete
+    assert not world.status.leaving
+    world.operate()
+    assert world.status.leaving == [Leaving(since=world.now.isoformat(), workers=["job-3"])]
+
+
 def test_nobody_is_created_or_sent_away_while_scripts_end():
     world = World()
     world.settle()
     world.end("job-3", Termination(outcome=Outcome.FINISHED, step=9))
     world.fields["replicas"] = 1
     made = world.operate()
-    assert (made.create, made.delete, world.draining) == ((), (), {}), "rank 0 may still save"
+    assert (made.create, made.delete, world.draining) == ((), (), frozenset()), "rank 0 may still save"
     for name in ("job-1", "job-2"):
         world.end(name, Termination(outcome=Outcome.FINISHED, step=9))
     world.lose(world.pods["job-0"], "killed")

@@ -214,7 +214,7 @@ def test_a_changed_template_replaces_spares_before_any_worker_that_trains(world)
     before, world.image = world.training(), "b"
     made = world.operate()
     assert not made.create
-    assert [e.workers for e in world.status.leaving] == [["job-3"]], "the spare goes first"
+    assert world.draining == {"job-3"}, "the spare goes first"
     while not world.training() - before:
         world.kubelet()
         world.agents()
