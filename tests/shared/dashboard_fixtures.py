@@ -27,7 +27,7 @@ KINDS = {names.PLURAL: names.KIND, "pods": "Pod", "events": "Event", "nodes": "N
 
 @dataclass
 class FakeCluster:
-    """Objects by kind, and watches that report them: a :class:`Reader`."""
+    """Objects by kind, and watches that report them: a :class:`elastrain.reflector.Source`."""
 
     objects: dict[str, dict[str, Raw]] = field(default_factory=lambda: {plural: {} for plural in KINDS})
     trouble: Exception | None = None
@@ -67,7 +67,7 @@ class FakeCluster:
             if of == plural:
                 queue.put_nowait(change)
 
-    async def pages(self, path: str, what: str, query: Mapping[str, str]) -> AsyncIterator[tuple[list[Raw], str]]:
+    async def list_pages(self, path: str, what: str, query: Mapping[str, str]) -> AsyncIterator[tuple[list[Raw], str]]:
         self.lists += 1
         if self.trouble:
             raise self.trouble

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from elastrain.dashboard.reading import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
-from elastrain.dashboard.reading import PERMISSIONS as DASHBOARD_PERMISSIONS
+from elastrain.dashboard.board import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
+from elastrain.dashboard.board import PERMISSIONS as DASHBOARD_PERMISSIONS
 from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 
 Manifests = list[dict[str, Any]]

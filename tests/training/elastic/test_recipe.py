@@ -80,7 +80,7 @@ def test_a_joiner_trains_in_the_loop_in_which_the_others_are(world, undisturbed,
             assert torch.allclose(final[rank]["average"][key], value, rtol=0, atol=1e-10), (rank, key)
 
 
-def test_a_joiner_whose_loop_is_over_asks_to_start_anew_and_the_others_go_on(world, undisturbed) -> None:
+def test_a_joiner_whose_loop_is_over_requests_a_restart_and_the_others_continue(world, undisturbed) -> None:
     world.start("a", "b", "late", epochs=6, script=RECIPE)
     world.ready("a", "b", "late")
     world.propose("a", "b")

@@ -68,6 +68,12 @@ def test_a_joiner_of_a_script_with_a_loop_for_each_epoch_gets_its_state_over_sev
     world.adopted("a", "b", "c")
     world.wait("it has the state", lambda: said(world, "c", "state is complete"))
     final = world.finished(*"abc")
+    _, *bodies = final["c"]["bodies"]  # without the warm-up
+    learning = [forwards for _, committed, forwards in bodies if not committed]
+    assert len(learning) > 1
+    assert not any(learning), "the model was run while a part of it was missing"
+    assert all(forwards == 1 for _, committed, forwards in bodies[len(learning) + 1 :])
+    assert final["c"]["step"] == final["a"]["step"] == 4 * 17
     assert_same_everywhere(final, *"abc")
     assert verify(world.audit).ok
 

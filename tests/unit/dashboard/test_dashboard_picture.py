@@ -13,7 +13,7 @@ from elastrain.dashboard import accelerators, facts, picture, timeline
 
 @pytest.fixture
 def job(body, running):
-    return job_of(facts.job(body("job", status=running))[1].body)
+    return job_of(facts.job(body("job", status=running)).body)
 
 
 def test_a_row_shows_progress_size_and_why_the_job_is_not_larger(job) -> None:
@@ -27,7 +27,7 @@ def test_a_row_shows_progress_size_and_why_the_job_is_not_larger(job) -> None:
 def test_a_job_without_a_status_has_a_row(body) -> None:
     new = body("job", replicas=2)
     new["status"] = {}
-    row = picture.row(job_of(facts.job(new)[1].body))
+    row = picture.row(job_of(facts.job(new).body))
     assert (row["phase"], row["ready"], row["desired"], row["step"], row["goodput"]) == ("Pending", 0, 2, None, None)
 
 
@@ -46,9 +46,9 @@ def test_a_job_of_another_version_is_shown_with_its_error(body) -> None:
 
 
 def test_details_have_phases_in_their_order_and_the_newest_first(job, body, running) -> None:
-    worker = facts.pod(body("pod", "digits", 0))[1].worker
+    worker = facts.pod(body("pod", "digits", 0)).worker
     events = [
-        facts.event(body("event", "digits", "Scaling", f"n{i}", f"2030-01-01T00:0{i}:00Z"))[1].event for i in range(3)
+        facts.event(body("event", "digits", "Scaling", f"n{i}", f"2030-01-01T00:0{i}:00Z")).event for i in range(3)
     ]
     moments = timeline.merged((), [], job.status.last_rescale)
     shown = picture.detail(job, [worker], events, moments)
@@ -67,7 +67,7 @@ def test_details_have_phases_in_their_order_and_the_newest_first(job, body, runn
 
 def test_workers_that_do_not_run_come_first_if_there_are_many(job, body) -> None:
     pods = [
-        facts.pod(body("pod", "digits", n, phase="Running" if n else "Pending"))[1].worker
+        facts.pod(body("pod", "digits", n, phase="Running" if n else "Pending")).worker
         for n in range(picture.WORKERS + 5)
     ]
     shown = picture.detail(job, pods, [], ())
@@ -77,8 +77,8 @@ def test_workers_that_do_not_run_come_first_if_there_are_many(job, body) -> None
 
 # ---- accelerators --------------------------------------------------------------------------------------------------
 def test_accelerators_are_shown_by_node_and_by_job(body) -> None:
-    pods = [facts.pod(body("pod", *which))[1] for which in (("a", 0, "n1", 2), ("a", 1, "n2", 2), ("b", 0, "n2", 1))]
-    nodes = [facts.node(body("node", name, 4))[1] for name in ("n1", "n2", "n3")]
+    pods = [facts.pod(body("pod", *which)) for which in (("a", 0, "n1", 2), ("a", 1, "n2", 2), ("b", 0, "n2", 1))]
+    nodes = [facts.node(body("node", name, 4)) for name in ("n1", "n2", "n3")]
     (gpus,) = accelerators.picture(pods, nodes)
     assert (gpus["resource"], gpus["total"], gpus["held"]) == ("nvidia.com/gpu", 12, 5)
     assert gpus["jobs"] == [{"key": "research/a", "count": 4}, {"key": "research/b", "count": 1}]
@@ -90,13 +90,13 @@ def test_accelerators_are_shown_by_node_and_by_job(body) -> None:
 
 
 def test_without_nodes_there_are_those_that_workers_run_on_and_no_total(body) -> None:
-    (gpus,) = accelerators.picture([facts.pod(body("pod", "a", 0, "n1", 2))[1]], None)
+    (gpus,) = accelerators.picture([facts.pod(body("pod", "a", 0, "n1", 2))], None)
     assert (gpus["total"], gpus["held"]) == (None, 2)
     assert [(n["name"], n["total"], n["ready"]) for n in gpus["nodes"]] == [("n1", None, None)]
 
 
 def test_workers_without_accelerators_are_counted_apart(body) -> None:
-    pods = [facts.pod(body("pod", "a", n, "n1", 0))[1] for n in range(3)]
-    gpus, workers = accelerators.picture(pods, [facts.node(body("node", "n1", 2))[1]])
+    pods = [facts.pod(body("pod", "a", n, "n1", 0)) for n in range(3)]
+    gpus, workers = accelerators.picture(pods, [facts.node(body("node", "n1", 2))])
     assert (gpus["held"], gpus["total"]) == (0, 2)
     assert (workers["resource"], workers["held"], workers["total"]) == (facts.CPU_WORKERS, 3, None)

@@ -9,14 +9,12 @@ from datetime import UTC, datetime
 import pytest
 
 from conditions import until
+from elastrain.reflector import Problem
 from elastrain_operator import capacity as capacity_module
 from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Policy
 from elastrain_operator.capacity import Capacity
-from elastrain_operator.kube.client import ApiError
 from elastrain_operator.model import Pod
-from elastrain_operator.observe import reflector as reflector_module
 from elastrain_operator.observe.inventory import Inventory
-from elastrain_operator.observe.reflector import Reflector
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -44,8 +42,6 @@ def wants(uid: str, least: int = 1, most: int = 4, **fields) -> Claims:
 def _quick(monkeypatch):
     monkeypatch.setattr(capacity_module, "COALESCE", 0.001)
     monkeypatch.setattr(capacity_module, "REST", 0.001)
-    monkeypatch.setattr(reflector_module, "RETRY_DELAYS", (0.01,))
-    monkeypatch.setattr(reflector_module, "RESUME_DELAY", 0.001)
 
 
 def run(cluster: Cluster, scenario) -> None:
@@ -201,100 +197,7 @@ def test_new_jobs_start_with_their_minimum_if_a_permission_is_missing():
     run(cluster, scenario)
 
 
-# ---- lists and watches -----------------------------------------------------------------------------------------------
-class Source:
-    """An API server of one resource: ``objects`` by name; each watch delivers the next list of ``events``."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, int] = {}
-        self.events: list[list[dict] | Exception] = []
-        self.refusals: list[Exception] = []
-        self.lists = 0
-
-    @staticmethod
-    def body(name: str, value: int) -> dict:
-        return {"metadata": {"name": name, "uid": name, "resourceVersion": str(value)}, "value": value}
-
-    async def list_pages(self, path, what, query):
-        self.lists += 1
-        if self.refusals:
-            raise self.refusals.pop(0)
-        for name, value in self.objects.items():
-            yield [self.body(name, value)], "1"
-        yield [], "1"
-
-    async def changes(self, path, what, query, version):
-        batch = self.events.pop(0) if self.events else []
-        if isinstance(batch, Exception):
-            raise batch
-        for event in batch:
-            yield event
-        if not self.events and not batch:
-            await asyncio.sleep(3600)
-
-
-def reflect(source: Source, scenario) -> None:
-    async def main():
-        changes: list[int] = []
-        seen = Reflector(
-            source, "/things", "things", parse=lambda b: b["value"] or None, on_change=lambda: changes.append(1)
-        )
-        task = asyncio.create_task(seen.run())
-        try:
-            await asyncio.wait_for(scenario(seen, changes), 10)
-        finally:
-            task.cancel()
-
-    asyncio.run(main())
-
-
-def event(kind: str, name: str, value: int) -> dict:
-    return {"type": kind, "object": Source.body(name, value)}
-
-
-def test_list_and_watch_keep_the_parsed_objects():
-    source = Source()
-    source.objects = {"a": 1, "b": 2, "unimportant": 0}
-    source.events = [
-        [event("MODIFIED", "a", 1), event("ADDED", "c", 3), event("DELETED", "b", 2), event("MODIFIED", "c", 0)]
-    ]
-
-    async def scenario(seen, changes):
-        await until(lambda: seen.values == {"a": 1} and len(changes) == 4, "what is left")
-        assert seen.problem is None
-        await asyncio.sleep(0.01)
-        assert len(changes) == 4, "equal objects are no change"
-
-    reflect(source, scenario)
-
-
-def test_watch_is_resumed_without_a_list_unless_its_history_is_gone():
-    source = Source()
-    source.objects = {"a": 1}
-    source.events = [ApiError("watch", 0, "", "reset"), [event("ADDED", "b", 5)], ApiError("watch", 410, "", "too old")]
-
-    async def scenario(seen, changes):
-        await until(lambda: seen.values == {"a": 1, "b": 5}, "the watch goes on")
-        await until(lambda: source.lists == 2 and seen.values == {"a": 1}, "a second list")
-        assert seen.problem is None, "known values stay"
-
-    reflect(source, scenario)
-
-
-def test_a_refusal_is_reported_until_it_is_lifted():
-    source = Source()
-    source.objects = {"a": 1}
-    source.refusals = [ApiError("list things", 403, "Forbidden", "things is forbidden")]
-
-    async def scenario(seen, changes):
-        await until(lambda: seen.denied, "the refusal")
-        assert "things is forbidden" in seen.problem
-        await until(lambda: seen.values == {"a": 1}, "the next attempt")
-        assert (seen.problem, seen.denied) == (None, False)
-
-    reflect(source, scenario)
-
-
+# ---- what the cluster has --------------------------------------------------------------------------------------------
 class Everything:
     """An API server with one node, one pod on it and two priority classes."""
 
@@ -320,7 +223,7 @@ class Everything:
     async def list_pages(self, path, what, query):
         yield self.BODIES[path], "1"
 
-    async def changes(self, path, what, query, version):
+    async def changes(self, path, what, query):
         await asyncio.sleep(3600)
         yield {}
 
@@ -336,3 +239,14 @@ def test_inventory_is_the_nodes_capacity_minus_other_pods():
         task.cancel()
 
     asyncio.run(main())
+
+
+def test_cluster_stays_known_in_an_outage_but_not_without_a_permission():
+    inventory = Inventory(Everything(), lambda: None)
+    assert inventory.problem == "the nodes of the cluster are not listed yet"
+    for kept in inventory._all:
+        kept.listed = True
+    inventory._others.problem = Problem("no answer", NOW, denied=False)
+    assert (inventory.problem, inventory.denied) == (None, False)
+    inventory._others.problem = Problem("pods is forbidden", NOW, denied=True)
+    assert (inventory.problem, inventory.denied) == ("pods is forbidden", True)

@@ -7,6 +7,8 @@ import dataclasses
 
 import pytest
 
+import builders
+from elastrain.api import roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, Progress, Target
 from elastrain.etcd import Batch, Delete, EtcdDenied, EtcdUnavailable, KeyValue, Put, WatchState
@@ -152,11 +154,45 @@ def test_job_is_unknown_if_one_of_its_records_is_unreadable():
     run(scenario)
 
 
+@pytest.mark.parametrize("key", [KEYS.leader, KEYS.ended, KEYS.closed, KEYS.issued, KEYS.rosters + "strange"])
+def test_job_is_known_if_a_record_that_plans_do_not_use_cannot_be_read(key):
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch((key, b"{"), (KEYS.target, TARGET.encode()), snapshot=True))
+        assert (mirror.of(KEYS).target, mirror.issued(KEYS)) == (TARGET, None)
+
+    run(scenario)
+
+
+def test_job_is_not_known_until_all_members_of_a_large_generation_are():
+    large = builders.generation(1, *(f"job-{i}" for i in range(100)))
+    parts = [(KEYS.roster(1, i), part.encode()) for i, part in enumerate(roster.split(large))]
+
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch((KEYS.generation, roster.header(large).encode()), *parts[1:], snapshot=True))
+        assert mirror.of(KEYS) is None
+        mirror.take(batch(parts[0]))
+        assert (mirror.of(KEYS).generation, mirror.of(KEYS).earlier(1)) == (large, large.members)
+
+    run(scenario)
+
+
+def test_nothing_is_kept_of_a_job_without_records():
+    async def scenario(mirror, etcd, woken):
+        written = ((KEYS.target, TARGET.encode()), (KEYS.member(MEMBER.id), MEMBER.encode()), (KEYS.progress, b"{"))
+        mirror.take(batch(*written, snapshot=True))
+        mirror.take(batch(*(key for key, _ in written), KEYS.pairs_group("a")))
+        assert mirror._jobs == {}
+
+    run(scenario)
+
+
 def test_only_records_that_this_cluster_wrote_are_offered_to_the_sweeper():
     async def scenario(mirror, etcd, woken):
         await mirror.put_target(KEYS, TARGET)
         foreign = JobKeys("ns", "job", "of-another-cluster")
-        written = [*etcd.stored.items(), (foreign.target, TARGET.encode()), (foreign.prefix + "owner", b"there")]
+        written = [*etcd.stored.items(), (foreign.target, TARGET.encode()), (foreign.owner, b"there")]
         mirror.take(batch(*written, snapshot=True))
         assert mirror.jobs() == [KEYS]
         await mirror.delete_records(KEYS)

@@ -9,22 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import builders
 from budgets import examples
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Termination
-from elastrain_operator.model import Coordination, Ending, JobRef, LoopState, Observed, Plan, Pod, Refusal, Trouble
+from elastrain_operator.model import Coordination, Observed, Plan, Pod, Refusal, Trouble
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.size import leaving, rollout
+from job_world import JOB, JobWorld, template
 
-JOB = JobRef("default", "job", "uid", 1)
-DRAINED = Termination(outcome=Outcome.DRAINED)
 FAILED = Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="boom")
 UNSCHEDULABLE = Trouble("Unschedulable", "0/3 nodes are available")
-
-
-def template(image: str) -> dict:
-    return {"spec": {"containers": [{"name": "trainer", "image": image, "command": ["python", "train.py"]}]}}
 
 
 def spec(image: str = "a", **fields) -> JobSpec:
@@ -34,109 +28,44 @@ def spec(image: str = "a", **fields) -> JobSpec:
 VERSIONS = {image: rollout.version(spec(image).template) for image in "abc"}
 
 
-class World:
-    """API server, cluster and agents as plain values; ``operate`` checks the invariants."""
+class World(JobWorld):
+    """A cluster with room for some pods, and images that cannot be pulled or whose script fails."""
 
     def __init__(self, **fields) -> None:
-        self.fields = {"minReplicas": 2, "maxReplicas": 3, **fields}
-        self.image = "a"
-        self.now = datetime(2030, 1, 1, tzinfo=UTC)
-        self.status, self.pods, self.records = JobStatus(), {}, Coordination()
+        super().__init__(**{"minReplicas": 2, "maxReplicas": 3, **fields})
         self.room, self.broken, self.failing = 99, set(), set()
-        self.refusal: Refusal | None = None
-
-    @property
-    def draining(self) -> dict[str, datetime]:
-        """When each leaving worker was asked, from the status."""
-        return leaving.since(self.status)
-
-    @property
-    def spec(self) -> JobSpec:
-        return spec(self.image, **self.fields)
-
-    def live(self) -> list[Pod]:
-        return [p for p in self.pods.values() if not p.ending]
-
-    def training(self) -> set[str]:
-        return {m.worker for m in self.records.generation.members} if self.records.generation else set()
 
     def versions(self) -> list[str]:
         return sorted(next(i for i, v in VERSIONS.items() if v == p.template) for p in self.live())
 
-    def operate(self) -> Plan:
-        pods = tuple(sorted(self.pods.values(), key=lambda p: p.ordinal))
-        seen = Observed(JOB, pods, self.records)
-        made, spec = plan(self.spec, self.status, seen, self.now, LoopState(refusal=self.refusal)), self.spec
-        trained = self.training() & {p.name for p in self.live()}
+    def check(self, seen: Observed, made: Plan) -> None:
+        spec, trained = self.spec, self.training()
         leavers = set(leaving.since(made.status or self.status))
         gone = trained & leavers
-        asked = gone - set(self.draining) - set(self.records.target.leaving if self.records.target else ())
+        asked = gone - self.draining
         if asked:
             too_many = max(len(trained) - spec.desired_replicas, 0)
             assert len(trained - gone) >= spec.min_replicas, "never below minReplicas"
             assert len(asked) <= spec.max_unavailable + too_many, "never more at a time than maxUnavailable"
         staying = [p for p in self.live() if p.name not in leavers]
         assert len(staying) + len(made.create) <= spec.desired_replicas + spec.max_unavailable, "few pods more"
-        self.status = made.status or self.status
-        if made.target:
-            self.records = dataclasses.replace(self.records, target=made.target)
-        for ordinal in made.create if self.refusal is None else ():
-            name = f"job-{ordinal}"
-            self.pods[name] = Pod(name, f"uid-{ordinal}", ordinal, self.now, template=VERSIONS[self.image])
         for deletion in made.delete:
             assert deletion.pod not in trained - gone, "no training worker is deleted without being asked"
-            del self.pods[deletion.pod]
-        return made
+
+    def started(self, pod: Pod) -> Pod:
+        image = next(i for i, v in VERSIONS.items() if v == pod.template)
+        if sum(p.started for p in self.live()) >= self.room:
+            return dataclasses.replace(pod, trouble=UNSCHEDULABLE)
+        if image in self.broken:
+            trouble = Trouble("ImagePullFailed", f"pod {pod.name}: image {image}: not found")
+            return dataclasses.replace(pod, trouble=trouble)
+        return super().started(pod)
 
     def kubelet(self) -> None:
-        for pod in list(self.live()):
-            image = next(i for i, v in VERSIONS.items() if v == pod.template)
-            running = sum(p.started for p in self.live())
-            if pod.started:
-                continue
-            if running >= self.room:
-                change = {"trouble": UNSCHEDULABLE}
-            elif image in self.broken:
-                change = {"trouble": Trouble("ImagePullFailed", f"pod {pod.name}: image {image}: not found")}
-            else:
-                change = {"started": True, "ready": True, "trouble": None}
-            self.pods[pod.name] = dataclasses.replace(pod, **change)
-            if image in self.failing and change.get("started"):
+        super().kubelet()
+        for pod in self.running():
+            if pod.template in {VERSIONS[image] for image in self.failing}:
                 self.end(pod.name, FAILED)
-
-    def agents(self) -> None:
-        target = self.records.target
-        if target is None:
-            return
-        ready = [p.name for p in sorted(self.live(), key=lambda p: p.ordinal) if p.started]
-        able = [n for n in ready if n not in target.leaving]
-        stayers = [n for n in able if n in self.training()]
-        wanted = (stayers + [n for n in able if n not in stayers])[: max(target.desired, len(stayers))]
-        number = self.records.generation.number if self.records.generation else 0
-        if set(wanted) != self.training() and len(wanted) >= target.min:
-            number += 1
-            self.records = dataclasses.replace(self.records, generation=builders.generation(number, *wanted))
-        members = tuple(Member(id=n, worker=n, address="a", phase=Phase.READY, generation=number) for n in able)
-        self.records = dataclasses.replace(self.records, members=members)
-        for name in set(ready) & set(target.leaving) - self.training():
-            self.end(name, DRAINED)
-
-    def end(self, name: str, record: Termination) -> None:
-        ending = Ending(self.now, record, record.exit_code)
-        self.pods[name] = dataclasses.replace(self.pods[name], ending=ending, over=True, ready=False)
-        members = tuple(m for m in self.records.members if m.worker != name)
-        self.records = dataclasses.replace(self.records, members=members)
-
-    def settle(self, rounds: int = 120) -> None:
-        """Run until nothing changes and no deadline is left."""
-        for _ in range(rounds):
-            before = (self.status, dict(self.pods), self.records)
-            self.kubelet()
-            self.agents()
-            made = self.operate()
-            if made.requeue_after is None and before == (self.status, self.pods, self.records):
-                return
-            self.now += timedelta(seconds=min(made.requeue_after or 1, 60))
 
     def up_to_date(self) -> tuple[str, str, str]:
         found = next(c for c in self.status.conditions if c.type == "UpToDate")
@@ -167,14 +96,14 @@ def test_every_worker_is_replaced_and_the_condition_shows_it(world):
 def test_replacement_is_created_and_ready_before_an_old_worker_is_asked_to_leave(world):
     world.image = "b"
     made = world.operate()
-    assert (len(made.create), world.draining) == (1, {})
+    assert (len(made.create), world.draining) == (1, frozenset())
     world.operate()
     assert not world.draining, "it does not run yet"
     assert world.up_to_date()[2].endswith("1 replaced at a time; waiting for job-3 to train")
     world.kubelet()
     world.agents()
     world.operate()
-    assert set(world.draining) == {"job-2"}
+    assert world.draining == {"job-2"}
 
 
 def test_max_unavailable_workers_are_replaced_at_a_time():
@@ -215,7 +144,7 @@ def test_running_workers_keep_their_template_if_max_unavailable_is_zero(world):
 def test_workers_without_a_version_are_not_replaced(world):
     world.pods = {n: dataclasses.replace(p, template="") for n, p in world.pods.items()}
     made = world.operate()
-    assert (made.create, world.draining) == ((), {})
+    assert (made.create, world.draining) == ((), frozenset())
 
 
 def test_no_worker_is_replaced_while_etcd_is_away(world):
@@ -241,7 +170,7 @@ def test_an_old_worker_leaves_first_if_the_cluster_has_no_room(world):
 
 def test_an_old_worker_leaves_first_if_the_quota_is_used_up(world):
     world.image = "b"
-    world.refusal = Refusal("QuotaExceeded", "exceeded quota", world.now, 1, JOB.generation)
+    world.state.refusal = Refusal("QuotaExceeded", "exceeded quota", world.now, 1, JOB.generation)
     world.operate()
     assert len(world.draining) == 1
 
@@ -324,7 +253,7 @@ def test_roll_out_stops_after_one_failure_if_the_new_script_fails(world):
 
 def test_roll_out_reports_that_the_api_server_refuses_the_new_template(world):
     world.image = "b"
-    world.refusal = Refusal("TemplateInvalid", "spec.template: no such field", world.now, 1, JOB.generation)
+    world.state.refusal = Refusal("TemplateInvalid", "spec.template: no such field", world.now, 1, JOB.generation)
     world.operate()
     assert not world.draining
     assert "TemplateInvalid: spec.template: no such field" in world.up_to_date()[2]
@@ -381,7 +310,7 @@ def test_all_workers_have_the_last_template_in_the_end_and_enough_train_at_all_t
     world.room = max(world.room, world.spec.desired_replicas)
     world.settle()
     assert world.versions() == [world.image] * world.spec.desired_replicas
-    assert world.training() == {p.name for p in world.live()}
+    assert world.placed() == {p.name for p in world.live()}
 
 
 def test_version_depends_on_the_content_and_not_on_its_order():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -11,27 +10,20 @@ from hypothesis import strategies as st
 
 import builders
 from budgets import examples
-from elastrain.api.job import GenerationStatus, JobSpec, JobStatus, SparesStatus
+from elastrain.api.job import GenerationStatus, JobSpec, SparesStatus
 from elastrain.api.records import Member, Outcome, Phase, Target, Termination
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod
-from elastrain_operator.plan import plan
+from elastrain_operator.model import Coordination, Observed, Plan
 from elastrain_operator.pod import manifest
 from elastrain_operator.policy.report import accelerator_seconds
-from elastrain_operator.policy.size import rollout, spares, victims
+from elastrain_operator.policy.size import leaving, rollout, spares, victims
+from job_world import JOB, START, JobWorld, template
 from workers import workers_at
 
-JOB = JobRef("default", "job", "uid", 1)
-START = datetime(2030, 1, 1, tzinfo=UTC)
 FORCE = GenerationStatus(number=1, size=3, reason="Start")
 LOST = Termination(outcome=Outcome.FAILED, exit_code=137, signal=9, reason="RankKilled")
-DRAINED = Termination(outcome=Outcome.DRAINED)
-
-
-def template(image: str = "a") -> dict:
-    return {"spec": {"containers": [{"name": "trainer", "image": image, "command": ["python", "train.py"]}]}}
 
 
 def spec(image: str = "a", **fields) -> JobSpec:
@@ -149,87 +141,17 @@ def test_accelerator_seconds_of_a_spare_are_booked_as_such():
 
 
 # ---- a whole life ---------------------------------------------------------------------------------------------------
-class World:
-    """API server, kubelet and agents as plain values. The members admit a ready worker if one is missing, as the leader
-    does; ``operate`` checks the invariants."""
-
+class World(JobWorld):
     def __init__(self, **fields) -> None:
-        self.fields, self.image = {"minReplicas": 1, "replicas": 3, "warmSpares": 1, **fields}, "a"
-        self.now = START
-        self.status, self.pods, self.records = JobStatus(), {}, Coordination()
+        super().__init__(**{"minReplicas": 1, "maxReplicas": 3, "replicas": 3, "warmSpares": 1, **fields})
 
-    @property
-    def spec(self) -> JobSpec:
-        return spec(self.image, **self.fields)
-
-    def live(self) -> list[Pod]:
-        return [p for p in self.pods.values() if not p.ending]
-
-    def training(self) -> set[str]:
-        placed = {m.worker for m in self.records.generation.members} if self.records.generation else set()
-        return placed & {p.name for p in self.live()}
-
-    def operate(self) -> Plan:
-        seen = Observed(JOB, tuple(sorted(self.pods.values(), key=lambda p: p.ordinal)), self.records)
-        made = plan(self.spec, self.status, seen, self.now)
-        self.status = made.status or self.status
-        leaving = {w for entry in self.status.leaving for w in entry.workers}
-        staying = [p for p in self.live() if p.name not in leaving]
+    def check(self, seen: Observed, made: Plan) -> None:
+        asked = set(leaving.since(made.status or self.status))
+        staying = [p for p in self.live() if p.name not in asked]
         most = self.spec.desired_replicas + (self.spec.warm_spares if self.training() else 0)
         assert len(staying) + len(made.create) <= max(most, len(staying)) + self.spec.max_unavailable, "few pods more"
-        if made.target:
-            self.records = dataclasses.replace(self.records, target=made.target)
-        version = rollout.version(self.spec.template)
-        for ordinal in made.create:
-            self.pods[f"job-{ordinal}"] = Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, self.now, template=version)
         for deletion in made.delete:
-            assert deletion.pod not in self.training() - leaving, "no training worker is deleted without being asked"
-            del self.pods[deletion.pod]
-        return made
-
-    def kubelet(self) -> None:
-        for p in list(self.live()):
-            self.pods[p.name] = dataclasses.replace(p, started=True, ready=True, bound=p.bound or self.now)
-
-    def agents(self) -> None:
-        target = self.records.target
-        if target is None:
-            return
-        started = [p.name for p in sorted(self.live(), key=lambda p: p.ordinal) if p.started]
-        able = [n for n in started if n not in target.leaving] if target.desired else []
-        stayers = [n for n in able if n in self.training()]
-        wanted = stayers + [n for n in able if n not in stayers][: max(target.desired - len(stayers), 0)]
-        newest = self.records.generation
-        number = newest.number if newest else 0
-        placed = [m.worker for m in newest.members] if newest else []
-        if sorted(wanted) != sorted(placed) and (len(wanted) >= target.min or not target.desired):
-            number += 1
-            newest = builders.generation(number, *wanted)
-        inside = {m.worker for m in newest.members} if newest else set()
-        members = tuple(
-            Member(id=n, worker=n, address="a", phase=Phase.READY, generation=number if n in inside else 0)
-            for n in able
-        )
-        self.records = dataclasses.replace(self.records, generation=newest, members=members)
-        for name in set(started) - set(able):
-            self.end(name, DRAINED)
-
-    def end(self, name: str, record: Termination) -> None:
-        ending = Ending(self.now, record, record.exit_code)
-        self.pods[name] = dataclasses.replace(self.pods[name], ending=ending, over=True, ready=False)
-        members = tuple(m for m in self.records.members if m.worker != name)
-        self.records = dataclasses.replace(self.records, members=members)
-
-    def settle(self) -> None:
-        for _ in range(120):
-            before = (self.status, dict(self.pods), self.records)
-            self.kubelet()
-            self.agents()
-            made = self.operate()
-            if before == (self.status, self.pods, self.records) and made.requeue_after is None:
-                return
-            self.now += timedelta(seconds=min(made.requeue_after or 1, 400))
-        raise AssertionError("the world comes to rest")
+            assert deletion.pod not in self.training() - asked, "no training worker is deleted without being asked"
 
     def settled(self) -> tuple[int, int, SparesStatus | None]:
         self.settle()
@@ -292,7 +214,7 @@ def test_a_changed_template_replaces_spares_before_any_worker_that_trains(world)
     before, world.image = world.training(), "b"
     made = world.operate()
     assert not made.create
-    assert [e.workers for e in world.status.leaving] == [["job-3"]], "the spare leaves first"
+    assert world.draining == {"job-3"}, "the spare leaves first"
     while not world.training() - before:
         world.kubelet()
         world.agents()
@@ -326,8 +248,7 @@ def test_workers_and_spares_have_the_desired_numbers_in_the_end_for_any_history(
             case "operate" | "kubelet" | "agents":
                 getattr(world, what)()
             case ("lose", int(which)):
-                running = sorted((p for p in world.live() if p.started), key=lambda p: p.ordinal)
-                if running:
+                if running := world.running():
                     world.end(running[which % len(running)].name, LOST)
             case (str(field), value):
                 world.fields[field] = value

@@ -33,12 +33,13 @@ class Phase(StrEnum):
         "committed",
         "the rest of the loop body after the last `job.backward()`, and `job.on_commit()` callbacks",
     )
+    LEARNING = "committed, while the state arrives", "the same in a joiner of which a part of the state is missing"
     DISCARDED = "discarded", "the same in a step that lost a worker; the step runs again"
     BETWEEN = "after a loop", "between two loops, and after the last"
     LEAVING = "after Drained", "`finally` blocks of a worker that leaves, and scripts that catch `Drained`"
 
 
-BODY = (Phase.FRESH, Phase.WARM_UP, Phase.PARTIAL, Phase.COMMITTED, Phase.DISCARDED)
+BODY = (Phase.FRESH, Phase.WARM_UP, Phase.PARTIAL, Phase.COMMITTED, Phase.LEARNING, Phase.DISCARDED)
 """The phases of a loop body."""
 
 
@@ -95,6 +96,7 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
         Phase.WARM_UP: _TWICE,
         Phase.PARTIAL: _ACTS,
         Phase.COMMITTED: _TWICE,
+        Phase.LEARNING: _TWICE,
         Phase.DISCARDED: _TWICE,
         Phase.BETWEEN: _IN_BODY_ONLY,
         Phase.LEAVING: _IN_BODY_ONLY,
@@ -105,6 +107,7 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
         Phase.WARM_UP: _ACTS,
         Phase.PARTIAL: _SKIPPED,
         Phase.COMMITTED: _ACTS,
+        Phase.LEARNING: _ACTS,
         Phase.DISCARDED: _ACTS,
         Phase.BETWEEN: _NO_GRADIENTS,
         Phase.LEAVING: _NO_GRADIENTS,
@@ -115,11 +118,12 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
         Phase.WARM_UP: _SKIPPED,
         Phase.PARTIAL: _SKIPPED,
         Phase.COMMITTED: _ACTS,
+        Phase.LEARNING: _ACTS,
         Phase.DISCARDED: _SKIPPED,
         Phase.BETWEEN: _ACTS,
         Phase.LEAVING: _SKIPPED,
     },
-    Call.STOP: dict.fromkeys(Phase, _ACTS),
+    Call.STOP: {phase: _SKIPPED if phase is Phase.LEARNING else _ACTS for phase in Phase},
 }
 """What each call does in each phase; complete."""
 

@@ -67,6 +67,8 @@ class Loop:
         self._audit = audit
         self._loader: ElasticLoader | None = None
         self._buffers: Buffers | None = None
+        self._warm_share = Share(0, 1)
+        """Of step 0, computed in the warm-up."""
         self._on_commit: list[Callable[[], None]] = []
         self._stop_asked = self._left = False
         self._in_body = False
@@ -131,7 +133,8 @@ class Loop:
             # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
             intact = communicator.broken is None
             updatable = self._world.before_update()
-            step.decide(summed, communicator.generation, intact=intact, updatable=updatable)
+            incomplete = self._world.receiving
+            step.decide(summed, communicator.generation, intact=intact, updatable=updatable, incomplete=incomplete)
         self._heartbeat.resumed(summed.sums[control.COMPUTE] if summed is not None and step.counts else None)
 
     def on_commit(self, callback: Callable[[], None]) -> None:
@@ -139,8 +142,9 @@ class Loop:
         self._on_commit.append(callback)
 
     def stop(self) -> None:
-        """As of :meth:`Job.stop`."""
-        self._stop_asked = True
+        """As of :meth:`Job.stop`. A learner's body does not run on samples that count: it cannot end training."""
+        if self.contract.acts(Call.STOP) and not (self.step is not None and self.step.share.learner):
+            self._stop_asked = True
 
     def finish(self) -> None:
         """End together: no rank ends before all have committed the last step, since its state may be needed.
@@ -163,12 +167,14 @@ class Loop:
         """
         assert self._world.model is not None
         self._buffers = Buffers(self._world.model.module)
-        share = Share(0, max(self._session.expected_world_size(), 1))
+        share = self._warm_share = Share(0, max(self._session.expected_world_size(), 1))
         with Kept():
             first, *_ = loader.begin(0, share)
             self.step = Step(0, self._world.place, share, (first,), warm_up=True)
             batch = loader.load()
+            self._world.model.warms_up = True
             yield from self._run_body(loader, self.step, batch.data)
+            self._world.model.warms_up = False
         self.step = None
         self._strategy.check_warm_up(self._buffers.after_warm_up())
         # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
@@ -188,7 +194,7 @@ class Loop:
             try:
                 with _kept(loader):
                     batch = loader.load()
-                    with self._strategy.body(part, communicator, last=last):
+                    with self._strategy.body(part, communicator, last=last), self._stand_in_outputs():
                         yield from self._run_body(loader, step, batch.data)
             except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
                 if step.counts:
@@ -203,7 +209,10 @@ class Loop:
     def _begin(self, loader: ElasticLoader) -> Step:
         """The next step, cut into this rank's micro-batches."""
         place, share, number = self._world.place, self._world.share, self._world.step
-        parts = loader.begin(number, place.share if share.learner else share)
+        if self._world.receiving:  # the batch of the warm-up, whose outputs its loop body sees
+            parts = loader.begin(0, self._warm_share)
+        else:
+            parts = loader.begin(number, place.share if share.learner else share)
         if share.learner:  # its loop body must run on some samples; none of them counts
             parts = (parts[0].stand_in(),)
         assert self._buffers is not None
@@ -224,6 +233,16 @@ class Loop:
         finally:
             self._in_body = False
 
+    def _stand_in_outputs(self) -> AbstractContextManager[object]:
+        """Around a loop body: while a part of the model is missing, its outputs are those of the warm-up."""
+        learner = self._world.model.learner if self._world.model is not None else None
+        if learner is None:
+            return nullcontext()
+        if self._world.receiving:
+            return learner.outputs.replayed()
+        learner.outputs.forget()
+        return nullcontext()
+
     def _learn(self, communicator: Communicator) -> Summed:
         """Take the gradients of the other ranks, which have computed the whole batch.
 
@@ -241,7 +260,9 @@ class Loop:
         self._log(step, "commit")
         self._world.stopped = step.stops
         self._world.commit(step.loss, step.agreed, learning=step.learning)
-        self._call_back(step)
+        if not step.incomplete:
+            self._call_back(step)
+        self.step = None
         self._world.committed()
 
     def _settle(self) -> None:

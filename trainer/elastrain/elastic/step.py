@@ -30,6 +30,8 @@ class Step:
     """Micro-batches that have run backward."""
     counts: bool = False
     """Gradients are complete on this rank, and its state can be updated: the step is committed when its body ends."""
+    incomplete: bool = False
+    """Of a learner: a part of its state has not arrived. Only the optimizers' updates of this step count for it."""
     agreed: int | None = None
     """Generation that all ranks switch to after this step."""
     learning: bool = False
@@ -39,15 +41,18 @@ class Step:
     stops: bool = False
     """Training ends with this step: a rank has asked for it."""
 
-    def decide(self, summed: Summed | None, generation: int, *, intact: bool, updatable: bool) -> None:
+    def decide(
+        self, summed: Summed | None, generation: int, *, intact: bool, updatable: bool, incomplete: bool = False
+    ) -> None:
         """Decide whether this execution of the step counts, after its last backward; nothing else decides it.
 
         ``summed``: the control vector of the ranks of ``generation``. ``intact``: the generation had not broken when
-        the sums had arrived. ``updatable``: this rank holds the state that the gradients belong to. Pure.
+        the sums had arrived. ``updatable``: this rank holds the state that the gradients belong to. ``incomplete``: not
+        yet all of it. Pure.
         """
         if self.warm_up or summed is None or not intact or not updatable:
             return
-        self.counts = True
+        self.counts, self.incomplete = True, incomplete
         self.agreed = summed.agreed(generation)
         self.loss = summed.sums[control.LOSS]
         self.learning = summed.sums[control.LEARNING] > 0
@@ -67,4 +72,6 @@ class Step:
             return Phase.WARM_UP
         if not self.complete:
             return Phase.PARTIAL
+        if self.incomplete:
+            return Phase.LEARNING
         return Phase.COMMITTED if self.counts else Phase.DISCARDED

@@ -80,6 +80,11 @@ class World:
         """Mean loss over the last committed global batch."""
         return self._reporter.loss
 
+    @property
+    def receiving(self) -> bool:
+        """Whether a part of this rank's state has not arrived yet."""
+        return self._handover.receiving
+
     # -- called by the loop, in this order -----------------------------------------------------------------------------
     def start(self) -> int:
         """Committed steps of the state that this process will begin with, as far as is known before it joins."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils import _pytree
 
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
@@ -39,6 +41,52 @@ class LearnerModel(Protocol):
     def control_sums(self, communicator: Communicator) -> Summed: ...
 
 
+class Outputs:
+    """The model's outputs in the warm-up, which loop bodies see as long as a part of the model has not arrived.
+
+    The code of the script then computes with numbers of its own kind and shape, not with those of half a model.
+    """
+
+    def __init__(self) -> None:
+        self._recorded: list[Any] = []
+        self._next: int | None = None
+
+    def record(self, output: Any) -> Any:
+        """Note the output of a forward of the warm-up, and return it."""
+        self._recorded.append(_pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, output))
+        return output
+
+    def forget(self) -> None:
+        """The state is complete: release the memory."""
+        self._recorded = []
+
+    @contextmanager
+    def replayed(self) -> Iterator[None]:
+        """Within it :meth:`replay` returns the recorded outputs, one for each forward."""
+        self._next = 0
+        try:
+            yield
+        finally:
+            self._next = None
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the next forward returns a recorded output; False beyond the last one."""
+        return self._next is not None and self._next < len(self._recorded)
+
+    def replay(self) -> Any:
+        """The next recorded output; its floating-point tensors require gradients, as after a forward."""
+        assert self._next is not None
+        output, self._next = self._recorded[self._next], self._next + 1
+        return _pytree.tree_map_only(torch.Tensor, _as_computed, output)
+
+
+def _as_computed(recorded: torch.Tensor) -> torch.Tensor:
+    if not (recorded.is_floating_point() or recorded.is_complex()):
+        return recorded.clone()
+    return recorded.detach().requires_grad_().clone()  # no leaf: scripts may change it in place
+
+
 class Learner:
     """Takes the sum of the other ranks' gradients in place of a backward, and adds nothing to it.
 
@@ -52,6 +100,7 @@ class Learner:
         self._sums: list[torch.futures.Future[torch.Tensor]] = []
         self.active = False
         """Whether :meth:`begin` was called, and neither :meth:`finish` nor :meth:`cancel` since."""
+        self.outputs = Outputs()
 
     def begin(self, communicator: Communicator, connected: Collection[int], *, receiving: bool) -> None:
         """Begin the sums of a step, while the state arrives; the first time before :meth:`ReplicatedModule.attach`.

@@ -181,9 +181,12 @@ class ReplicatedModule(ElasticModule):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or not (self.training or self.in_body()):
             return self.module(*args, **kwargs)
+        if self.learner is not None and self.learner.outputs.replaying:
+            return self.learner.outputs.replay()
         if self._ddp is None:
             self.__dict__["_ddp"] = self._wrap(DdpGroup())
-        return self._ddp(*args, **kwargs)
+        output = self._ddp(*args, **kwargs)
+        return self.learner.outputs.record(output) if self.learner is not None and self.warms_up else output
 
     # -- the control vector ------------------------------------------------------------------------------------------
     def prepare(self, inputs: ControlInputs, loss: torch.Tensor) -> None:

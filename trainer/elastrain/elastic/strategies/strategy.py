@@ -34,6 +34,8 @@ class ElasticModule(nn.Module):
 
     in_body: Callable[[], bool] = staticmethod(lambda: False)
     """Whether a loop body runs: then a forward with gradients is one of training, also in ``eval()`` mode."""
+    warms_up = False
+    """Whether the warm-up's loop body runs."""
     learner: Learner | None = None
     """Computes the steps in which this rank is a learner; None if this model cannot have any."""
 
