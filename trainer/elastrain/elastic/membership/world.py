@@ -88,7 +88,8 @@ class World:
     def settle(self) -> None:
         """Return in a healthy generation: at once in the steady state, after an agreed switch, or after a loss.
 
-        Raises ``ExitRequested`` if this rank has to leave, ``AgentLost`` if its agent is gone.
+        Raises ``ExitRequested`` if this rank has to leave, ``AgentLost`` or ``MessageFailed`` if its agent sends no
+        more messages that it can read.
         """
         while True:
             if self.communicator is not None and self.communicator.over is not None:
