@@ -212,6 +212,8 @@ class ReplicatedModule(ElasticModule):
         return gradients[0] if dense else completed(buffer)
 
     def _wrap(self, group: DdpGroup) -> DistributedDataParallel:
+        if self._ddp is not None:  # it lives until the next collection of garbage, and would sum gradients again
+            self._ddp._remove_autograd_hooks()
         self._vector.follow(next(p for p in self.module.parameters() if p.requires_grad).device)
         device, devices = self.device, {p.device for p in self.module.parameters()}
         ddp = DistributedDataParallel(
