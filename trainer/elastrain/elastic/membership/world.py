@@ -18,6 +18,7 @@ from elastrain.data.share import Place
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm import backend
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.membership import tracing
 from elastrain.elastic.membership.entry import Entry, EntryRow
 from elastrain.elastic.membership.report import Reporter, Switch, Times
@@ -110,6 +111,7 @@ class World:
     def begin_step(self) -> None:
         """The step's first loop body follows, in a healthy generation: begin the transfers that run beside it."""
         assert self.communicator is not None and self.model is not None
+        self.communicator.step = self.step
         self._handover.resume(self._reporter.step_seconds)
         if self.share.learner and self.model.learner is not None and not self.model.learner.active:
             self._begin_learner_step(self.communicator, receiving=self._handover.receiving)
@@ -164,6 +166,7 @@ class World:
         while self._number:
             self.settle()
             assert self.communicator is not None
+            self.communicator.step = self.step
             try:
                 self.communicator.barrier()
             except GenerationBroken:
@@ -179,6 +182,9 @@ class World:
 
     # -- changes of generation ---------------------------------------------------------------------------------------
     def _give_up(self, communicator: Communicator, cause: str) -> None:
+        """Leave a broken generation. Raises :class:`RanksDiverged` if the next one would break in the same way."""
+        if communicator.diverged is not None:
+            raise RanksDiverged(communicator.diverged)
         log.warning("generation is broken", generation=communicator.generation, step=self.step, cause=cause)
         communicator.abort(cause)
         self._handover.end()
@@ -246,7 +252,8 @@ class World:
     def _synchronise(self, communicator: Communicator) -> Entry:
         """Bring all ranks to the state of the furthest one; equal ranks send nothing. Raises ``GenerationBroken``."""
         row = self._entry_row(communicator.of)
-        entry = Entry.of([EntryRow(*values) for values in communicator.all_gather_ints(list(astuple(row)))])
+        table = [EntryRow(*values) for values in communicator.all_gather_ints(list(astuple(row)))]
+        entry, communicator.step = Entry.of(table), max(row.step for row in table)
         if entry.cold and communicator.rank == 0:
             self._cold_start(communicator.generation)
         transfer = Transfer(entry.sources, entry.receivers, self._strategy.holders(entry.sources))

@@ -30,6 +30,7 @@ from elastrain.elastic.comm import digest
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.comm.group import DdpGroup, sum_sparse
+from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.comm.transport import completed
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.state.slices import Holders
@@ -166,7 +167,7 @@ class ReplicatedModule(ElasticModule):
     def publish(self, communicator: Communicator) -> None:
         """Begin the sum of the control vector, unless it went with the last bucket."""
         if self._vector.pending:
-            self._control = communicator.sum_bucket(self._vector.publish_on_device())
+            self._control = communicator.sum_bucket(self._vector.publish_on_device(), Kind.CONTROL)
 
     def control_sums(self, communicator: Communicator) -> Summed:
         """The control vector of the last backward, over all ranks. On a GPU the host waits for all sums.
