@@ -1,5 +1,5 @@
 """Writes the pages that follow from the code, so that they cannot be wrong: fields of ElasticTrainingJob, commands, the
-Python client, and the list of decisions.
+Python client, the calls of the training loop, and the list of decisions.
 
 ``scripts/reference.py --write`` (``make reference``) updates them; ``--check`` only compares, and exits with 1 naming
 what differs. To be run in the repository's root.
@@ -26,6 +26,7 @@ from elastrain.api.crd import crd
 from elastrain.cli import main as cli
 from elastrain.cli.shell.manual import usage
 from elastrain.client import errors
+from elastrain.elastic.contract import RULES, Effect, Phase
 from elastrain_operator import __main__ as operator_command
 
 NOTE = "<!-- Written by scripts/reference.py (`make reference`). Do not edit. -->\n\n"
@@ -35,6 +36,7 @@ LARGEST = 2**31 - 1
 JOB = Path("docs/reference/job.md")
 COMMANDS = Path("docs/reference/cli.md")
 CLIENT = Path("docs/reference/python-client.md")
+LOOP = Path("docs/reference/loop.md")
 DECISIONS = Path("docs/decisions/index.md")
 
 Schema = Mapping[str, Any]
@@ -229,6 +231,37 @@ def client_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def loop_page() -> str:
+    """The contract of the training loop: what each call does in each phase."""
+    lines = [
+        "# Calls in the training loop",
+        "",
+        "What a call of a [training script](../training-scripts.md) does, by the phase in which the script makes it. "
+        "*skipped*: the call does nothing and returns None. The runtime enforces this table "
+        "(`trainer/elastrain/elastic/contract.py`).",
+        "",
+        "| phase | the script runs |",
+        "| --- | --- |",
+        *(f"| {phase.value} | {phase.about} |" for phase in Phase),
+        "",
+        f"| call | {' | '.join(phase.value for phase in Phase)} |",
+        f"| --- |{' --- |' * len(Phase)}",
+    ]
+    raised: list[str] = []
+    for call, rules in RULES.items():
+        cells = []
+        for phase in Phase:
+            rule = rules[phase]
+            if rule.effect is Effect.RAISES and rule.way_out not in raised:
+                raised.append(rule.way_out)
+            note = f" [{raised.index(rule.way_out) + 1}]" if rule.effect is Effect.RAISES else ""
+            cells.append(f"{rule.effect.value}{note}")
+        lines.append(f"| {_cell(call.value)} | {' | '.join(cells)} |")
+    lines += ["", "The error of a call that raises names the phase and the way out:", ""]
+    lines += [f"{number}. {way_out[0].upper()}{way_out[1:]}." for number, way_out in enumerate(raised, start=1)]
+    return "\n".join(lines) + "\n"
+
+
 def _signature(name: str, function: Callable[..., Any]) -> str:
     """As it stands in the source, without ``self``."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
@@ -287,6 +320,7 @@ def generated_files(root: Path = Path()) -> dict[Path, str]:
         JOB: NOTE + job_page(crd()),
         COMMANDS: NOTE + commands_page(),
         CLIENT: NOTE + client_page(),
+        LOOP: NOTE + loop_page(),
         DECISIONS: NOTE + decisions_page(root / DECISIONS.parent),
     }
 

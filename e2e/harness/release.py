@@ -156,7 +156,7 @@ def _scale(component: str, replicas: int) -> None:
 
 
 def take_away_apiserver() -> None:
-    """End the API server, and wait until nobody answers."""
+    """End the API server, and wait until no server answers."""
     docker("exec", CONTROL_PLANE, "mv", APISERVER, "/etc/kubernetes/")
     eventually("the API server is gone", lambda: not _apiserver_answers(), 60)
 

@@ -42,7 +42,7 @@ class Recorder:
     start: float = field(default_factory=time.monotonic)
     finished: bool = False
     rescales: dict[int, Rescale] = field(default_factory=dict)
-    """By generation, as first reported: by its own rank 0, who was there before if anybody was."""
+    """By generation, as first reported: by its own rank 0, a survivor if there is one."""
     accuracy: float | None = None
 
     def progress(self, progress: Progress) -> None:

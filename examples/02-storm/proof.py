@@ -25,7 +25,7 @@ class Fired:
 
     kind: Kind
     worker: str
-    """Whom it hit; empty for joins and leaves, whose worker elastrain chooses."""
+    """The affected worker; empty for joins and leaves, for which elastrain chooses the worker."""
     step: int
     """Committed steps then."""
 

@@ -1,6 +1,6 @@
-"""A least-squares fit by as many MPI processes as there are. It knows nothing of elastrain: it is started by mpirun.
+"""A least-squares fit by any number of MPI processes. It does not depend on elastrain: mpirun starts it.
 
-Process 0 writes the model and the step to --out, and all start from there.
+Process 0 writes the model and the step to --out, and all processes start from them.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""``python -m elastrain_operator``: starts the operator; ``--help`` says how."""
+"""``python -m elastrain_operator``: starts the operator; ``--help`` lists the options."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ def option(env: str, help_: str) -> typer.models.OptionInfo:
     return typer.Option(envvar=env, help=help_, show_default=True)  # type: ignore[no-any-return]
 
 
-EtcdEndpoints = Annotated[str, option(names.ENV_ETCD_ENDPOINTS, "host:port[,host:port] of etcd v3.")]
-EtcdUsername = Annotated[str, option(names.ENV_ETCD_USERNAME, "User of etcd; needs a password file.")]
+EtcdEndpoints = Annotated[str, option(names.ENV_ETCD_ENDPOINTS, "Endpoints of etcd v3: host:port[,host:port].")]
+EtcdUsername = Annotated[str, option(names.ENV_ETCD_USERNAME, "etcd user; requires a password file.")]
 EtcdPasswordFile = Annotated[str, option(names.ENV_ETCD_PASSWORD_FILE, "File with the password.")]
-EtcdCa = Annotated[str, option(names.ENV_ETCD_CA, "CA certificate (PEM): switches TLS on.")]
+EtcdCa = Annotated[str, option(names.ENV_ETCD_CA, "CA certificate (PEM); enables TLS.")]
 EtcdCert = Annotated[str, option(names.ENV_ETCD_CERT, "Client certificate (PEM).")]
 EtcdKey = Annotated[str, option(names.ENV_ETCD_KEY, "Key of the client certificate (PEM).")]
 WorkerEtcdEndpoints = Annotated[
-    str, option("ELASTRAIN_WORKER_ETCD_ENDPOINTS", "etcd as workers see it. Default: --etcd-endpoints.")
+    str, option("ELASTRAIN_WORKER_ETCD_ENDPOINTS", "Endpoints of etcd for workers. Default: --etcd-endpoints.")
 ]
 WorkerEtcdSecret = Annotated[
     str,
     option(
         "ELASTRAIN_WORKER_ETCD_SECRET",
-        "Secret in each job's namespace with what workers need for etcd: username and password, ca.crt, "
-        "tls.crt and tls.key, whichever the operator itself uses.",
+        "Secret in each job's namespace with the workers' etcd credentials: those of username, password, ca.crt, "
+        "tls.crt and tls.key that the operator itself uses.",
     ),
 ]
 JobKeyFile = Annotated[
     str,
     option(
         "ELASTRAIN_JOB_KEY_FILE",
-        "File with at least 32 random bytes. With it each job gets an etcd user that reaches its own keys only, "
+        "File with at least 32 random bytes. With it each job gets an etcd user with access to its own keys only, "
         "and a Secret with its password, derived from these bytes. --etcd-username must have the role root.",
     ),
 ]
@@ -53,46 +53,48 @@ Namespaces = Annotated[
     str, option("ELASTRAIN_WATCH_NAMESPACES", "Namespaces to serve, separated by commas. Default: all.")
 ]
 Cluster = Annotated[
-    str, option("ELASTRAIN_CLUSTER", "Name of this Kubernetes cluster; must differ where clusters share an etcd.")
+    str, option("ELASTRAIN_CLUSTER", "Name of this Kubernetes cluster; must be unique if clusters share an etcd.")
 ]
-LeaseTtl = Annotated[int, option(names.ENV_LEASE_TTL, "Seconds after which a silent worker is taken for lost.")]
+LeaseTtl = Annotated[int, option(names.ENV_LEASE_TTL, "Seconds after which a silent worker counts as lost.")]
 DrainExtra = Annotated[
     float,
     option("ELASTRAIN_DRAIN_EXTRA", "Seconds beyond its pod's grace period that a worker may take to leave."),
 ]
-Resync = Annotated[
-    float, option("ELASTRAIN_RESYNC", "Seconds after which each job is looked at though nothing has happened.")
-]
+Resync = Annotated[float, option("ELASTRAIN_RESYNC", "Seconds after which each job is checked even without a change.")]
 ShareCapacity = Annotated[
     bool,
     option(
         "ELASTRAIN_CAPACITY",
-        "Share the cluster out: jobs without replicas grow into what is idle. Needs to read nodes, priority "
-        "classes and the pods of all namespaces.",
+        "Share the cluster out: jobs without replicas grow into idle capacity. Requires permission to read nodes, "
+        "priority classes and the pods of all namespaces.",
     ),
 ]
 CapacityQuotas = Annotated[
-    str, option("ELASTRAIN_CAPACITY_QUOTAS", 'JSON: {"team-a": {"nvidia.com/gpu": 8}}; needs --capacity.')
+    str, option("ELASTRAIN_CAPACITY_QUOTAS", 'JSON: {"team-a": {"nvidia.com/gpu": 8}}; requires --capacity.')
 ]
 CapacityWeights = Annotated[
-    str, option("ELASTRAIN_CAPACITY_WEIGHTS", 'JSON: {"team-a": 2}: parts of what is above the minima. Default: 1.')
+    str,
+    option("ELASTRAIN_CAPACITY_WEIGHTS", 'JSON: {"team-a": 2}: weights for the capacity above the minima. Default: 1.'),
 ]
 CapacityHysteresis = Annotated[
-    float, option("ELASTRAIN_CAPACITY_HYSTERESIS", "Seconds between two resizes of a job for a mere improvement.")
+    float, option("ELASTRAIN_CAPACITY_HYSTERESIS", "Least seconds between two resizes of a job for a mere improvement.")
 ]
 CapacityHorizon = Annotated[
-    float, option("ELASTRAIN_CAPACITY_HORIZON", "Seconds over which more workers must make up for the pause.")
+    float, option("ELASTRAIN_CAPACITY_HORIZON", "Seconds within which additional workers must make up for the pause.")
 ]
 LeaseFlag = Annotated[
     str,
     option(
         "ELASTRAIN_LEASE",
-        "NAMESPACE/NAME of a Lease: of all operators started with it, one works and the others stand by. "
-        "Default: none, and this operator must be the only one.",
+        "NAMESPACE/NAME of a Lease: of all operators started with it, one leads and the others stand by. "
+        "Default: none; this operator must then be the only one.",
     ),
 ]
 LeaseSeconds = Annotated[
-    int, option("ELASTRAIN_LEASE_SECONDS", "Seconds of silence after which another one of them takes over.")
+    int,
+    option(
+        "ELASTRAIN_LEASE_SECONDS", "Seconds without a renewal of the Lease after which another operator takes over."
+    ),
 ]
 HealthPort = Annotated[int, option("ELASTRAIN_HEALTH_PORT", "Port of GET /healthz, for the probes.")]
 MetricsPort = Annotated[int, option("ELASTRAIN_METRICS_PORT", "Port of GET /metrics, for Prometheus; 0: none.")]
@@ -100,8 +102,8 @@ TracesEndpoint = Annotated[
     str,
     option(
         tracing.ENV_ENDPOINT,
-        "OTLP collector over HTTP, as http://otel-collector.monitoring:4318: operator and workers send traces of "
-        "rescales to it. Needs elastrain[tracing] where they run.",
+        "OTLP collector over HTTP, such as http://otel-collector.monitoring:4318: operator and workers send it traces "
+        "of rescales. Requires elastrain[tracing] in their images.",
     ),
 ]
 LogLevel = Annotated[str, option("ELASTRAIN_LOG_LEVEL", "debug, info, warning or error.")]
@@ -135,11 +137,11 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
     traces_endpoint: TracesEndpoint = "",
     log_level: LogLevel = "info",
 ) -> None:
-    """Runs elastic training jobs (`kubectl get etj`): creates their worker pods, tells the workers through etcd how
-    many are wanted, replaces lost ones and keeps each job's status true.
+    """Runs elastic training jobs (`kubectl get etj`): creates their worker pods, publishes the desired size to the
+    workers through etcd, replaces lost workers and updates each job's status.
 
-    Uses the service account of its pod, else the current kubeconfig. Needs the CRD and one etcd v3 that workers reach,
-    too. It may be stopped at any time: training goes on, and the next start takes over from what it sees.
+    Uses the service account of its pod, else the current kubeconfig. Requires the CRD and an etcd v3 that workers can
+    reach. It may be stopped at any time: training continues, and the next operator continues from what it observes.
 
     Example: `python -m elastrain_operator --etcd-endpoints 127.0.0.1:2379 --namespaces default`
     """

@@ -33,9 +33,9 @@ from elastrain_operator.observe.watched import Watched
 from elastrain_operator.tracing import Traces
 
 ETCD_SECONDS = 5.0
-"""How long the start waits for etcd, so that the first plans know it."""
+"""Seconds that the start waits for etcd, so that the first plans have its records."""
 FIRST_LIST_SECONDS = 60.0
-"""How long the start waits for the first lists of jobs and pods."""
+"""Seconds that the start waits for the first lists of jobs and pods."""
 GARBAGE = (20_000, 20, 50)
 """Thresholds of the garbage collector's three generations (Python's own: 700, 10, 10)."""
 
@@ -163,7 +163,7 @@ class App:
 
     def _job_gone(self, job: JobKeys) -> None:
         ending = asyncio.create_task(self._forget(job))
-        self._endings.add(ending)  # asyncio itself keeps no hold of it
+        self._endings.add(ending)  # asyncio itself keeps no strong reference
         ending.add_done_callback(self._endings.discard)
 
     async def _forget(self, job: JobKeys) -> None:
@@ -200,7 +200,7 @@ class App:
     def _is_served(self, keys: JobKeys) -> bool:
         namespaces = self._config.namespaces
         if namespaces and keys.namespace not in namespaces:
-            return True  # by another operator; this one may not read that namespace
+            return True  # by another operator: this one may not read that namespace
         return keys.uid in self._loops or bool(self._watched.pods.of(keys.uid))
 
 
@@ -229,7 +229,7 @@ async def _until_listed(watched: Watched) -> None:
 
 
 async def _claim(fenced: FencedEtcd) -> None:
-    """Shut an earlier leader out at once; where it fails, the first write tries again."""
+    """Fence an earlier leader off at once; if that fails, the first write retries it."""
     try:
         await asyncio.to_thread(fenced.claim)
     except (ApiError, EtcdError) as error:

@@ -1,4 +1,4 @@
-"""Shares the cluster out between all jobs, in one place: gathers claims, asks ``allocate``, hands out the answer."""
+"""Shares the cluster out between all jobs: collects claims, calls ``allocate``, distributes the shares."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from elastrain_operator.model import Pod
 from elastrain_operator.waiting import until
 
 COALESCE = 0.1
-"""Seconds between the first sign of a change and the sharing: what happens together is shared out once."""
+"""Seconds between the first change and the allocation, so that concurrent changes cause one allocation."""
 REST = 0.5
-"""Least seconds between two sharings."""
+"""Least seconds between two allocations."""
 IDLE_PARTS = 10
-"""A sharing is followed by at least so many times the time that it took: it never uses more than a tenth of a core."""
+"""The pause after an allocation is at least this multiple of its duration, so it uses at most a tenth of a core."""
 NEW_EXPLANATIONS = 20
-"""Jobs whose explanation alone is updated after one sharing: each update writes a status."""
+"""Most jobs for which only the explanation is updated after an allocation: each update writes a status."""
 SPEEDS = 8
-"""Sizes of a job whose speed is remembered."""
+"""Most sizes of a job whose speed is kept."""
 
 log = structlog.get_logger(__name__)
 
@@ -45,10 +45,10 @@ class Cluster(Protocol):
 
 
 class Capacity:
-    """Claims in, shares out. What it remembers can be lost: jobs keep the size in their status."""
+    """Claims in, shares out. Losing its state is safe: jobs keep the size in their status."""
 
     def __init__(self, policy: Policy, on_share: Callable[[str], None]) -> None:
-        """``on_share`` is called with the UID of a job that has got another share."""
+        """``on_share`` is called with the UID of a job whose share has changed."""
         self._policy = policy
         self._on_share = on_share
         self._claims: dict[str, Claims] = {}
@@ -56,17 +56,16 @@ class Capacity:
         self._resized: dict[str, datetime] = {}
         self._speeds: dict[str, dict[int, float]] = {}
         self._pods: dict[str, tuple[str, Held]] = {}
-        """Bound worker pods by UID, each with the UID of its job: room is taken also where nobody claims them yet, or
-        any more."""
+        """Bound worker pods by UID, each with the UID of its job: they hold room even if no job claims them."""
         self._changed = asyncio.Event()
-        self._unknown = Share(None, "CapacityUnknown", "the cluster is not known yet")
+        self._unknown = Share(None, "CapacityUnknown", "the cluster is unknown yet")
 
     # ---- what jobs see -----------------------------------------------------------------------------------------------
     def share_of(self, uid: str) -> Share:
         return self._shares.get(uid, self._unknown)
 
     def claim(self, uid: str, claims: Claims) -> None:
-        """What a job wants and holds now."""
+        """A job's current claims."""
         before = self._claims.get(uid)
         self._claims[uid] = claims
         if claims.speed is not None:
@@ -76,7 +75,7 @@ class Capacity:
             if len(speeds) > SPEEDS:
                 del speeds[next(iter(speeds))]
         if claims.job is None:
-            self._shares.pop(uid, None)  # when it goes on, it is let in anew
+            self._shares.pop(uid, None)  # if it resumes, it must be admitted again
         if claims.differs(before):
             self.nudge()
 
@@ -87,7 +86,7 @@ class Capacity:
         self.nudge()
 
     def pod_seen(self, job_uid: str, pod: Pod | None, pod_uid: str) -> None:
-        """A worker pod as it is now; ``pod``: None: it is gone."""
+        """The current version of a worker pod; ``pod`` None: it is gone."""
         before = self._pods.pop(pod_uid, None)
         if pod and pod.node and not pod.over:
             self._pods[pod_uid] = (job_uid, Held(pod.node, pod.demand))
@@ -111,13 +110,13 @@ class Capacity:
             try:
                 again = await self._share_out(cluster)
             except Exception:
-                # A fault of ours must not end the sharing for good, nor go unseen: jobs keep what they have.
-                log.exception("sharing failed")
+                # A bug must neither end the allocations nor stay hidden: jobs keep their shares.
+                log.exception("allocation failed")
                 again = None
             await asyncio.sleep(max(REST, IDLE_PARTS * (loop.time() - began)))
 
     async def _share_out(self, cluster: Cluster) -> float | None:
-        """One sharing; returns the seconds after which the clock alone calls for another."""
+        """One allocation; returns the seconds after which time alone requires another."""
         if cluster.problem:
             self._not_known(cluster.problem, cluster.denied)
             return None
@@ -126,7 +125,7 @@ class Capacity:
         leaving = [held for c in claims.values() for held in c.leaving]
         leaving += [held for job, held in self._pods.values() if job not in claims]
         now = clock.now()
-        # In a thread, so that jobs' own loops go on meanwhile; everything that it is given is immutable.
+        # In a thread, so that the jobs' loops continue; all its arguments are immutable.
         made = await asyncio.to_thread(allocate, Snapshot(cluster.nodes(), jobs, tuple(leaving)), self._policy, now)
         text = NEW_EXPLANATIONS
         for job in jobs:
@@ -148,7 +147,7 @@ class Capacity:
         self._on_share(job.uid)
 
     def _job(self, claims: Claims, cluster: Cluster) -> Job:
-        """A job as the allocator sees it: what it claims, and what is remembered here."""
+        """The allocator's view of a job: its claims and the measurements kept here."""
         job = claims.job
         assert job is not None
         given = self._shares.get(job.uid)
@@ -162,9 +161,9 @@ class Capacity:
         )
 
     def _not_known(self, problem: str, denied: bool) -> None:
-        """Jobs keep their size, and say why; new ones need not wait if it will not be known."""
-        rule = "running jobs keep their size, new ones begin with minReplicas" if denied else "jobs keep their size"
-        text = f"the cluster is not known: {problem}; until it is, {rule}"
+        """Jobs keep their size and report why; new jobs do not wait if a permission is missing."""
+        rule = "running jobs keep their size, new ones start with minReplicas" if denied else "jobs keep their size"
+        text = f"the cluster is unknown: {problem}; meanwhile {rule}"
         self._unknown = Share(None, "CapacityDenied" if denied else "CapacityUnknown", text, blind=denied)
         for uid, claims in self._claims.items():
             if claims.job and self._unknown.differs(self._shares.get(uid)):

@@ -1,4 +1,4 @@
-"""The time of day. One place, so that a simulation can put its own in."""
+"""The time of day, in one place, so that a simulation can replace it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator is started with. Filled from flags and ``ELASTRAIN_*`` variables by ``__main__``."""
+"""The operator's settings. ``__main__`` fills them from flags and ``ELASTRAIN_*`` variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WorkerEtcd(BaseModel):
     endpoints: Annotated[str, Field(min_length=1)]
     """``host:port[,host:port]`` as seen from a worker."""
     secret: str = ""
-    """Secret in the job's namespace with the keys used below; empty: etcd asks for no credentials."""
+    """Secret in the job's namespace with the keys below; empty: etcd needs no credentials."""
     user: bool = False
     """The secret has ``username`` and ``password``."""
     ca: bool = False
@@ -31,7 +31,7 @@ class WorkerEtcd(BaseModel):
     certificate: bool = False
     """The secret has ``tls.crt`` and ``tls.key``: a client certificate."""
     per_job: bool = False
-    """Each job has a user and a secret of its own, made by this operator; ``secret`` is empty then."""
+    """Each job has its own user and secret, created by this operator; ``secret`` is then empty."""
 
     @model_validator(mode="after")
     def _credentials_have_a_source(self) -> Self:
@@ -50,12 +50,12 @@ class WorkerEtcd(BaseModel):
 
 
 class CapacityConfig(BaseModel):
-    """How the cluster is shared out between jobs; the meaning of each is in ``allocation/model.py``."""
+    """How the cluster is shared out between jobs; ``allocation/model.py`` describes the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     quotas: dict[str, dict[str, str | int | float]] = {}
-    """Namespace → resource → quantity, as Kubernetes writes them."""
+    """Namespace → resource → quantity, in Kubernetes' notation."""
     weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = {}
     hysteresis: Annotated[float, Field(ge=0)] = 60.0
     horizon: Annotated[float, Field(gt=0)] = 600.0
@@ -72,13 +72,13 @@ class CapacityConfig(BaseModel):
         return quotas
 
     def policy(self) -> Policy:
-        """The same for the allocator."""
+        """The allocator's form of these settings."""
         bounds = {n: {r: quantity(r, str(text)) for r, text in q.items()} for n, q in self.quotas.items()}
         return Policy(quotas=bounds, weights=self.weights, hysteresis=self.hysteresis, horizon=self.horizon)
 
 
 class LeaseName(BaseModel):
-    """The Lease (coordination.k8s.io) by which replicas of the operator agree on which one works."""
+    """The Lease (coordination.k8s.io) by which replicas of the operator elect a leader."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -87,7 +87,7 @@ class LeaseName(BaseModel):
 
     @classmethod
     def of(cls, text: str) -> Self | None:
-        """From ``NAMESPACE/NAME``; empty: None. Raises ``ValueError`` (a ``ValidationError``, too, is one)."""
+        """From ``NAMESPACE/NAME``; empty: None. Raises ``ValueError`` (which includes ``ValidationError``)."""
         if not text:
             return None
         namespace, slash, name = text.partition("/")
@@ -107,29 +107,29 @@ class OperatorConfig(BaseModel):
     etcd: EtcdConfig
     worker_etcd: WorkerEtcd
     job_key: SecretBytes | None = None
-    """What the passwords of jobs are derived from; None: the operator makes no users."""
+    """The key from which the passwords of jobs are derived; None: the operator creates no users."""
     namespaces: tuple[str, ...] = ()
     """Namespaces whose jobs are served; empty: all."""
     cluster: Annotated[str, Field(min_length=1)] = "default"
-    """Name of this Kubernetes cluster among those that share the etcd: records of jobs that are gone are swept only if
-    this cluster's operator wrote them."""
+    """Name of this Kubernetes cluster among those that share the etcd: the operator sweeps only records that this
+    cluster's operator wrote."""
     lease_ttl: Annotated[int, Field(ge=2, le=300)] = names.DEFAULT_LEASE_TTL
-    """Seconds after which a silent worker is no member any more."""
+    """Seconds after which a silent worker is no longer a member."""
     drain_extra: Annotated[float, Field(ge=0)] = 30.0
     """Seconds beyond its pod's grace period that a worker may take to leave before it is deleted."""
     resync: Annotated[float, Field(gt=0)] = 300.0
-    """Seconds after which a job is looked at though nothing has happened."""
+    """Seconds after which a job gets a pass even without a change."""
     capacity: CapacityConfig | None = None
-    """None: the cluster is not shared out; a job without ``replicas`` then wants ``maxReplicas``."""
+    """None: the cluster is not shared out; the desired size of a job without ``replicas`` is then ``maxReplicas``."""
     lease: LeaseName | None = None
-    """Held by the one replica that works; None: there is no other replica, ever."""
+    """The leader holds this Lease; None: there is never another replica."""
     lease_seconds: Annotated[int, Field(ge=3, le=60)] = 10
     """Seconds without a renewal of that Lease after which another replica takes over."""
     health_port: Annotated[int, Field(ge=1, le=65535)] = 8080
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of GET /metrics; 0: none."""
     traces_endpoint: str = ""
-    """OTLP collector (http://host:4318) that workers send traces to, where their template names none; empty: none."""
+    """OTLP collector (http://host:4318) for workers whose template names none; empty: none."""
 
     @model_validator(mode="after")
     def _users_can_be_made(self) -> Self:

@@ -30,13 +30,13 @@ class PlanContext:
 
     @cached_property
     def etcd(self) -> Coordination | None:
-        """The job's records, None if etcd is not known."""
+        """The job's records; None if etcd is unknown."""
         return self.observed.coordination
 
     @cached_property
     def members(self) -> Coordination | None:
-        """The same, but None also where records that must be there are not: etcd has lost its data, and the absence
-        of a member proves nothing."""
+        """The same, but also None if records that must exist are missing: etcd has lost its data, and the absence of a
+        member proves nothing."""
         etcd = self.etcd
         lost_data = etcd is not None and etcd.generation is None and self.status.generation is not None
         return None if lost_data else etcd
@@ -71,30 +71,30 @@ class PlanContext:
 
     @cached_property
     def troubles(self) -> dict[str, Trouble]:
-        """What keeps workers (pod names) from training, whether it is worth telling yet or not."""
+        """Why workers (pod names) do not train, whether it is to be reported yet or not."""
         return arrival.troubles(self.workers, self.members, self.exclusions.nodes)
 
     @cached_property
     def desired(self) -> int:
-        """Workers wanted now."""
+        """Desired workers now."""
         return wanted.wanted(self.spec, self.status, self.observed.share)
 
     @cached_property
     def spares(self) -> int:
-        """Warm spares wanted now, beside the desired workers."""
+        """Desired warm spares now, beside the desired workers."""
         old = self.status.generation
         in_force = progress.in_force(old, self.members)[0] if self.members else old
         return spares.wanted(self.spec, self.desired, len(self.workers), in_force, self.observed.share)
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the job is new and the allocator has not seen it yet: it answers within a second or so."""
+        """Whether the job is new and the allocator has not answered yet: it does within about a second."""
         share, new = self.observed.share, self.status.desired_replicas is None and not self.observed.pods
         return new and share is not None and share.size is None and not share.blind and not self.spec.suspend
 
     @cached_property
     def victims(self) -> tuple[Pod, ...]:
-        """Workers to be asked to leave now; none while etcd is away or the job is about to end."""
+        """Workers to be asked to leave now; none while etcd is unknown or the job is finishing."""
         if self.etcd is None or self.finishing:
             return ()
         chosen = self.rollout.leave
@@ -136,7 +136,7 @@ class PlanContext:
 
     @cached_property
     def late(self) -> tuple[Pod, ...]:
-        """Workers that have not started in time and are to go; a verdict comes first where they are needed."""
+        """Workers that have not started in time and are deleted; if they are needed, a verdict comes first."""
         workers = [p for p in self.workers if p not in self.victims]
         return pending.late(workers, self.spec.pending_deadline_seconds, self.now)
 
@@ -147,7 +147,7 @@ class PlanContext:
 
     @cached_property
     def exclusions(self) -> exclusion.NodeExclusions:
-        """Nodes that new workers keep off, with what was lost just now."""
+        """Nodes that new workers avoid, including losses of this pass."""
         old, cooldown = self.status, self.spec.node_cooldown_seconds
         return exclusion.update(old.excluded_nodes, old.node_losses, self.count.fresh, cooldown, self.now)
 
@@ -167,5 +167,5 @@ class PlanContext:
         return datetime.fromisoformat(self.status.start_time) if self.status.start_time else self.now
 
     def due(self, pod: Pod) -> datetime:
-        """When a leaving worker is deleted whatever it does."""
+        """When a leaving worker is deleted in any case."""
         return drain.deadline(pod, self.since.get(pod.name, self.now), self.drain_extra)

@@ -22,13 +22,13 @@ from elastrain_operator.observe.pods import SELECTOR
 JOBS = (names.GROUP, names.VERSION, names.PLURAL)
 PODS = ("", "v1", "pods")
 RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0)
-"""Seconds before a list or watch is tried again: by failures in a row. The last one repeats."""
+"""Seconds before a list or watch is retried, by the number of consecutive failures. The last one repeats."""
 
 
 def register(registry: kopf.OperatorRegistry, app: App) -> None:
     """Register the handlers of ``app``."""
 
-    # An operator that cannot start says why and ends; Kubernetes starts it again.
+    # An operator that cannot start logs the cause and ends; Kubernetes restarts it.
     @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)
@@ -67,7 +67,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
 
 
 class Backoffs:
-    """Delays without end: kopf ends the operator after the last one."""
+    """Infinite delays: kopf ends the operator after the last one."""
 
     def __iter__(self) -> Iterator[float]:
         yield from RETRY_DELAYS
@@ -76,7 +76,7 @@ class Backoffs:
 
 
 class NoComparison(kopf.DiffBaseStorage):  # type: ignore[misc]
-    """Keeps kopf from copying each object to detect changes: no handler asks for them."""
+    """Keeps kopf from copying each object to detect changes: no handler needs them."""
 
     def build(self, **_: Any) -> Any:
         return {}

@@ -13,8 +13,7 @@ from aiohttp import web
 async def serving(port: int, state: Callable[[], Mapping[str, Any]]) -> AsyncIterator[None]:
     """Answers ``{"state": state()}`` on all addresses while the block runs. Raises ``OSError`` if the port is taken.
 
-    It runs in the event loop that everything else runs in: where that one is stuck, no answer comes, and the probe
-    fails.
+    It runs in the operator's event loop: if that is stuck, the probe fails.
     """
 
     async def healthz(_: web.Request) -> web.Response:

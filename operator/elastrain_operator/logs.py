@@ -1,4 +1,4 @@
-"""How the operator logs."""
+"""The operator's logging."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def configure(level: int) -> None:
     )
     root = logging.getLogger()
     root.handlers, root.level = [handler], level
-    for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):  # a line per event or probe says nothing
+    for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):  # one line per event or probe has no use
         logging.getLogger(chatty).setLevel(max(level, logging.WARNING))
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -39,7 +39,7 @@ def configure(level: int) -> None:
 
 
 def level_of(name: str) -> int:
-    """The level that ``--log-level`` names. Raises ``ValueError`` if it is none."""
+    """The level named by ``--log-level``. Raises ``ValueError`` for an unknown name."""
     levels = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
     if name.lower() not in levels:
         raise ValueError(f"--log-level {name!r}: must be one of {', '.join(levels)}")

@@ -1,4 +1,4 @@
-"""One task per job: observe → plan → apply → wait. Started on first sight, ended on deletion; never a finalizer."""
+"""One task per job: observe → plan → apply → wait. Starts with the first event, ends on deletion; no finalizer."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from elastrain_operator.policy.report.routine import is_routine
 from elastrain_operator.waiting import until
 
 COALESCE = 0.05
-"""Seconds between a wake-up and the pass it causes: what happens together is looked at once."""
+"""Seconds between a wake-up and its pass, so that concurrent changes cause one pass."""
 PACE = 0.2
-"""Seconds between two passes of one job, at least: a start, or a loss, is many events in a few moments."""
+"""Least seconds between two passes of one job: a start or a loss causes many events in a short time."""
 LONGEST_PACE = 1.0
-"""Seconds between them, at most, where passes take long: see :func:`pace`."""
+"""Upper bound of that interval if passes take long: see :func:`pace`."""
 STATUS_SHARE = 0.05
-"""Seconds that each job adds to the interval at which a new step alone is written to the statuses: with many jobs all
-of them together write 20 times a second, not the more often the more there are."""
+"""Seconds that each job adds to the interval at which new steps alone are written to the status: all jobs together
+write at most 20 times per second for this reason."""
 ROUTINE = 2.0
-"""Seconds for which a start that goes on as expected may wait for a look: each pod has three or four events."""
+"""Seconds by which the expected events of a start may be delayed: each pod causes three or four."""
 RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds before a pass is repeated after failures in a row."""
+"""Seconds before a failed pass is repeated, by the number of consecutive failures."""
 UNSEEN = timedelta(seconds=30)
-"""After so long without being seen by the watch, a created pod is asked for."""
+"""Seconds after which a created pod that the watch has not shown is read from the API server."""
 STOP_SECONDS = 5.0
 
 PodsOf = Callable[[str], Iterable[Pod]]
@@ -53,7 +53,7 @@ log = structlog.get_logger(__name__)
 class JobLoop:
     """The loop of one job (one UID)."""
 
-    def __init__(  # noqa: PLR0917 - what a loop is made from; all of it is needed
+    def __init__(  # noqa: PLR0917 - a loop's collaborators; all are needed
         self,
         job: JobRef,
         executor: Executor,
@@ -82,11 +82,11 @@ class JobLoop:
         self.planned = False
         """Whether a pass has succeeded."""
         self.status_interval = STATUS_INTERVAL
-        """Seconds between two writes of the status that tell nothing but progress."""
+        """Seconds between two writes of the status that contain only progress."""
 
     def see(self, body: Mapping[str, Any], pods_of: PodsOf) -> None:
-        """A new version of the job's object; starts the loop on first sight."""
-        if _foreign_fields(body) != _foreign_fields(self._body):  # else it is the echo of a status that we wrote
+        """A new version of the job's object; the first one starts the loop."""
+        if _foreign_fields(body) != _foreign_fields(self._body):  # else it is the echo of this operator's status
             self.wake()
         self._body, self._pods_of = body, pods_of
         if self._task is None:
@@ -99,7 +99,7 @@ class JobLoop:
         self._wake.set()
 
     def wake_within(self, seconds: float) -> None:
-        """Something can wait, but not for longer than that. Whatever comes first looks at it, too."""
+        """A change that may wait, but no longer than ``seconds``. An earlier pass handles it, too."""
         loop = asyncio.get_running_loop()
         if self._later is not None:
             if self._later.when() <= loop.time() + seconds:
@@ -108,7 +108,7 @@ class JobLoop:
         self._later = loop.call_later(seconds, self._look)
 
     def wake_later(self) -> None:
-        """Steps were made: worth a look when the next status is due."""
+        """New steps: handled when the next status is due."""
         self.wake_within(self.status_interval)
 
     def _look(self) -> None:
@@ -116,7 +116,7 @@ class JobLoop:
         self.wake()
 
     def pod_seen(self, pod: Pod) -> None:
-        """The watch shows a pod that is new to it, or has changed."""
+        """The watch shows a new or changed pod."""
         created = self._state.created.get(pod.uid)
         before = created[0] if created else self._looked_at.get(pod.uid)
         if before == pod:
@@ -127,19 +127,19 @@ class JobLoop:
             self.wake()
 
     def _wake_soon(self) -> None:
-        """A start goes on as expected. (The allocator needs to know at once.)"""
+        """An expected event of a start. (The allocator needs it at once.)"""
         if self._capacity:
             self.wake()
         else:
             self.wake_within(ROUTINE)
 
     def pod_gone(self, uid: str) -> None:
-        """The watch says that this pod does not exist any more."""
+        """The watch shows that this pod no longer exists."""
         self._state.created.pop(uid, None)
         self.wake()
 
     async def stop(self) -> None:
-        """End the loop, in the middle of a pass if need be: the next operator sees the same world."""
+        """End the loop, if necessary within a pass: the next operator makes the same observations."""
         if self._later is not None:
             self._later.cancel()
         if self._task is not None:
@@ -153,7 +153,7 @@ class JobLoop:
         while True:
             await asyncio.sleep(max(COALESCE, not_before - seconds()))
             self._wake.clear()
-            if self._later is not None:  # it is looked at now
+            if self._later is not None:  # this pass handles it
                 self._later.cancel()
                 self._later = None
             began = seconds()
@@ -166,7 +166,7 @@ class JobLoop:
                 metrics.PLANS.labels("done").inc()
             except Exception as error:
                 due = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]
-                if is_conflict(error):  # the version that we have not seen yet is on its way, and wakes us
+                if is_conflict(error):  # the newer version is on its way, and wakes this loop
                     log.info("job has changed meanwhile", job=self.job.name, namespace=self.job.namespace)
                 else:
                     failures += 1
@@ -177,7 +177,7 @@ class JobLoop:
             await self._wait(due, hurried=failures == 0)
 
     async def _failed(self, error: Exception, retry: float) -> None:
-        """Log the error; report a bug of the operator in the status. It ends no loop and slows no other job down."""
+        """Log the error; report a bug of the operator in the status. It ends no loop and delays no other job."""
         known = _source(error) != "operator"
         write = log.warning if known else log.exception
         write("pass failed", job=self.job.name, namespace=self.job.namespace, error=str(error), retry_s=retry)
@@ -188,7 +188,7 @@ class JobLoop:
             text = f"{type(error).__name__}: {error}"
             report = plan.fault(status, self.job.generation, text, RETRY_DELAYS[-1], clock.now())
             await self._executor.execute(self.job, None, report, self._state)
-        except Exception as another:  # the same poison, perhaps; the loop has to go on all the same
+        except Exception as another:  # perhaps from the same cause; the loop must continue
             log.warning("fault not reported", job=self.job.name, namespace=self.job.namespace, error=str(another))
 
     def _note_queued(self) -> None:
@@ -197,18 +197,18 @@ class JobLoop:
             self._woken = None
 
     async def _wait(self, seconds: float, hurried: bool) -> None:
-        """Until something happens or ``seconds`` pass; a failed pass waits its time out."""
+        """Wait for a change or ``seconds``; after a failed pass always ``seconds``."""
         if not hurried:
             await asyncio.sleep(seconds)
             return
         await until(self._wake, seconds)
 
     async def _pass(self) -> float:
-        """One round; returns the seconds until the next one is due by the clock."""
+        """One pass; returns the seconds until the next one is due without a change."""
         body, state = self._body, self._state
         state.status_interval = self.status_interval
         if body["metadata"].get("deletionTimestamp"):
-            return self._config.resync  # its pods are the garbage collector's now
+            return self._config.resync  # the garbage collector deletes its pods
         if not parse.is_ours(body):
             return self._config.resync  # spec.managedBy names another controller
         self.job = parse.job_ref(body)
@@ -229,9 +229,9 @@ class JobLoop:
             self._capacity.claim(self.job.uid, decided.claims)
         await self._executor.execute(self.job, spec, decided, state)
         if state.refusal is not None and decided.create:
-            self.wake()  # the status is to say so
+            self.wake()  # to update the status
         elif decided.create:
-            self._wake_soon()  # the status is to show them, and the watch will tell nothing new about them
+            self._wake_soon()  # to show them in the status: the watch will report no change of them
         if any(not pod.over for pod in observed.pods):
             await self._executor.keep_credentials(self.job)
         return min(decided.requeue_after or self._config.resync, self._config.resync)
@@ -256,7 +256,7 @@ class JobLoop:
         )
 
     async def _pods(self) -> tuple[Pod, ...]:
-        """Pods from the watch, and those we created that it does not show yet."""
+        """Pods from the watch, and created pods that it does not show yet."""
         self._looked_at = seen = {p.uid: p for p in self._pods_of(self.job.uid)}
         created = self._state.created
         for uid, (pod, since) in list(created.items()):
@@ -267,7 +267,7 @@ class JobLoop:
         return parse.pods([*seen.values(), *(pod for pod, _ in created.values())])
 
     async def _ask_for(self, pod: Pod) -> None:
-        """The watch is late with a pod: does it still exist?"""
+        """Read a pod that the watch has not shown in time."""
         body = await self._kube.get_pod(self.job.namespace, pod.name)
         current = parse.pod(body) if body and body["metadata"]["uid"] == pod.uid else None
         if current:
@@ -314,7 +314,7 @@ class Loops:
             await loop.stop()
 
     def meters(self) -> list[JobMeter]:
-        """What the loops saw last, for a scrape; called from its thread."""
+        """The loops' last observations, for a scrape; called from its thread."""
         return [loop.meter for loop in list(self._loops.values())]
 
     def wake(self, uid: str) -> None:
@@ -344,19 +344,19 @@ class Loops:
 
 
 _OURS = frozenset({"resourceVersion", "managedFields"})
-"""Metadata that changes with every status that we write."""
+"""Metadata that changes with each write of the status."""
 
 
 def _foreign_fields(body: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The fields of a job that users and other programs write: all but the status and what writing it changes."""
+    """The fields of a job that users and other programs write: all except the status and what its writes change."""
     return body.get("spec"), {k: v for k, v in body.get("metadata", {}).items() if k not in _OURS}
 
 
 def pace(took: float) -> float:
-    """Seconds from the beginning of a pass that ``took`` so many to that of the next one, at least.
+    """Least seconds from the start of a pass that ``took`` so long to the start of the next one.
 
-    Where passes take long, the API server is busy with thousands of pods: then a job rests for as long as it worked,
-    and what its pods do meanwhile is looked at once.
+    If passes take long, the API server is busy with thousands of pods: a job then pauses for as long as its pass took,
+    and one pass handles all changes of its pods meanwhile.
     """
     return min(max(PACE, 2 * took), LONGEST_PACE)
 
@@ -367,10 +367,10 @@ def _source(error: Exception) -> str:
 
 
 def is_conflict(error: Exception) -> bool:
-    """Whether the API server refused a write since the object is not the one that it was meant for any more."""
+    """Whether the API server refused a write because the object has changed or was replaced."""
     return isinstance(error, ApiError) and error.code == 409
 
 
 def newest(known: str | None, seen: str | None) -> str | None:
-    """The newer of two resourceVersions of one object; Kubernetes has them compared as integers (KEP-5504)."""
+    """The newer of two resourceVersions of one object; they are compared as integers (KEP-5504)."""
     return max((v for v in (known, seen) if v), key=int, default=None)

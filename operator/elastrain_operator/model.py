@@ -1,4 +1,4 @@
-"""What the operator sees and what it decides, as plain immutable values. No client, no framework, no clock."""
+"""The operator's observations and decisions, as plain immutable values. No client, no framework, no clock."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from elastrain_operator.allocation.model import Amounts, Claims, Share
 
 @dataclass(frozen=True, slots=True)
 class JobRef:
-    """Which job, and which of its spec's generations."""
+    """A job and a generation of its spec."""
 
     namespace: str
     name: str
     uid: str
     generation: int | None = None
-    """``metadata.generation`` of the spec that is planned for."""
+    """``metadata.generation`` of the planned spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the trainer container (or, where it never ran, the pod) ended."""
+    """How the trainer container ended; if it never ran: the pod."""
 
     at: datetime
     record: Termination | None = None
-    """Termination record of the agent; None if the agent wrote none (killed, evicted, no agent in the image)."""
+    """Termination record of the agent; None: it wrote none (killed, evicted, no agent in the image)."""
     exit_code: int | None = None
-    """None if no exit code is known: the pod ended without its container's status."""
+    """None: unknown, since the pod ended without its container's status."""
     reason: str = ""
-    """Kubernetes' word: OOMKilled, StartError, Evicted, NodeLost, ..."""
+    """Kubernetes' reason: OOMKilled, StartError, Evicted, NodeLost, ..."""
     message: str = ""
 
 
 UNSCHEDULABLE = "Unschedulable"
-"""The scheduler's word for a pod for which it has no node."""
+"""The scheduler's reason for a pod for which it finds no node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a worker does not start or does not train, as Kubernetes says it or etcd shows."""
+    """Why a worker does not start or train, from its pod's status or from etcd."""
 
     reason: str
     """Reason of the condition PodsReady: ImagePullFailed, Unschedulable, VolumeFailed, AgentNotHeard, ..."""
     message: str
-    """Names the pod, and quotes Kubernetes with container and image."""
+    """Names the pod and quotes Kubernetes, with container and image."""
     patience: float = 0.0
-    """Seconds after the pod's creation from which on it is worth telling."""
+    """Seconds after the pod's creation before it is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A worker pod. Built by ``observe.pod`` only."""
+    """A worker pod. Built by ``observe.parse.pod`` only."""
 
     name: str
     uid: str
@@ -65,26 +65,26 @@ class Pod:
     """The trainer container runs or has run."""
     ready: bool = False
     went_unready: bool = False
-    """It was Ready once and is not any more: its node does not answer, or a probe of the template fails."""
+    """It was Ready and no longer is: its node does not answer, or a probe of the template fails."""
     terminating: bool = False
     grace: float = 30.0
     """Seconds between SIGTERM and SIGKILL."""
     ending: Ending | None = None
     over: bool = False
-    """All its containers have ended: what it used is free."""
+    """All its containers have ended: its resources are free."""
     disruption: str = ""
     """Reason of a true condition DisruptionTarget: PreemptionByScheduler, EvictionByEvictionAPI, ..."""
     trouble: Trouble | None = None
     node: str = ""
     """Name of its node; empty until it is scheduled."""
     template: str = ""
-    """Version of the template that it was made from (``rollout.version``); empty: unknown."""
+    """Version of its template (``rollout.version``); empty: unknown."""
     bound: datetime | None = None
-    """When it was bound to a node: from then on it holds its accelerators. None: it is not, as far as is known."""
+    """When it was bound to a node: from then on it holds its accelerators. None: not bound, or unknown."""
     accelerators: int = 1
-    """Accelerators that it holds; 1 where it asks for none."""
+    """Accelerators that it holds; 1 if it requests none."""
     demand: Amounts = ()
-    """What it requests of its node."""
+    """Its resource requests."""
 
 
 class Cause(StrEnum):
@@ -97,7 +97,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A worker that is gone without having been asked to go."""
+    """A worker that ended or disappeared without having been asked to leave."""
 
     pod: Pod
     cause: Cause
@@ -121,7 +121,7 @@ class Coordination:
     generation: Generation | None = None
     progress: Progress | None = None
     earlier: Callable[[int], tuple[GenerationMember, ...]] = field(default=_unknown, compare=False, repr=False)
-    """Members of one of the last few generations, by its number; none if it is not known."""
+    """Members of one of the last few generations, by its number; empty if it is unknown."""
 
     def member_of(self, worker: str) -> Member | None:
         """The live member of a worker (pod name)."""
@@ -148,7 +148,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Why etcd is not known."""
+    """Why etcd is unknown."""
 
     reason: str = "EtcdUnavailable"
     """EtcdUnavailable or EtcdDenied."""
@@ -161,35 +161,35 @@ class Observed:
 
     job: JobRef
     pods: tuple[Pod, ...] = ()
-    """All pods of the job that the API server has, ended ones included, by ordinal."""
+    """All pods of the job in the API server, ended ones included, by ordinal."""
     coordination: Coordination | None = None
-    """None: not known, since etcd cannot be reached. That is not the same as empty."""
+    """None: unknown, since etcd cannot be reached. That is not the same as empty."""
     outage: Outage | None = None
     """Why ``coordination`` is None."""
     share: Share | None = None
-    """What the allocator gives the job; None: this operator does not share the cluster out."""
+    """The job's share from the allocator; None: this operator does not share the cluster out."""
     created: datetime | None = None
-    """When the job was created, for its place in the queue; None: not known."""
+    """When the job was created, for its place in the queue; None: unknown."""
 
 
 @dataclass(slots=True)
 class LoopState:
-    """What one job's loop remembers between passes. Plans read it; the loop and the executor write it. All of it can be
-    lost: the next operator sees the same world, and at worst waits a little longer."""
+    """State of one job's loop between passes. Plans read it; the loop and the executor write it. Losing it is safe: the
+    next operator makes the same observations and at worst waits a little longer."""
 
     status: JobStatus | None = None
-    """As last written by this operator; None: the one on the object counts."""
+    """As last written by this operator; None: the status of the object counts."""
     status_written: datetime | None = None
-    """When this operator last wrote the status; None: not yet."""
+    """When this operator last wrote the status; None: never."""
     status_interval: float = 5.0
-    """Seconds between two writes of a status that contains nothing urgent: the more jobs, the longer."""
+    """Seconds between two non-urgent writes of the status: longer with more jobs."""
     version: str | None = None
-    """``resourceVersion`` of the job as last seen or written: a status is written only over this version."""
+    """``resourceVersion`` of the job as last seen or written: a status replaces only this version."""
     unborn: tuple[int, ...] = ()
     """Ordinals of pods that the API server refused; used first."""
     refusal: Refusal | None = None
     created: dict[str, tuple[Pod, datetime]] = field(default_factory=dict)
-    """Pods by UID that were created, and when, but that the watch has not shown yet."""
+    """Created pods that the watch has not shown yet: UID → time of creation."""
     usage: AcceleratorSeconds | None = None
     """Accelerator usage as of the last pass; None: the one in the status counts."""
 
@@ -223,23 +223,23 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now. ``apply.py`` does it in this order: status, target, create, delete, delete_job, events."""
+    """What to do now. ``apply`` executes it in this order: status, target, create, delete, delete_job, events."""
 
     status: JobStatus | None = None
-    """To be written; None: it is as it should be (or the change is too small to be written yet)."""
+    """To be written; None: unchanged, or not urgent."""
     target: Target | None = None
-    """To be written to etcd; None: it is as it should be, or etcd is not known."""
+    """To be written to etcd; None: unchanged, or etcd is unknown."""
     create: tuple[int, ...] = ()
     """Ordinals of the pods to create."""
     stand_by: tuple[int, ...] = ()
-    """Those of them that will be spares: they prefer nodes on which no worker of the job is."""
+    """Those of them that will be spares: they prefer nodes without a worker of the job."""
     delete: tuple[Deletion, ...] = ()
     delete_job: bool = False
     events: tuple[JobEvent, ...] = ()
     keep_off: tuple[str, ...] = ()
-    """Nodes (names) on which the pods to create are not to run."""
+    """Nodes (names) that the created pods avoid."""
     requeue_after: float | None = None
-    """Seconds until something is due by the clock alone; None: nothing is."""
+    """Seconds until the next deadline; None: none."""
     usage: AcceleratorSeconds | None = None
     """Accelerator usage up to now, for the next pass; None: it was not computed."""
     claims: Claims | None = None

@@ -25,9 +25,9 @@ from elastrain_operator.status import held_until, if_changed, status_of, usage
 DRAIN_EXTRA = 30.0
 """Seconds beyond a pod's own grace period that a worker may take to leave."""
 STATUS_INTERVAL = 5.0
-"""Seconds between two writes of the status that tell nothing urgent (of a few jobs; of many: loops.STATUS_SHARE)."""
+"""Seconds between two non-urgent writes of the status (with few jobs; with many: loops.STATUS_SHARE)."""
 REFUSAL_DELAYS = (2.0, 5.0, 15.0, 60.0)
-"""Seconds before a pod that the API server refused is tried again: by number of refusals in a row."""
+"""Seconds before a refused pod is retried, by the number of consecutive refusals."""
 
 
 def plan(
@@ -39,18 +39,18 @@ def plan(
     *,
     drain_extra: float = DRAIN_EXTRA,
 ) -> Plan:
-    """What the operator should do about one job now. Executed by ``apply.py``; ``now`` is timezone-aware.
+    """The actions for one job now. ``apply`` executes them; ``now`` is timezone-aware.
 
-    What holds: nothing that needs membership is done while etcd is not known; every ended pod is counted before it is
-    deleted; a worker of the generation in force is deleted only after it was asked to leave and has left, or its drain
-    deadline has passed, or the job has ended.
+    Invariants: no action that needs membership is planned while etcd is unknown; every ended pod is counted before it
+    is deleted; a worker of the generation in force is deleted only after it was asked to leave and has left, or its
+    drain deadline has passed, or the job has ended.
     """
     context = PlanContext(spec, status, observed, state or LoopState(), now, drain_extra)
     terminal = verdicts.terminal_condition(status)
     if terminal:
         return _after_end(context, terminal)
     if context.is_undecided:
-        return Plan(claims=_for_allocator(context, status))  # it is heard before anything is said or done
+        return Plan(claims=_for_allocator(context, status))  # the allocator answers before any action or status
     verdict = (
         success.verdict(spec.success_policy, observed.pods, observed.coordination)
         or verdicts.failure(spec.backoff_limit, context.count.restarts, context.losses)
@@ -62,14 +62,14 @@ def plan(
 
 
 def refuse(status: JobStatus, generation: int | None, message: str, now: datetime) -> Plan:
-    """The plan for a job whose spec breaks a rule: say so and touch nothing."""
+    """The plan for a job whose spec breaks a rule: report it and change nothing."""
     return _only_say(status, generation, Claim(ConditionType.PODS_READY, "False", "SpecInvalid", message), now)
 
 
 def fault(status: JobStatus, generation: int | None, message: str, retry: float, now: datetime) -> Plan:
-    """The plan for a job that the operator fails at by a fault of its own: say so and touch nothing."""
-    text = f"{message}: a fault of the operator, which has logged it and tries again every {retry:g} s at most; please "
-    text += "report it. Until then running workers train on; a change of the spec may avoid it"
+    """The plan for a job that the operator cannot process because of its own fault: report it and change nothing."""
+    text = f"{message}: a fault of the operator, which has logged it and retries within {retry:g} s; please report it. "
+    text += "Meanwhile running workers continue to train; a change of the spec may avoid the fault"
     return _only_say(status, generation, Claim(ConditionType.PODS_READY, "False", "OperatorFault", text), now)
 
 
@@ -83,7 +83,7 @@ def _only_say(status: JobStatus, generation: int | None, claim: Claim, now: date
     return Plan(status=if_changed(status, changed), events=events.events_of(status, changed, None, None, ()))
 
 
-# ---- a job that goes on --------------------------------------------------------------------------------------------
+# ---- an active job -------------------------------------------------------------------------------------------------
 def _go_on(context: PlanContext) -> Plan:
     spec, seen, now = context.spec, context.observed, context.now
     wait = _creation_wait(context)
@@ -109,7 +109,7 @@ def _create(context: PlanContext) -> tuple[int, ...]:
 
 
 def _creation_wait(context: PlanContext) -> datetime | None:
-    """Until when no worker is created; None: no need to wait."""
+    """When the next worker may be created; None: now."""
     waits = [restarts.not_before(context.count.restarts, context.observed.pods, context.now)]
     waits.append(streak.not_before(context.spec, context.streak))
     if context.withdrawal:
@@ -123,7 +123,7 @@ def _creation_wait(context: PlanContext) -> datetime | None:
 
 
 def _drained(context: PlanContext) -> Iterable[Deletion]:
-    """Leaving workers that may go. Those asked just now must first be able to read it, unless they never started."""
+    """Leaving workers to delete. A worker asked in this pass must first be able to read it, unless it never started."""
     for pod in context.observed.pods:
         if pod.name not in context.leaving or pod.terminating:
             continue
@@ -134,8 +134,8 @@ def _drained(context: PlanContext) -> Iterable[Deletion]:
 
 
 def _silenced(context: PlanContext) -> Iterable[Deletion]:
-    """Workers on silent nodes, so that they do not come back beside their replacement. Never forced: their processes
-    may still run, and their node takes no other pods meanwhile."""
+    """Workers on silent nodes, so that they do not return beside their replacements. Never forced: their processes may
+    still run, and their node accepts no other pods meanwhile."""
     for pod in context.observed.pods:
         if pod.name in context.silent and not pod.terminating and pod.name not in context.asked:
             yield Deletion(pod.name, pod.uid, "lost with its node")
@@ -180,7 +180,7 @@ def _after_end(context: PlanContext, terminal: ConditionType) -> Plan:
 
 
 def _settle(context: PlanContext, status: JobStatus, verdict: ConditionType, lost: Iterable[Loss] = ()) -> Plan:
-    """Clean up after the end; a failed job's workers are asked to save and leave first."""
+    """Clean up after the end; a failed job's workers are first asked to save and leave."""
     assert status.completion_time is not None
     completion = datetime.fromisoformat(status.completion_time)
     delete = clean.finished(context.observed.pods, context.spec.clean_pod_policy, verdict, completion, context.now)
@@ -197,10 +197,10 @@ def _settle(context: PlanContext, status: JobStatus, verdict: ConditionType, los
 
 # ---- common --------------------------------------------------------------------------------------------------------
 def _deadlines(context: PlanContext, wait: datetime | None) -> list[datetime | None]:
-    """Moments at which a job that goes on has to be looked at again without anything having happened."""
+    """Times at which an active job needs another pass even without a change."""
     drains = [context.due(p) for p in context.observed.pods if p.name in context.leaving and not p.terminating]
     sidecars = [clean.sidecar_deadline(p) for p in context.observed.pods if p.ending and not p.over]
-    patience = [arrival.worth_telling_at(p, t) for p in context.workers if (t := context.troubles.get(p.name))]
+    patience = [arrival.report_at(p, t) for p in context.workers if (t := context.troubles.get(p.name))]
     limit = context.spec.pending_deadline_seconds
     clocks = [context.rollout.until, context.exclusions.until, pending.next_deadline(context.workers, limit)]
     return [wait, verdicts.deadline(context.spec, context.start), *clocks, *drains, *sidecars, *patience]
@@ -231,7 +231,7 @@ def _finish_plan(
         status=None if held else written,
         target=target,
         create=create,
-        # Who is needed comes first; beyond the wanted number a new worker is a spare.
+        # Needed workers come first; beyond the desired number a new worker is a spare.
         stand_by=create[max(context.desired - len(context.workers), 0) :] if create and context.spares else (),
         delete=delete,
         delete_job=delete_job,

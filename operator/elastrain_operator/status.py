@@ -1,4 +1,4 @@
-"""The status of a job that has not ended, and when it is written: at once, or later where it can wait. Pure."""
+"""The status of a job that has not ended, and when it is written: at once, or later if it is not urgent. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elastrain_operator.policy.size import leaving, rollout, spares, wanted
 
 
 def status_of(context: PlanContext, create: tuple[int, ...], wait: datetime | None) -> JobStatus:
-    """The status of a job that has not ended. Values from etcd stay while etcd is away."""
+    """The status of a job that has not ended. Values from etcd stay unchanged while etcd is unknown."""
     old, seen, etcd, spec = context.status, context.observed, context.etcd, context.spec
     known = context.members
     generation, ready = progress.in_force(old.generation, known) if known else (old.generation, old.ready_replicas)
@@ -91,13 +91,13 @@ def _claims(context: PlanContext) -> Iterable[Claim]:
     """Conditions that only some jobs have."""
     old, total = context.status.conditions, len(context.workers)
     if context.etcd is not None:
-        was_told = any(c.type == ConditionType.UP_TO_DATE for c in old)
-        yield from rollout.claim(context.rollout, total, was_told, context.spec.max_unavailable)
+        was_reported = any(c.type == ConditionType.UP_TO_DATE for c in old)
+        yield from rollout.claim(context.rollout, total, was_reported, context.spec.max_unavailable)
     yield from exclusion.claim(context.exclusions, old)
 
 
 def usage(context: PlanContext) -> AcceleratorSeconds | None:
-    """The ledger as this operator last knew it, else as the status has it."""
+    """The accelerator usage of this operator's last pass, else that of the status."""
     return context.state.usage or context.status.accelerator_seconds
 
 
@@ -107,7 +107,7 @@ def _pending(etcd: Coordination | None, in_force: int | None) -> int | None:
 
 
 def if_changed(old: JobStatus, new: JobStatus) -> JobStatus | None:
-    """``new``, unless nothing has changed but that time has passed for the ledger."""
+    """``new``, unless only the accelerator usage has grown with time."""
     before, now = old.accelerator_seconds, new.accelerator_seconds
     if accelerator_seconds.differs(before, now) or {**vars(new), "accelerator_seconds": before} != vars(old):
         return new.model_copy(update={"accelerator_seconds": accelerator_seconds.rounded(now)})
@@ -115,7 +115,7 @@ def if_changed(old: JobStatus, new: JobStatus) -> JobStatus | None:
 
 
 def held_until(context: PlanContext, written: JobStatus | None) -> datetime | None:
-    """Until when a status without urgent changes is held back; None: write it now, if at all."""
+    """Until when a status without urgent changes is delayed; None: write it now, if at all."""
     last = context.state.status_written
     if written is None or last is None or _essence(written) != _essence(context.status):
         return None
@@ -127,9 +127,9 @@ _WAITS = frozenset({"step", "progress", "accelerator_seconds", "replicas", "cond
 
 
 def _essence(status: JobStatus) -> tuple[dict[str, object], list[dict[str, object]]]:
-    """A status without what can wait: step and progress, the ledger, what conditions that hold say about them, the
-    numbers of idle accelerators, and how many pods there are (while they start; every loss and every change of the
-    generation is in other fields, too). Not a copy of the model, since this runs in most passes."""
+    """A status without its non-urgent parts: step and progress, accelerator usage, the figures of these in messages of
+    true conditions, idle accelerators, and the number of pods (during a start; each loss and each change of the
+    generation also changes other fields). Not a copy of the model, since this runs in most passes."""
     quiet = [
         {**vars(c), "message": ""} if c.status == "True" or c.type == ConditionType.GROWN else vars(c)
         for c in status.conditions

@@ -1,7 +1,7 @@
-"""Traces of changes of generation, as the operator sees them.
+"""Traces of rescales, from the operator's side.
 
-When it acts, the generation that will follow has no number yet: what was done is kept until the job's status shows the
-next one, and told of that. All of it can be lost.
+When the operator acts, the next generation has no number yet: its spans are kept until the job's status shows the
+number, and are sent then. Losing them is safe.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from elastrain.tracing import Attribute, Span, Tracer
 from elastrain_operator.model import JobRef
 
 KEPT_SPANS = 16
-"""Of one job, until its next generation; the newest stay."""
+"""Most spans of one job until its next generation; the newest are kept."""
 KEPT_JOBS = 1024
-"""Jobs of which something is kept; the ones that were acted on longest ago are forgotten first."""
+"""Most jobs with kept spans; the least recently used are dropped first."""
 
 
 @dataclass(slots=True)
 class _Job:
     number: int | None = None
-    """Newest generation that the status has shown; None: none was seen by this process."""
+    """Newest generation in the status; None: this process has seen none."""
     spans: list[Span] = field(default_factory=list)
 
 
 class Traces:
-    """Of all jobs of one operator. For one thread."""
+    """The traces of all jobs of one operator. For one thread."""
 
     def __init__(self, tracer: Tracer, clock: Callable[[], float] = time.monotonic) -> None:
         self._tracer, self._clock = tracer, clock
@@ -37,7 +37,7 @@ class Traces:
 
     @contextlib.contextmanager
     def span(self, job: JobRef, name: str, **attributes: Attribute) -> Iterator[None]:
-        """What is done in here, also if it fails."""
+        """A span around the block, also if that fails."""
         start = self._clock()
         error = ""
         try:
@@ -54,7 +54,7 @@ class Traces:
             del kept.spans[:-KEPT_SPANS]
 
     def seen(self, job: JobRef, status: JobStatus) -> None:
-        """The job's status as of now: tell of the generation after the one last seen what was done before it."""
+        """The job's current status. If it shows a new generation, the kept spans become part of that trace."""
         number = status.generation.number if status.generation else 0
         kept = self._of(job)
         before, kept.number = kept.number, number
@@ -65,12 +65,12 @@ class Traces:
             self._tracer.emit(job.uid, number if before is None else before + 1, spans)
 
     def close(self) -> None:
-        """Send what waits; bounded."""
+        """Send the pending spans; bounded."""
         self._tracer.close()
 
     def _of(self, job: JobRef) -> _Job:
         kept = self._jobs.pop(job.uid, None) or _Job()
-        self._jobs[job.uid] = kept  # the newest last
+        self._jobs[job.uid] = kept  # the newest comes last
         if len(self._jobs) > KEPT_JOBS:
             del self._jobs[next(iter(self._jobs))]
         return kept

@@ -1,4 +1,4 @@
-"""A wait that is bounded and can be cancelled at any moment."""
+"""A bounded wait that can be cancelled at any time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import asyncio
 async def until(event: asyncio.Event, seconds: float | None) -> bool:
     """Whether ``event`` was set within ``seconds``; None: without a limit.
 
-    Not by ``asyncio.wait_for``: that of Python 3.11 forgets a cancellation that comes together with the event
-    (python/cpython#86296), and a loop that is to end would go on.
+    Not ``asyncio.wait_for``: in Python 3.11 it loses a cancellation that coincides with the event
+    (python/cpython#86296), and a cancelled loop would continue.
     """
     try:
         async with asyncio.timeout(seconds):

@@ -106,7 +106,7 @@ def _told(ago: Ago) -> list[Raw]:
     rescaled = "from {} to {} ranks ({}), pause {} s (connect {} ms, transfer {} ms, first step {} ms), 0 steps lost"
     lost = "llama-2: rank 9 was killed by signal 9 (SIGKILL) (infrastructure: RankKilled)\nstep 41775 loss 2.1388"
     return [
-        event_body("llama", "TargetSet", "4 workers wanted (min 2, max 8)", ago(41)),
+        event_body("llama", "TargetSet", "4 workers desired (min 2, max 8)", ago(41)),
         event_body("llama", "Rescaled", rescaled.format(8, 12, "Grow", 0.34, 210, 88, 250), ago(35)),
         event_body("llama", "Rescaled", rescaled.format(12, 8, "Drain", 0.21, 150, 0, 208), ago(20)),
         event_body("llama", "Rescaled", rescaled.format(8, 16, "Grow", 0.41, 260, 121, 287), ago(12)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -73,6 +74,9 @@ def become(asked: dict[str, Any], out: int) -> Callable[[], None]:
     settle(command[1:], asked["env"])
     is_module = command[1] == "-m"
     target, arguments = (command[2], command[3:]) if is_module else (command[1], command[2:])
+    for folder in asked["env"].get("PYTHONPATH", "").split(os.pathsep):
+        if os.path.exists(file := os.path.join(folder, "sitecustomize.py")):  # noqa: PTH110, PTH118
+            runpy.run_path(file)  # a new interpreter would import it; forks of this process inherit its effect
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))  # noqa: PTH109, PTH120
     forker.subprocess = type("subprocess", (), {"Popen": ForkedZygote, "DEVNULL": -3})  # type: ignore[attr-defined]
     zygote._reseed()

@@ -1,4 +1,4 @@
-"""Which workers leave when a job has too many: the one rule of the operator and of local mode. Pure."""
+"""Which workers leave if a job has too many: the one rule of the operator and of local mode. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What the rule asks about a worker. Local mode knows the first four fields; the rest keep their defaults there."""
+    """The rule's input for one worker. Local mode sets the first four fields; the others keep their defaults there."""
 
     name: str
     ordinal: int
@@ -17,11 +17,11 @@ class WorkerFacts:
     ready: bool = True
     """It is ready to train."""
     released: bool = False
-    """The allocator named it, because another job needs its node."""
+    """The allocator selected it, because another job needs its node."""
     unstable: bool = False
-    """Its node drains, takes no pods or is not ready, or Kubernetes is about to evict it."""
+    """Its node drains, accepts no pods or is not ready, or Kubernetes is about to evict it."""
     sickness: int = 0
-    """2: a rank of it hangs; 1: it slows the others down; 0: neither."""
+    """2: one of its ranks hangs; 1: it delays the others; 0: neither."""
     started: bool = True
     """Its container runs."""
     neighbours: int = 0
@@ -29,7 +29,7 @@ class WorkerFacts:
 
 
 def leave_order(workers: Sequence[WorkerFacts]) -> tuple[WorkerFacts, ...]:
-    """``workers``, those that leave first at the front.
+    """``workers`` in the order in which they leave.
 
     Workers that the allocator selected leave first; then unstable ones; then sick ones; then those that do not train
     yet; then those that free a node (fewest neighbours); then the newest.
@@ -44,10 +44,10 @@ def leave_order(workers: Sequence[WorkerFacts]) -> tuple[WorkerFacts, ...]:
 
 
 def surplus(ranked: Sequence[WorkerFacts], desired: int, spares: int = 0) -> tuple[WorkerFacts, ...]:
-    """The workers that are too many, from ``ranked`` in the order of :func:`leave_order`.
+    """The surplus of ``ranked``, which is in the order of :func:`leave_order`.
 
-    A worker that trains never becomes a spare, because the members keep the generation they have: of those as many
-    leave as exceed ``desired``. Of all others as many leave as exceed ``desired`` and ``spares`` together.
+    A training worker never becomes a spare, because the members keep their generation: training workers beyond
+    ``desired`` leave. Of the others, those beyond ``desired`` plus ``spares`` leave.
     """
     training = [w for w in ranked if w.trains] if spares else []
     first = training[: max(len(training) - desired, 0)]

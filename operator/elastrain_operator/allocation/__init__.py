@@ -1,1 +1,1 @@
-"""Sharing the cluster out, in parts: values, what fits where, who comes next, whether a change pays. All pure."""
+"""Shares the cluster out: values, placement, order of the jobs, cost of a change. All pure."""

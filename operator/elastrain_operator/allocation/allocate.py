@@ -1,20 +1,20 @@
-"""Shares the cluster's accelerators between jobs. Pure: same snapshot, same answer, and nothing happens here.
+"""Shares the cluster's accelerators between jobs. Pure: same snapshot, same answer, no side effects.
 
 The rules, in the order in which workers are granted (docs/capacity.md has a worked example):
 
-1. A job that trains keeps its workers up to ``minReplicas``, whatever happens. No job is preempted below its minimum.
-2. Jobs below their minimum get it, by priority, then by age: all of it or nothing, so that nobody holds accelerators
-   without training. They may take what others, of any priority, hold above their minima. One that does not fit lets
-   those behind it pass.
-3. What is left goes to the highest priority first, which may take from lower ones what they hold above their minima; in
-   one priority to jobs with a fixed ``replicas``, by age, and then to elastic ones in fair shares (``fair.py``).
+1. A job that trains keeps its workers up to ``minReplicas``. No job is preempted below its minimum.
+2. Jobs below their minimum get it, by priority, then by age: all of it or nothing, so that no job holds accelerators
+   without training. They may take what other jobs, of any priority, hold above their minima. A job that does not fit
+   does not block the jobs behind it.
+3. The rest goes to the highest priority first, which may take what lower priorities hold above their minima; within a
+   priority first to jobs with a fixed ``replicas``, by age, then to elastic jobs in fair shares (``fair.py``).
 
-A mere improvement has to be worth its price: an elastic job that was resized a moment ago is left alone (hysteresis),
-and grows only if the expected gain beats its own measured pause (``worth.py``). Neither holds up rule 2 nor a higher
-priority. Where others have to leave first, room is promised and given when they have left; until then a job's size is
-what fits at this moment.
+An improvement must be worth its cost: an elastic job that was resized recently keeps its size (hysteresis), and a job
+grows only if the expected gain exceeds its own measured pause (``worth.py``). Neither delays rule 2 or a higher
+priority. If other workers must leave first, their room is promised and granted when they have left; until then a job's
+size is what fits now.
 
-Warm spares stand by in what is left after all that: any worker may take their room before another worker has to go.
+Warm spares use the remaining room: any worker may take it before another worker has to leave.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from elastrain_operator.allocation.room import Idle, May, Room
 from elastrain_operator.allocation.worth import Worth
 
 ROUNDS = 4
-"""How often at most the sharing is repeated because what some jobs were given would not pay for them."""
+"""Most repetitions of the sharing because the growth of some jobs does not pay."""
 
 
 def allocate(snapshot: Snapshot, policy: Policy, now: datetime) -> Allocation:
-    """What each job should have now. Executed by each job's own plan; ``now`` is timezone-aware."""
+    """Each job's share now. Executed by each job's own plan; ``now`` is timezone-aware."""
     vain: dict[str, str] = {}
     looks = 0
     for _ in range(ROUNDS):
@@ -51,7 +51,7 @@ def allocate(snapshot: Snapshot, policy: Policy, now: datetime) -> Allocation:
 
 
 class _Sharing:
-    """One way through the rules."""
+    """One pass over the rules."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy, now: datetime, vain: dict[str, str]) -> None:
         self.room = Room(snapshot)
@@ -131,7 +131,7 @@ class _Sharing:
 
     # ---- rule 3 ------------------------------------------------------------------------------------------------------
     def _share_out(self, grants: Sequence[Grant]) -> None:
-        """The jobs of one priority; what lower ones hold is still loose."""
+        """The jobs of one priority; workers of lower priorities are still loose."""
         fixed = [s for s in grants if not s.job.elastic]
         for grant in fixed:
             self._keep_all(grant)
@@ -152,7 +152,7 @@ class _Sharing:
 
     # ---- granting ----------------------------------------------------------------------------------------------------
     def _grant(self, grant: Grant, may: May | None) -> bool:
-        """One more worker: one that is there, else a free place, else one that others leave for it."""
+        """One more worker: an existing one, else a free place, else the place of workers that leave for it."""
         if grant.next_loose() is not None:
             return self._keep(grant)
         demand = grant.job.kind.demand
@@ -178,7 +178,7 @@ class _Sharing:
         return True
 
     def _displace(self, grant: Grant, may: May | None) -> bool:
-        """Have spares leave, or where that is not enough, workers that ``may`` be displaced."""
+        """Displace spares, or if that is not enough, workers that ``may`` be displaced."""
         gone = self.room.give_back(grant.job.kind, self._rank) if self.room.has_spares else None
         if gone is None and may is not None:
             gone = self.room.displace(grant.job.kind, may, self._rank)
@@ -204,7 +204,7 @@ class _Sharing:
         return refused is None
 
     def _over_quota(self, namespace: str, demand: Amounts) -> str | None:
-        """Why the namespace may not have so much more; None: it may."""
+        """Why the quota of the namespace does not permit ``demand`` more; None: it does."""
         bounds = self._policy.quotas.get(namespace, {})
         for resource, amount in demand:
             most, used = bounds.get(resource), self._used.get(namespace, {}).get(resource, 0)
@@ -220,7 +220,7 @@ class _Sharing:
 
     # ---- does it pay? ------------------------------------------------------------------------------------------------
     def not_worth_it(self) -> dict[str, str]:
-        """Elastic jobs, by UID, that would grow by less than their pause costs, and that in words."""
+        """Elastic jobs whose growth would gain less than their pause costs: UID → message."""
         found = {}
         for grant in self._queue:
             job = grant.job
@@ -231,7 +231,7 @@ class _Sharing:
         return found
 
     def again(self) -> float | None:
-        """Seconds until the first job may be resized again, if that could matter."""
+        """Seconds until the first job may be resized again; None: not relevant."""
         if all(s.granted >= s.job.cap for s in self._queue):
             return None
         thaws = [worth.thaws(s.job, self._policy, self._now) for s in self._queue if s.job.elastic]
@@ -281,7 +281,7 @@ class _Sharing:
         )
 
     def _size(self, grant: Grant) -> int:
-        """Workers wanted at this moment; room that is promised counts when it is there."""
+        """Desired workers now; promised room counts when it is free."""
         if grant.job.trains:
             return max(grant.kept + grant.fresh, grant.job.min)
         return grant.kept + grant.fresh if grant.let_in and not grant.coming else 0
@@ -308,7 +308,7 @@ class _Sharing:
         return self._idle[kind]
 
     def _replaceable(self, grant: Grant, going: frozenset[str]) -> frozenset[str]:
-        """Workers on nodes that go, as many as find room elsewhere, while at least the minimum goes on training."""
+        """Workers on departing nodes, as many as find room elsewhere, while at least the minimum continues to train."""
         if not going or not grant.let_in:
             return frozenset()
         staying = [w for w in grant.job.workers if w.name in grant.stays]
@@ -326,7 +326,7 @@ class _Sharing:
         return frozenset(chosen)
 
     def _trouble(self, place: Place) -> tuple[frozenset[str], frozenset[str]]:
-        """Nodes that workers of that kind should move away from, and those together with nodes that are not ready."""
+        """Nodes that these workers should leave, and the same together with nodes that are not ready."""
         if place not in self._troubled:
             self.room.looks += len(self._snapshot.nodes)
             going = frozenset(n.name for n in self._snapshot.nodes if lets_go(n, place))
@@ -335,12 +335,12 @@ class _Sharing:
 
 
 def _order(grant: Grant) -> tuple[int, bool, float, str]:
-    """The queue: by priority; those who train already before those who are to be let in; then the oldest."""
+    """The queue: by priority; training jobs before jobs to be admitted; then the oldest."""
     job = grant.job
     return (-job.priority, not job.trains, job.created, job.uid)
 
 
 def _any_but(grant: Grant) -> May:
-    """Whatever is still loose may be displaced: those with a better claim have theirs already."""
+    """All loose workers of other jobs may be displaced: jobs with a better claim already have their workers."""
     own = grant.job.uid
     return lambda uid, _: uid != own

@@ -1,4 +1,4 @@
-"""Why a job is not larger, for people: what there is, what the next worker needs, and which rule holds it back."""
+"""Why a job is not larger, for people: the idle capacity, what the next worker needs, and the rule that applies."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from elastrain_operator.allocation.worth import Worth
 
 def at_max(job: Job, size: int) -> str:
     """The job has its largest size."""
-    bound = "maxReplicas allows" if job.elastic else "replicas asks for"
-    return f"{headcount(size)}: all that {bound}"
+    return f"{headcount(size)}: all of {'maxReplicas' if job.elastic else 'replicas'}"
 
 
 def minimum(grant: Grant, idle: Idle | None, quota: str) -> str:
-    """A job that is not let in."""
+    """A job that is not admitted."""
     job = grant.job
     needs = (
         f"waits: {headcount(job.min)} must start together (minReplicas)"
@@ -24,7 +23,7 @@ def minimum(grant: Grant, idle: Idle | None, quota: str) -> str:
         else "waits for its first worker"
     )
     if grant.coming:
-        return f"{needs}; others are leaving for {'them' if job.min > 1 else 'it'}"
+        return f"{needs}; other workers are leaving for {'them' if job.min > 1 else 'it'}"
     if grant.stop is Stop.QUOTA:
         return f"{needs}; {quota}"
     if idle is not None and not idle.nodes:
@@ -33,24 +32,24 @@ def minimum(grant: Grant, idle: Idle | None, quota: str) -> str:
 
 
 def not_grown(grant: Grant, idle: Idle | None, quota: str) -> str:
-    """A job that is let in and could have more."""
+    """A job that is admitted and could have more."""
     text = {
         Stop.QUOTA: quota,
         Stop.NO_NODE: _no_node(grant.job),
-        Stop.OTHERS_LEAVE: f"{headcount(grant.waits)} more when others have left",
+        Stop.OTHERS_LEAVE: f"{headcount(grant.waits)} can join when other workers have left",
     }
     why = text.get(grant.stop) if grant.stop else None
     return f"not grown: {why or (_idle(grant.job, idle) if idle else 'no room')}"
 
 
 def recent(policy: Policy) -> str:
-    """The message does not count seconds: it would change with each of them."""
+    """The job was resized recently. The message has no remaining seconds, since it would then change constantly."""
     return f"not grown: it was resized within the last {policy.hysteresis:g} s (capacity.hysteresis)"
 
 
 def vain(job: Job, to: int, worth: Worth) -> str:
-    """A larger size would not pay for its pause."""
-    gain = f"{headcount(to - job.size)} more would gain {worth.gain:.0f} worker-seconds in {worth.seconds:.0f} s"
+    """A larger size would not be worth its pause."""
+    gain = f"growing by {headcount(to - job.size)} would gain {worth.gain:.0f} worker-seconds in {worth.seconds:.0f} s"
     return f"not grown: {gain}, the pause would cost {worth.cost:.0f}"
 
 
@@ -61,7 +60,7 @@ def quota(namespace: str, resource: str, used: int, most: int, need: int) -> str
 
 
 def amount(resource: str, value: int) -> str:
-    """An amount as people write it: cores, GiB, pieces."""
+    """An amount for people: cores, GiB, pieces."""
     if resource == "cpu":
         return f"{value / 1000:g}"
     if resource == "memory" or resource.startswith("hugepages-") or resource == "ephemeral-storage":
@@ -87,4 +86,4 @@ def _no_node(job: Job) -> str:
     place = job.kind.place
     labels = ", ".join(f"{k}={v}" for k, v in place.selector)
     wanted = f" with {labels}" if labels else ""
-    return f"no node{wanted} takes its workers: ready, not cordoned, matching the template's affinity and tolerations"
+    return f"no ready, uncordoned node{wanted} matches the template's affinity and tolerations"

@@ -1,9 +1,9 @@
-"""Sharing out what is above the minima, among elastic jobs of one priority: weighted max-min fairness.
+"""Divides the capacity above the minima between elastic jobs of one priority: weighted max-min fairness.
 
-The method is progressive filling (Bertsekas & Gallager, "Data Networks", 2nd ed., 6.5.2): whoever has least gets the
-next worker, until no job can get another. What a job has is counted as its dominant share of the cluster (Ghodsi et
-al., "Dominant Resource Fairness", NSDI 2011), above its minimum, first per namespace by weight, then per job. Among
-those who have equally little, whoever holds a worker already keeps it: so what was shared out fairly stays as it is.
+The method is progressive filling (Bertsekas & Gallager, "Data Networks", 2nd ed., 6.5.2): the job with the least gets
+the next worker, until no job can get another. A job's amount is its dominant share of the cluster (Ghodsi et al.,
+"Dominant Resource Fairness", NSDI 2011) above its minimum, first per namespace by weight, then per job. Among equal
+jobs, one that already holds a worker keeps it, so that a fair division remains stable.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from elastrain_operator.allocation.grant import Grant
 from elastrain_operator.allocation.room import May
 
 Place = Callable[[Grant, May | None], bool]
-"""Give a job one more worker, displacing the workers that it may (None: none); False: there is no room."""
+"""Grant a job one more worker, displacing workers if permitted (None: never); False: no room."""
 
 
 class Tier:
-    """The elastic jobs of one priority while they are filled up."""
+    """The elastic jobs of one priority during progressive filling."""
 
     def __init__(self, grants: Iterable[Grant], weights: Mapping[str, int], all_grants: Mapping[str, Grant]) -> None:
         self._all = all_grants
         self._mine = {s.job.uid: s for s in grants}
         self._weights = {s.job.namespace: weights.get(s.job.namespace, 1) for s in self._mine.values()}
         self._level = dict.fromkeys(self._weights, 0)
-        """What a namespace was granted above its minima."""
+        """Amount granted to each namespace above its minima."""
         self._held = dict.fromkeys(self._weights, 0)
-        """The same if its jobs kept everything that they have."""
+        """The same if its jobs kept all workers that they hold."""
         self._richest = dict.fromkeys(self._weights, 0)
-        """At least what the job in a namespace that has most would have left after losing one worker."""
+        """Upper bound, per namespace, of what its largest job would have after losing one worker."""
         for grant in self._mine.values():
             self._count(grant)
         self._strangers = any(s.loose for uid, s in all_grants.items() if uid not in self._mine)
@@ -47,7 +47,7 @@ class Tier:
             self._held[grant.job.namespace] -= grant.step
 
     def fill(self, place: Place) -> None:
-        """Give one worker after another to the job with the least."""
+        """Grant one worker after another to the job with the least."""
         queues: dict[str, list[tuple[int, bool, float, str]]] = {}
         for grant in self._mine.values():
             queues.setdefault(grant.job.namespace, []).append(_key(grant))
@@ -75,7 +75,7 @@ class Tier:
         return (self._level[namespace] / self._weights[namespace], queue[0][1], namespace)
 
     def _worth_asking(self, taker: Grant) -> bool:
-        """Whether there can be anybody at all who may be displaced: spares most jobs the look around."""
+        """Whether any worker can be displaced at all: a cheap test that avoids most searches."""
         home = taker.job.namespace
         if self._strangers or self._richest[home] > taker.level:
             return True
@@ -83,15 +83,15 @@ class Tier:
         return any(self._held[n] / w > mine for n, w in self._weights.items() if n != home)
 
     def _may(self, taker: Grant) -> May:
-        """An equal loses a worker only if it has more left, after that, than the taker has before. Both sides of the
-        comparison move towards each other, so nothing is ever taken back and forth."""
+        """A job of the same priority loses a worker only if it then still has more than the taker had before. Both
+        sides converge, so no worker moves back and forth."""
         home = taker.job.namespace
         mine = self._level[home] / self._weights[home]
 
         def allowed(uid: str, picked: Sequence[str]) -> bool:
             giver = self._mine.get(uid)
             if giver is None:
-                return True  # it is of a lower priority, or the worker is to go anyway
+                return True  # of a lower priority, or the worker leaves anyway
             there = giver.job.namespace
             if there == home:
                 return giver.held_level - (picked.count(uid) + 1) * giver.step > taker.level

@@ -9,7 +9,7 @@ from enum import StrEnum
 from elastrain_operator.allocation.model import PODS, Job, Worker
 
 WHOLE = 1_000_000_000
-"""All of a resource in the cluster: shares are whole parts of it, so that sums do not depend on their order."""
+"""The cluster's total of a resource. Shares are integer parts of it, so that sums do not depend on their order."""
 
 
 class Stop(StrEnum):
@@ -27,35 +27,35 @@ class Stop(StrEnum):
 
 @dataclass(slots=True)
 class Grant:
-    """Mutable; one for each job and allocation."""
+    """The workers granted to one job. Mutable; one for each job and allocation."""
 
     job: Job
     step: int
-    """What one worker is of the whole cluster, in its dominant resource (of ``WHOLE``)."""
+    """One worker's part of the cluster, in its dominant resource (of ``WHOLE``)."""
     limit: int
-    """Most workers that this allocation may give it."""
+    """Most workers that this allocation may grant."""
     placed: int
     """Workers on a node."""
     hold: Stop | None = None
-    """Why ``limit`` is less than the job's own cap."""
+    """Why ``limit`` is below the job's own cap."""
     kept: int = 0
     """Workers on a node that stay."""
     fresh: int = 0
-    """Places that are free at this moment, for workers that are not bound yet or still to be made."""
+    """Free places, for workers that are not bound or not created yet."""
     waits: int = 0
-    """Places that others have to leave first."""
+    """Places that other workers have to leave first."""
     let_in: bool = False
     coming: bool = False
-    """Let in, but its minimum waits for others to leave."""
+    """Admitted, but its minimum waits for other workers to leave."""
     stop: Stop | None = None
     reached: int = 0
-    """For how many workers there would have been room, where the minimum could not be had."""
+    """Workers that would have fit, if the minimum did not."""
     stays: set[str] = field(default_factory=set)
     """Names of the workers that are kept."""
     goes: set[str] = field(default_factory=set)
-    """Names of the workers that have to leave for others."""
+    """Names of the workers that have to leave for other jobs."""
     spares_left: int = 0
-    """Spares on a node about which nothing is decided: room for any worker, not held by the job."""
+    """Undecided spares on a node: any worker may take their room; the job does not hold it."""
     _at: int = 0
 
     @classmethod
@@ -70,21 +70,21 @@ class Grant:
 
     @property
     def loose(self) -> int:
-        """Workers on a node about which nothing is decided, spares left out."""
+        """Undecided workers on a node, without spares."""
         return self.placed - len(self.stays) - len(self.goes) - self.spares_left
 
     @property
     def level(self) -> int:
-        """What it has been granted above its minimum."""
+        """Amount granted above its minimum."""
         return max(self.granted - self.job.min, 0) * self.step
 
     @property
     def held_level(self) -> int:
-        """The same if it kept everything that it has."""
+        """The same if it kept all workers that it holds."""
         return max(self.granted + self.loose - self.job.min, 0) * self.step
 
     def next_loose(self) -> Worker | None:
-        """The one that stays longest among the workers about which nothing is decided."""
+        """The undecided worker that stays longest."""
         workers = self.job.workers
         while self._at < len(workers):
             worker = workers[self._at]
@@ -99,7 +99,7 @@ class Grant:
         self.spares_left -= worker.spare
 
     def lose(self, worker: Worker) -> None:
-        """It has to leave."""
+        """The worker has to leave."""
         self.goes.add(worker.name)
         self.spares_left -= worker.spare
 
@@ -107,14 +107,14 @@ class Grant:
         return replace(self, stays=set(self.stays), goes=set(self.goes))
 
     def restore(self, before: Grant) -> None:
-        """Be again what it was when it was copied."""
+        """Return to the state of the copy ``before``."""
         self.kept, self.fresh, self.waits, self._at = before.kept, before.fresh, before.waits, before._at
         self.stays, self.goes = set(before.stays), set(before.goes)
         self.spares_left = before.spares_left
 
 
 def _step(job: Job, totals: Mapping[str, int]) -> int:
-    """How many pods a node takes counts only for workers that ask for nothing else."""
+    """One worker's dominant share. The number of pods per node counts only for workers that request nothing else."""
     asked = [(r, a) for r, a in job.kind.demand if r != PODS] or list(job.kind.demand)
     shares = [a * WHOLE // totals[r] for r, a in asked if totals.get(r, 0) > 0]
     return max(shares, default=0) or 1

@@ -1,4 +1,4 @@
-"""May a pod be bound to a node, its resources aside? The rules are those of kube-scheduler's NodeAffinity and
+"""Whether a pod may be bound to a node, apart from resources: the rules of kube-scheduler's NodeAffinity and
 TaintToleration plugins."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from elastrain_operator.allocation.model import Node, Place, Requirement, Taint,
 HARD = frozenset({"NoSchedule", "NoExecute"})
 """Effects of a taint that keep pods away."""
 UNWELL = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
-"""Taints that say what the node's readiness says already."""
+"""Taints that repeat the node's readiness."""
 CORDON = "node.kubernetes.io/unschedulable"
 
 
@@ -22,8 +22,8 @@ def takes(node: Node, place: Place) -> bool:
 
 
 def lets_go(node: Node, place: Place) -> bool:
-    """Whether workers on ``node`` should move before they have to: it is cordoned, announced to go, or has got a taint
-    that they do not tolerate. Not being ready is not enough: that passes, or ends in a loss."""
+    """Whether workers on ``node`` should move early: it is cordoned, its removal is announced, or it has a taint that
+    they do not tolerate. Not being ready is no reason: it passes, or ends in a loss."""
     hard = [t for t in untolerated(node.taints, place) if t.effect in HARD and t.key not in UNWELL]
     return node.cordoned or node.going or bool(hard)
 
@@ -67,7 +67,7 @@ def _holds(requirement: Requirement, labels: Mapping[str, str]) -> bool:
 
 
 def _compares(operator: str, value: str | None, values: tuple[str, ...]) -> bool:
-    """Labels and bounds that are no whole numbers never hold."""
+    """Gt and Lt. Labels and bounds that are not integers never match."""
     try:
         have, bound = int(value or ""), int(values[0] if values else "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the allocator is given and what it answers, as plain immutable values. No client, no framework, no clock."""
+"""The allocator's input and output, as plain immutable values. No client, no framework, no clock."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from datetime import datetime
 from types import MappingProxyType
 
 Amounts = tuple[tuple[str, int], ...]
-"""Resource → whole amount, sorted by name: ``(("cpu", 500), ("nvidia.com/gpu", 4), ("pods", 1))``. CPU is in
-thousandths of a core, memory in bytes, everything else in pieces."""
+"""Resource → integer amount, sorted by name: ``(("cpu", 500), ("nvidia.com/gpu", 4), ("pods", 1))``. CPU is in
+millicores, memory in bytes, everything else in pieces."""
 
 PODS = "pods"
-"""Kubernetes' name for how many pods a node takes: each worker uses one."""
+"""Kubernetes' resource name for a node's number of pods: each worker uses one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which nodes a pod may be bound to. Equal for all jobs that say the same."""
+    """Which nodes a pod may be bound to. Equal for jobs with equal constraints."""
 
     selector: tuple[tuple[str, str], ...] = ()
     """Labels that a node must have: ``nodeSelector``."""
@@ -44,12 +44,12 @@ class Place:
     """Required node affinity: one of the terms must hold; empty: nothing is required."""
     tolerations: tuple[Toleration, ...] = ()
     avoid: tuple[str, ...] = ()
-    """Nodes (names) on which the operator does not put new workers for a while."""
+    """Nodes (names) that the operator's exclusions close to new workers for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What one worker asks of a node. Equal for all jobs of equal templates."""
+    """What one worker requires of a node. Equal for jobs with equal templates."""
 
     demand: Amounts
     place: Place = Place()
@@ -66,11 +66,11 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node, and what of it is there for workers."""
+    """A node and its capacity for workers."""
 
     name: str
     room: Mapping[str, int]
-    """Allocatable minus what pods that are no workers request; may be negative where a node is overcommitted."""
+    """Allocatable minus the requests of all pods that are not workers; negative if the node is overcommitted."""
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     taints: tuple[Taint, ...] = ()
     ready: bool = True
@@ -81,22 +81,22 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker pod that counts: neither ended nor on its way out."""
+    """A worker pod that counts: neither ended nor leaving."""
 
     name: str
     node: str = ""
-    """Empty: not bound yet."""
+    """Name of its node; empty: not bound yet."""
     demand: Amounts = ()
-    """What it holds there; the template may have changed since."""
+    """What it holds there; the template may have changed since its creation."""
     trains: bool = False
     """It is in the newest generation."""
     spare: bool = False
-    """It stands by beyond the desired number: any other worker may take its room."""
+    """A warm spare: any other worker may take its room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a pod on its way out still holds."""
+    """What a leaving pod still holds."""
 
     node: str
     demand: Amounts
@@ -104,54 +104,54 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job that wants workers."""
+    """A job that needs workers."""
 
     uid: str
     namespace: str
     name: str
     min: int
     cap: int
-    """Most workers it wants now: ``replicas``, or ``maxReplicas`` where that is absent."""
+    """Most workers: ``replicas``, or ``maxReplicas`` if that is absent."""
     kind: Kind
     elastic: bool = True
-    """``replicas`` is absent: what is above ``min`` is shared fairly, and a change has to pay."""
+    """``replicas`` is absent: workers above ``min`` are shared fairly, and a change has to pay."""
     priority: int = 0
     created: float = 0.0
     """Seconds since the epoch: order of the queue."""
     workers: tuple[Worker, ...] = ()
-    """Those who stay longest first (``policy/size/victims.py``)."""
+    """Workers that stay longest come first (``policy/size/victims.py``)."""
     size: int = 0
-    """Workers wanted by the last decision; 0: it has not been let in."""
+    """Desired workers of the last decision; 0: not admitted."""
     trains: bool = False
-    """A generation of it is in force: its workers hold state, and are kept even if fewer than ``min`` are left."""
+    """A generation is in force: its workers hold state and are kept even if fewer than ``min`` remain."""
     resized: datetime | None = None
-    """When its size was last changed; None: not by this operator."""
+    """When this operator last changed its size; None: never."""
     pause: float | None = None
-    """Seconds that its last rescale took, as measured; None: it never had one."""
+    """Measured seconds of its last rescale; None: it never had one."""
     speeds: tuple[tuple[int, float], ...] = ()
-    """(workers, steps a second) as measured at different sizes, ascending; empty: nothing is known."""
+    """(workers, steps per second) as measured at different sizes, ascending; empty: unknown."""
     remaining: float | None = None
-    """Seconds of training left at the present speed, as the trainer counts; None: not known."""
+    """Seconds of training left at the current speed, by the trainer's count; None: unknown."""
     nproc: int = 1
-    """Ranks in a worker, for words."""
+    """Ranks per worker, for messages."""
     spares: int = 0
-    """Warm spares that it would like to have beside its workers."""
+    """Desired warm spares beside its workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What one job brings into the sharing."""
+    """What one job contributes to a snapshot."""
 
     job: Job | None
-    """None: it wants nothing (suspended, ended, about to end) and only holds."""
+    """None: it needs no workers (suspended, ended, finishing) and only holds resources."""
     priority_class: str = ""
-    """Name; its value is the cluster's to say."""
+    """Name of the priority class; the cluster defines its value."""
     leaving: tuple[Held, ...] = ()
     speed: tuple[int, float] | None = None
-    """(workers, steps a second) at this moment; None: not known."""
+    """(workers, steps per second) now; None: unknown."""
 
     def differs(self, other: Claims | None) -> bool:
-        """Whether it is a reason to share out anew; mere progress is none."""
+        """Whether the difference requires a new allocation; mere progress does not."""
         return other is None or self._essence() != other._essence()
 
     def _essence(self) -> Claims:
@@ -166,7 +166,7 @@ class Snapshot:
     nodes: tuple[Node, ...] = ()
     jobs: tuple[Job, ...] = ()
     leaving: tuple[Held, ...] = ()
-    """What workers on their way out still hold: of jobs that shrink, have ended or were suspended."""
+    """What leaving workers still hold: of jobs that shrink, have ended or were suspended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,42 +174,42 @@ class Policy:
     """How the cluster is shared out; set by the administrator."""
 
     quotas: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: MappingProxyType({}))
-    """Namespace → resource → most that its workers may hold. Absent: no bound."""
+    """Namespace → resource → most that its workers may hold. Absent: unlimited."""
     weights: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Namespace → parts of what is above the minima, at least 1. Absent: 1."""
+    """Namespace → weight for the capacity above the minima, at least 1. Absent: 1."""
     hysteresis: float = 60.0
-    """Seconds for which a job that was resized is left alone by everything that is a mere improvement."""
+    """Seconds after a resize during which a job is not resized for a mere improvement."""
     horizon: float = 600.0
-    """Seconds over which a gain is counted; its real duration is unknown."""
+    """Seconds over which a gain is counted; its actual duration is unknown."""
     pause: float = 5.0
-    """Seconds that a rescale is taken to cost a job that has not measured one yet."""
+    """Assumed seconds of a rescale for a job that has not measured one yet."""
     startup: float = 20.0
-    """Seconds in which a new worker holds accelerators and does not train yet."""
+    """Seconds during which a new worker holds accelerators but does not train yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one job gets."""
+    """One job's part of the cluster."""
 
     size: int | None
-    """Workers wanted; None: not known, the job keeps the size it has."""
+    """Desired workers; None: unknown, the job keeps its size."""
     reason: str
     """Why it is not more, one CamelCase word: the reason of the condition ``Grown``."""
     message: str
     """The same with numbers, for people."""
     release: frozenset[str] = frozenset()
-    """Workers (pod names) that should leave first, so that what others need becomes free where they need it."""
+    """Workers (pod names) that leave first, because another job needs their node."""
     replace: frozenset[str] = frozenset()
-    """Workers on nodes that go, for which there is room elsewhere: to be asked to leave though none is too many."""
+    """Workers on departing nodes for which other nodes have room: they are replaced without a shrink."""
     shaky: frozenset[str] = frozenset()
-    """Workers on nodes that go, take no pods any more or are not ready: the first to leave."""
+    """Workers on nodes that are departing, closed to new pods or not ready: the first to leave."""
     blind: bool = False
-    """``size`` is None for want of a permission, not of time: a new job need not wait for it."""
+    """``size`` is None because of a missing permission, not of missing data: a new job need not wait."""
     spares: int = 0
-    """Warm spares beside the workers, in room that no worker needs."""
+    """Warm spares, in room that no worker needs."""
 
     def differs(self, other: Share | None) -> bool:
-        """Whether there is something to do, and not only something else to say."""
+        """Whether the difference requires an action, beyond a changed message."""
         if other is None:
             return True
         mine = (self.size, self.reason, self.release, self.replace, self.shaky, self.blind, self.spares)
@@ -219,11 +219,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The answer for all jobs."""
+    """The shares of all jobs."""
 
     shares: Mapping[str, Share]
     """By UID of the job."""
     again: float | None = None
-    """Seconds after which the clock alone may change the answer; None: it may not."""
+    """Seconds after which time alone may change the shares; None: never."""
     looks: int = 0
-    """Nodes looked at and workers granted: what the decision cost, in steps."""
+    """Nodes examined and workers granted: the cost of the decision."""

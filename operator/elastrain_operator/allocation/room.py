@@ -1,9 +1,9 @@
-"""Where workers fit while an allocation is made: per node, what is free now, what will be, and who could still go.
+"""Where workers fit during an allocation: per node, the free room now and later, and the workers that may still leave.
 
-Workers are whole pods, so room is kept node by node. A worker is in one of three states: *kept* (granted again),
-*loose* (there, and not granted yet: it may have to go) or *displaced* (it has to). In the course of one allocation room
-only shrinks, which is why a node that is too full for a kind of worker is never looked at again: the cost is O(kinds x
-nodes + workers). Mutable, used for one allocation; nothing outside it changes.
+Workers are whole pods, so room is counted per node. A worker has one of three states: *kept* (granted again), *loose*
+(exists, and is not granted yet: it may have to leave) or *displaced* (it has to leave). During one allocation room only
+shrinks, so a node that is too full for a kind of worker is never examined again: the cost is O(kinds x nodes +
+workers). Mutable, used for one allocation; nothing outside it changes.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ from elastrain_operator.allocation.match import takes
 from elastrain_operator.allocation.model import PODS, Amounts, Kind, Place, Snapshot, Worker
 
 WINDOW = 16
-"""Nodes among which the one is chosen on which the fewest workers are displaced."""
+"""Candidate nodes; the one on which the fewest workers are displaced is chosen."""
 SCAN = 64
-"""Nodes on which others may not be displaced before it is given up."""
+"""The search ends after this number of nodes on which no worker may be displaced."""
 
 Vector = dict[str, int]
 May = Callable[[str, Sequence[str]], bool]
-"""(job that would lose one more worker, jobs that lose one each by the same choice already) → whether it may."""
+"""(job that would lose one more worker, jobs that already lose one each by the same choice) → whether it may."""
 Rank = Callable[[str], tuple[int, ...]]
-"""Which job's workers are displaced first: the least."""
+"""Job → rank; workers of the lowest rank are displaced first."""
 
 
 class Loose(NamedTuple):
-    """A worker that could still leave, to make room."""
+    """A worker that may still leave to make room."""
 
     uid: str
     worker: Worker
     turn: int
-    """Its place among its job's workers: the greatest leaves first."""
+    """Its place among its job's workers: the highest leaves first."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """Nodes for one kind of worker, in the order in which they are filled."""
+    """The nodes for one kind of worker, in the order in which they are filled."""
 
     nodes: list[str]
     start: int = 0
-    """Those before it are too full."""
+    """Nodes before this index are too full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """What is free for a kind of worker on the nodes that take it, in its main resource."""
+    """The idle amount of a worker's main resource on the nodes that accept it."""
 
     resource: str
     total: int
     largest: int
     """Most on one node."""
     nodes: int
-    """Nodes that take it, resources aside."""
+    """Nodes that accept it, apart from resources."""
     short: str
     """The resource that is short on most of those nodes."""
 
 
 def main_resource(demand: Amounts) -> str:
-    """What a worker is counted in: its extended resource (an accelerator), else CPU, memory, or the pod itself."""
+    """The resource that a worker is counted in: its extended resource (an accelerator), else CPU, memory or pods."""
     extended = [(-amount, name) for name, amount in demand if "/" in name]
     if extended:
         return min(extended)[1]
@@ -88,7 +88,7 @@ class Room:
         for held in snapshot.leaving:
             if held.node in self._now:
                 self._change(self._now, held.node, held.demand, -1)
-        # Once those who leave have left, less what has been promised since.
+        # After all leaving workers have left, minus what has been promised since.
         self._later: dict[str, Vector] = {name: dict(free) for name, free in self._now.items()}
         for held in snapshot.leaving:
             if held.node in self._now:
@@ -99,31 +99,31 @@ class Room:
 
     # ---- all or nothing ----------------------------------------------------------------------------------------------
     def begin(self) -> None:
-        """From here on changes can be taken back."""
+        """Start a transaction."""
         self._undo = []
 
     def commit(self) -> None:
         self._undo = None
 
     def rollback(self) -> None:
-        """Take back what was changed since ``begin``."""
+        """Undo all changes since ``begin``."""
         changes, self._undo = self._undo or [], None
         for undo in reversed(changes):
             undo()
 
     @property
     def has_spares(self) -> bool:
-        """Whether there was a spare on any node at the start."""
+        """Whether any node had a spare at the start."""
         return bool(self._with_spares)
 
     # ---- granting ----------------------------------------------------------------------------------------------------
     def keep(self, worker: Worker) -> None:
-        """A worker that is there stays."""
+        """An existing worker stays."""
         self.looks += 1
         self._settle(worker)
 
     def place(self, kind: Kind) -> bool:
-        """Take room for a worker where there is some at this moment; False: there is none."""
+        """Take free room for a worker; False: there is none."""
         line = self._line(kind, now=True)
         for i in range(line.start, len(line.nodes)):
             self.looks += 1
@@ -137,10 +137,10 @@ class Room:
         return False
 
     def displace(self, kind: Kind, may: May, rank: Rank) -> list[Loose] | None:
-        """Promise room that others have to leave first. Those who are displaced for it; none where enough are on their
-        way out already; None: there is no such node.
+        """Promise room that other workers have to leave first. Returns the workers displaced for it, which may be none
+        if enough are already leaving; None: no node qualifies.
 
-        Of the first nodes where it can be done, the one where the fewest have to go.
+        Of the first nodes that qualify, it chooses the one where the fewest workers have to leave.
         """
         line = self._line(kind, now=False)
         best: tuple[int, str, list[Loose]] | None = None
@@ -164,7 +164,7 @@ class Room:
         return None if best is None else self._promise(best[1], kind, best[2])
 
     def give_back(self, kind: Kind, rank: Rank) -> list[Loose] | None:
-        """The same with nobody but spares leaving, whosever they are; None: those of no node are enough."""
+        """The same with only spares leaving, of any job; None: on no node are they sufficient."""
         for node in self._with_spares:
             self.looks += 1
             spares = [x for x in self._loose[node.name].values() if x.worker.spare]
@@ -182,7 +182,7 @@ class Room:
         return leaving
 
     def idle(self, kind: Kind) -> Idle:
-        """What is left for a kind of worker, for words."""
+        """The idle room for a kind of worker, for messages."""
         resource, names = main_resource(kind.demand), self._open(kind.place)
         free = [min(self._now[n].get(resource, 0), self._later[n].get(resource, 0)) for n in names]
         free = [max(f, 0) for f in free]
@@ -195,8 +195,8 @@ class Room:
     def _choose(
         self, node: str, demand: Amounts, may: May, rank: Rank, only: Iterable[Loose] | None = None
     ) -> list[Loose] | None:
-        """Who has to go from ``node`` for ``demand``, spares first; None: those who may be displaced (of ``only``
-        these) do not hold enough."""
+        """The workers that have to leave ``node`` for ``demand``, spares first; None: those that may be displaced (if
+        ``only`` is given: of these) do not hold enough."""
         later = self._later[node]
         need = {r: amount - later.get(r, 0) for r, amount in demand if amount > later.get(r, 0)}
         chosen: list[Loose] = []
@@ -216,7 +216,7 @@ class Room:
         return None if need else self._spared(chosen, node, demand)
 
     def _spared(self, chosen: list[Loose], node: str, demand: Amounts) -> list[Loose]:
-        """``chosen`` without those that are not needed after all: a large one may have come after small ones."""
+        """``chosen`` without unneeded workers: a large worker may have followed small ones."""
         kept = list(chosen)
         for loose in chosen:
             rest = [x for x in kept if x is not loose]
@@ -228,7 +228,7 @@ class Room:
         return kept
 
     def _settle(self, worker: Worker) -> None:
-        """A worker is loose no more."""
+        """A worker is no longer loose."""
         there = self._loose.get(worker.node, {})
         loose = there.pop(worker.name, None)
         if loose is None:
@@ -238,7 +238,7 @@ class Room:
         self._change(self._held, worker.node, worker.demand, -1)
 
     def _line(self, kind: Kind, now: bool) -> _Line:
-        """Tightest first, so that whole nodes stay free for those who need them (best fit)."""
+        """Fullest nodes first, so that whole nodes stay free for large workers (best fit)."""
         key = (kind, now)
         if key not in self._lines:
             resource, book = main_resource(kind.demand), self._now

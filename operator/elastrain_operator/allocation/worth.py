@@ -1,6 +1,6 @@
-"""Does a change of size pay? A resize is an investment: a pause now, against more speed for as long as it lasts.
+"""Whether a change of size pays. A resize costs a pause now and gains speed for as long as the size lasts.
 
-Every figure is in worker-seconds at the job's present speed, so that gain and cost compare.
+All figures are in worker-seconds at the job's current speed, so that gain and cost compare.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from elastrain_operator.allocation.model import Job, Policy
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What a growth is expected to bring and to cost."""
+    """The expected gain and cost of a growth."""
 
     gain: float
     cost: float
     seconds: float
-    """Over which the gain is counted."""
+    """Seconds over which the gain is counted."""
 
     @property
     def pays(self) -> bool:
@@ -26,10 +26,10 @@ class Worth:
 
 
 def growth(job: Job, before: int, after: int, policy: Policy) -> Worth:
-    """Of a training job that goes from ``before`` (at least 1) to ``after`` workers.
+    """The worth of growing a training job from ``before`` (at least 1) to ``after`` workers.
 
-    New workers train only after ``policy.startup``, and no longer than the job does. The cost is that everybody stands
-    still for the job's own measured pause.
+    New workers train only after ``policy.startup``, and no longer than the job does. The cost is the job's own measured
+    pause on all its workers.
     """
     seconds = policy.horizon if job.remaining is None else min(policy.horizon, job.remaining)
     useful = max(seconds - policy.startup, 0.0)
@@ -38,12 +38,13 @@ def growth(job: Job, before: int, after: int, policy: Policy) -> Worth:
 
 
 def may_give(job: Job, policy: Policy) -> bool:
-    """Whether a worker that this job loses to an equal is worth more there, over the horizon, than the pause here."""
+    """Whether a worker that this job loses to one of equal priority gains more there, over the horizon, than the pause
+    costs here."""
     return policy.horizon > _pause(job, policy) * max(job.size, 1)
 
 
 def thaws(job: Job, policy: Policy, now: datetime) -> datetime | None:
-    """Until when the job was resized too recently to be resized again for a mere improvement; None: it may be."""
+    """When the job may again be resized for a mere improvement; None: now."""
     if job.resized is None or job.size == 0:
         return None
     until = job.resized + timedelta(seconds=policy.hysteresis)
@@ -55,8 +56,8 @@ def _pause(job: Job, policy: Policy) -> float:
 
 
 def _speed(speeds: tuple[tuple[int, float], ...], workers: int) -> float:
-    """Speed at a size, by what was measured: linear in between; proportional where one size is known, or none; beyond
-    the greatest size as the last two say, but never better than proportional and never worse than no gain."""
+    """Speed at a size, from the measurements: linear between them; proportional if at most one size is known; beyond
+    the largest, by the slope of the last two, but never better than proportional and never worse than no gain."""
     if not speeds:
         return float(workers)
     below = [s for s in speeds if s[0] <= workers]

@@ -1,8 +1,8 @@
-"""Gives each job a user of etcd that may read and write that job's keys only, and its workers a Secret to log in with.
+"""Gives each job an etcd user that may read and write only that job's keys, and its workers a Secret with the password.
 
-Order of writes, so that nothing is left behind whenever this process ends: the job's ``owner`` record, by which the
-sweeper finds it; the user; the Secret, which the garbage collector deletes with the job; the ``issued`` record, which
-says that all of it exists. Everything is repeated until that one is there.
+Order of writes, so that an interruption leaves nothing behind: the job's ``owner`` record, by which the sweeper finds
+it; the user; the Secret, which the garbage collector deletes with the job; the ``issued`` record, which confirms the
+others. All writes are repeated until that record exists.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from elastrain_operator.policy import credentials
 from elastrain_operator.waiting import until
 
 INTERVAL = 60.0
-"""Seconds between two looks at whether etcd still checks users, and at the CA certificates."""
+"""Seconds between two checks that etcd authenticates users, and of the CA certificates."""
 RETRY_SECONDS = 2.0
 ECHO_SECONDS = 10.0
-"""For how long what was recorded counts though the mirror does not show it yet."""
+"""Seconds for which a written record counts although the mirror does not show it yet."""
 
 log = structlog.get_logger(__name__)
 
 
 class Secrets(Protocol):
-    """What the vault uses of :class:`elastrain_operator.kube.client.Kube`."""
+    """The part of :class:`elastrain_operator.kube.client.Kube` that the vault uses."""
 
     async def write_secret(self, namespace: str, manifest: Mapping[str, Any], *, expected: bool) -> None: ...
 
 
 class Records(Protocol):
-    """What the vault uses of :class:`elastrain_operator.observe.records.Mirror`."""
+    """The part of :class:`elastrain_operator.observe.records.Mirror` that the vault uses."""
 
     @property
     def outage(self) -> Outage | None: ...
@@ -52,7 +52,7 @@ class Records(Protocol):
 
 
 class Vault:
-    """Users of etcd and Secrets of all jobs. Calls may raise ``ApiError`` and ``EtcdError``; each is bounded."""
+    """The etcd users and Secrets of all jobs. Calls may raise ``ApiError`` and ``EtcdError``; each is bounded."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Vault:
         config: OperatorConfig,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_change`` is called when all jobs have to be looked at: the CA certificates were replaced.
+        """``on_change`` is called when all jobs need a pass because the CA certificates were replaced.
 
         Raises ``ValueError`` if the CA file cannot be read.
         """
@@ -81,11 +81,11 @@ class Vault:
 
     # ---- one job ---------------------------------------------------------------------------------------------------
     async def keep(self, job: JobRef, *, creating: bool = False, live: bool = False) -> None:
-        """See to it that a job's workers can log in. Costs nothing where everything is as it should be."""
+        """Ensure that a job's workers can log in. Without a change it makes no call."""
         keys = JobKeys(job.namespace, job.name, job.uid)
         wanted, issued = self._wanted, self._issued(keys)
         if issued is None and self._records.outage:
-            return  # not known, which is not the same as not there
+            return  # unknown, which differs from absent
         due = credentials.due(issued, wanted, creating=creating, live=live)
         if not (due.user or due.secret):
             return
@@ -103,7 +103,7 @@ class Vault:
             log.info("issued credentials", prefix=keys.prefix, user=name)
 
     def _issued(self, keys: JobKeys) -> Issued | None:
-        """The record, or what was written just now and has not come back through the watch."""
+        """The record, or the last written one that the watch has not shown yet."""
         recent = self._recent.get(keys)
         if recent and time.monotonic() - recent[1] < ECHO_SECONDS:
             return recent[0]
@@ -117,35 +117,35 @@ class Vault:
         await asyncio.to_thread(self._users.remove, credentials.user(self._cluster, keys))
 
     async def jobs(self) -> set[JobKeys]:
-        """Jobs that have a user made by this cluster's operator, whether they still exist or not."""
+        """Jobs with a user that this cluster's operator created, including jobs that no longer exist."""
         found = await asyncio.to_thread(self._users.names)
         return {keys for keys in (credentials.owner(self._cluster, name) for name in found) if keys}
 
     # ---- etcd itself -----------------------------------------------------------------------------------------------
     def nudge(self) -> None:
-        """etcd was lost or has come back, perhaps without its data: look now."""
+        """etcd was lost or has returned, perhaps without its data: check now."""
         self._nudged.set()
 
     async def run(self) -> None:
-        """Until cancelled: have etcd check users, and look whether the CA certificates were replaced."""
+        """Until cancelled: keep etcd's authentication enabled, and detect replaced CA certificates."""
         while True:
             pause = INTERVAL
             try:
                 self._look_at_ca()
                 await asyncio.to_thread(self._have_users_checked)
             except (EtcdError, OSError, ValueError) as error:
-                log.warning("etcd is not known to check users", error=str(error), retry_s=RETRY_SECONDS)
+                log.warning("check of etcd's authentication or CA failed", error=str(error), retry_s=RETRY_SECONDS)
                 pause = RETRY_SECONDS
             if not await until(self._nudged, pause):
                 continue
             self._nudged.clear()
-            await asyncio.sleep(RETRY_SECONDS / 10)  # news of an outage come in bursts
+            await asyncio.sleep(RETRY_SECONDS / 10)  # an outage causes bursts of nudges
 
     def _have_users_checked(self) -> None:
         password = self._password_file.read_text().rstrip("\n")
         if not self._users.are_checked(password):
             self._users.check(password)
-            log.info("etcd checks users from now on")
+            log.info("authentication in etcd enabled")
 
     def _look_at_ca(self) -> None:
         stamp = tls.stamp(self._ca_file)
@@ -155,5 +155,5 @@ class Vault:
         self._stamp = stamp
         if ca != self._ca:
             self._ca, self._wanted = ca, credentials.fingerprint(ca, self._key)
-            log.info("CA certificates of etcd were replaced: all jobs get them")
+            log.info("CA certificates of etcd replaced: updating all jobs")
             self._on_change()

@@ -27,7 +27,7 @@ from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.tracing import Traces
 
 PARALLEL = 16
-"""Pods created or deleted at a time for one job."""
+"""Concurrent creations or deletions of one job's pods."""
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +49,7 @@ class Executor:
         vault: Vault | None = None,
         traces: Traces | None = None,
     ) -> None:
-        """``vault``: gives jobs credentials of their own; None: they have none. ``traces``: None: no traces."""
+        """``vault``: gives jobs their own credentials; None: they have none. ``traces``: None: no traces."""
         self._traces = traces
         self._kube = kube
         self._vault = vault
@@ -58,14 +58,14 @@ class Executor:
         self._limit = asyncio.Semaphore(PARALLEL)
 
     async def execute(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> None:
-        """Do what ``plan`` says, in this order, and stop at the first call that fails (it is planned again):
+        """Execute ``plan`` in this order, and stop at the first failed call (the next pass plans it again):
 
-        1. status: a loss is on record before its pod is deleted, an ordinal before it names a pod;
+        1. status: it records a loss before the pod is deleted, and an ordinal before it names a pod;
         2. target: a leaving worker reads it before its pod is deleted; 3. events;
-        4. creations; 5. deletions; 6. deletion of the job. ``spec`` may be None where nothing is created.
+        4. creations; 5. deletions; 6. deletion of the job. ``spec`` may be None if no pod is created.
 
-        Raises ``ApiError`` (code 409: the job has changed meanwhile, or another operator has written its status) and
-        ``EtcdError``. A pod that the API server refuses is no error but a :class:`Refusal`.
+        Raises ``ApiError`` (code 409: the job has changed, or another operator has written its status) and
+        ``EtcdError``. A pod that the API server refuses is not an error but a :class:`Refusal`.
         """
         if plan.status is not None:
             patch = status_patch(plan.status)
@@ -73,7 +73,7 @@ class Executor:
             state.status, state.status_written = plan.status, clock.now()
             if self._traces is not None:
                 self._traces.seen(job, plan.status)
-        state.unborn = tuple(sorted({*state.unborn, *plan.create}))  # until they have pods: what follows may fail
+        state.unborn = tuple(sorted({*state.unborn, *plan.create}))  # until their pods exist: the next calls may fail
         if plan.target is not None:
             with self._span(job, "operator.put_target", desired=plan.target.desired, reason=plan.target.reason):
                 await self._targets.put_target(JobKeys(job.namespace, job.name, job.uid), plan.target)
@@ -91,7 +91,7 @@ class Executor:
             await self._kube.delete_job(job.namespace, job.name, job.uid)
 
     async def keep_credentials(self, job: JobRef) -> None:
-        """For a job with pods: see to it that they can log in to etcd. Raises ``ApiError`` and ``EtcdError``."""
+        """Ensure that the pods of a job can log in to etcd. Raises ``ApiError`` and ``EtcdError``."""
         if self._vault is not None:
             await self._vault.keep(job, live=True)
 
@@ -100,7 +100,7 @@ class Executor:
 
     # ---- pods ------------------------------------------------------------------------------------------------------
     async def _create(self, job: JobRef, spec: JobSpec, plan: Plan, state: LoopState) -> None:
-        """Create the first alone: what the API server refuses once it is not asked a hundred times."""
+        """Create the first pod alone, so that a refusal is not repeated a hundred times."""
         ordinals = plan.create
         first, *others = ordinals
         made = await self._obstacle(job) or self._rendered(job, spec, first, plan)
@@ -118,7 +118,7 @@ class Executor:
         state.created.update({pod.uid: (pod, clock.now()) for pod in created})
         state.unborn = tuple(n for n in state.unborn if n not in taken)
         state.refusal = refused[0].as_refusal(job, before + 1) if refused else None
-        # One event for a start: TargetSet replaces the names of the first pods.
+        # A start has one event: TargetSet instead of the names of the first pods.
         announced = any(event.reason == "TargetSet" for event in plan.events)
         if created and not announced:
             await self._record(job, JobEvent("WorkersCreated", f"created {', '.join(p.name for p in created)}"))
@@ -127,7 +127,7 @@ class Executor:
                 raise result
 
     async def _obstacle(self, job: JobRef) -> _Refused | ApiError | EtcdError | None:
-        """Why pods cannot be given what they need to log in to etcd; None: they have it, or need nothing."""
+        """Why pods cannot get their etcd credentials; None: they have them, or need none."""
         if self._vault is None:
             return None
         try:
@@ -159,7 +159,7 @@ class Executor:
         return pod
 
     async def _create_or_find(self, job: JobRef, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The new pod, or the one of ours that has the name already: then an earlier creation succeeded unheard."""
+        """The new pod, or the job's existing pod of that name: then the response to an earlier creation was lost."""
         try:
             return await self._kube.create_pod(job.namespace, manifest)
         except ApiError as error:
@@ -178,7 +178,7 @@ class Executor:
 
     # ---- events ----------------------------------------------------------------------------------------------------
     async def _record(self, job: JobRef, event: JobEvent) -> None:
-        """Record an event. A failure is logged and holds nothing up."""
+        """Record an event. A failure is only logged."""
         written = log.warning if event.severity is Severity.WARNING else log.info
         written(event.message, job=_name(job), event_reason=event.reason)
         try:
@@ -194,20 +194,20 @@ class _Refused:
     reason: str
     message: str
     taken: bool = False
-    """The name belongs to something else: the ordinal is spent."""
+    """Another object has the name: the ordinal is used up."""
 
     def as_refusal(self, job: JobRef, attempts: int) -> Refusal:
         return Refusal(self.reason, self.message, clock.now(), attempts, job.generation)
 
 
 _Result = Pod | _Refused | ApiError | EtcdError
-"""Of an attempt to create a pod; an error is one that is worth another attempt."""
+"""Result of an attempt to create a pod; an error is worth another attempt."""
 
 
 def _refused(error: ApiError) -> _Refused:
     if error.code == 409:
         return _Refused(
-            "NameTaken", f"{error.message}, and it is not of this job: the next ordinal is tried", taken=True
+            "NameTaken", f"{error.message}, and belongs to another object: the next ordinal is tried", taken=True
         )
     if error.code in (400, 422):
         return _Refused("TemplateInvalid", f"spec.template: the API server refuses the pod: {error.message}")
@@ -218,10 +218,10 @@ def _refused(error: ApiError) -> _Refused:
 
 def status_patch(status: JobStatus) -> dict[str, Any]:
     """A merge patch that makes a stored status equal to ``status``: absent fields of objects become null, which removes
-    them, and are left out in lists, which are replaced whole."""
+    them; in lists, which are replaced as a whole, they are left out."""
     wire = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     patch = _with_nulls(status.model_dump(mode="json", by_alias=True), wire)
-    if status.last_rescale is not None:  # those of an earlier, unplanned one are not to stay
+    if status.last_rescale is not None:  # remove the phases of an earlier, unplanned rescale
         patch["lastRescale"]["phases"] = dict.fromkeys(PHASES) | patch["lastRescale"]["phases"]
     return patch
 

@@ -1,5 +1,5 @@
-"""Removes the etcd records and users of jobs that are gone. Acts only on what the API server says, never on what is
-missing."""
+"""Removes the etcd records and users of jobs that are gone. Acts only on an answer of the API server, never on missing
+information."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from elastrain_operator.observe.records import Mirror
 from elastrain_operator.waiting import until
 
 INTERVAL = 60.0
-"""Seconds between two looks at all records; what was deleted is looked at when that is heard."""
+"""Seconds between two sweeps of all records; the records of a deleted job are swept at its deletion event."""
 LATE_WRITES = 6.0
-"""Seconds after which a write to etcd has either arrived or failed."""
+"""Seconds after which a write to etcd has either succeeded or failed."""
 USERS_INTERVAL = 600.0
-"""Seconds between two looks at all users of etcd: those of jobs with records are found without it."""
+"""Seconds between two lists of all etcd users; users of jobs with records are found without it."""
 
 log = structlog.get_logger(__name__)
 
 
 class Sweeper:
-    """Looks for records whose job the API server does not have any more."""
+    """Searches for records whose job no longer exists in the API server."""
 
     def __init__(
         self, kube: Kube, mirror: Mirror, is_served: Callable[[JobKeys], bool], vault: Vault | None = None
     ) -> None:
-        """``is_served``: whether a job has a loop, or pods that still exist, and so is certainly not to be swept.
-        ``vault``: None where jobs have no users of etcd."""
+        """``is_served``: whether a job has a loop or existing pods, and is therefore not swept.
+        ``vault``: None if jobs have no etcd users."""
         self._kube = kube
         self._mirror = mirror
         self._is_served = is_served
@@ -43,8 +43,8 @@ class Sweeper:
         self._named: set[JobKeys] = set()
 
     def nudge(self, job: JobKeys) -> None:
-        """This job, or a pod of it, was deleted: look at this job now, and once more when writes to etcd that were in
-        flight at the deletion have arrived."""
+        """This job or a pod of it was deleted: check the job now, and again when writes to etcd that were in flight at
+        the deletion have arrived."""
         self._name(job)
         asyncio.get_running_loop().call_later(LATE_WRITES, self._name, job)
 
@@ -68,7 +68,7 @@ class Sweeper:
                 await self._look(keys for keys in named if self._mirror.is_ours(keys))
 
     async def sweep(self) -> None:
-        """One look at all jobs that have records of ours, or users. A call that fails leaves them for the next look."""
+        """Check all jobs with records of this cluster or with users. A failed call leaves them for the next sweep."""
         if not self._mirror.outage:
             await self._look({*self._mirror.jobs(), *await self._with_users()})
 
@@ -78,7 +78,7 @@ class Sweeper:
                 await _logged(keys, self._sweep_one)
 
     async def _with_users(self) -> set[JobKeys]:
-        """Jobs with a user of etcd, every 10 minutes: a user remains if the records of its job were deleted by hand."""
+        """Jobs with an etcd user, every 10 minutes: a user remains if the records of its job were deleted by hand."""
         due = self._users_seen is None or time.monotonic() - self._users_seen >= USERS_INTERVAL
         if self._vault is None or not due:
             return set()
@@ -94,7 +94,7 @@ class Sweeper:
         body = await self._kube.get_job(keys.namespace, keys.job)
         if body is None or body["metadata"]["uid"] != keys.uid:
             if self._vault is not None:
-                await self._vault.remove(keys)  # first: the records are what leads here
+                await self._vault.remove(keys)  # first, since the records lead here
             await self._mirror.delete_records(keys)
             log.info("deleted records", prefix=keys.prefix, why="the job is gone")
 

@@ -1,4 +1,4 @@
-"""How the API server is reached: by the pod's service account, else by the kubeconfig."""
+"""Access to the API server: by the pod's service account, else by the kubeconfig."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ log = logging.getLogger(__name__)
 
 
 def login(settings: kopf.OperatorSettings | None = None) -> kopf.ConnectionInfo:
-    """Address and credentials, as they are now. May block: a kubeconfig can name a program that fetches a token.
+    """The current address and credentials. May block: a kubeconfig can name a program that fetches a token.
 
-    The official client is asked only about a kubeconfig that needs it (exec plugins, identity providers, relative
-    paths).
+    The official client is used only for a kubeconfig that needs it (exec plugins, identity providers, relative paths).
 
     Raises ``kopf.LoginError`` if there is neither a service account nor a usable kubeconfig.
     """
@@ -26,7 +25,7 @@ def login(settings: kopf.OperatorSettings | None = None) -> kopf.ConnectionInfo:
     found = kopf.login_with_service_account(settings=settings) or _plain_kubeconfig(settings)
     found = found or kopf.login_via_client(logger=log, settings=settings)
     if found is None:
-        raise kopf.LoginError("no service account, and the kubeconfig needs the package 'kubernetes' to be understood")
+        raise kopf.LoginError("no service account, and the kubeconfig requires the package 'kubernetes'")
     return found
 
 
@@ -44,7 +43,7 @@ def _plain_kubeconfig(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo | 
 
 
 class Access:
-    """An address with credentials that are renewed when the API server does not know them any more."""
+    """An address with credentials that are renewed when the API server no longer accepts them."""
 
     def __init__(self, info: kopf.ConnectionInfo, log_in: Callable[[], kopf.ConnectionInfo] = login) -> None:
         self.server: str = info.server.rstrip("/")

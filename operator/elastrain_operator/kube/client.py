@@ -1,4 +1,4 @@
-"""The few calls of the API server that the operator makes, on raw dicts; ``PERMISSIONS`` is the RBAC they need."""
+"""The operator's requests to the API server, on raw dicts; ``PERMISSIONS`` is the RBAC that they need."""
 
 from __future__ import annotations
 
@@ -25,32 +25,31 @@ PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "events"): frozenset({"create"}),
     ("", "secrets"): frozenset({"create", "update"}),
 }
-"""(API group, resource) → verbs: all that the operator uses. Namespaced; nothing is cluster-scoped. The chart's role is
-tested against it. Secrets are written and never read, and only where jobs have credentials of their own; `patch` is not
-asked for, since its answer shows what was there."""
+"""(API group, resource) → verbs that the operator uses. All are namespaced; a test compares the chart's role with them.
+Secrets are written, never read, and only if jobs have their own credentials; `patch` is excluded, since its response
+contains the previous data."""
 CAPACITY_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "nodes"): frozenset({"list", "watch"}),
     ("scheduling.k8s.io", "priorityclasses"): frozenset({"list", "watch"}),
 }
-"""What is needed beside, where the operator shares the cluster out; these are cluster-scoped, and pods of all
-namespaces are read then."""
+"""Additional verbs for sharing the cluster out; they are cluster-scoped and include the pods of all namespaces."""
 LEASE_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("coordination.k8s.io", "leases"): frozenset({"get", "create", "update"}),
 }
-"""The same for the Lease of ``election.py``, in the namespace that it is in; `get` and `update` of that one only."""
+"""Verbs for the Lease of ``election.py``, in its namespace; `get` and `update` of that Lease only."""
 
 REQUEST_SECONDS = 10.0
-"""One attempt of a call."""
+"""Seconds for one attempt of a request."""
 CALL_SECONDS = 25.0
-"""All attempts of a call."""
+"""Seconds for all attempts of a request."""
 IN_FLIGHT = 32
-"""Calls at a time. More would only wait in the API server, where the time of an attempt runs."""
+"""Concurrent requests. More would only wait in the API server, at the expense of the attempt's time."""
 PAGE = 500
-"""Objects in one answer to a list."""
+"""Objects per page of a list."""
 WATCH_SECONDS = 300
-"""After so long the API server ends a watch, and it is resumed."""
+"""Seconds after which the API server ends a watch; it is then resumed."""
 WATCH_SILENCE = 90.0
-"""A watch that hears nothing for so long is dead: the API server sends a bookmark every minute."""
+"""A watch without data for this many seconds is dead: the API server sends a bookmark every minute."""
 JSON = "application/json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1," + JSON
 """Answers to writes contain metadata only: the object itself was just sent."""
@@ -78,23 +77,23 @@ class ApiError(Exception):
 
 
 class NotLeading(ApiError):
-    """This process may not write, or not any more: another operator leads. A repetition does not help."""
+    """This process may not write, since another operator leads. A retry does not help."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(what, 0, "NotLeading", "this operator does not lead (any more): its lease has ended")
+        super().__init__(what, 0, "NotLeading", "this operator does not lead: its lease has ended")
 
 
 class Writable(Protocol):
-    """Says whether this process may write now: :class:`elastrain_operator.leader.election.Tenure`."""
+    """Whether this process may write now: :class:`elastrain_operator.leader.election.Tenure`."""
 
     def seconds_left(self, what: str) -> float: ...
 
 
 class Kube:
-    """Calls with bounded retries on 429, 5xx and timeouts. Every call may raise :class:`ApiError`."""
+    """Requests with bounded retries on 429, 5xx and timeouts. Each may raise :class:`ApiError`."""
 
     def __init__(self, access: Access, tenure: Writable | None = None) -> None:
-        """``tenure``: asked before everything that is written, and no write outlasts it; None: no need to ask."""
+        """``tenure``: checked before each write, and bounds it; None: unlimited."""
         self._access = access
         self._tenure = tenure
         self._slots = asyncio.Semaphore(IN_FLIGHT)
@@ -113,7 +112,7 @@ class Kube:
 
     # ---- jobs ------------------------------------------------------------------------------------------------------
     async def get_job(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """The job, or None if the API server says that there is none."""
+        """The job, or None if the API server reports that it does not exist."""
         return await self._get(_job_path(namespace, name), f"read job {namespace}/{name}")
 
     async def patch_status(
@@ -129,25 +128,25 @@ class Kube:
         return str(answer["metadata"]["resourceVersion"])
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
-        """Delete this very job, and its pods after it; no error if it is gone."""
+        """Delete exactly this job, and its pods after it; no error if it is gone."""
         await self._delete(_job_path(namespace, name), uid, f"delete job {namespace}/{name}")
 
     # ---- pods ------------------------------------------------------------------------------------------------------
     async def get_pod(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """The pod, or None if the API server says that there is none."""
+        """The pod, or None if the API server reports that it does not exist."""
         return await self._get(f"{pods_path(namespace)}/{name}", f"read pod {namespace}/{name}")
 
     async def create_pod(self, namespace: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Create; unknown fields of the template are refused. Code 409: the name is taken.
 
-        Returns ``manifest`` with the new pod's metadata. What the API server has filled in beside, the watch shows."""
+        Returns ``manifest`` with the new pod's metadata. The watch shows the other fields set by the API server."""
         what = f"create pod {namespace}/{manifest['metadata']['name']}"
         query = {"fieldValidation": "Strict"}
         answer = await self._call("POST", pods_path(namespace), what, manifest, query=query, accept=METADATA)
         return {**manifest, "metadata": answer["metadata"]}
 
     async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
-        """Ask for the deletion of this very pod, with its own grace period; no error if it is gone."""
+        """Request the deletion of exactly this pod, with its own grace period; no error if it is gone."""
         await self._delete(f"{pods_path(namespace)}/{name}", uid, f"delete pod {namespace}/{name}")
 
     # ---- secrets ---------------------------------------------------------------------------------------------------
@@ -170,16 +169,16 @@ class Kube:
 
     # ---- lists and watches -----------------------------------------------------------------------------------------
     async def uids(self, path: str, what: str, query: Mapping[str, str]) -> set[str]:
-        """UIDs of all objects that exist at a moment after the call began."""
+        """UIDs of all objects that exist at some time after the start of the call."""
         pages = self.list_pages(path, what, query, accept=METADATA_LIST)
         return {item["metadata"]["uid"] async for items, _ in pages for item in items}
 
     async def list_pages(
         self, path: str, what: str, query: Mapping[str, str], *, accept: str = JSON
     ) -> AsyncIterator[tuple[list[dict[str, Any]], str]]:
-        """Objects, page by page, each with the resource version from which to watch on.
+        """Objects, page by page, each with the resource version from which to watch.
 
-        Code 410: the pages are not to be had any more, begin again.
+        Code 410: the remaining pages have expired, list again.
         """
         query = {**query, "limit": str(PAGE)}
         while True:
@@ -195,7 +194,7 @@ class Kube:
     ) -> AsyncIterator[dict[str, Any]]:
         """Watch events since ``version``, bookmarks included, until the API server ends the watch.
 
-        Raises :class:`ApiError`; code 410: ``version`` is too old, list anew.
+        Raises :class:`ApiError`; code 410: ``version`` is too old, list again.
         """
         query = {
             **query, "resourceVersion": version, "watch": "true", "allowWatchBookmarks": "true",
@@ -210,7 +209,7 @@ class Kube:
     async def once(
         self, method: str, path: str, what: str, body: Mapping[str, Any] | None, seconds: float
     ) -> dict[str, Any]:
-        """One attempt of at most ``seconds``, for callers that time their own."""
+        """One attempt of at most ``seconds``, for callers with their own timing."""
         return await self._attempt(_Request(method, path, what, _encoded(body), {}, JSON, seconds))
 
     # ---- inside ----------------------------------------------------------------------------------------------------
@@ -227,7 +226,7 @@ class Kube:
         try:
             await self._call("DELETE", path, what, options)
         except ApiError as error:
-            if error.code not in (404, 409):  # gone, or another object has the name now
+            if error.code not in (404, 409):  # gone, or another object has the name
                 raise
 
     async def _call(
@@ -251,8 +250,8 @@ class Kube:
         return await self._again(request, failed)
 
     async def _again(self, request: _Request, failed: ApiError) -> dict[str, Any]:
-        """The attempts after the first one, which has ``failed``. (Few calls come here: the retries' own bookkeeping
-        costs as much time as a call.)"""
+        """The attempts after the first one, which has ``failed``. (Separate, since tenacity's bookkeeping takes as long
+        as a request.)"""
         pending: list[ApiError] = [failed]
 
         async def attempt() -> dict[str, Any]:
@@ -269,7 +268,7 @@ class Kube:
         return await retrying(attempt)
 
     async def _attempt(self, request: _Request) -> dict[str, Any]:
-        async with self._slots:  # the time of an attempt begins with one's turn
+        async with self._slots:  # the time of an attempt starts when it has a slot
             used = self._access.headers
             status, text = await self._send(request)
             if status == 401:
@@ -321,7 +320,7 @@ class Kube:
         try:
             await self._access.renew(refused)
         except (kopf.LoginError, OSError) as error:
-            raise ApiError(what, 401, "Unauthorized", f"cannot log in anew: {error}") from error
+            raise ApiError(what, 401, "Unauthorized", f"cannot log in again: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +344,7 @@ def _encoded(body: Mapping[str, Any] | None) -> bytes | None:
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Whole lines of any length."""
+    """Complete lines of any length."""
     rest = b""
     async for chunk in stream.iter_any():
         *whole, rest = (rest + chunk).split(b"\n")

@@ -1,4 +1,4 @@
-"""Calls about Leases (``coordination.k8s.io``): single attempts; the caller decides when the next is due."""
+"""Requests for Leases (``coordination.k8s.io``): single attempts; the caller decides when to retry."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Leases:
     """Reads and writes Leases as raw dicts. Every call takes at most ``seconds`` and may raise ``ApiError``."""
 
     def __init__(self, kube: Kube) -> None:
-        """``kube``: one without a tenure, since it is from its Lease that a tenure follows."""
+        """``kube``: a client without a tenure, since the tenure follows from the Lease."""
         self._kube = kube
 
     async def get(self, lease: LeaseName, seconds: float) -> dict[str, Any] | None:
-        """The Lease, or None if the API server says that there is none."""
+        """The Lease, or None if the API server reports that it does not exist."""
         try:
             return await self._kube.once("GET", _path(lease), f"read lease {lease}", None, seconds)
         except ApiError as error:
@@ -25,11 +25,11 @@ class Leases:
             raise
 
     async def create(self, lease: LeaseName, body: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Code 409: there is one."""
+        """Code 409: it exists."""
         return await self._kube.once("POST", _path(lease, whole=False), f"create lease {lease}", body, seconds)
 
     async def replace(self, lease: LeaseName, body: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Code 409: it is not as it was at the ``resourceVersion`` of ``body`` any more. Code 404: it is gone."""
+        """Code 409: it has changed since the ``resourceVersion`` of ``body``. Code 404: it is gone."""
         return await self._kube.once("PUT", _path(lease), f"renew lease {lease}", body, seconds)
 
 

@@ -1,1 +1,1 @@
-"""One of several replicas leads: the decision, the Lease, the fence in etcd, the life of the process."""
+"""Leader election among replicas: the decision, the Lease, the fence in etcd, the life of the process."""

@@ -1,9 +1,9 @@
-"""Who leads among the operator's replicas: the decision of one replica about one Lease. Pure.
+"""Leader election among the operator's replicas: the decision of one replica about one Lease. Pure.
 
 The method is that of client-go's ``tools/leaderelection``: the times inside a Lease are never compared with a clock.
-A replica notes on its own monotonic clock when it *saw* the Lease change, and takes over when it has not changed for
-as long as its holder promised to renew it within. The holder counts from before it *sent* its last renewal, and stops
-``hold`` seconds later. So clocks may differ by anything; their rates by up to ``duration / hold`` (10 : 7).
+A replica notes on its own monotonic clock when it *saw* the Lease change, and takes over if the Lease has not changed
+for the time within which its holder promised to renew it. The holder counts from before it *sent* its last renewal, and
+stops ``hold`` seconds later. So clocks may differ by any offset, and their rates by up to ``duration / hold`` (10 : 7).
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Seconds."""
+    """The timing of the election, in seconds."""
 
     duration: float = 10.0
-    """Others take over when they have seen no renewal for so long."""
+    """Another replica takes over after this time without a renewal."""
 
     @property
     def hold(self) -> float:
-        """The holder writes for no longer than this after it sent its last renewal."""
+        """The holder stops writing this long after it sent its last renewal."""
         return 0.7 * self.duration
 
     @property
     def renew(self) -> float:
-        """Between two renewals."""
+        """Interval of renewals."""
         return 0.2 * self.duration
 
     @property
     def attempt(self) -> float:
-        """One request about the Lease may take; a second renewal still fits into ``hold``."""
+        """Limit of one request for the Lease; a second renewal still fits into ``hold``."""
         return 0.25 * self.duration
 
     @property
     def poll(self) -> float:
-        """Between two looks of a replica that stands by, and before a failed request is repeated."""
+        """Interval at which a stand-by reads the Lease, and the delay before a failed request is repeated."""
         return min(0.1 * self.duration, 1.0)
 
 
@@ -46,7 +46,7 @@ class Record:
     version: str
     """``metadata.resourceVersion``: differs after every write."""
     holder: str
-    """Identity of the replica that leads; empty: it was released."""
+    """Identity of the leader; empty: it has released the Lease."""
     duration: float
     """Seconds within which the holder promised to renew it."""
     transitions: int = 0
@@ -55,40 +55,40 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class LeaseObservation:
-    """What one replica knows. All times are of its own monotonic clock."""
+    """One replica's observations. All times are of its own monotonic clock."""
 
     me: str
-    """Identity of this process. No other process, ever, has the same."""
+    """Identity of this process. No other process ever has the same."""
     record: Record | None = None
-    """The Lease as last seen; None: there is none, or it was not read yet."""
+    """The Lease as last seen; None: there is none, or it has not been read yet."""
     seen: float | None = None
-    """When the newest change was first seen; None: it was not read yet."""
+    """When the newest change was first seen; None: the Lease has not been read yet."""
     promised: float = 0.0
     """Seconds from ``seen`` for which a holder may still believe that it leads."""
     renewed: float | None = None
-    """When the newest successful write of the Lease by us was sent; None: we do not lead."""
+    """When this replica's newest successful write of the Lease was sent; None: it does not lead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """Write the Lease in our name, on the condition that it is as seen."""
+    """Write the Lease with this identity, if it is unchanged since it was seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Write it again, on the same condition."""
+    """Write it again, under the same condition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do for so many seconds; a replica that does not lead then looks again."""
+    """Wait for this number of seconds; a stand-by then reads the Lease again."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class StepDown:
-    """We lead no more, whatever the Lease says by now."""
+    """This replica no longer leads, whatever the Lease contains by now."""
 
     why: str
 
@@ -97,11 +97,11 @@ Action = Acquire | Renew | Wait | StepDown
 
 
 def saw(observation: LeaseObservation, record: Record | None, now: float) -> LeaseObservation:
-    """The API server has shown the Lease; ``now`` is when its answer had arrived."""
+    """The observation after reading the Lease; ``now``: when the response had arrived."""
     if observation.seen is not None and record == observation.record:
         return observation
     if record is None:
-        # The Lease was deleted, perhaps unnoticed by its holder. Before the first read there is no holder to wait for.
+        # The Lease was deleted, perhaps unnoticed by its holder. Before the first read no holder is known.
         promised = observation.record.duration if observation.record and observation.record.holder else 0.0
     else:
         promised = record.duration if record.holder else 0.0
@@ -109,12 +109,12 @@ def saw(observation: LeaseObservation, record: Record | None, now: float) -> Lea
 
 
 def wrote(observation: LeaseObservation, record: Record, sent: float, now: float) -> LeaseObservation:
-    """The API server has accepted our write of the Lease; ``sent`` is from before the request left."""
+    """The observation after the API server accepted this replica's write; ``sent``: before the request left."""
     return replace(saw(observation, record, now), renewed=sent)
 
 
 def leads_until(observation: LeaseObservation, terms: Terms) -> float | None:
-    """Until when this replica may write; None: it does not lead."""
+    """When this replica must stop writing; None: it does not lead."""
     return None if observation.renewed is None else observation.renewed + terms.hold
 
 
@@ -133,7 +133,8 @@ def _as_leader(observation: LeaseObservation, renewed: float, now: float, terms:
     if observation.record is None:
         return StepDown("the lease was deleted")
     if observation.record.holder != observation.me:
-        return StepDown(f"the lease was taken over by {observation.record.holder or 'nobody'}")
+        holder = observation.record.holder
+        return StepDown(f"the lease was taken over by {holder}" if holder else "the lease was released")
     due = renewed + terms.renew - now
     return Wait(due) if due > 0 else Renew()
 
@@ -142,6 +143,6 @@ def _as_standby(observation: LeaseObservation, now: float, terms: Terms) -> Acti
     if observation.seen is None:
         return Wait(0.0)
     if observation.record is not None and observation.record.holder == observation.me:
-        return Acquire()  # an earlier attempt succeeded, and its answer was lost
+        return Acquire()  # an earlier attempt succeeded, but its response was lost
     left = observation.seen + observation.promised - now
     return Acquire() if left <= 0 else Wait(min(left, terms.poll))

@@ -1,4 +1,4 @@
-"""Carries out what ``leadership.py`` decides, against a Lease (``coordination.k8s.io/v1``) of the API server."""
+"""Executes the decisions of ``decide.py`` on a Lease (``coordination.k8s.io/v1``) in the API server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class LeaseCalls(Protocol):
-    """What an elector uses of :class:`elastrain_operator.kube.leases.Leases`."""
+    """The part of :class:`elastrain_operator.kube.leases.Leases` that an elector uses."""
 
     async def get(self, lease: LeaseName, seconds: float) -> dict[str, Any] | None: ...
 
@@ -29,22 +29,22 @@ class LeaseCalls(Protocol):
 
 
 class Tenure:
-    """Until when this process may write, on its own monotonic clock. Read by threads, written by the elector."""
+    """The end of this process's right to write, on its own monotonic clock. Threads read it, the elector writes it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._until = float("-inf")
 
     def extend(self, until: float) -> None:
-        """Writes may be under way until then."""
+        """Permit writes until ``until``."""
         self._until = until
 
     def end(self) -> None:
-        """No write begins any more."""
+        """Permit no further write."""
         self._until = float("-inf")
 
     def seconds_left(self, what: str) -> float:
-        """How long a write that is sent now may take: more than 0. To be asked immediately before it is sent.
+        """Seconds that a write sent now may take: more than 0. To be called immediately before sending.
 
         Raises :class:`NotLeading`; ``what`` completes "cannot ..." in its message.
         """
@@ -55,7 +55,7 @@ class Tenure:
 
 
 class Elector:
-    """One replica's part in the election. Lives in one event loop; used once: lead, then never again."""
+    """One replica's part in the election. Lives in one event loop; after it has led, it never leads again."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Elector:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``identity``: of this process; no other process, ever, has the same. ``clock``: the tenure's."""
+        """``identity``: of this process; no other process ever has the same. ``clock``: the tenure's."""
         self._leases = leases
         self._lease = lease
         self._tenure = tenure
@@ -77,15 +77,15 @@ class Elector:
         self._writing = asyncio.Lock()
         self._trouble = ""
         self._acquired = ""
-        """When we acquired the Lease, as written into it."""
+        """When this replica acquired the Lease, as written into it."""
 
     @property
     def holder(self) -> str:
-        """The leader, as last seen by this replica; empty: none, or not known yet."""
+        """The leader as last seen by this replica; empty: none, or unknown yet."""
         return self._observation.record.holder if self._observation.record else ""
 
     async def acquire(self) -> None:
-        """Stand by until this replica leads. Outages of the API server are waited out."""
+        """Stand by until this replica leads, through any outage of the API server."""
         while self._observation.renewed is None:
             match decide.decide(self._observation, self._clock(), self._terms):
                 case Wait(seconds):
@@ -96,7 +96,7 @@ class Elector:
         log.info("leading", lease=str(self._lease), identity=self._observation.me)
 
     async def keep(self) -> str:
-        """Renew until this replica leads no more; returns why. The tenure has ended by itself before, or ends now."""
+        """Renew until this replica no longer leads; returns the reason. The tenure has expired before, or ends now."""
         while True:
             match decide.decide(self._observation, self._clock(), self._terms):
                 case StepDown(why):
@@ -108,9 +108,9 @@ class Elector:
                     await self._tried(self._write)
 
     async def prove(self) -> None:
-        """Renew now: when this returns, this replica held the Lease at a moment after the call.
+        """Renew now: if this returns, this replica held the Lease at some time after the call.
 
-        Raises :class:`NotLeading` if it does not hold it, ``ApiError`` if the API server cannot be asked.
+        Raises :class:`NotLeading` if it does not hold it, ``ApiError`` if the API server does not answer.
         """
         await self._write()
         what = "prove that this operator leads"
@@ -119,9 +119,9 @@ class Elector:
         self._tenure.seconds_left(what)
 
     async def release(self) -> None:
-        """Give the Lease back, so that another replica leads at once. To be called when no write is under way any more.
+        """Release the Lease, so that another replica leads at once. To be called when no write is in flight.
 
-        It is no harm if this fails: the Lease then runs out.
+        A failure is harmless: the Lease then expires.
         """
         async with self._writing:
             self._tenure.end()
@@ -140,7 +140,7 @@ class Elector:
             log.warning("lease not released, it will run out", lease=str(self._lease), error=str(error))
 
     async def _tried(self, call: Callable[[], Any]) -> None:
-        """An attempt that may fail: said once per kind of trouble, and repeated after a moment."""
+        """An attempt that may fail: logged once per kind of error, and repeated after a delay."""
         try:
             await call()
             self._trouble = ""
@@ -155,7 +155,7 @@ class Elector:
         self._observation = decide.saw(self._observation, self._record(body) if body else None, self._clock())
 
     async def _write(self) -> None:
-        """Acquire or renew; where the Lease is not as it was seen, look at it instead."""
+        """Acquire or renew; if the Lease has changed since it was seen, read it instead."""
         async with self._writing:
             known = self._observation.record
             fresh = known is None or known.holder != self._observation.me
@@ -173,7 +173,7 @@ class Elector:
                 return
             self._observation = decide.wrote(self._observation, self._record(answer), sent, self._clock())
             until = decide.leads_until(self._observation, self._terms)
-            assert until is not None, "we have just written it"
+            assert until is not None, "this replica has just written it"
             self._tenure.extend(until)
             self._acquired = body["spec"]["acquireTime"]
 
@@ -182,12 +182,12 @@ class Elector:
         return await call(self._lease, body, self._attempt_seconds())
 
     def _attempt_seconds(self) -> float:
-        """No attempt of a leader outlives its tenure, so that it steps down in time."""
+        """A leader's attempt ends with its tenure, so that it steps down in time."""
         until = decide.leads_until(self._observation, self._terms)
         return self._terms.attempt if until is None else max(min(self._terms.attempt, until - self._clock()), 0.05)
 
     def _body(self, known: Record | None, holder: str, transitions: int) -> dict[str, Any]:
-        # The times are for users and other tools. No replica compares them with its clock.
+        # The times serve users and other tools. No replica compares them with its clock.
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec: dict[str, Any] = {
             "holderIdentity": holder,

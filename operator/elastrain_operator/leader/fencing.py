@@ -1,13 +1,13 @@
-"""etcd as a leader writes to it: each write is refused by etcd itself once another operator has claimed the fence.
+"""Fenced writes to etcd: etcd refuses a leader's writes once another operator has claimed the fence.
 
-An operator may be stopped between asking whether it leads and sending a write (SIGSTOP, a frozen VM, a slow network),
-so that no clock of its own can protect others from that write. The *fence* can: a key that each new leader writes
-before it writes anything else, and whose ``mod_revision`` every write is conditional on.
+An operator may be stopped between the check that it leads and the sending of a write (SIGSTOP, a frozen VM, a slow
+network), so its own clock cannot prevent a late write. The *fence* can: a key that each new leader writes before any
+other write, and whose ``mod_revision`` is a condition of every write.
 
-To claim it, an operator reads the fence, *then* proves that it leads by renewing its Lease, *then* writes the fence on
-the condition that it is as read. Of two that do so the later one wins whatever happens: an older leader that reads the
-newer one's fence fails to prove, and one that has read it before fails to write it. (The Lease's own count of
-transitions would not do as a token: it restarts when the Lease is deleted.)
+To claim it, an operator reads the fence, *then* proves that it leads by renewing its Lease, *then* writes the fence if
+that is unchanged. Of two operators the later leader always wins: an older leader that reads the newer one's fence fails
+the proof, and one that has read the fence earlier fails to write it. (The Lease's own count of transitions is unsuited
+as a token: it restarts when the Lease is deleted.)
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ log = structlog.get_logger(__name__)
 
 
 def fence_key(cluster: str, lease: LeaseName) -> str:
-    """Where the operators of one Lease meet. Below the root that the etcd user may write to, and no job's: no
-    namespace begins with a dot."""
+    """The fence's key, common to the operators of one Lease. It is below the root that the etcd user may write to, and
+    belongs to no job: no namespace starts with a dot."""
     return f"{ROOT}.operator/{quote(cluster, safe='')}/{quote(str(lease), safe='')}"
 
 
@@ -38,8 +38,8 @@ class FencedEtcd:
     """The part of ``EtcdClient`` that the mirror uses. Blocking and thread-safe, like the client."""
 
     def __init__(self, etcd: EtcdClient, key: str, identity: str, tenure: Writable, prove: Callable[[], None]) -> None:
-        """``prove`` returns if this operator held the Lease at a moment after it was called; else it raises
-        :class:`NotLeading`, or ``ApiError`` if it could not find out."""
+        """``prove`` returns if this operator held the Lease at some time after the call; else it raises
+        :class:`NotLeading`, or ``ApiError`` without an answer."""
         self._etcd = etcd
         self._key = key
         self._identity = identity
@@ -60,7 +60,7 @@ class FencedEtcd:
             timeout = min(self._etcd.timeout, self._tenure.seconds_left(what))
             if self._etcd.commit(transaction, what, timeout=timeout):
                 return
-            self._forget(token)  # another operator leads, or etcd has lost its data: a new claim shows which
+            self._forget(token)  # another operator leads, or etcd has lost its data: a new claim decides
         raise EtcdError(what, f"the fence {self._key} changes all the time: do two operators use it with two Leases?")
 
     def delete_prefix(self, prefix: str) -> int:
@@ -74,9 +74,9 @@ class FencedEtcd:
         return self._etcd.watch_prefix(prefix, on_events, on_state)
 
     def claim(self) -> int:
-        """Make sure that older leaders' writes are refused from now on; returns the fence's token.
+        """Have etcd refuse older leaders' writes from now on; returns the fence's token.
 
-        Raises ``EtcdError``, :class:`NotLeading`, and ``ApiError`` where the API server cannot be asked who leads.
+        Raises ``EtcdError``, :class:`NotLeading`, and ``ApiError`` if the API server does not answer.
         """
         with self._claiming:
             if self._token is None:
@@ -86,14 +86,14 @@ class FencedEtcd:
     def _claim(self) -> int:
         before = self._etcd.get(self._key)
         self._prove()
-        # Of a text of its own, so that this very claim is recognised if its answer is lost.
+        # A unique text, so that this claim is recognized if its response is lost.
         mine = json.dumps({"holder": self._identity, "claim": uuid.uuid4().hex}).encode()
         self._tenure.seconds_left("claim the fence")
         won, held = self._etcd.compare_and_swap(
             self._key, mine, expected_mod_revision=before.mod_revision if before else 0
         )
         if not won or held is None:
-            raise NotLeading("claim the fence")  # another replica claimed it in between
+            raise NotLeading("claim the fence")  # another replica has claimed it since
         log.info("fence claimed", key=self._key, revision=held.mod_revision)
         return held.mod_revision
 

@@ -1,4 +1,4 @@
-"""The life of one operator process: stand by, lead, end. Only a leader starts kopf; a stand-by writes nothing."""
+"""The lifecycle of one operator process: stand by, lead, end. Only a leader starts kopf; a stand-by writes nothing."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ async def serve(config: OperatorConfig) -> int:
     """Run until SIGTERM or SIGINT, or until another replica leads; returns the process's exit code.
 
     0: it was stopped by a signal. ``EXIT_INFRASTRUCTURE``: it has lost its Lease. It does not stand by again in this
-    process, so no memory from its time as leader remains; Kubernetes starts a new process.
-    Raises the error that makes a start impossible.
+    process, so no state from its time as leader remains; Kubernetes starts a new process.
+    Raises the error that prevents the start.
     """
     stop = asyncio.Event()
     _stop_at_signals(stop)
@@ -69,7 +69,7 @@ class Process:
             await self._lead(stop, App(self._config))
             return 0
         tenure, terms = Tenure(), Terms(duration=float(self._config.lease_seconds))
-        kube = await Kube.connect()  # of its own: renewals never queue behind a thousand pods
+        kube = await Kube.connect()  # a separate client: renewals never queue behind other calls
         async with AsyncExitStack() as undo:
             undo.push_async_callback(kube.close)
             self._elector = elector = Elector(Leases(kube), lease, self._identity, tenure, terms)
@@ -87,7 +87,7 @@ class Process:
                 await asyncio.wait([keeping])
                 await elector.release()
             if lost:
-                keeping.result()  # raises if it ended by a fault of ours
+                keeping.result()  # raises the operator's own faults
             return EXIT_INFRASTRUCTURE if lost else 0
 
     async def _lead(self, stop: asyncio.Event, app: App) -> None:
@@ -104,7 +104,7 @@ class Process:
             kopf.operator(
                 registry=registry,
                 standalone=True,
-                identity=self._identity,  # kopf's default asks for the user's name, which a numeric user has not
+                identity=self._identity,  # kopf's default needs a user name, which a numeric user lacks
                 clusterwide=not config.namespaces,
                 namespaces=config.namespaces,
                 stop_flag=stop,
@@ -117,19 +117,19 @@ class Process:
         self._role = "stopping"
         done, _ = await asyncio.wait([working], timeout=END_SECONDS)
         if not done:
-            log.error("the operator does not end, it is killed", seconds=END_SECONDS)
+            log.error("the operator does not end and is killed", seconds=END_SECONDS)
             os._exit(EXIT_INFRASTRUCTURE)
         await working
 
     async def _keep(self, elector: Elector, stop: asyncio.Event) -> None:
         try:
             why = await elector.keep()
-            log.error("not leading any more", why=why)
+            log.error("no longer leading", why=why)
         finally:
             stop.set()
 
     def _fence(self, elector: Elector, tenure: Tenure, lease: LeaseName) -> Callable[[EtcdClient], FencedEtcd]:
-        """Makes an etcd client one that only the leader can write by."""
+        """Wraps an etcd client so that only the leader can write."""
         loop, seconds = asyncio.get_running_loop(), float(self._config.lease_seconds)
 
         def prove() -> None:
@@ -158,7 +158,7 @@ async def _before(stop: asyncio.Event, coroutine: Coroutine[Any, Any, None]) -> 
 
 
 def _stop_at_signals(stop: asyncio.Event) -> None:
-    """While nothing else handles them; kopf brings handlers of its own."""
+    """Until kopf installs its own handlers."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

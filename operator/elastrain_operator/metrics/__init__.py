@@ -1,1 +1,1 @@
-"""What Prometheus reads: figures of the operator itself and of the jobs that it serves. All are in docs/metrics.md."""
+"""Prometheus metrics of the operator and of the jobs that it serves. docs/metrics.md lists them."""

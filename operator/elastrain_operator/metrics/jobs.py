@@ -1,8 +1,8 @@
-"""Figures of the jobs that this operator serves, made at each scrape from what their loops saw last.
+"""Metrics of the jobs that this operator serves, computed at each scrape from the last observation of their loops.
 
-Nothing is kept here: a job that is deleted has no loop any more, and its series are gone. Between scrapes this costs
-nothing but one small value per job and pass. The text is written line by line and not by Prometheus' client library,
-which takes ten times as long for it; that matters with thousands of jobs (docs/metrics.md).
+No series are stored: those of a deleted job end with its loop. Between scrapes the cost is one small value per job and
+pass. The text is written line by line: Prometheus' client library needs ten times as long for it, which matters with
+thousands of jobs (docs/metrics.md).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from elastrain_operator.model import JobRef, Observed
 from elastrain_operator.policy.report import accelerator_seconds, pace
 
 PAUSE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Seconds of a pause; a rescale in process takes a fraction of one, a cold start minutes."""
+"""Buckets of the pause in seconds: a rescale in process takes a fraction of one, a cold start minutes."""
 
 _TRUTH = {"True": 1.0, "False": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as its loop last saw it."""
+    """A job as its loop last observed it."""
 
     job: JobRef
     phase: str
@@ -42,9 +42,9 @@ class JobView:
     remaining_seconds: float | None
     restarts: RestartCounts
     conditions: tuple[tuple[str, float], ...]
-    """Type and 1 or 0 of those that are known."""
+    """Type, and 1 for True or 0 for False; without Unknown ones."""
     unhealthy: dict[str, int]
-    """Accused workers, by what of."""
+    """Number of unhealthy workers by health."""
     last_rescale: LastRescale | None
     spares: SparesStatus | None
     usage: AcceleratorSeconds
@@ -76,15 +76,15 @@ def view(job: JobRef, status: JobStatus, report: Progress | None, usage: Acceler
 
 @dataclass(slots=True)
 class Tally:
-    """Rescales that this operator has heard of, from its start on."""
+    """Rescales that this operator has observed since its start."""
 
     by_reason: dict[str, int] = field(default_factory=dict)
     pauses: list[int] = field(default_factory=lambda: [0] * (len(PAUSE_BUCKETS) + 1))
-    """How many pauses fell into each bucket, not cumulated; the last one has no bound."""
+    """Number of pauses per bucket, not cumulative; the last bucket is unbounded."""
     pause_sum: float = 0.0
 
     def add(self, rescales: Iterable[Rescale]) -> None:
-        """Count changes of a generation that trained; the start is none."""
+        """Count changes of a training generation, without the start."""
         for rescale in rescales:
             if not rescale.from_size:
                 continue
@@ -93,13 +93,13 @@ class Tally:
             self.pause_sum += rescale.pause_seconds
 
     def buckets(self) -> list[tuple[str, int]]:
-        """(upper bound, cumulated count), as Prometheus wants them."""
+        """(upper bound, cumulative count), in Prometheus' form."""
         bounds = [*map(str, PAUSE_BUCKETS), "+Inf"]
         return list(zip(bounds, accumulate(self.pauses), strict=True))
 
 
 class JobMeter:
-    """What one job's loop leaves here for the next scrape."""
+    """The last observation of one job's loop, for the next scrape."""
 
     def __init__(self) -> None:
         self.view: JobView | None = None
@@ -113,19 +113,19 @@ class JobMeter:
         before: AcceleratorSeconds | None,
         usage: AcceleratorSeconds | None,
     ) -> None:
-        """After a pass: the status as it is now, the usage before the pass and up to now. ``usage`` is None if the pass
+        """After a pass: the current status, and the usage before the pass and up to now. ``usage`` is None if the pass
         computed none."""
         if usage is None:
             return
         report = seen.coordination.progress if seen.coordination else None
         before = before or (self.view.usage if self.view else None)
-        if before is not None:  # what was measured before this operator looked is not counted as new
+        if before is not None:  # rescales before this operator's start are not counted
             self.tally.add(accelerator_seconds.fresh(report, before.generation))
         self.view = view(job, status, report, usage)
 
 
 class JobSeries:
-    """Makes the series of all jobs at a scrape: linear in the jobs present, bounded for each."""
+    """Computes the series of all jobs at a scrape: linear in the number of jobs, bounded for each."""
 
     def __init__(self, meters: Callable[[], Sequence[JobMeter]], clock: Callable[[], datetime] | None = None) -> None:
         """``meters`` is called in the scrape's thread."""
@@ -149,12 +149,12 @@ class Family:
     """A metric and its samples."""
 
     def __init__(self, kind: str, name: str, documentation: str, labels: Sequence[str]) -> None:
-        """``name`` as queries have it, a counter's with ``_total``; a histogram's without a suffix."""
+        """``name`` as in queries: a counter's with ``_total``, a histogram's without a suffix."""
         self.kind, self.name, self.documentation, self.labels = kind, name, documentation, tuple(labels)
         self._lines: list[str] = []
 
     def add(self, job: str, value: float, last: str | None = None) -> None:
-        """``job``: labels as text; ``last``: value of the last label, where it is not among them."""
+        """``job``: labels as text; ``last``: value of the last label, if ``job`` does not contain it."""
         more = "" if last is None else f',{self.labels[-1]}="{escaped(last)}"'
         self._lines.append(f"{self.name}{{{job}{more}}} {value}\n")
 
@@ -169,12 +169,12 @@ class Family:
 
 @lru_cache(maxsize=1024)
 def escaped(text: str) -> str:
-    """A label's value as the text format has it."""
+    """A label's value in the text format."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class Families:
-    """All metric families of jobs. Every one of them has the labels ``namespace`` and ``job``, but for the counts."""
+    """All metric families of jobs. Each has the labels ``namespace`` and ``job``, except the number of jobs."""
 
     def __init__(self) -> None:
         self.jobs = Family("gauge", "elastrain_operator_jobs", "Jobs that this operator manages.", ["phase"])
@@ -275,7 +275,7 @@ class Families:
             self.remaining.add(job, seen.remaining_seconds)
 
     def _add_rescales(self, job: str, last: LastRescale | None, tally: Tally) -> None:
-        """Only of jobs that have had one: most series of a job are these."""
+        """Only for jobs that have had a rescale: these are most of a job's series."""
         if tally.by_reason:
             for reason, count in sorted(tally.by_reason.items()):
                 self.rescales.add(job, count, reason)

@@ -1,5 +1,5 @@
-"""Figures of the operator process. One registry for it, as Prometheus' client library has it: whoever does something
-worth counting imports its counter."""
+"""Metrics of the operator process, in the one registry of Prometheus' client library: the code that counts imports its
+counter."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ LAG_SECONDS = Histogram(
 API_REQUESTS = Counter(
     "elastrain_operator_api_requests",
     "Requests to the API server. Each attempt counts; watches do not.",
-    ["verb", "resource", "code"],  # code: HTTP status, or error where none came
+    ["verb", "resource", "code"],  # code: HTTP status, or error without a response
     registry=REGISTRY,
 )
 API_SECONDS = Histogram(
@@ -103,12 +103,12 @@ for _source in ("api", "etcd", "operator"):
 
 
 def text() -> bytes:
-    """All figures of this module in Prometheus' text format."""
+    """All metrics of this module in Prometheus' text format."""
     return generate_latest(REGISTRY)
 
 
 def count_request(method: str, path: str, code: int, seconds: float) -> None:
-    """An attempt of a call of the API server; ``code`` 0: no answer came."""
+    """Count an attempt of a request to the API server; ``code`` 0: no response."""
     requests, durations = _series(*verb_and_resource(method, path), code)
     requests.inc()
     durations.observe(seconds)
@@ -116,14 +116,14 @@ def count_request(method: str, path: str, code: int, seconds: float) -> None:
 
 @lru_cache(maxsize=256)
 def _series(verb: str, resource: str, code: int) -> tuple[Counter, Histogram]:
-    """Kept, since looking a series up by its labels costs more than counting."""
+    """Cached, since looking a series up by its labels costs more than counting."""
     return API_REQUESTS.labels(verb, resource, str(code) if code else "error"), API_SECONDS.labels(verb, resource)
 
 
 def verb_and_resource(method: str, path: str) -> tuple[str, str]:
-    """As RBAC has them: ``("patch", "elastictrainingjobs/status")``. Names of objects never become labels."""
+    """Verb and resource as in RBAC: ``("patch", "elastictrainingjobs/status")``. Object names never become labels."""
     found = _NAMESPACED.search(path)
-    if found is None:  # not namespaced: by its last word, which is a kind's name in a list and an object's otherwise
+    if found is None:  # not namespaced: the last segment, a resource in a list, else an object's name
         return _VERBS.get(method, "get"), "other"
     resource = found["resource"] + (f"/{found['sub']}" if found["sub"] else "")
     return _VERBS.get(method) or ("get" if found["name"] else "list"), resource

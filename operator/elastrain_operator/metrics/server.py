@@ -1,4 +1,4 @@
-"""``GET /metrics``: in a thread of its own, so that a scrape of thousands of jobs holds no event up.
+"""``GET /metrics``: in its own thread, so that a scrape of thousands of jobs delays no event.
 
 One request at a time and ten seconds for each, so a client cannot occupy the operator with many. Plain HTTP without a
 password: it serves job names and figures only. A service mesh and a NetworkPolicy provide TLS and access control.
@@ -27,7 +27,7 @@ class MetricsServer:
     """Serves a text until it is closed."""
 
     def __init__(self, text: Callable[[], bytes], port: int, host: str = "0.0.0.0") -> None:  # noqa: S104
-        """``text`` is called for each scrape, in the server's thread. Port 0: any that is free, see ``port``.
+        """``text`` is called for each scrape, in the server's thread. Port 0: any free port, see ``port``.
 
         Raises ``OSError`` if the port is taken.
         """
@@ -41,16 +41,16 @@ class MetricsServer:
         return int(self._server.server_port)
 
     def close(self) -> None:
-        """Stop listening; a scrape in progress is given a moment."""
+        """Stop listening; a scrape in progress gets a moment to finish."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(STOP_SECONDS)
 
     def _answer(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        """Uncompressed: that would cost the operator more time than the text costs the network."""
+        """Uncompressed: compression would take the operator longer than it saves on the network."""
         if environ["REQUEST_METHOD"] != "GET":
             start("405 Method Not Allowed", [("Allow", "GET"), ("Content-Type", "text/plain")])
-            return [b"GET is all that there is\n"]
+            return [b"only GET is supported\n"]
         if environ["PATH_INFO"] != "/metrics":
             start("404 Not Found", [("Content-Type", "text/plain")])
             return [b"metrics are at /metrics\n"]
@@ -61,13 +61,13 @@ class MetricsServer:
 
 class _Server(WSGIServer):
     def server_bind(self) -> None:
-        """Without looking up the name of the own address, which takes seconds where DNS is slow."""
+        """Without a reverse lookup of its own address, which takes seconds if DNS is slow."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A scraper that went away, or was too slow."""
+        """A scraper disconnected or was too slow."""
         log.warning("metrics request failed", client=client_address[0], error=str(sys.exc_info()[1]))
 
 
@@ -75,4 +75,4 @@ class _Handler(WSGIRequestHandler):
     timeout = REQUEST_SECONDS
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A line per scrape says nothing."""
+        """Suppressed: one line per scrape has no use."""

@@ -16,27 +16,27 @@ OF_THE_PROCESS = (
     "process_cpu_seconds_total", "process_resident_memory_bytes", "process_virtual_memory_bytes",
     "process_start_time_seconds", "process_open_fds", "process_max_fds",
 )  # fmt: skip
-"""What Prometheus' client library says of every process, by its own names."""
+"""Metrics that Prometheus' client library exports for every process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A metric as Prometheus knows it."""
+    """A metric as Prometheus sees it."""
 
     name: str
-    """With ``_total`` if it is a counter; a histogram's without a suffix."""
+    """A counter's name with ``_total``; a histogram's without a suffix."""
     kind: str
     labels: tuple[str, ...]
     documentation: str
 
     @property
     def series(self) -> tuple[str, ...]:
-        """Names that a query may use."""
+        """Names for queries."""
         return tuple(self.name + s for s in _OF_A_HISTOGRAM) if self.kind == "histogram" else (self.name,)
 
 
 def metrics() -> list[Described]:
-    """All metrics of the operator but :data:`OF_THE_PROCESS`: its own in order of their declaration, then the jobs'."""
+    """All metrics of the operator except :data:`OF_THE_PROCESS`: its own in declaration order, then the jobs'."""
     own = [_own(m) for m in vars(process).values() if isinstance(m, Counter | Gauge | Histogram)]
     return [*own, *(Described(f.name, f.kind, f.labels, f.documentation) for f in Families().all())]
 
@@ -53,7 +53,7 @@ def table() -> str:
 def _own(collector: MetricWrapperBase) -> Described:
     (metric,) = collector.describe()
     name = metric.name + "_total" if metric.type == "counter" else metric.name
-    # The library offers no other way to the names of labels where there is no sample yet.
+    # Without a sample, the library has no other access to the label names.
     return Described(name, metric.type, tuple(collector._labelnames), metric.documentation)
 
 

@@ -1,4 +1,4 @@
-"""What the cluster has for workers: its nodes, what other pods take of them, and what priority classes mean."""
+"""The cluster's capacity for workers: nodes, what other pods hold on them, and the values of priority classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastrain_operator.allocation.model import Held, Node
 from elastrain_operator.observe import nodes, resources
 from elastrain_operator.observe.reflector import Reflector, Source
 
-# Our own workers come with the claims of their jobs. (`!=` includes pods without the label.)
+# The claims of the jobs contain the workers. (`!=` includes pods without the label.)
 _OTHERS = MappingProxyType(
     {
         "labelSelector": f"{names.LABEL_MANAGED_BY}!={names.MANAGED_BY}",
@@ -32,7 +32,7 @@ class PriorityClass:
 
 
 class Inventory:
-    """Kept true by three watches, of which the one of pods shows those that are bound and are no workers."""
+    """Kept current by three watches; that of pods shows bound pods that are not workers."""
 
     def __init__(self, source: Source, on_change: Callable[[], None]) -> None:
         self._nodes = Reflector(source, "/api/v1/nodes", "nodes", parse=nodes.node, on_change=on_change)
@@ -51,12 +51,12 @@ class Inventory:
 
     @property
     def problem(self) -> str | None:
-        """Why the cluster is not known; None: it is."""
+        """Why the cluster is unknown; None: it is known."""
         return self._nodes.problem or self._others.problem or self._classes.problem
 
     @property
     def denied(self) -> bool:
-        """It will not be known: a permission is missing."""
+        """The cluster stays unknown: a permission is missing."""
         return self._nodes.denied or self._others.denied or self._classes.denied
 
     def nodes(self) -> tuple[Node, ...]:
@@ -70,7 +70,7 @@ class Inventory:
         return tuple(_node(n, used.get(n.name, {})) for n in facts)
 
     def priority(self, name: str) -> int:
-        """Value of a priority class; without a name that of the default class, and 0 where there is none."""
+        """Value of a priority class; without a name that of the default class, or 0 if there is none."""
         classes = self._classes.values.values()
         if name:
             return next((c.value for c in classes if c.name == name), 0)
@@ -90,7 +90,7 @@ def _node(facts: nodes.NodeFacts, used: Mapping[str, int]) -> Node:
 
 
 def _held(body: Mapping[str, Any]) -> Held | None:
-    """What a bound pod that is no worker holds."""
+    """What a bound pod that is not a worker holds."""
     spec = body.get("spec") or {}
     return Held(spec["nodeName"], resources.demand(spec)) if spec.get("nodeName") else None
 

@@ -1,4 +1,4 @@
-"""Raw nodes and pod templates → what the allocator knows of them. The only parser of nodes."""
+"""Raw nodes and pod templates → the allocator's values. The only parser of nodes."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ GOING_TAINTS = frozenset(
         "ToBeDeletedByClusterAutoscaler",
     }
 )
-"""Taints that announce the end of a node: they count also where a template tolerates everything."""
+"""Taints that announce the end of a node: they count even if a template tolerates everything."""
 GOING_CONDITIONS = frozenset({"PreemptScheduled", "TerminateScheduled", "RedeployScheduled"})
-"""Conditions, where True, that announce it (Azure's node problem detector)."""
+"""Conditions that announce it if True (Azure's node problem detector)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node as it is, without what runs there."""
+    """A node without its pods."""
 
     name: str
     allocatable: Mapping[str, int]
@@ -48,12 +48,12 @@ class NodeFacts:
 
 
 def node(body: Raw) -> NodeFacts:
-    """A node. What says nothing about its readiness is not ready."""
+    """A node. Without a readiness condition it counts as not ready."""
     meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     taints = tuple(
         Taint(str(t.get("key", "")), str(t.get("value") or ""), str(t.get("effect", "")))
         for t in spec.get("taints") or []
-        if t.get("key") != CORDON  # said by spec.unschedulable
+        if t.get("key") != CORDON  # repeats spec.unschedulable
     )
     conditions = {c.get("type"): c.get("status") for c in status.get("conditions") or []}
     announced = any(t.key in GOING_TAINTS for t in taints) or any(conditions.get(c) == "True" for c in GOING_CONDITIONS)
@@ -69,10 +69,10 @@ def node(body: Raw) -> NodeFacts:
 
 
 def kind(template: Raw, avoid: Iterable[str] = ()) -> Kind:
-    """What a worker made from this pod template asks of a node, with the tolerations that it gets unasked.
+    """What a worker of this pod template requires of a node, including the default tolerations that it gets.
 
-    ``avoid``: nodes (names) that new workers keep off. Raises ``AttributeError``, ``KeyError``, ``TypeError`` or
-    ``ValueError`` where the template has a shape that no pod can have.
+    ``avoid``: nodes (names) that new workers avoid. Raises ``AttributeError``, ``KeyError``, ``TypeError`` or
+    ``ValueError`` if the template is not a valid pod.
     """
     spec = dict(template.get("spec") or {})
     defaults.tolerate(spec, extended(trainer_container(dict(template))))

@@ -1,4 +1,4 @@
-"""Raw API objects and etcd records → plain values. The only place that knows what a pod looks like on the wire."""
+"""Raw API objects → plain values. The only code that depends on a pod's wire format."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from elastrain_operator.observe import resources
 Raw = Mapping[str, Any]
 
 DEFAULT_GRACE = 30.0
-"""Kubernetes' own default of terminationGracePeriodSeconds."""
+"""Kubernetes' default of terminationGracePeriodSeconds."""
 MAX_GRACE = 1e9
-"""Kubernetes takes any number of seconds; what is beyond 30 years is for ever."""
+"""Kubernetes accepts any number of seconds; larger ones are cut to about 30 years."""
 MAX_ORDINAL = 2**31 - 1
-"""No label that somebody else has made up brings the numbering of a job near its end."""
+"""A label that another client has written cannot exhaust a job's ordinals."""
 CREATING_PATIENCE = 60.0
-"""Seconds after which a container that is still being created is worth a word; kubelet says nothing in the pod."""
+"""Seconds after which a container that is still being created is reported; the pod's status shows no cause."""
 
 _IMAGE = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -50,7 +50,7 @@ def job_ref(body: Raw) -> JobRef:
 
 
 def is_ours(body: Raw) -> bool:
-    """Whether this operator is the one that a job says is to manage it."""
+    """Whether a job names this operator as its manager."""
     spec = body.get("spec")
     manager = spec.get("managedBy") if isinstance(spec, Mapping) else None
     return manager in (None, names.CONTROLLER)
@@ -59,8 +59,8 @@ def is_ours(body: Raw) -> bool:
 def job_spec(body: Raw) -> JobSpec:
     """The spec of a job.
 
-    Raises :class:`SpecInvalid` if it breaks a rule. The API server enforces the same rules, so this is met only where
-    a job was stored under another version of the CRD.
+    Raises :class:`SpecInvalid` if it breaks a rule. The API server enforces the same rules, so this happens only to a
+    job that was stored under another version of the CRD.
     """
     try:
         return JobSpec.model_validate(body.get("spec", {}))
@@ -69,7 +69,7 @@ def job_spec(body: Raw) -> JobSpec:
 
 
 def job_status(body: Raw) -> JobStatus:
-    """The status of a job; an absent, or an unreadable, one is the empty one: it is written anew from what is seen."""
+    """The status of a job; empty if it is absent or unreadable: the next pass writes it from the observation."""
     try:
         return JobStatus.model_validate(body.get("status") or {})
     except ValidationError:
@@ -77,7 +77,7 @@ def job_status(body: Raw) -> JobStatus:
 
 
 def pod(body: Raw) -> Pod | None:
-    """A worker pod, or None if the object is not one (no or a wrong ordinal label)."""
+    """A worker pod; None if the object is not one (its ordinal label is missing or invalid)."""
     meta, status = body["metadata"], body.get("status") or {}
     try:
         ordinal = int(meta.get("labels", {})[names.LABEL_ORDINAL])
@@ -114,7 +114,7 @@ def pod(body: Raw) -> Pod | None:
 
 
 def pods(parsed: Iterable[Pod]) -> tuple[Pod, ...]:
-    """Pods in the order of their ordinals."""
+    """Pods by ordinal."""
     return tuple(sorted(parsed, key=lambda p: (p.ordinal, p.uid)))
 
 
@@ -123,29 +123,29 @@ def _or(value: Any, default: Any) -> Any:
 
 
 def _trainer_status(spec: Raw, status: Raw) -> Raw:
-    """Container status of the trainer; empty if kubelet has not reported it yet."""
+    """Container status of the trainer; empty if the kubelet has not reported it yet."""
     containers = [c["name"] for c in spec.get("containers") or []]
     name = names.TRAINER_CONTAINER if names.TRAINER_CONTAINER in containers else next(iter(containers), "")
     return next((c for c in status.get("containerStatuses") or [] if c.get("name") == name), {})
 
 
 def _started(trainer: Raw) -> datetime | None:
-    """When the trainer container started; None if it never did."""
+    """When the trainer container started; None: never."""
     state = trainer.get("state") or {}
     at = (state.get("running") or state.get("terminated") or {}).get("startedAt")
     return timestamp(at) if at else None
 
 
 def _bound(scheduled: Raw | None, started: datetime | None) -> datetime | None:
-    """When the pod was bound to a node; a pod that no scheduler has touched (bound by hand) says so by starting."""
+    """When the pod was bound to a node; for a pod bound without a scheduler, when it started."""
     at = (scheduled or {}).get("lastTransitionTime")
     return timestamp(at) if scheduled and scheduled.get("status") == "True" and at else started
 
 
 def _accelerators(spec: Raw) -> int:
-    """Accelerators of a pod: the most that its containers are limited to of any one extended resource; 1 if none.
+    """Accelerators of a pod: the largest amount in its containers' limits of any one extended resource; 1 if none.
 
-    Not the sum over resources: beside eight GPUs a pod may ask for eight network devices.
+    Not the sum over resources: beside eight GPUs a pod may request eight network devices.
     """
     counts: dict[str, int] = {}
     for container in spec.get("containers") or []:
@@ -156,7 +156,7 @@ def _accelerators(spec: Raw) -> int:
 
 
 def _went_unready(ready: Raw, started: datetime | None) -> bool:
-    """Ready turned False or Unknown after the trainer had started (node lifecycle controller, or a probe)."""
+    """Whether Ready turned False or Unknown after the trainer had started (node lifecycle controller, or a probe)."""
     at = ready.get("lastTransitionTime")
     return started is not None and ready.get("status") != "True" and at is not None and timestamp(at) > started
 
@@ -186,7 +186,7 @@ def _ending(status: Raw, trainer: Raw, created: datetime) -> Ending | None:
 
 
 def _failed_check(status: Raw) -> Ending | None:
-    """The pre-flight check refused the node: the worker itself never ran."""
+    """The end of a worker that never ran, because the pre-flight check failed."""
     for container in status.get("initContainerStatuses") or []:
         ended = (container.get("state") or {}).get("terminated") or {}
         if container.get("name") == names.PREFLIGHT_CONTAINER and ended.get("exitCode") and ended.get("finishedAt"):
@@ -196,7 +196,7 @@ def _failed_check(status: Raw) -> Ending | None:
 
 
 def _record(message: str) -> Termination | None:
-    """The agent's termination record; None where the message is none (kubelet's own words, a torn write)."""
+    """The agent's termination record; None if the message is not one (the kubelet's text, a torn write)."""
     try:
         return Termination.decode(message)
     except ValidationError:
@@ -204,7 +204,7 @@ def _record(message: str) -> Termination | None:
 
 
 def _trouble(pod_name: str, status: Raw, conditions: Mapping[str, Raw]) -> Trouble | None:
-    """Why the pod does not start, the most telling reason first; None if nothing is wrong (yet)."""
+    """Why the pod does not start, the most specific reason first; None if there is no trouble (yet)."""
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         text = scheduled.get("message") or scheduled.get("reason") or "no reason given"
@@ -227,7 +227,7 @@ def _trouble(pod_name: str, status: Raw, conditions: Mapping[str, Raw]) -> Troub
         creating = creating or Trouble(
             "ContainerNotCreated",
             f"{where}: not created {CREATING_PATIENCE:.0f} s after the pod, often because a volume cannot be mounted; "
-            f"`kubectl describe pod {pod_name}` shows what the node says",
+            f"`kubectl describe pod {pod_name}` shows the node's events",
             patience=CREATING_PATIENCE,
         )
     return creating

@@ -1,4 +1,4 @@
-"""Worker pods of all jobs: parsed on arrival, kept by job. The only memory of pods in the operator."""
+"""Worker pods of all jobs: parsed on arrival, kept by job. The operator's only store of pods."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pods:
         return frozenset(self._by_uid)
 
     def see(self, body: Mapping[str, Any]) -> None:
-        """The pod exists and looks like ``body``."""
+        """The pod exists; ``body`` is its current version."""
         uid = body["metadata"]["uid"]
         before, now = self._by_uid.get(uid), _parsed(body)
         if now == before:
@@ -61,7 +61,7 @@ class Pods:
 
 
 def _parsed(body: Mapping[str, Any]) -> tuple[JobKeys, Pod] | None:
-    """The pod with its job; None if the labels name no job. An unreadable pod is logged and hides no other."""
+    """The pod with its job; None if the labels name no job. An unreadable pod is logged and does not affect others."""
     meta = body["metadata"]
     labels = meta.get("labels") or {}
     job, uid = labels.get(names.LABEL_JOB), labels.get(names.LABEL_JOB_UID)
@@ -70,6 +70,6 @@ def _parsed(body: Mapping[str, Any]) -> tuple[JobKeys, Pod] | None:
     try:
         pod = parse.pod(body)
     except (KeyError, TypeError, ValueError):
-        log.exception("pod not understood", pod=meta.get("name"), namespace=meta.get("namespace"))
+        log.exception("unreadable pod", pod=meta.get("name"), namespace=meta.get("namespace"))
         return None
     return (JobKeys(meta["namespace"], job, uid), pod) if pod else None

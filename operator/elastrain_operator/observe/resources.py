@@ -1,4 +1,4 @@
-"""Kubernetes' quantities and what a pod requests by them. Pure; parses raw objects."""
+"""Kubernetes quantities and the resource requests of pods. Pure; parses raw objects."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _SUFFIX = {
     "Ei": Decimal(2**60),
 }  # fmt: skip
 _LARGEST_EXPONENT = 40
-"""Beyond it a quantity is refused: no cluster has so much, and the integer would take memory without end."""
+"""Larger quantities are refused: no cluster has them, and the integer would need unbounded memory."""
 
 
 @lru_cache(maxsize=4096)
 def quantity(resource: str, text: str) -> int:
-    """A quantity as a whole number: CPU in thousandths of a core, everything else in units; fractions count as whole.
+    """A quantity as an integer: CPU in millicores, everything else in units; fractions are rounded up.
 
     Raises ``ValueError`` naming the text.
     """
@@ -37,7 +37,7 @@ def quantity(resource: str, text: str) -> int:
 
 
 def amounts(raw: Mapping[str, Any] | None) -> dict[str, int]:
-    """A resource list, such as a node's ``allocatable``. What cannot be read is left out."""
+    """A resource list, such as a node's ``allocatable``, without unreadable entries."""
     found = {}
     for resource, text in (raw or {}).items():
         try:
@@ -48,9 +48,8 @@ def amounts(raw: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def demand(pod_spec: Mapping[str, Any]) -> Amounts:
-    """What a pod requests of its node, as kube-scheduler counts it: the greater of its containers together and of each
-    init container, restartable init containers (sidecars) beside both, and its overhead. A missing request is the
-    limit.
+    """A pod's resource requests as kube-scheduler counts them: its containers together with its restartable init
+    containers (sidecars), at least each other init container, plus its overhead. A missing request equals the limit.
     """
     running = _sum(map(_requests, pod_spec.get("containers") or []))
     starting: dict[str, int] = {}
@@ -64,7 +63,7 @@ def demand(pod_spec: Mapping[str, Any]) -> Amounts:
 
 
 def frozen(amount: Mapping[str, int]) -> Amounts:
-    """Sorted by name, without zeros; equal ones are the same object, since thousands of pods ask for the same."""
+    """Sorted by name, without zeros; equal amounts are one object, since thousands of pods request the same."""
     return _shared(tuple(sorted((r, a) for r, a in amount.items() if a > 0)))
 
 

@@ -37,7 +37,7 @@ class Kind:
     what: str
     """Its plural, for messages."""
     paths: tuple[str, ...]
-    """Of its lists: one for each namespace, or one for all."""
+    """API paths of its lists: one for each namespace, or one for all."""
     known: Callable[[], Iterable[str]]
     """UIDs that the operator believes to exist."""
     forget: Callable[[str], None]
@@ -46,10 +46,10 @@ class Kind:
 
 
 class Search:
-    """Compares the operator's memory with lists of the API server: after each list by kopf, and regularly."""
+    """Compares the known objects with lists of the API server: after each list by kopf, and at intervals."""
 
     def __init__(self, source: Source, kinds: tuple[Kind, ...], interval: float) -> None:
-        """``interval``: seconds between two searches if kopf lists nothing."""
+        """``interval``: seconds between two searches without a list by kopf."""
         self._source = source
         self._kinds = kinds
         self._interval = interval
@@ -73,9 +73,9 @@ class Search:
             await asyncio.sleep(REST)
 
     async def search(self) -> None:
-        """Forget all known objects that the API server does not have. Raises ``ApiError``; then nothing is forgotten.
+        """Forget all known objects that no longer exist in the API server. Raises ``ApiError``; then none is forgotten.
 
-        A UID that is known before the list begins and is not in the list is gone: UIDs are never used again.
+        A UID that is known before the list starts and missing from it is gone: UIDs are never reused.
         """
         for kind in self._kinds:
             known = frozenset(kind.known())

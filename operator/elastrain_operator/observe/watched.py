@@ -1,4 +1,4 @@
-"""Jobs and worker pods as kopf's watches show them: the first list, the events, and what the events leave out."""
+"""Jobs and worker pods as kopf's watches show them: the first list, the events, and missed deletions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Defaults of a worker's pod: shared memory, tolerations, spread. Pure; for ``manifest.py``.
 
-Each of them only where the template says nothing about it; what the template has in a wrong shape has been refused
-before (``template.py``). What is *not* set, and why, is in ``docs/decisions/0044-what-pods-get-unasked.md``.
+Each applies only if the template does not set it; ``template.py`` has already refused invalid shapes. What is *not*
+set, and why, is in ``docs/decisions/0044-what-pods-get-unasked.md``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from elastrain.api import names
 from elastrain.api.accelerators import limits_of
 
-SHM_PATH = "/dev/shm"  # noqa: S108 - the place that POSIX shared memory has
+SHM_PATH = "/dev/shm"  # noqa: S108 - the path of POSIX shared memory
 SHM_VOLUME = "elastrain-shm"
 SHM_SHARE = 2
-"""``/dev/shm`` gets the memory limit divided by this: what Linux itself gives a tmpfs of the memory there is."""
+"""The size of ``/dev/shm`` is the memory limit divided by this, as is Linux' default for a tmpfs."""
 
 _QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)(Ki|Mi|Gi|Ti|Pi|Ei|m|k|M|G|T|P|E)?")
 _UNITS = {"": Decimal(1), "m": Decimal("0.001")} | {
@@ -41,11 +41,11 @@ def shared_memory(body: dict[str, Any], trainer: dict[str, Any], wanted: str | N
 
 
 def tolerate(body: dict[str, Any], devices: Iterable[str]) -> None:
-    """Let the pod onto nodes that are kept for its ``devices`` (extended resources): by custom they have a taint named
-    after the resource.
+    """Permit nodes that are reserved for the pod's ``devices`` (extended resources): by convention they have a taint
+    named after the resource.
 
-    The toleration is that of Kubernetes' admission plugin ExtendedResourceToleration, which few clusters switch on. A
-    template that says anything about a key, or about all keys, keeps its own.
+    The toleration is that of Kubernetes' admission plugin ExtendedResourceToleration, which few clusters enable. A
+    template that has a toleration for the key, or for all keys, keeps its own.
     """
     given = _objects(body.get("tolerations"))
     if given is None:
@@ -60,7 +60,7 @@ def tolerate(body: dict[str, Any], devices: Iterable[str]) -> None:
 def spread(body: dict[str, Any], job_uid: str) -> None:
     """Prefer different hosts, so that a lost node costs one worker.
 
-    For CPU-only workers: spreading those with accelerators leaves no whole node for jobs that need one.
+    For CPU-only workers: spreading workers with accelerators would leave no whole node for jobs that need one.
     """
     if "topologySpreadConstraints" in body:
         return
@@ -75,9 +75,9 @@ def spread(body: dict[str, Any], job_uid: str) -> None:
 
 
 def apart(body: dict[str, Any], job_uid: str) -> None:
-    """Prefer, for a warm spare, a node without any worker of its job: what it stands by for is most often a node's end.
+    """Prefer, for a warm spare, a node without any worker of its job: most losses that it covers are losses of a node.
 
-    A template that says anything about pod anti-affinity keeps its own.
+    A template with pod anti-affinity keeps its own.
     """
     affinity = body.get("affinity") or {}
     if "podAntiAffinity" in affinity:
@@ -90,14 +90,14 @@ def apart(body: dict[str, Any], job_uid: str) -> None:
 
 
 def _objects(value: Any) -> list[dict[str, Any]] | None:
-    """A list of objects, absent being empty; None for anything else."""
+    """A list of objects, empty if absent; None for anything else."""
     if value is None:
         return []
     return value if isinstance(value, list) and all(isinstance(item, dict) for item in value) else None
 
 
 def _share_of_limit(trainer: dict[str, Any]) -> str | None:
-    """In whole MiB, rounded down; None without a limit that can be read."""
+    """In whole MiB, rounded down; None without a readable limit."""
     parsed = _QUANTITY.fullmatch(str(limits_of(trainer).get("memory", "")))
     if parsed is None:
         return None

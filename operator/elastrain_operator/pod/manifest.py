@@ -20,7 +20,7 @@ from elastrain_operator.policy import credentials
 from elastrain_operator.policy.size.rollout import version
 
 AGENT = ("elastrain", "agent", "--")
-"""What runs as PID 1 of the trainer container, followed by the user's command."""
+"""The command of PID 1 of the trainer container, followed by the user's command."""
 SECRET_MOUNT = "/etc/elastrain/etcd"  # noqa: S105 - a directory
 SECRET_VOLUME = "elastrain-etcd"  # noqa: S105 - a volume's name
 _DRAIN_MARGIN = 5.0
@@ -45,12 +45,11 @@ def pod(
     *,
     stands_by: bool = False,
 ) -> dict[str, Any]:
-    """Manifest of worker ``ordinal``, which is not to run on the nodes ``keep_off`` (names). ``stands_by``: it will be
-    a spare.
+    """Manifest of worker ``ordinal``, which avoids the nodes ``keep_off`` (names). ``stands_by``: it will be a spare.
 
-    What the template says stays, but for what makes a pod a worker: name, owner, our labels, ``restartPolicy``, the
-    agent before the command, the termination log and the ``ELASTRAIN_`` variables. What it does not say about service
-    links, the API token and security gets the safe answer. Raises :class:`TemplateInvalid`.
+    Fields of the template are kept, except those that make a pod a worker: name, owner, elastrain's labels,
+    ``restartPolicy``, the agent before the command, the termination log and the ``ELASTRAIN_`` variables. Absent fields
+    for service links, the API token and security get safe defaults. Raises :class:`TemplateInvalid`.
     """
     wrong = problems(spec.template)
     if wrong:
@@ -93,7 +92,7 @@ def pod(
 
 def sibling(manifest: dict[str, Any], job: JobRef, ordinal: int, *, stands_by: bool = False) -> dict[str, Any]:
     """The manifest of another worker, from one that :func:`pod` made for the same job, spec and nodes: workers differ
-    in name and ordinal, and a spare's (``stands_by``) in the nodes that it prefers. All the rest is shared with
+    in name and ordinal, and spares (``stands_by``) in the preferred nodes. All other fields are shared with
     ``manifest``."""
     metadata = manifest["metadata"]
     labelled = {**metadata["labels"], names.LABEL_ORDINAL: str(ordinal)}
@@ -105,7 +104,8 @@ def sibling(manifest: dict[str, Any], job: JobRef, ordinal: int, *, stands_by: b
 
 
 def secret(job: JobRef, user: str, password: str, ca: bytes) -> dict[str, Any]:
-    """Manifest of the Secret with what a job's workers need to log in to etcd. It goes with its job."""
+    """Manifest of the Secret with the etcd credentials of a job's workers. The garbage collector deletes it with the
+    job."""
     values = {"username": user.encode(), "password": password.encode(), "ca.crt": ca}
     return {
         "apiVersion": "v1",
@@ -126,7 +126,7 @@ def secret(job: JobRef, user: str, password: str, ca: bytes) -> dict[str, Any]:
 
 
 def _furnish(body: dict[str, Any], trainer: dict[str, Any], spec: JobSpec, job: JobRef) -> None:
-    """What torch needs, where the template says nothing about it."""
+    """Defaults that torch needs and the template does not set."""
     devices = extended(trainer)
     defaults.shared_memory(body, trainer, spec.shared_memory)
     defaults.tolerate(body, devices)
@@ -147,7 +147,7 @@ def labels(job: JobRef, ordinal: int, spec: JobSpec) -> dict[str, str]:
 
 
 def owner(job: JobRef) -> dict[str, Any]:
-    """Makes the garbage collector delete pods after their job; never holds the job back."""
+    """Makes the garbage collector delete pods after their job; never blocks the job's deletion."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
@@ -207,7 +207,7 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
 
 
 def _accelerators(trainer: dict[str, Any], spec: JobSpec) -> int:
-    """How many the pre-flight check must find; 0 if unknown."""
+    """Number that the pre-flight check must find; 0 if unknown."""
     try:
         found = accelerator(trainer, spec.accelerator)
     except AcceleratorUnclear:
@@ -230,7 +230,7 @@ def _secret_name(job: JobRef, etcd: WorkerEtcd) -> str:
 def _mount_credentials(body: dict[str, Any], trainer: dict[str, Any], secret: str) -> None:
     if not secret:
         return
-    # Readable for whatever user the container runs as; the volume is mounted into the trainer container only.
+    # Readable by every user, since the container's user is unknown; only the trainer container mounts the volume.
     volume = {"name": SECRET_VOLUME, "secret": {"secretName": secret, "defaultMode": 0o444}}
     body["volumes"] = [*(body.get("volumes") or []), volume]
     mount = {"name": SECRET_VOLUME, "mountPath": SECRET_MOUNT, "readOnly": True}

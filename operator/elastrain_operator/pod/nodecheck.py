@@ -1,4 +1,4 @@
-"""Nodes that are fit to train: the pre-flight check of a worker's pod, and the nodes that it keeps off. Pure."""
+"""The pre-flight check of a worker's pod, and the nodes that the pod avoids. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from elastrain.api.job import PreflightSpec
 from elastrain_operator.pod.defaults import SHM_PATH
 
 _COPIED = ("image", "imagePullPolicy", "resources", "securityContext", "env", "envFrom")
-"""What the check has of the trainer container: the same image, user and devices. (Kubernetes hands the devices of an
-init container on to those after it: they are not needed twice.)"""
+"""Fields that the check copies from the trainer container: the same image, user and devices. (Kubernetes reuses the
+devices of an init container for the next containers, so they are not needed twice.)"""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def check_first(body: dict[str, Any], trainer: dict[str, Any], wanted: PreflightSpec | None, accelerators: int) -> None:
     """Put the pre-flight check before the template's own init containers, which may take long.
 
-    ``trainer`` is the container as the template has it, with its shared memory. ``accelerators``: how many there must
-    be, 0 for CPU-only workers.
+    ``trainer`` is the template's container with its shared memory. ``accelerators``: the required number, 0 for
+    CPU-only workers.
     """
     if wanted is None:
         return
@@ -43,9 +43,9 @@ def check_first(body: dict[str, Any], trainer: dict[str, Any], wanted: Preflight
 
 
 def let_meet(body: dict[str, Any], trainer: dict[str, Any], wanted: PreflightSpec | None, credentials: str) -> None:
-    """Let the check find other workers' checks, if pairs are wanted: etcd and the names that the agent gets.
+    """Let the check find other workers' checks if pairs are requested: etcd and the names that the agent gets.
 
-    ``trainer`` is the container as it is made; ``credentials``: where it has mounted what logs in to etcd.
+    ``trainer`` is the rendered container; ``credentials``: its mount path of the etcd credentials.
     """
     if wanted is None or wanted.pairs is None:
         return
@@ -55,11 +55,11 @@ def let_meet(body: dict[str, Any], trainer: dict[str, Any], wanted: PreflightSpe
 
 
 def keep_off(body: dict[str, Any], nodes: Iterable[str]) -> None:
-    """Keep the pod off ``nodes`` (names), beside whatever node affinity the template has.
+    """Keep the pod off ``nodes`` (names), in addition to the template's node affinity.
 
-    By the node's name, not by its hostname label, which may differ. A field selector takes one value, so each node is a
-    requirement of its own; terms are alternatives, so each term gets all of them. An affinity of a wrong shape is left
-    for the API server to refuse.
+    By the node's name, not by its hostname label, which may differ. A field selector has one value, so each node is a
+    requirement of its own; terms are alternatives, so each term gets all of them. The API server refuses an affinity of
+    an invalid shape, so it is left unchanged.
     """
     refused = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in sorted(nodes)]
     affinity = body.get("affinity") or {}
@@ -77,7 +77,7 @@ def keep_off(body: dict[str, Any], nodes: Iterable[str]) -> None:
 
 
 def _inside(value: Any, field: str) -> dict[str, Any] | None:
-    """The object in a field of an object, absent being empty; None for any other shape."""
+    """The object in a field of an object, empty if absent; None for any other shape."""
     found = (value.get(field) or {}) if isinstance(value, dict) else None
     return found if isinstance(found, dict) else None
 

@@ -1,4 +1,4 @@
-"""Makes worker pods satisfy the Pod Security Standard "restricted", wherever their template says nothing. Pure.
+"""Makes worker pods satisfy the Pod Security Standard "restricted" in fields that their template does not set. Pure.
 
 https://kubernetes.io/docs/concepts/security/pod-security-standards/
 """
@@ -13,8 +13,8 @@ Dict = dict[str, Any]
 def restrict(body: Dict) -> None:
     """Fill in ``body`` (a pod spec of the right shape) field by field.
 
-    What is said stays. A container that asks for root, or for privileges, is left as it is: half of what it asks for
-    would only break it.
+    Fields of the template are kept. A container that requests root or privileges is left unchanged: granting half of
+    its request would break it.
     """
     pod = dict(body.get("securityContext") or {})
     containers = [*(body.get("initContainers") or []), *body["containers"]]
@@ -45,6 +45,6 @@ def _is_root(pod: Dict, context: Dict) -> bool:
 
 
 def _default(fields: Dict, name: str, value: Any) -> None:
-    """Null is Kubernetes' other way of saying nothing."""
+    """Null means absent in Kubernetes."""
     if fields.get(name) is None:
         fields[name] = value

@@ -1,7 +1,7 @@
-"""The shape of a pod template, as far as rendering reads it: what else it may be, the API server judges.
+"""The shape of a pod template, as far as rendering reads it. The API server validates the rest.
 
-The CRD lets unknown fields of a template pass as they are, whatever their type. What is not of the right type here is
-refused with field, value and rule before anything reads it.
+The CRD does not check the fields of a template. A field of the wrong type is refused here, with field, value and rule,
+before other code reads it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which user of etcd a job has, with which password, and when it or the job's Secret is due. Pure.
+"""A job's etcd user and password, and when the user or the job's Secret must be written. Pure.
 
-Passwords are derived (HMAC-SHA256, RFC 2104) from a key that only the operator has: it can give the same one again
-after a crash or after etcd lost its users, without the right to read anybody's Secrets.
+Passwords are derived (HMAC-SHA256, RFC 2104) from a key that only the operator has. It can therefore derive the same
+password after a crash or after etcd lost its users, without permission to read Secrets.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _PREFIX = "elastrain/"
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What has to be made, or made again, now."""
+    """What must be written now."""
 
     user: bool = False
-    """The user of etcd and its rights."""
+    """The etcd user and its permissions."""
     secret: bool = False
     """The Secret in the job's namespace."""
 
@@ -34,29 +34,29 @@ def due(issued: Issued | None, wanted: Issued, *, creating: bool, live: bool) ->
         return Due()
     if issued is None or issued.key != wanted.key:
         return Due(user=True, secret=True)
-    # Somebody may have deleted the Secret: pods would wait for it for ever, so it is written again before each batch.
+    # If the Secret was deleted, pods would wait for it forever; so it is written again before each batch.
     return Due(secret=creating or issued != wanted)
 
 
 def fingerprint(ca: bytes, key: bytes) -> Issued:
-    """The record that says that workers were given these CA certificates, and a password derived from this key."""
+    """The record of the CA certificates that workers received and of the key that their password is derived from."""
     return Issued(ca=hashlib.sha256(ca).hexdigest(), key=hmac.digest(key, b"name of this key", "sha256").hex()[:16])
 
 
 def user(cluster: str, keys: JobKeys) -> str:
-    """Name of a job's user. The UID in it keeps it apart from an earlier job of the same name."""
+    """Name of a job's user. The UID distinguishes it from an earlier job of the same name."""
     return f"{_PREFIX}{cluster}/{keys.namespace}/{keys.job}/{keys.uid}"
 
 
 def owner(cluster: str, name: str) -> JobKeys | None:
-    """The job that a user was made for by this cluster's operator; None: it is not one of those."""
+    """The job of a user that this cluster's operator created; None: another user."""
     head, _, tail = name.partition(f"{_PREFIX}{cluster}/")
     parts = tail.split("/")
     return None if head or len(parts) != 3 or not all(parts) else JobKeys(*parts)
 
 
 def password(key: bytes, name: str) -> str:
-    """Password of a user: 256 bits that nobody can compute without the key."""
+    """Password of a user: 256 bits that cannot be computed without the key."""
     return base64.urlsafe_b64encode(hmac.digest(key, name.encode(), "sha256")).decode().rstrip("=")
 
 

@@ -105,7 +105,7 @@ def test_leader_that_was_frozen_beyond_its_lease_writes_nothing_and_ends(
 
     assert written(cluster, client, keys) == before
     assert cluster.call("GET", lease_path)["metadata"]["resourceVersion"] == taken["metadata"]["resourceVersion"]
-    assert "not leading any more" in leader.log.read_text()
+    assert "no longer leading" in leader.log.read_text()
 
 
 def age(lease: dict) -> timedelta:

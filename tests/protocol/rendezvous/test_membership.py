@@ -52,7 +52,7 @@ class Player:
 
     def ended(self, number: int) -> str:
         """Why a generation cannot go on, as soon as the leader has written it."""
-        return self.sees(lambda v: number in v.told).told[number]
+        return self.sees(lambda v: number in v.notified).notified[number]
 
     def die(self) -> None:
         """As by kill -9: nothing is said, the port is closed, the lease runs out."""
@@ -175,7 +175,7 @@ def test_nobody_is_lost_if_etcd_was_silent_for_longer_than_the_leases(play, etcd
         eventually(lambda: ids == {kv.key.rpartition("/")[2] for kv in listed(own, a)})
         eventually(lambda: (v := leader(a, b)) and set(v.alive) == ids)
         assert a.member.view.generation.number == 1
-        assert not a.member.view.told
+        assert not a.member.view.notified
         a.member.leave(), b.member.leave()
 
 

@@ -185,5 +185,5 @@ def test_etcd_and_job_are_those_of_the_worker_if_torchrun_names_none(etcd, run_i
 
 def test_the_way_out_is_named_if_nobody_says_where_etcd_is(monkeypatch):
     monkeypatch.delenv("ELASTRAIN_ETCD_ENDPOINTS", raising=False)
-    with pytest.raises(ValueError, match="--rdzv-endpoint=HOST:PORT: say where etcd is"):
+    with pytest.raises(ValueError, match="--rdzv-endpoint=HOST:PORT: give etcd's address"):
         registry.get_rendezvous_handler(rendezvous.RendezvousParameters("etcd-v3", "", "none", 1, 1))

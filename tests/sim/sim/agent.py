@@ -108,7 +108,7 @@ class Agent:
 
     def _register(self) -> None:
         if self.core.bounds.drain is not None and not self.lease.id:
-            self._finish(endings.drained(0, "told to stop before etcd could be reached"))
+            self._finish(endings.drained(0, "asked to stop before etcd could be reached"))
         elif not self.lease.is_clean:
             self.process.after(0.05 if self.lease.id else 0.3, self._register)
         elif self._watch is None:

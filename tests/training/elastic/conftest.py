@@ -29,10 +29,18 @@ class Rank:
     """One member with one rank: a training process and the agent's end of its socket."""
 
     def __init__(
-        self, warm: Warm, name: str, folder: Path, command: list[str], env: dict[str, str], reached: int
+        self,
+        warm: Warm,
+        name: str,
+        folder: Path,
+        command: list[str],
+        env: dict[str, str],
+        locate: Callable[[], m.Located],
     ) -> None:
         self.name = name
-        self.reached = reached  # what etcd shows as the job's progress when the rank starts
+        self.reached = locate().step
+        """What etcd shows as the job's progress when the rank starts."""
+        self._locate = locate
         self.received: list[m.RankMessage] = []
         self.log = folder / f"{name}.log"
         path = folder / f"{name}.sock"
@@ -52,6 +60,8 @@ class Rank:
                 message = m.RANK_MESSAGE.validate_json(line)
                 if message.type == "hello":
                     self.send(m.Welcome(member=f"{self.name}.0", address="127.0.0.1", lease_ttl=5, step=self.reached))
+                if message.type == "locate":
+                    self.send(self._locate())
                 self.received.append(message)
         except OSError:
             return
@@ -97,11 +107,16 @@ class World:
 
     def start(self, *ranks: str, epochs: int = 20, delay: float = 0.1, script: Path | None = None, **env: str) -> None:
         script = script or Path(__file__).parent / "train_float64.py"
-        reached = max((r.step() for r in self.ranks.values()), default=0)
         for name in ranks:
             command = [sys.executable, str(script), str(self.folder), str(epochs), str(delay)]
             full = {names.ENV_AUDIT_DIR: str(self.audit), **env}
-            self.ranks[name] = Rank(self.warm, name, self.folder, command, full, reached)
+            self.ranks[name] = Rank(self.warm, name, self.folder, command, full, self.located)
+
+    def located(self) -> m.Located:
+        """The position of the job, as etcd shows it."""
+        step = max((r.step() for r in self.ranks.values()), default=0)
+        held = any(r.of_type("adopted") and r.process.poll() is None for r in self.ranks.values())
+        return m.Located(step=step, training=held)
 
     def wait(self, what: str, condition: Callable[[], object]) -> None:
         def check() -> object:

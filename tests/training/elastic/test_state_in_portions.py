@@ -59,6 +59,19 @@ def test_model_is_that_of_the_fixed_size_run_if_joiners_got_it_over_several_step
     assert verdict.redone == 0
 
 
+def test_a_joiner_of_a_script_with_a_loop_for_each_epoch_gets_its_state_over_several_steps(world) -> None:
+    start(world, "a", "b", epochs=4, NESTED="1", ONE_BY_ONE="1")
+    world.propose("a", "b")
+    world.wait("the second epoch", lambda: world.ranks["a"].step() > 17)
+    start(world, "c", epochs=4, NESTED="1", ONE_BY_ONE="1")
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    world.wait("it has the state", lambda: said(world, "c", "state is complete"))
+    final = world.finished(*"abc")
+    assert_same_everywhere(final, *"abc")
+    assert verify(world.audit).ok
+
+
 def test_state_is_given_whole_if_something_beside_the_optimizer_changes_the_model(world) -> None:
     start(world, *"abc", FOLLOWER="1", ONE_BY_ONE="1")
     world.propose("a", "b")

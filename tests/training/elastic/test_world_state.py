@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from elastrain.data.order import Order
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.membership.world import World
 
@@ -19,8 +18,8 @@ def alone() -> World:
 def test_the_loss_is_that_of_the_last_committed_step_if_a_peer_committed_it():
     ahead, behind = alone(), alone()
     for world in (ahead, behind):
-        world.commit(Order(10, 5), None, 2.5, None)
-    ahead.commit(Order(10, 5), None, 1.25, None)
+        world.commit(2.5, None)
+    ahead.commit(1.25, None)
     behind._load(ahead._tree())
     assert behind.step == 2
     assert behind.loss == 1.25
@@ -31,6 +30,35 @@ def test_training_has_ended_for_a_rank_that_takes_over_the_last_step_from_a_peer
     ahead.stopped = True
     behind._load(ahead._tree())
     assert behind.stopped
+
+
+def test_callbacks_run_before_a_state_is_adopted_that_contains_what_they_have_done():
+    seen = []
+
+    class Counter:
+        value = 0
+
+        def state_dict(self) -> int:
+            return self.value
+
+        def load_state_dict(self, value: int) -> None:
+            self.value = value
+
+    ahead, behind = (
+        World(cast("Any", None), cast("Any", None), {"n": Counter()}, CheckpointKeeper(None)) for _ in "ab"
+    )
+    ahead.commit(2.5, None)
+    ahead._tracked["n"].value = 1  # its callback
+    counter = cast("Counter", behind._tracked["n"])
+
+    def call_back() -> None:
+        counter.value += 1
+        seen.append((behind.step, behind.loss))
+
+    behind.on_adopt = call_back
+    behind._load(ahead._tree())
+    assert seen == [(1, 2.5)]
+    assert counter.value == 1, "the callback has acted twice"
 
 
 @pytest.mark.parametrize(("receiving", "fit"), [(True, False), (False, True)])

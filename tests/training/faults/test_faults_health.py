@@ -17,7 +17,7 @@ def test_a_rank_stuck_in_user_code_is_named_shown_and_restarted(job) -> None:
     survivor, stuck = job["a"].rank_pid, job["b"].rank_pid
     job.ask("b", "hang")
     job.wait("b to be named", lambda: health(job, "b") == Health.STUCK)
-    assert "does not come back from the script's code" in job.members()["b"].health_message
+    assert "does not return from the script's code" in job.members()["b"].health_message
     job.together("a", "b", after=first)
     assert "train_faults.py" in job["b"].out() and "time.sleep" not in job["a"].out()
     assert "most recent call first" in job["b"].out(), "its stacks were not printed"

@@ -108,7 +108,7 @@ def test_a_drain_keeps_training_until_a_generation_without_us_is_adopted(story, 
     assert only(effects, Publish).phase is Phase.LEAVING
     assert not sent(effects, Exit)
     assert not sent(story.sees(generation=make_generation(3, "b")), Exit)
-    assert sent(story.adopts(3), Exit) == [Exit(reason="told to stop")]
+    assert sent(story.adopts(3), Exit) == [Exit(reason="asked to stop")]
     ending = only(story.leaves(step=11), End).termination
     assert (ending.outcome, ending.step, ending.exit_code) == (Outcome.DRAINED, 11, 0)
 

@@ -49,8 +49,8 @@ def test_a_module_is_forked(command):
         ("/other/venv/bin/python train.py", {}, "'/other/venv/bin/python' is not the Python that runs the agent"),
         ("python", {}, "it names no script; only scripts"),
         ("python -u", {}, "it names no script; only scripts"),
-        ("python -", {}, "'-' is no file that ends in .py"),
-        ("python train", {}, "'train' is no file that ends in .py"),  # it could be a directory or a zip archive
+        ("python -", {}, "'-' is not a .py file"),
+        ("python train", {}, "'train' is not a .py file"),  # it could be a directory or a zip archive
         ("python -c pass", {}, "flag '-c' of the interpreter"),
         ("python -i train.py", {}, "flag '-i' of the interpreter"),
         ("python -um train", {}, "flag '-um' of the interpreter"),

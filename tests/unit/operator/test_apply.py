@@ -127,7 +127,7 @@ def test_ordinals_wait_for_their_pods_if_etcd_could_not_be_told_of_them(world, e
 
 
 def test_start_is_one_event(world, execute):
-    plan = Plan(target=TARGET, create=(0,), events=(JobEvent("TargetSet", "2 workers wanted"),))
+    plan = Plan(target=TARGET, create=(0,), events=(JobEvent("TargetSet", "2 workers desired"),))
     execute(plan)
     assert world.calls == ["target", "event TargetSet", "create job-0"]
 

@@ -43,15 +43,15 @@ def told(made: Plan) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("members", "reason", "words"),
     [
-        ((), "AgentNotHeard", "its container runs, but etcd has no word of its agent; `kubectl logs job-1` shows"),
-        ((member(1, Phase.WARMING),), "Starting", "its ranks start, and the script has not come to its first step"),
+        ((), "AgentNotHeard", "its container runs, but etcd has no record of its agent; `kubectl logs job-1` shows"),
+        ((member(1, Phase.WARMING),), "Starting", "its ranks are starting; the script has not reached its first step"),
         ((member(1, Phase.READY),), "Starting", "its ranks are ready for the next generation"),
     ],
 )
 def test_status_says_how_far_a_worker_has_come_if_it_runs_and_does_not_train(make_spec, members, reason, words):
     assert told(decide(make_spec, [pod(0), pod(1)], *members)) == (
         reason,
-        f"1 of 2 workers train; pod job-1: {words}" + (" what it does" if not members else ""),
+        f"1 of 2 workers train; pod job-1: {words}" + (" its output" if not members else ""),
     )
 
 
@@ -86,6 +86,4 @@ def test_a_node_that_the_job_itself_keeps_off_is_named_if_there_is_no_room(make_
     made = decide(
         make_spec, [pod(0), pod(1, started=False, trouble=no_room)], status=JobStatus(excluded_nodes=[excluded])
     )
-    assert told(made)[1].endswith(
-        "didn't match affinity; the job itself keeps off gpu-7, as condition NodesExcluded says"
-    )
+    assert told(made)[1].endswith("didn't match affinity; the job itself avoids gpu-7 (condition NodesExcluded)")

@@ -1,4 +1,4 @@
-"""The shell around the allocator: claims in, shares out; what it does where the cluster is not known."""
+"""The shell around the allocator: claims in, shares out; its behavior while the cluster is unknown."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_jobs_keep_their_size_until_the_cluster_is_known():
         await until(lambda: told, "it is told why")
         share = shared.share_of("a")
         assert (share.size, share.reason, share.blind) == (None, "CapacityUnknown", False)
-        assert share.message.startswith("the cluster is not known: the nodes of the cluster are not listed yet")
+        assert share.message.startswith("the cluster is unknown: the nodes of the cluster are not listed yet")
         cluster.problem = None
         shared.nudge()
         await until(lambda: shared.share_of("a").size == 4, "its share")
@@ -194,7 +194,7 @@ def test_new_jobs_begin_with_their_minimum_if_a_permission_is_missing():
         await until(lambda: told, "it is told why")
         share = shared.share_of("a")
         assert (share.size, share.reason, share.blind) == (None, "CapacityDenied", True)
-        assert "nodes is forbidden; until it is, running jobs keep their size, new ones begin with minReplicas" in (
+        assert "nodes is forbidden; meanwhile running jobs keep their size, new ones start with minReplicas" in (
             share.message
         )
 

@@ -16,7 +16,7 @@ from elastrain_operator.policy.report import events, health
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=5)
 SLOW = "local rank 0 computes 10.2 times as long per step as the others do on average"
-HANGS = "local rank 1 does not come back from the script's code, others wait for it"
+HANGS = "local rank 1 does not return from the script's code, others wait for it"
 FORCE = GenerationStatus(number=1, size=3, reason="Start")
 
 
@@ -43,7 +43,7 @@ def test_who_hangs_is_named_before_who_is_slow():
     assert [(w.worker, w.ranks, w.health) for w in workers] == [("b", "1-4", "stuck"), ("a", "0", "slow")]
     claim = health.claim(workers, FORCE)
     assert claim.reason == "RankStuck"
-    assert claim.message.startswith("ranks 1-4 (worker b on node node-b): local rank 1 does not come back")
+    assert claim.message.startswith("ranks 1-4 (worker b on node node-b): local rank 1 does not return")
     assert claim.message.endswith("(and 1 more)")
 
 

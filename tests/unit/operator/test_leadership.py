@@ -91,7 +91,7 @@ def test_leader_renews_when_it_is_due():
     [
         (MINE, 107.0, "could not be renewed for 7.0 s"),
         (OTHER, 101.0, "taken over by other"),
-        (Record("9", "", 1.0), 101.0, "taken over by nobody"),
+        (Record("9", "", 1.0), 101.0, "was released"),
         (None, 101.0, "was deleted"),
     ],
 )

@@ -65,7 +65,7 @@ def test_leaving_worker_is_released_only_by_its_end_its_silence_or_its_deadline(
     assert drain.released(pod(0), here, due, NOW) is None
     assert drain.released(pod(0), None, due, NOW) is None
     assert drain.released(pod(1), here, due, NOW) is None, "Ready: it is about to end by itself"
-    assert drain.released(pod(1, ready=False), here, due, NOW) == "no member any more"
+    assert drain.released(pod(1, ready=False), here, due, NOW) == "no longer a member"
     assert drain.released(pod(1, ready=False), None, due, NOW) is None, "nobody knows"
     assert drain.released(ended(0, DRAINED), here, due, NOW) == "ended"
     assert drain.released(pod(0, started=False), here, due, NOW) == "never started"

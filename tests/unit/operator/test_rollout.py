@@ -255,7 +255,7 @@ def test_nobody_makes_room_if_all_are_needed():
     assert world.training() == {"job-0", "job-1", "job-2"}
     status, reason, words = world.up_to_date()
     assert (status, reason) == ("False", "RolloutStopped")
-    assert "minReplicas (3) leaves nobody to spare" in words
+    assert "minReplicas (3) permits no worker to leave" in words
 
 
 def scene(world: World, *more: Pod, **fields) -> rollout.Scene:

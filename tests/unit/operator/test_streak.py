@@ -56,7 +56,7 @@ def test_job_fails_when_the_limit_of_a_cause_is_exceeded(make_spec, cause, reaso
     assert streak.verdict(spec, at_limit) is None
     failed = streak.verdict(spec, lose(at_limit, loss(cause)))
     assert failed.reason == reason
-    assert "7 workers in a row were lost without one more step" in failed.message
+    assert "7 workers in a row were lost without a committed step" in failed.message
     assert "times maxReplicas (2) is 6; last: NodeLost: worker job-1 is lost" in failed.message
 
 

@@ -26,7 +26,7 @@ class Job:
     finished: bool = False
     members: dict[str, RegisteredMember] = field(default_factory=dict)
     gone: dict[str, RegisteredMember] = field(default_factory=dict)
-    told: dict[int, str] = field(default_factory=dict)
+    notified: dict[int, str] = field(default_factory=dict)
     suspects: set[str] = field(default_factory=set)
     unsure: set[str] = field(default_factory=set)
     generations: list[Generation] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Job:
             generation_mod_revision=len(self.generations),
             generations=tuple(self.generations[-KEPT:]),
             gone=tuple(self.gone.values()),
-            told=self.told,
+            notified=self.notified,
             finished=self.finished,
             suspects=frozenset(self.seen(w).id for w in self.suspects),
             unsure=frozenset(self.seen(w).id for w in self.unsure),
@@ -121,9 +121,9 @@ class Job:
         if isinstance(action, Propose):
             assert action.expected_mod_revision == len(self.generations)
             self.generations.append(action.generation)
-            self.told.update(dict.fromkeys(action.generation.ended, action.generation.why))
+            self.notified.update(dict.fromkeys(action.generation.ended, action.generation.why))
         elif isinstance(action, Condemn):
-            self.told.update(dict.fromkeys(action.numbers, action.why))
+            self.notified.update(dict.fromkeys(action.numbers, action.why))
         return action
 
     def workers(self) -> list[str]:

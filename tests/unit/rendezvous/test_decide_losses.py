@@ -200,8 +200,8 @@ def test_survivors_are_told_to_give_up_if_the_next_generation_must_wait(job):
     job.unsure.add("c")
     action = job.run()
     assert isinstance(action, Wait)
-    assert action.until == job.now + job.timing.tell
-    job.pass_time(job.timing.tell)
+    assert action.until == job.now + job.timing.notify
+    job.pass_time(job.timing.notify)
     assert job.run() == Condemn((1,), "worker a reports a broken collective")
     assert isinstance(job.run(), Wait)
 
@@ -225,7 +225,7 @@ def test_a_generation_is_adopted_by_all_if_one_of_it_says_so(job):
 
 def test_a_generation_that_ended_is_not_in_force_even_if_nobody_says_broken(job):
     job.train("a", "b")
-    job.told[1] = "worker x is gone"
+    job.notified[1] = "worker x is gone"
     assert job.view().in_force is None
 
 

@@ -121,11 +121,11 @@ class AnyHistory(RuleBasedStateMachine):
         if isinstance(action, Condemn | Propose):
             over = action.numbers if isinstance(action, Condemn) else action.generation.ended
             assert set(over) <= view.condemned.keys(), "only a generation that lost a member or broke is given up"
-            told = self.job.view().told
-            assert view.condemned.keys() <= told.keys(), "whoever is in a generation that is over is told"
-        elif view.leader and view.condemned.keys() - view.told.keys():
+            notified = self.job.view().notified
+            assert view.condemned.keys() <= notified.keys(), "whoever is in a generation that is over is told"
+        elif view.leader and view.condemned.keys() - view.notified.keys():
             assert isinstance(action, Wait), "a generation that is over is told to be, soon"
-            assert action.until <= self.job.memory.untold_since + self.job.timing.tell, "soon"
+            assert action.until <= self.job.memory.unnotified_since + self.job.timing.notify, "soon"
         if not isinstance(action, Propose):
             return
         proposed = action.generation

@@ -1,4 +1,4 @@
-"""Where the agent's own log goes: one JSON object a line, or plain text on a terminal."""
+"""The agent's log: one JSON object per line, or plain text on a terminal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import structlog
 
 ENV_AGENT_LOG = "ELASTRAIN_AGENT_LOG"
-"""A file for the agent's own log lines. Absent: standard error, among what the ranks print."""
+"""A file for the agent's own log lines. Absent: standard error, mixed with the ranks' output."""
 
 
 def configure(environ: Mapping[str, str]) -> None:
-    """Send structlog's and the standard library's records to one place. Raises ``OSError`` if the file cannot be
-    opened."""
+    """Send the records of structlog and the standard library to one destination. Raises ``OSError`` if the file cannot
+    be opened."""
     path = environ.get(ENV_AGENT_LOG)
     handler = logging.FileHandler(Path(path)) if path else logging.StreamHandler(sys.stderr)
     terminal = not path and sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""The agent's membership: how it registers, which changes of the job it reports to the core, what it publishes."""
+"""The agent's membership: registration, changes of the job for the core, published records."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from elastrain.rendezvous.membership import Membership
 from elastrain.rendezvous.view import View
 
 ETCD_SECONDS = 60.0
-"""How long an agent tries to reach etcd at its start."""
+"""Seconds that a starting agent tries to reach etcd."""
 REGISTER_SECONDS = 10.0
 FLUSH_SECONDS = 30.0
-"""How long the last worker tries to tell etcd that the job has finished."""
+"""Seconds that the last worker tries to record the end of the job in etcd."""
 LAST_WORDS_SECONDS = 2.0
-"""How long any other worker tries to write the progress that its rank 0 last reported."""
+"""Seconds that any other worker tries to write the last progress of its rank 0."""
 
 log = structlog.get_logger()
 
 
 class Presence:
-    """An agent's membership, from before it has one until it leaves. For the agent's main thread."""
+    """An agent's membership, from before its registration until its leave. For the agent's main thread."""
 
     def __init__(self, settings: Settings, etcd: EtcdConfig, on_change: Callable[[], None]) -> None:
-        """``on_change``: :meth:`look` is worth calling; called from a thread of the membership."""
+        """``on_change`` announces changes for :meth:`look`, from a thread of the membership."""
         self._settings = settings
         self._client = EtcdClient(etcd)
         self._on_change = on_change
@@ -41,22 +41,22 @@ class Presence:
         self._reachable = True
         self._fenced = False
         self._unwritten = False
-        """Progress was published that etcd may not have yet."""
+        """Progress was published, but etcd may not have it yet."""
 
     @property
     def id(self) -> str:
-        """The member's id now; empty before it is registered. For any thread."""
+        """The member's current id; empty before the registration. For any thread."""
         return self._membership.id if self._membership else ""
 
     @property
     def reachable(self) -> bool:
-        """Whether this is a member, and etcd answers."""
+        """Whether this is a member and etcd answers."""
         return self._membership is not None and self._membership.reachable
 
-    def register(self, agent_port: int, told_to_stop: Callable[[], bool]) -> Termination | None:
-        """Become a member; the ending if that is impossible. Bounded by ``ETCD_SECONDS``.
+    def register(self, agent_port: int, asked_to_stop: Callable[[], bool]) -> Termination | None:
+        """Become a member; returns the ending if that is impossible. Bounded by ``ETCD_SECONDS``.
 
-        ``told_to_stop`` is asked between two attempts, and waits a moment for an answer.
+        ``asked_to_stop`` is called between two attempts, and waits a moment for a signal.
         """
         end = time.monotonic() + ETCD_SECONDS
         while True:
@@ -66,7 +66,7 @@ class Presence:
             except EtcdDenied as error:
                 return endings.infrastructure("EtcdDenied", str(error))
             except EtcdUnavailable as error:
-                log.warning("etcd does not answer, trying again", error=str(error))
+                log.warning("etcd does not answer, retrying", error=str(error))
                 if time.monotonic() >= end:
                     return endings.infrastructure("EtcdUnreachable", f"{error}; tried for {ETCD_SECONDS:g} s")
             except EtcdError as error:
@@ -75,15 +75,15 @@ class Presence:
                 self._membership = membership
                 log.info("registered", id=membership.id)
                 return None
-            if told_to_stop():
-                return endings.drained(0, "told to stop before etcd could be reached")
+            if asked_to_stop():
+                return endings.drained(0, "asked to stop before etcd could be reached")
 
     def reincarnate(self) -> str:
-        """Be a new member from now on; returns its id."""
+        """Register as a new member; returns its id."""
         return self._registered.reincarnate(health="", health_message="", health_rank=None).id
 
     def look(self) -> Iterator[JobSnapshot | Fenced]:
-        """What has changed since the last call, for the core to decide upon; changes are logged."""
+        """The changes since the last call, for the core; they are logged."""
         membership = self._membership
         if membership is None:
             return
@@ -92,13 +92,13 @@ class Presence:
             if self._reachable:
                 log.info("etcd is back")
             else:
-                log.warning("etcd is away; training goes on", error=str(membership.outage))
+                log.warning("etcd is away; training continues", error=str(membership.outage))
         fenced = membership.fenced
         if fenced is not None and not self._fenced:
             yield Fenced(fenced)
         self._fenced = fenced is not None
         view = membership.view
-        if view is self._view or not view.revision:  # revision 0: nothing has been read yet
+        if view is self._view or not view.revision:  # revision 0: etcd has not been read yet
             return
         log_changes(self._view, view)
         self._view = view
@@ -132,12 +132,12 @@ class Presence:
         """Leave the job. Without effect before :meth:`register` and when repeated."""
         if self._membership is None:
             return
-        if self._unwritten:  # progress is written once a second; the last of it would be lost
+        if self._unwritten:  # progress is written once a second; the last record would be lost
             self._flush(self._membership, LAST_WORDS_SECONDS)
         self._membership.leave()
 
     def close(self) -> None:
-        """Leave, at once, and end the connection."""
+        """Leave at once and close the connection."""
         if self._membership is not None:
             self._membership.leave()
         self._client.close()
@@ -172,26 +172,26 @@ class Presence:
 
 
 def snapshot(view: View) -> JobSnapshot:
-    """The part of a membership's view that the core asks about. Pure."""
+    """The part of a membership's view that the core needs. Pure."""
     return JobSnapshot(
         target=view.target,
         members={m.id: m.record for m in view.alive.values()} if view.complete else None,
         generation=roster.seen_by(view.generation, view.self_id) if view.generation else None,
-        ended=view.told,
+        ended=view.notified,
         finished=view.finished,
         step=view.step,
     )
 
 
 def log_changes(before: View | None, view: View) -> None:
-    """Log each new generation, each end of one, and the end of the job, once."""
+    """Log each new generation, each end of a generation, and the end of the job once."""
     known = before.generation.number if before and before.generation else 0
     g = view.generation
     if g is not None and g.number > known:
         workers = [m.worker for m in g.members] if g.roster is None else g.size
         log.info("generation", number=g.number, reason=g.reason, workers=workers, world_size=g.world_size)
-    for number in view.told.keys() - (before.told.keys() if before else set()):
-        log.warning("generation ended", number=number, reason=view.told[number])
+    for number in view.notified.keys() - (before.notified.keys() if before else set()):
+        log.warning("generation ended", number=number, reason=view.notified[number])
     if view.ended and not (before and before.ended):
         closed = view.closed
         why = (

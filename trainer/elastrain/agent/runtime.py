@@ -1,4 +1,4 @@
-"""The agent's process: one queue in, the core in the middle, effects out. Decides nothing itself."""
+"""The agent's process: one queue in, the core in the middle, effects out. It makes no decisions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from elastrain.rendezvous.probe import ProbeServer
 from elastrain.tether import EXIT_NO_COMMAND
 
 LOOK_SECONDS = 0.2
-"""How often the job's records are looked at when nothing happens; news that matter wake the agent at once."""
+"""Interval at which the job's records are checked without an event; relevant changes wake the agent at once."""
 HANGUP_SECONDS = 1.0
 
 log = structlog.get_logger()
@@ -81,13 +81,13 @@ def main(
         try:
             ending = Agent(settings, etcd, command, environ, Path(directory), zygote=zygote).run()
         except Exception as error:
-            log.exception("the agent failed")  # a fault of ours: say so where the operator reads
+            log.exception("the agent failed")  # a bug: the termination record reports it to the operator
             ending = endings.infrastructure("AgentFailed", f"{type(error).__name__}: {error}")
         return _end(ending, termination_log)
 
 
 def _end(termination: Termination, path: Path) -> int:
-    """Write the termination record. A place that cannot be written must not change how the worker ends."""
+    """Write the termination record. An unwritable file must not change how the worker ends."""
     log.info("ends", **termination.model_dump(mode="json", exclude={"log_tail"}, exclude_defaults=True))
     try:
         path.write_bytes(endings.encode(termination))
@@ -98,12 +98,12 @@ def _end(termination: Termination, path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _ChildChanged:
-    """SIGCHLD, or the zygote's state changed."""
+    """SIGCHLD arrived, or the zygote's state changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _JobChanged:
-    """The membership has a new view of the job, or etcd was lost or is back."""
+    """The membership has a new view of the job, or etcd was lost or has returned."""
 
 
 _Item = Event | _ChildChanged | _JobChanged
@@ -122,10 +122,10 @@ class Agent:
         *,
         zygote: Zygote | Executed,
     ) -> None:
-        """``directory``: private and empty, with a short path (a Unix socket's holds 107 bytes)."""
+        """``directory``: private and empty, with a short path (at most 107 bytes for a Unix socket)."""
         self._settings = settings
         self._directory = directory
-        # SimpleQueue may be put to from a signal handler that interrupts its own get().
+        # SimpleQueue permits put() in a signal handler that interrupts its own get().
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._core = Core(
             Config(
@@ -149,7 +149,7 @@ class Agent:
         self._tracer = tracing.from_environment(environ, "elastrain-agent", **who)
 
     def run(self) -> Termination:
-        """Until the worker's work is done, one way or another."""
+        """Run until the worker ends; returns its ending."""
         become_reaper()
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
@@ -157,7 +157,7 @@ class Agent:
         host = "127.0.0.1" if self._settings.address == "127.0.0.1" else ""
         probes = ProbeServer(lambda: self._presence.id, host)
         try:
-            failed = self._presence.register(probes.port, self._told_to_stop)
+            failed = self._presence.register(probes.port, self._asked_to_stop)
             if failed is not None:
                 return failed
             self._handle(Registered(self._presence.id))
@@ -179,7 +179,7 @@ class Agent:
     def _on_child(self, _signum: int, _frame: FrameType | None) -> None:
         self._inbox.put(_ChildChanged())
 
-    def _told_to_stop(self) -> bool:
+    def _asked_to_stop(self) -> bool:
         try:
             return isinstance(self._inbox.get(timeout=1.0), Signalled)
         except queue.Empty:
@@ -198,9 +198,9 @@ class Agent:
             case _ChildChanged():
                 self._reap()
             case _JobChanged():
-                pass  # looked at below
+                pass  # handled below
             case Signalled(signum=signum):
-                log.info("told to stop", signal=signal.Signals(signum).name)
+                log.info("asked to stop", signal=signal.Signals(signum).name)
                 self._handle(item)
             case _:
                 self._handle(item)
@@ -214,7 +214,7 @@ class Agent:
         for ended in self._supervisor.reap():
             if self._server is not None:
                 self._server.wait_hangup(ended.local_rank, HANGUP_SECONDS)
-            # Behind all that the rank had said, which is in the queue by now.
+            # After all messages of the rank, which are in the queue by now.
             self._inbox.put(
                 RankExited(self._core.incarnation, ended.local_rank, ended.code, ended.signal, ended.log_tail)
             )
@@ -224,8 +224,8 @@ class Agent:
         effects = self._core.handle(event, now)
         for effect in effects:
             self._execute(effect)
-        if self._tracer is not None and (told := self._notes.note(event, effects, now)):
-            self._tracer.emit(self._settings.job_uid, *told)
+        if self._tracer is not None and (spans := self._notes.note(event, effects, now)):
+            self._tracer.emit(self._settings.job_uid, *spans)
 
     # ---- effects out -----------------------------------------------------------------------------------------------
     def _execute(self, effect: Effect) -> None:

@@ -12,15 +12,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from elastrain.agent.core.health import Policy
 from elastrain.api import names
 
-"""Seconds from SIGTERM until ranks that still run are killed. Set it a few seconds below the pod's grace period."""
+"""Seconds from SIGTERM until running ranks are killed. Set it a few seconds below the pod's grace period."""
 
 
 class BadSettings(ValueError):
-    """The environment lacks a variable or holds a value that is not allowed; the message names it and the rule."""
+    """A variable is missing or its value is invalid; the message names it and the rule."""
 
 
 class Settings(BaseModel):
-    """What an agent must know besides etcd (see ``EtcdConfig``). Field aliases are the environment variables."""
+    """An agent's settings, without those of etcd (see ``EtcdConfig``). Field aliases are the environment variables."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
@@ -35,14 +35,14 @@ class Settings(BaseModel):
     termination_log: Path = Field(Path(names.DEFAULT_TERMINATION_LOG), alias=names.ENV_TERMINATION_LOG)
     drain_timeout: Annotated[float, Field(alias=names.ENV_DRAIN_TIMEOUT, gt=0)] = 25.0
     fork_ranks: Annotated[Literal["on", "off"], Field(alias=names.ENV_FORK_RANKS)] = "on"
-    """Checked here; acted on by ``plan_start``, which runs before anything as heavy as this module is imported."""
+    """Checked here; used by ``plan_start``, which runs before this module and other heavy ones are imported."""
     stuck_timeout: Annotated[float, Field(alias=names.ENV_STUCK_TIMEOUT, ge=0)] = Policy().stuck_timeout
     stragglers: Literal["name", "exclude"] = Field("name", alias=names.ENV_STRAGGLERS)
     min_timeout: Annotated[float, Field(alias=names.ENV_MIN_TIMEOUT, gt=0)] = Policy().min_timeout
 
     @property
     def health(self) -> Policy:
-        """What to do about ranks that hang, stragglers and a job below its minimum."""
+        """The reactions to hanging ranks, stragglers and a job below its minimum."""
         return Policy(self.stuck_timeout, self.stragglers == "exclude", self.min_timeout)
 
     @classmethod

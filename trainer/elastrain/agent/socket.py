@@ -1,6 +1,6 @@
-"""The Unix socket on which an agent and its ranks talk: JSON lines as in ``api/messages.py``.
+"""The Unix socket between an agent and its ranks: JSON lines as in ``api/messages.py``.
 
-Threads only read and put events; everything is decided in the agent's loop.
+Threads only read and enqueue events; the agent's loop makes all decisions.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from elastrain.api.messages import RANK_MESSAGE, AgentMessage, Hello
 
 MAX_LINE = 1 << 20
 SEND_SECONDS = 2
-"""A rank that does not read for so long (and has filled its buffer) is cut off; it is stopped or lost."""
+"""Seconds after which a rank that does not read (and has a full buffer) is disconnected; it is stopped or lost."""
 
 log = structlog.get_logger()
 
 
 class RankServer:
-    """Serves the ranks of one incarnation. Its path dies with it, so that no rank of an earlier one can speak."""
+    """Serves the ranks of one incarnation. Its path ends with it, so that ranks of earlier incarnations cannot
+    connect."""
 
     def __init__(self, directory: Path, incarnation: int, put: Callable[[RankSaid | RankHungUp], None]) -> None:
-        """Listen in ``directory``, which only this user may enter. Raises ``OSError`` if that is impossible."""
+        """Listen in ``directory``, which only this user may enter. Raises ``OSError`` on failure."""
         self.path = directory / f"agent-{incarnation}.sock"
         self._incarnation = incarnation
         self._put = put
@@ -41,21 +42,21 @@ class RankServer:
         threading.Thread(target=self._accept, name="rank-accept", daemon=True).start()
 
     def send(self, local_rank: int, message: AgentMessage) -> None:
-        """Send, or hang up on a rank that is gone or does not read; :class:`RankHungUp` follows then."""
+        """Send, or disconnect a rank that is gone or does not read; :class:`RankHungUp` follows then."""
         with self._lock:
             connection = self._connections.get(local_rank)
         if connection is not None:
             connection.send(message)
 
     def wait_hangup(self, local_rank: int, timeout: float) -> None:
-        """Wait, bounded, until all that a dead rank had said has been put into the queue."""
+        """Wait, bounded, until all messages of a dead rank are in the queue."""
         with self._lock:
             connection = self._connections.get(local_rank)
         if connection is not None:
             connection.reader.join(timeout)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # wakes the accepting thread; not connected is the normal answer
+        with contextlib.suppress(OSError):  # wakes the accepting thread; "not connected" is the normal error
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.path.unlink(missing_ok=True)
@@ -73,7 +74,7 @@ class RankServer:
             _Connection(sock, self).reader.start()
 
     def claim(self, local_rank: int, connection: _Connection) -> None:
-        """A rank has said who it is. A second connection of the same rank replaces the first."""
+        """A rank has identified itself. A second connection of the same rank replaces the first."""
         with self._lock:
             earlier = self._connections.get(local_rank)
             self._connections[local_rank] = connection
@@ -90,7 +91,7 @@ class RankServer:
 
 
 class _Connection:
-    """One rank's connection: its reader thread, and sending with a bound."""
+    """One rank's connection: a reader thread and bounded sends."""
 
     def __init__(self, sock: socket.socket, server: RankServer) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
@@ -103,11 +104,11 @@ class _Connection:
         try:
             self._sock.sendall(message.encode() + b"\n")
         except OSError as error:
-            log.warning("rank does not take messages", error=str(error), message=message.type)
+            log.warning("rank does not read its messages", error=str(error), message=message.type)
             self.hang_up()
 
     def hang_up(self) -> None:
-        with contextlib.suppress(OSError):  # the other side may have been first
+        with contextlib.suppress(OSError):  # the rank may have disconnected first
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
@@ -123,7 +124,7 @@ class _Connection:
                         raise ValueError(f"the first message must be hello, not {message.type}")
                     self._server.said(RankSaid(self._server.incarnation, local_rank, message))
         except (ValidationError, ValueError) as error:
-            log.error("rank said what cannot be understood; hanging up", local_rank=local_rank, error=str(error))
+            log.error("invalid message from a rank; disconnecting", local_rank=local_rank, error=str(error))
         except OSError as error:
             log.info("connection of a rank ended", local_rank=local_rank, error=str(error))
         finally:

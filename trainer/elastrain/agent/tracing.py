@@ -16,20 +16,20 @@ class Notes:
 
     member: str = ""
     _since: tuple[float, str] | None = None
-    """First sign that the generation in force will not stay, and what it was."""
+    """Time and kind of the first sign that the generation in force ends."""
     _target: Target | None = None
     _force: Generation | None = None
-    """The newest generation that etcd has shown with this member in it."""
+    """The newest generation in etcd that includes this member."""
     _shown: float = 0.0
     """When."""
     _adopted: int = 0
     _started: float | None = None
-    """When ranks were started that are not ready yet."""
+    """Start time of ranks that are not ready yet."""
     _ready: tuple[float, float] | None = None
-    """Start and end of that, until a generation is there to tell it of."""
+    """Start and end of that, until a generation exists to which the span belongs."""
 
     def note(self, event: Event, effects: list[Effect], now: float) -> tuple[int, list[Span]] | None:
-        """The generation and its spans, if something has come to its end by ``event``.
+        """The generation and its spans, if ``event`` completes a span.
 
         ``agent.decide``: from the first sign of a change (the target, a broken collective, a rank's end, its own
         registration) until etcd showed the next generation; ``agent.start``: of ranks, until they were ready for it;
@@ -67,11 +67,11 @@ class Notes:
                 self._since = None if self._since and self._since[1] == "target" else self._since  # withdrawn
             elif known is not None:
                 self._sign(now, "target")
-        if self._number in seen.ended:  # what has ended stays in there
+        if self._number in seen.ended:  # ended generations stay in the record
             self._sign(now, "generation ended")
         generation = seen.generation
         if generation is None or generation.number <= self._number or generation.member(self.member) is None:
-            return None  # it is no news, or about others: a joiner sees the one that trains without it
+            return None  # known, or without this member: a joiner sees the generation that trains without it
         self._force, self._shown = generation, now
         found = []
         if self._since is not None:
@@ -95,6 +95,6 @@ class Notes:
 
 
 def _asks_for_another(target: Target, generation: Generation) -> bool:
-    """Whether ``target`` wants other members than ``generation`` has. It also changes when those that left are gone."""
+    """Whether ``target`` requires other members than ``generation`` has. It also changes when leavers are gone."""
     workers = {member.worker for member in generation.members}
     return target.desired != len(workers) or not workers.isdisjoint(target.leaving)

@@ -22,6 +22,12 @@ class Hello(Record):
     pid: int
 
 
+class Locate(Record):
+    """The rank's first loop begins: it asks for the position of the job."""
+
+    type: Literal["locate"] = "locate"
+
+
 class Ready(Record):
     """The rank has built and warmed its model and can connect to a generation at any time.
 
@@ -31,6 +37,16 @@ class Ready(Record):
     type: Literal["ready"] = "ready"
     store_port: int = 0
     step: int = 0
+    loop_end: int = 0
+    """Committed steps at which the loop ends in which the rank waits; 0: not known."""
+
+
+class Misplaced(Record):
+    """The rank cannot enter a generation, because its script is in another loop than the other ranks' scripts. It
+    waits to be started anew."""
+
+    type: Literal["misplaced"] = "misplaced"
+    why: str
 
 
 class Adopted(Record):
@@ -71,7 +87,9 @@ class Finished(Record):
     step: int
 
 
-RankMessage = Annotated[Hello | Ready | Adopted | Broken | Report | Left | Finished, Field(discriminator="type")]
+RankMessage = Annotated[
+    Hello | Locate | Ready | Misplaced | Adopted | Broken | Report | Left | Finished, Field(discriminator="type")
+]
 RANK_MESSAGE: TypeAdapter[RankMessage] = TypeAdapter(RankMessage)
 
 
@@ -88,6 +106,16 @@ class Welcome(Record):
     """Seconds."""
     step: int = 0
     """Greatest number of committed steps in any report: the number of lost steps if no state is left."""
+
+
+class Located(Record):
+    """Answer to :class:`Locate`."""
+
+    type: Literal["located"] = "located"
+    step: int
+    """Greatest number of committed steps in any report."""
+    training: bool
+    """Whether members are in a generation, and so hold the state of about this step."""
 
 
 class Proposed(Record):
@@ -113,5 +141,5 @@ class Exit(Record):
     reason: str
 
 
-AgentMessage = Annotated[Welcome | Proposed | Abort | Exit, Field(discriminator="type")]
+AgentMessage = Annotated[Welcome | Located | Proposed | Abort | Exit, Field(discriminator="type")]
 AGENT_MESSAGE: TypeAdapter[AgentMessage] = TypeAdapter(AgentMessage)

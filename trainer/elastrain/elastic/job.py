@@ -21,12 +21,13 @@ from elastrain.data.order import Order
 from elastrain.data.stream import ElasticIterable, length_of
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.backend import device_of_rank
+from elastrain.elastic.contract import BODY, Call, Phase
 from elastrain.elastic.loop import Drained, Loop
 from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.session import Session
 from elastrain.elastic.membership.world import World
 from elastrain.elastic.state.capture import Stateful
-from elastrain.elastic.state.tracked import Gates, gate, track
+from elastrain.elastic.state.tracked import Tracker
 from elastrain.elastic.strategies.bitwise import Bitwise, make_deterministic
 from elastrain.elastic.strategies.replicated import Replicated
 from elastrain.elastic.strategies.sharded import refuse_sharded
@@ -76,12 +77,15 @@ class Job:
         self._world = World(session, strategy, self._tracked, CheckpointKeeper.from_environment())
         self._audit = _audit_log()
         self._loop = Loop(session, strategy, heartbeat, self._world, self._audit)
-        self._gates: Gates = {"step": lambda: self.committed, "zero_grad": self._loop.may_clear}
+        self._tracker = Tracker(self._tracked, self._loop.contract)
 
     # -- values ------------------------------------------------------------------------------------------------------
     @property
     def rank(self) -> int:
-        """Global rank in the generation in force; it changes with the generation. 0 before the first."""
+        """Global rank in the generation in force; it changes with the generation.
+
+        0 before the first generation; -1 in code between loops that the job has left before this process joined.
+        """
         return self._world.place.rank
 
     @property
@@ -110,7 +114,7 @@ class Job:
 
         Log metrics only then. With several micro-batches it is False before the last one.
         """
-        return self._loop.step is not None and self._loop.step.ok
+        return self._loop.phase is Phase.COMMITTED
 
     @property
     def synchronised(self) -> bool:
@@ -118,7 +122,7 @@ class Job:
 
         :attr:`committed` tells whether the step counts.
         """
-        return self._loop.step is not None and self._loop.step.complete
+        return self._loop.phase in (Phase.WARM_UP, Phase.COMMITTED, Phase.DISCARDED)
 
     @property
     def loss(self) -> float | None:
@@ -135,11 +139,12 @@ class Job:
         into one ``nn.Module``. Raises ``RuntimeError`` on a second call, ``ValueError`` for a model without parameters
         to train, for a model that is sharded (FSDP) or in DDP already, and for options that the numerics exclude.
         """
+        self._loop.contract.acts(Call.SET_UP, "job.wrap()")
         if self._world.model is not None:
             raise RuntimeError("job.wrap() was called twice; put several networks into one nn.Module")
         refuse_sharded(module)
         model = self._world.model = self._strategy.wrap(module, ddp_options)
-        gate(model, {"zero_grad": self._loop.may_clear})
+        model.in_body = lambda: self._loop.phase in BODY
         self._tracked["model"] = module
         if optimizer is not None:
             self.track(optimizer=optimizer)
@@ -148,11 +153,12 @@ class Job:
     def track(self, **objects: Any) -> None:
         """Make optimizers, schedulers, scalers or metrics part of the state that joiners and checkpoints receive.
 
-        Each needs ``state_dict()`` and ``load_state_dict()``. A ``step()`` method does nothing in a step that is not
-        committed, and ``zero_grad()`` does nothing between micro-batches, so the loop body needs no ``if``. Raises
-        ``TypeError`` or ``ValueError`` naming the argument.
+        Each needs ``state_dict()`` and ``load_state_dict()``. ``step()``, ``unscale_()`` and ``update()`` of a scaler,
+        and the updates of an average of the weights (``AveragedModel``, timm's ``ModelEma``) do nothing in a step that
+        is not committed, so the loop body needs no ``if``. Raises ``TypeError`` or ``ValueError`` naming the argument.
         """
-        track(self._tracked, objects, self._gates)
+        self._loop.contract.acts(Call.SET_UP, "job.track()")
+        self._tracker.track(objects)
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` after the loop body, exactly once for each committed step that this rank took part in.
@@ -222,6 +228,18 @@ class Job:
         total = loader.order.steps_per_epoch * epochs if epochs is not None else steps
         yield from self._loop.run(loader, total or 0)
 
+    def epochs(self, loader: ElasticLoader, epochs: int) -> Iterator[int]:
+        """``range(epochs)`` without the epochs that the job has completed before this process joined it.
+
+        For scripts with a loop over epochs around ``job.steps(loader, epochs=epoch + 1)``: code after the inner loop
+        (an evaluation, a schedule) runs once for each epoch in which this process takes part. Raises ``ValueError`` for
+        data without a length.
+        """
+        if loader.order.length is None:
+            raise ValueError("job.epochs(): the data set has no length, so an epoch has no end")
+        # A state of the end of an epoch belongs into that epoch: the code after it has not run.
+        yield from range(max(self._world.start() - 1, 0) // loader.order.steps_per_epoch, epochs)
+
     def stop(self) -> None:
         """End training early, on all ranks at the same step: :meth:`steps` ends, and does not begin again.
 
@@ -238,7 +256,7 @@ class Job:
         yields. A lost peer raises nothing here: the step is not committed, and is repeated. Raises ``RuntimeError``
         outside of the loop, on a second call for a batch, and if the loss does not depend on all parameters.
         """
-        self._loop.backward(loss)
+        self._loop.backward(loss, self._tracker.unscaled(loss))
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``.
@@ -247,7 +265,7 @@ class Job:
         mean over the global batch, a scalar that is equal on all ranks. Before a step's last micro-batch it does
         nothing and returns None.
         """
-        if self._world.model is None or not self.synchronised:
+        if self._world.model is None or not self._loop.contract.acts(Call.CLIP):
             return None
         return nn.utils.clip_grad_norm_(self._world.model.parameters(), max_norm, norm_type)
 

@@ -23,6 +23,7 @@ from elastrain.data.rng import Kept
 from elastrain.data.share import Share
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
+from elastrain.elastic.contract import Call, Contract, Phase
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.heartbeat import Heartbeat
@@ -55,6 +56,8 @@ class Loop:
         world: World,
         audit: AuditLog | None,
     ) -> None:
+        self.contract = Contract(lambda: self.phase)
+        """What the calls of the script do now."""
         self.step: Step | None = None
         """The step that is being computed."""
         self._session = session
@@ -63,15 +66,33 @@ class Loop:
         self._world = world
         self._audit = audit
         self._loader: ElasticLoader | None = None
-        self._total: int | None = None
         self._buffers: Buffers | None = None
         self._on_commit: list[Callable[[], None]] = []
-        self._stop_asked = False
+        self._stop_asked = self._left = False
+        self._in_body = False
+        """Whether code of the script runs between the beginning of a loop body and the end of its commit."""
+        self._unfinished: Step | None = None
+        """The last step, if it was discarded and its peers may have committed it."""
+        world.on_adopt = self._adopt
+
+    @property
+    def phase(self) -> Phase:
+        """Where the training thread is."""
+        if self._left:
+            return Phase.LEAVING
+        if self._in_body and self.step is not None:
+            return self.step.phase
+        return Phase.SETUP if self._loader is None else Phase.BETWEEN
 
     # -- called by the script ----------------------------------------------------------------------------------------
     def run(self, loader: ElasticLoader, total: int) -> Iterator[Any]:
         """Yield the data of each loop body until ``total`` steps are committed. Raises :class:`Drained`."""
-        self._loader, self._total = loader, total
+        self.contract.acts(Call.STEPS)
+        if self._left:
+            raise Drained(0)  # the script has caught the first one
+        self._loader = loader
+        if not self._world.begin_loop(loader.order, total):
+            return
         if not self._world.ready:
             assert self._world.model is not None
             yield from self._warm_up(loader)
@@ -80,18 +101,19 @@ class Loop:
         while True:
             self._settle()
             if self._world.stopped or self._world.step >= total:
-                self._world.complete()
+                if not self._world.leave_loop():
+                    continue
                 self._heartbeat.outside()
                 return
             yield from self._compute(loader)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """As of :meth:`Job.backward`."""
+    def backward(self, loss: torch.Tensor, unscaled: torch.Tensor) -> None:
+        """As of :meth:`Job.backward`. ``unscaled``: the loss before a scaler multiplied it."""
+        self.contract.acts(Call.BACKWARD)
         step = self.step
-        if step is None:
-            raise RuntimeError("job.backward(): only inside 'for batch in job.steps(...)'")
+        assert step is not None
         if step.done == step.begun:
-            raise RuntimeError("job.backward(): called twice for one batch")
+            raise RuntimeError("job.backward(): called twice for one batch; add the losses up and call it once")
         part = step.parts[step.done]
         step.done += 1
         if step.warm_up:
@@ -104,14 +126,13 @@ class Loop:
         else:
             self._heartbeat.backward(loss)
             inputs = ControlInputs(self._session.connected, self._heartbeat.share(), stop=self._stop_asked)
-            summed = self._strategy.backward(loss, part, inputs, communicator, last=step.complete)
-        # Read now: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
-        counts = communicator.broken is None
-        if summed is None or not self._world.before_update() or not counts:
-            self._heartbeat.resumed(None)
-            return
-        self._heartbeat.resumed(summed.sums[control.COMPUTE])
-        step.accept(summed, communicator.generation)
+            summed = self._strategy.backward(loss, unscaled, part, inputs, communicator, last=step.complete)
+        if step.complete:
+            # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
+            intact = communicator.broken is None
+            updatable = self._world.before_update()
+            step.decide(summed, communicator.generation, intact=intact, updatable=updatable)
+        self._heartbeat.resumed(summed.sums[control.COMPUTE] if summed is not None and step.counts else None)
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """As of :meth:`Job.on_commit`."""
@@ -121,12 +142,13 @@ class Loop:
         """As of :meth:`Job.stop`."""
         self._stop_asked = True
 
-    def may_clear(self) -> bool:
-        """Whether gradients may be cleared: before a step's first micro-batch has added to them, and after the last."""
-        return self.step is None or self.step.done == 0 or self.step.complete
-
     def finish(self) -> None:
-        """End together: no rank ends before all have committed the last step, since its state may be needed."""
+        """End together: no rank ends before all have committed the last step, since its state may be needed.
+
+        Raises :class:`Drained` if this rank has left, and the script has caught it.
+        """
+        if self._left:
+            raise Drained(0)
         try:
             self._world.finish()
         except ExitRequested:
@@ -146,8 +168,7 @@ class Loop:
             first, *_ = loader.begin(0, share)
             self.step = Step(0, self._world.place, share, (first,), warm_up=True)
             batch = loader.load()
-            self._enter_body(loader, self.step)
-            yield batch.data
+            yield from self._run_body(loader, self.step, batch.data)
         self.step = None
         self._strategy.check_warm_up(self._buffers.after_warm_up())
         # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
@@ -168,17 +189,16 @@ class Loop:
                 with _kept(loader):
                     batch = loader.load()
                     with self._strategy.body(part, communicator, last=last):
-                        self._enter_body(loader, step)
-                        yield batch.data
+                        yield from self._run_body(loader, step, batch.data)
             except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
-                if step.ok:
-                    self._commit(step, loader)
+                if step.counts:
+                    self._commit(step)
                 self._world.complete()
                 raise
             if step.done < step.begun:
                 raise RuntimeError("job.steps(): the loop body must call job.backward(loss) once per batch")
-        if step.ok:
-            self._commit(step, loader)
+        if step.counts:
+            self._commit(step)
 
     def _begin(self, loader: ElasticLoader) -> Step:
         """The next step, cut into this rank's micro-batches."""
@@ -193,10 +213,16 @@ class Loop:
         self._heartbeat.body(place.generation, place.world_size)
         return Step(number, place, share, parts)
 
-    def _enter_body(self, loader: ElasticLoader, step: Step) -> None:
+    def _run_body(self, loader: ElasticLoader, step: Step, data: Any) -> Iterator[Any]:
+        """One execution of the loop body, on ``data``."""
         if loader.randomness is not None:
             loader.randomness.seed_body(step.number, step.parts[step.begun])
         step.begun += 1
+        self._in_body = True
+        try:
+            yield data
+        finally:
+            self._in_body = False
 
     def _learn(self, communicator: Communicator) -> Summed:
         """Take the gradients of the other ranks, which have computed the whole batch.
@@ -209,34 +235,47 @@ class Loop:
         return self._world.model.learner.finish(communicator)
 
     # -- between steps -------------------------------------------------------------------------------------------------
-    def _commit(self, step: Step, loader: ElasticLoader) -> None:
+    def _commit(self, step: Step) -> None:
+        """The step is over, with the script's callbacks: only then is the state that of a committed step."""
         self._heartbeat.committed()
-        self.step = None
         self._log(step, "commit")
         self._world.stopped = step.stops
-        self._world.commit(loader.order, self._total, step.loss, step.agreed, learning=step.learning)
-        self._tell_committed()
+        self._world.commit(step.loss, step.agreed, learning=step.learning)
+        self._call_back(step)
+        self._world.committed()
 
     def _settle(self) -> None:
         """Return in a healthy generation, at a step boundary. Raises :class:`Drained`."""
         self._heartbeat.runtime()
-        unfinished, self.step = self.step, None
-        if unfinished is not None and self._world.model is not None and self._buffers is not None:
-            self._world.model.zero_grad(set_to_none=True)  # gradients of the discarded step
+        self._unfinished, self.step = self.step, None
+        if self._unfinished is not None and self._world.model is not None and self._buffers is not None:
+            self._world.model.drop_gradients()
             self._buffers.restore()
         try:
             self._world.settle()
         except ExitRequested as e:
             log.info("leaving the job", step=self._world.step, reason=str(e))
+            self._left = True
             self._session.send(Left(step=self._world.step))
             raise Drained(0) from None
-        if unfinished is not None and unfinished.number < self._world.step:
-            self._log(unfinished, "adopted")
-            self._tell_committed()
 
-    def _tell_committed(self) -> None:
-        for callback in self._on_commit:
-            callback()
+    def _adopt(self) -> None:
+        """The state that is about to be loaded is that of the step which this rank has discarded, and peers committed.
+
+        Callbacks run before it is loaded: it contains what they have done to tracked objects.
+        """
+        step = self._unfinished
+        if step is not None and step.number < self._world.step:
+            self._log(step, "adopted")
+            self._call_back(step)
+
+    def _call_back(self, step: Step) -> None:
+        self.step, step.counts, self._in_body = step, True, True
+        try:
+            for callback in self._on_commit:
+                callback()
+        finally:
+            self.step, self._in_body = None, False
 
     def _log(self, step: Step, kind: str) -> None:
         if self._audit is not None and self._loader is not None:

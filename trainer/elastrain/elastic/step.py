@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from elastrain.data.order import Slice
 from elastrain.data.share import Place, Share
+from elastrain.elastic.contract import Phase
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.control import Summed
 
@@ -27,8 +28,8 @@ class Step:
     """Micro-batches whose loop body has begun."""
     done: int = 0
     """Micro-batches that have run backward."""
-    ok: bool = False
-    """Gradients are complete on this rank: the step will be committed at the end of the loop body."""
+    counts: bool = False
+    """Gradients are complete on this rank, and its state can be updated: the step is committed when its body ends."""
     agreed: int | None = None
     """Generation that all ranks switch to after this step."""
     learning: bool = False
@@ -38,9 +39,15 @@ class Step:
     stops: bool = False
     """Training ends with this step: a rank has asked for it."""
 
-    def accept(self, summed: Summed, generation: int) -> None:
-        """The gradients are complete; ``summed``: the control vector of the ranks of ``generation``."""
-        self.ok = True
+    def decide(self, summed: Summed | None, generation: int, *, intact: bool, updatable: bool) -> None:
+        """Decide whether this execution of the step counts, after its last backward; nothing else decides it.
+
+        ``summed``: the control vector of the ranks of ``generation``. ``intact``: the generation had not broken when
+        the sums had arrived. ``updatable``: this rank holds the state that the gradients belong to. Pure.
+        """
+        if self.warm_up or summed is None or not intact or not updatable:
+            return
+        self.counts = True
         self.agreed = summed.agreed(generation)
         self.loss = summed.sums[control.LOSS]
         self.learning = summed.sums[control.LEARNING] > 0
@@ -50,3 +57,14 @@ class Step:
     def complete(self) -> bool:
         """Whether all micro-batches have run backward."""
         return self.done == len(self.parts)
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the loop body."""
+        if self.done == 0:
+            return Phase.FRESH
+        if self.warm_up:
+            return Phase.WARM_UP
+        if not self.complete:
+            return Phase.PARTIAL
+        return Phase.COMMITTED if self.counts else Phase.DISCARDED

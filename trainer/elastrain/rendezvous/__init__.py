@@ -1,4 +1,4 @@
-"""Who trains together: pure decisions (``decide``), the executor (``membership``), torchrun's handler (``torchrun``).
+"""Forms generations: pure decisions (``decide``), the executor (``membership``), torchrun's handler (``torchrun``).
 
 Only ``torchrun`` imports torch.
 """

@@ -1,6 +1,6 @@
-"""Whether etcd can be reached, by what lease and watch report, and what follows from an outage.
+"""Whether etcd is reachable, from the reports of lease and watch, and the consequences of an outage.
 
-A state machine without clock and I/O: its owner feeds it and reads its attributes.
+A state machine without clock or I/O: its owner feeds it and reads its attributes.
 """
 
 from __future__ import annotations
@@ -10,46 +10,45 @@ from elastrain.etcd import EtcdError
 
 
 class Contact:
-    """One member's contact with etcd. ``now``: of any clock that does not go backwards, in seconds."""
+    """One member's contact with etcd. ``now``: seconds of any monotonic clock."""
 
     def __init__(self, lease_ttl: float) -> None:
         self.watching = False
-        """The watch is connected: what etcd shows is the newest."""
+        """The watch is connected: its state is current."""
         self.error: EtcdError | None = None
-        """Why etcd cannot be reached; None: it can, or the reason is not known yet."""
+        """Why etcd is unreachable; None: it is reachable, or the reason is not known yet."""
         self.grace_until = 0.0
-        """Until then members whose leases ran out may return: an outage can keep a lease from being renewed."""
+        """Until then, members with expired leases may return, since an outage prevents renewals."""
         self.fenced: float | None = None
-        """Seconds without a confirmed lease at which this member, alone in its generation, was fenced; None: it is not.
-        Another generation may have been formed: no step may be committed until etcd answers again."""
+        """Seconds without a confirmed lease at which this member, alone in its generation, was fenced; None: never.
+        Another generation may exist, so no step may be committed until etcd answers again."""
         self._lease_ttl = lease_ttl
         self._leased = True
         self._reachable = True
 
     @property
     def reachable(self) -> bool:
-        """Both watch and lease work."""
+        """Whether both watch and lease work."""
         return self._reachable
 
     def watch_reported(self, error: EtcdError | None, connected: bool, now: float) -> bool:
-        """The watch is ``connected``, or ``error`` keeps it from being so. Returns whether
-        :attr:`reachable` changed."""
+        """Note that the watch is ``connected``, or failed with ``error``. Returns whether :attr:`reachable` changed."""
         self.watching = connected
         return self._update(error, now)
 
     def lease_reported(self, error: EtcdError | None, now: float) -> bool:
-        """``error`` keeps the lease from being renewed; None: nothing does. Returns whether
+        """Note that a renewal of the lease failed with ``error``, or succeeded (None). Returns whether
         :attr:`reachable` changed."""
         self._leased = error is None
         return self._update(error, now)
 
     def outage(self, now: float) -> bool:
-        """Whether leases may have run out although their members live."""
+        """Whether leases may have expired although their members live."""
         return not self._reachable or now < self.grace_until
 
     def check_fence(self, seconds: float, generation: Generation | None) -> bool:
-        """Fence the member if its lease was not confirmed for ``seconds`` while it is alone in ``generation``. Returns
-        whether that happened now."""
+        """Fence the member if it is alone in ``generation`` and its lease was not confirmed for ``seconds``. Returns
+        whether this call fenced it."""
         alone = generation is not None and generation.size == 1
         if self._reachable or self.fenced is not None or seconds < self._lease_ttl or not alone:
             return False
@@ -57,7 +56,7 @@ class Contact:
         return True
 
     def fenced_in(self, seconds: float) -> float | None:
-        """Seconds until :meth:`check_fence` is due; None: it is not."""
+        """Seconds until :meth:`check_fence` is due; None: never."""
         return None if self._reachable or self.fenced is not None else self._lease_ttl - seconds
 
     def _update(self, error: EtcdError | None, now: float) -> bool:

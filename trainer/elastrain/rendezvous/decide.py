@@ -1,7 +1,7 @@
-"""Which generation comes next. Pure: the same view, memory and time always give the same action.
+"""Decides on the next generation. Pure: the same view, memory and time always give the same action.
 
-The leader runs :func:`remember` and :func:`decide` on every change; :mod:`elastrain.rendezvous.driver` acts on the
-result. A new leader begins with an empty memory: waits begin anew. Times are seconds of the caller's monotonic clock.
+The leader runs :func:`remember` and :func:`decide` on every change; :mod:`elastrain.rendezvous.driver` executes the
+result. A new leader starts with an empty memory, so waits restart. Times are seconds of the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -13,57 +13,58 @@ from elastrain.jobstate import RegisteredMember
 from elastrain.rendezvous.view import View
 
 MAX_OUTSTANDING = 6
-"""Proposals that may be newer than the oldest generation in force. Ranks carry, with each step, one readiness flag per
-proposal in 8 slots by number modulo 8: the one in force, these, and one slot kept free."""
+"""Most proposals newer than the oldest generation in force. With each step, ranks carry one readiness flag per proposal
+in 8 slots, by number modulo 8: the generation in force, these, and one free slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long the leader waits, in seconds."""
+    """The leader's waits, in seconds."""
 
     settle: float = 3.0
-    """For members that are still warming, so that several joiners make one change; and at the start for more members
+    """For members that are still warming, so that several joiners cause one change; at the start also for more members
     than the least number."""
     adopt: float = 60.0
     """For the newest generation to be adopted before members are added to it."""
     reenter: float = 45.0
-    """For members of a broken generation that live but are not ready (stock torchrun stops its workers first, for up to
+    """For live members of a broken generation that are not ready (stock torchrun first stops its workers, for up to
     30 s)."""
     doubt: float = 0.1
-    """After collectives failed and no loss is known: a killed rank's peers see its sockets close a few
-    milliseconds before its agent has reaped it and said so. Forming the same generation again would be in vain."""
+    """After failed collectives without a known loss: a killed rank's peers see its sockets close a few milliseconds
+    before its agent has reaped it and reported the loss. The same generation, formed again, would break at once."""
     probe: float = 1.0
-    """For the answers of silent members to a probe, before a broken generation with all its members is formed again."""
-    tell: float = 0.25
-    """After a generation was seen to be over and no next one could be formed yet: then its members are told."""
+    """For answers of silent members to a probe, before a broken generation is formed again with all its members."""
+    notify: float = 0.25
+    """From the observed end of a generation until its members are notified, if no next one can be formed."""
     steady: float = 30.0
-    """A generation that lasted so long, or committed a step, was a good one: its end is not one of a series."""
+    """A generation that lasted this long, or committed a step, was healthy: its end does not count as one of a
+    series."""
     backoff: float = 1.0
-    """Pause after the second generation in a row that broke without a step; it doubles with each further one."""
+    """Pause after the second consecutive generation that broke without a step; it doubles with each further one."""
     backoff_max: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionState:
-    """What must be known beyond the view: since when. Made by :func:`remember` only."""
+    """The times that the view does not contain. Made by :func:`remember` only."""
 
     base: int = 0
     """Number of the newest generation seen."""
     base_since: float = 0.0
     change_since: float | None = None
-    """Since when its set of members is not the wanted one, or it is not intact."""
+    """Since when its set of members differs from the desired one, or it is not intact."""
     enough_since: float | None = None
-    """Since when there are ready outsiders (with no generation or an empty one: enough of them)."""
+    """Since when outsiders are ready (without a generation or with an empty one: enough of them)."""
     counted: int = 0
     """Number of the last generation whose end was counted in ``breaks``."""
     counted_step: int = 0
-    """Steps committed by then."""
+    """Committed steps at that time."""
     breaks: int = 0
-    """Generations in a row that ended unplanned without a committed step."""
+    """Consecutive generations that ended unplanned without a committed step."""
     retry_at: float = 0.0
-    """Not before this time after such a series."""
-    untold_since: float | None = None
-    """Since when a generation is over and its members have not been told."""
+    """Earliest time of the next generation after such a series."""
+    unnotified_since: float | None = None
+    """Since when a generation is over whose members have not been notified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Condemn:
-    """Tell the members of these generations that they cannot go on, since no next one can be formed now."""
+    """Notify the members of these generations that they are over, since no next one can be formed now."""
 
     numbers: tuple[int, ...]
     why: str
@@ -84,7 +85,7 @@ class Condemn:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing now; decide again when the view changes, or at ``until``."""
+    """No action now; decide again when the view changes, or at ``until``."""
 
     until: float
     what_for: str
@@ -92,11 +93,11 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """Nothing until the view changes."""
+    """No action until the view changes."""
 
     reason: str
     changes: int = field(default=1, compare=False)
-    """So many changes of members' records, at the least, come before there can be anything to do."""
+    """Least number of changes of members' records before an action is possible."""
 
 
 Action = Propose | Condemn | Wait | Nothing
@@ -113,14 +114,14 @@ def remember(memory: DecisionState, view: View, now: float, timing: Timing = Tim
         memory,
         change_since=(now if memory.change_since is None else memory.change_since) if changed else None,
         enough_since=(now if memory.enough_since is None else memory.enough_since) if enough else None,
-        untold_since=(now if memory.untold_since is None else memory.untold_since) if _untold(view) else None,
+        unnotified_since=_since(memory.unnotified_since, now) if _unnotified(view) else None,
     )
     return memory if view.intact else _count_break(memory, view, now, timing)
 
 
 def _count_break(memory: DecisionState, view: View, now: float, timing: Timing) -> DecisionState:
-    """The newest generation has ended unplanned: is it one of a series?"""
-    replaced = bool(view.leavers or view.joiners) and not view.lost  # stock torchrun breaks one off to admit a member
+    """Count the unplanned end of the newest generation as one of a series, or start a new series."""
+    replaced = bool(view.leavers or view.joiners) and not view.lost  # stock torchrun ends one to admit a member
     if memory.counted == memory.base or replaced:
         return memory
     good = view.step > memory.counted_step or now - memory.base_since >= timing.steady
@@ -130,32 +131,32 @@ def _count_break(memory: DecisionState, view: View, now: float, timing: Timing) 
 
 
 def decide(view: View, memory: DecisionState, now: float, timing: Timing = Timing()) -> Action:
-    """The next thing to do for the job. ``memory`` must come from :func:`remember` with this ``view``."""
+    """The next action for the job. ``memory`` must come from :func:`remember` with this ``view``."""
     if view.leader != view.self_id:
         return Nothing(f"{view.leader or 'no member'} leads")
     action = _next(view, memory, now, timing)
-    untold = _untold(view)
-    if not untold or isinstance(action, Propose):  # a next generation says itself what it replaces
+    unnotified = _unnotified(view)
+    if not unnotified or isinstance(action, Propose):  # a new generation names the ones that it replaces
         return action
-    due = _since(memory.untold_since, now) + timing.tell
+    due = _since(memory.unnotified_since, now) + timing.notify
     if isinstance(action, Wait) and now < due:
         return replace(action, until=min(action.until, due))
-    return Condemn(tuple(untold), "; ".join(dict.fromkeys(untold.values())))
+    return Condemn(tuple(unnotified), "; ".join(dict.fromkeys(unnotified.values())))
 
 
-def _untold(view: View) -> dict[int, str]:
-    return {number: why for number, why in view.condemned.items() if number not in view.told}
+def _unnotified(view: View) -> dict[int, str]:
+    return {number: why for number, why in view.condemned.items() if number not in view.notified}
 
 
 def _next(view: View, memory: DecisionState, now: float, timing: Timing) -> Action:
-    """The next generation, or why there is none now."""
+    """The next generation, or why none is formed now."""
     if view.target is None:
         return Nothing("there is no target yet")
     if view.ended:
         return Nothing("the job has ended")
     behind = view.generation.number - view.in_force if view.generation and view.in_force is not None else 0
     if behind >= MAX_OUTSTANDING:
-        return Nothing(f"generation {view.in_force} is in force, {behind} newer ones wait to be adopted")
+        return Nothing(f"generation {view.in_force} is in force, {behind} newer ones are not adopted yet")
     if view.generation is None or not view.base_alive:
         return _first(view, memory, now, timing)
     if view.target.desired == 0:
@@ -165,10 +166,10 @@ def _next(view: View, memory: DecisionState, now: float, timing: Timing) -> Acti
 
 
 def _first(view: View, memory: DecisionState, now: float, timing: Timing) -> Action:
-    """Nothing trains: there is no generation yet, all members were told to stop, or none of them is left."""
+    """No generation trains: none exists yet, all members were asked to stop, or none of them is left."""
     assert view.target is not None
     if view.target.desired == 0:
-        return Nothing("no members are wanted")
+        return Nothing("no members are desired")
     if (missing := _least(view) - len(view.joiners)) > 0:
         return Nothing(f"{len(view.joiners)} of at least {_least(view)} members are ready", changes=missing)
     if not view.adopted and now < memory.base_since + timing.adopt:
@@ -184,13 +185,13 @@ def _first(view: View, memory: DecisionState, now: float, timing: Timing) -> Act
 def _planned(  # noqa: PLR0911 - one return per rule
     view: View, memory: DecisionState, now: float, timing: Timing, last: bool
 ) -> Action:
-    """The newest generation is whole; is another set of members wanted?"""
+    """The newest generation is intact: change its members if the desired set differs."""
     assert view.target is not None and view.generation is not None
     stayers, joiners = _candidates(view, last)
     if not view.leavers and not joiners:
-        return Nothing(f"generation {view.generation.number} is as wanted")
+        return Nothing(f"generation {view.generation.number} is the desired one")
     if view.unready:
-        # They train. They will be ready when they can be in another generation; until then this one stays.
+        # They train, and become ready when they can enter another generation; until then this one stays.
         return Nothing(f"{_names(view.unready)} must stop training first")
     if view.leavers:
         return _propose_or_stop(view, stayers + joiners, _why(view, joiners))
@@ -218,7 +219,7 @@ def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, la
     if not (view.lost or view.joiners or view.leavers):
         bound = _since(memory.change_since, now) + timing.doubt
         if now < bound:
-            return Wait(bound, "a loss to show")
+            return Wait(bound, "a loss to become known")
     stayers, joiners = _candidates(view, last)
     if memory.breaks >= 2 and now < memory.retry_at:
         # After a loss the survivors continue at once; new members enter when the series of failures is over.
@@ -231,8 +232,8 @@ def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, la
 def _candidates(view: View, last: bool) -> tuple[tuple[RegisteredMember, ...], tuple[RegisteredMember, ...]]:
     """Stayers and joiners of the next generation.
 
-    The last proposal that fits the slots has only members that train: if one of those is lost, the generation in force
-    breaks and no member is bound to it any more, so a dead joiner can never block the last slot.
+    The last proposal that fits the slots contains only members that train: if one of them is lost, the generation in
+    force breaks and no longer binds any member, so a dead joiner can never block the last slot.
     """
     if not last:
         return view.stayers, view.joiners
@@ -278,9 +279,9 @@ def _why(view: View, joiners: tuple[RegisteredMember, ...]) -> str:
     if view.lost:
         return "Lost"
     if view.leavers:
-        told = view.target is not None and any(m.record.worker in view.target.leaving for m in view.leavers)
+        requested = view.target is not None and any(m.record.worker in view.target.leaving for m in view.leavers)
         own = "Replace" if joiners else "Drain"
-        return (view.target.reason or own) if told and view.target else own
+        return (view.target.reason or own) if requested and view.target else own
     return "Grow" if joiners else "Broken"
 
 

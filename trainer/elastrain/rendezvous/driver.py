@@ -1,8 +1,8 @@
-"""The driver: the thread that executes what :class:`~elastrain.rendezvous.machine.MemberMachine` decides.
+"""The driver: the thread that executes the decisions of :class:`~elastrain.rendezvous.machine.MemberMachine`.
 
-It takes what the watch brings, looks, decides, writes, on every change and at every deadline, and probes members that
-fell silent when a generation broke. All state but the inbox is its own. Only the leader hears what others say about
-themselves. While etcd is unreachable no member acts.
+On every change from the watch and at every deadline it updates the view, decides and writes; it probes members that
+fell silent when a generation broke. It owns all state except the inbox. Only the leader receives other members'
+records. While etcd is unreachable no member acts.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 _Item = Batch | Callable[[], None]
-"""What the inbox holds: changes in etcd, or a call to make."""
+"""An entry of the inbox: changes in etcd, or a call to make."""
 
 
 class Driver:
-    """One member's part in the protocol. What is not inside the thread may be called from any other."""
+    """One member's part in the protocol. All public methods may be called from any thread."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Driver:
         clock: Clock,
         sees_all: bool,
     ) -> None:
-        """``own``: the member's record as it is now. ``on_change`` is called from the thread after each new view and
+        """``own``: returns the member's current record. ``on_change`` is called from the thread after each new view and
         each change of :attr:`reachable` or :attr:`fenced`; it must not block."""
         self._client = client
         self._keys = keys
@@ -63,7 +63,7 @@ class Driver:
         self._listed = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
-        # What follows is written by the thread alone.
+        # Only the thread writes the following attributes.
         self._machine = MemberMachine(keys, own(), lease_ttl=lease_ttl, timing=timing, sees_all=sees_all)
         self._view = self._machine.view
         self._rest_until = 0.0
@@ -77,7 +77,7 @@ class Driver:
 
     @property
     def action(self) -> Action | None:
-        """What was decided last."""
+        """The last decision."""
         return self._machine.todo.action if self._machine.todo else None
 
     @property
@@ -87,7 +87,7 @@ class Driver:
 
     @property
     def outage(self) -> EtcdError | None:
-        """Why etcd does not answer; None: it does, or the reason is not known yet."""
+        """Why etcd does not answer; None: it answers, or the reason is not known yet."""
         return self._machine.contact.error
 
     @property
@@ -101,8 +101,8 @@ class Driver:
             return self._viewed.wait_for(lambda: condition(self._view), timeout)
 
     def start(self, lease: Lease, timeout: float) -> None:
-        """Learn the state of the job, then act. Blocks. Raises ``EtcdError`` if that fails or takes longer than
-        ``timeout`` seconds; :meth:`close` is still needed then."""
+        """Read the state of the job, then start. Blocks. Raises ``EtcdError`` if that fails or takes longer than
+        ``timeout`` seconds; call :meth:`close` even then."""
         self._lease = lease
         self._watch = self._client.watch(self._machine.scope, self._on_batch, self._on_watch_state)
         if not self._listed.wait(timeout):
@@ -112,15 +112,15 @@ class Driver:
         self._thread.start()
 
     def wake(self) -> None:
-        """Have the thread look: something has changed."""
+        """Wake the thread after a change."""
         self._inbox.put(_nothing)
 
     def lease_state(self, error: EtcdError | None) -> None:
-        """Note the lease's state: ``error`` keeps it from being renewed; None: nothing does."""
+        """Note the lease's state: ``error`` of its last renewal; None: it succeeded."""
         self._inbox.put(lambda: self._notify(self._machine.contact.lease_reported(error, self._clock())))
 
     def stop(self) -> None:
-        """Begin nothing new. Does not wait."""
+        """Start no further action. Does not wait."""
         self._stopped.set()
         self._inbox.put(None)
 
@@ -160,21 +160,21 @@ class Driver:
                 if not self._may_wait(items):
                     self._step()
             except EtcdError as error:
-                # The watch and the lease report outages to the owner; here it only means: later.
-                log.info("put off: %s", error)
+                # The watch and the lease report outages to the owner; here the action is only postponed.
+                log.info("postponed: %s", error)
                 self._machine.put_off(self._clock())
             except Exception:
                 log.exception("membership step failed")
                 self._machine.put_off(self._clock())
 
     def _may_wait(self, items: Sequence[_Item | None]) -> bool:
-        """Only records of members have changed, too few to matter: wait a moment for more."""
+        """Whether only members' records have changed, and too few for a decision: then wait for more."""
         if not items or not all(isinstance(item, Batch) for item in items):
             return False
         return self._machine.may_wait(self._clock())
 
     def _next_items(self) -> list[_Item | None]:
-        """All that is in the inbox, after waiting for the first of it until the next deadline."""
+        """All entries of the inbox, after waiting for the first one until the next deadline."""
         items: list[_Item | None] = []
         try:
             items.append(self._inbox.get(timeout=self._seconds_to_next_deadline()))
@@ -226,7 +226,7 @@ class Driver:
             self._watch.move(self._machine.scope)
 
     def _look(self, record: Member, now: float) -> None:
-        """Update the view by the findings of probes; start the probes that are due."""
+        """Update the view with the results of probes; start the probes that are due."""
         found = self._answers.of(record.id)
         self._machine.look(record, *found, self._seconds_unconfirmed(), now)
         self._probes.ask(self._machine.to_probe(record, self._answers, now))

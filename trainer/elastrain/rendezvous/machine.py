@@ -1,7 +1,7 @@
-"""One member between two answers of etcd: the view it has, the transaction it sends next, when it looks again.
+"""One member between two answers of etcd: its view, its next transaction, and its next deadline.
 
-No threads, sockets or clock: :class:`~elastrain.rendezvous.driver.Driver` feeds it and executes the result, and so does
-the simulation (``tests/sim``). Times are seconds of the caller's monotonic clock.
+No threads, sockets or clock: :class:`~elastrain.rendezvous.driver.Driver` feeds it and executes the result, as does the
+simulation (``tests/sim``). Times are seconds of the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from elastrain.rendezvous.suspicion import Answers, Silent, whom_to_probe
 from elastrain.rendezvous.view import View
 
 RETRY_SECONDS = 0.5
-"""After a failed call to etcd nothing is written for so long."""
+"""Seconds without a write after a failed call to etcd."""
 
 
 class MemberMachine:
-    """For one thread. ``own`` is always the member's record as it should be in etcd."""
+    """One member's state machine, for one thread. ``own`` is always the member's record as it should be in etcd."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class MemberMachine:
         self.view = View(self_id=own.id, complete=False)
         self.todo: Todo | None = None
         self.scope: tuple[Range, ...] = self.protocol.scope(own)
-        """What to watch now."""
+        """The ranges to watch now."""
         self._keys = keys
         self._lease_ttl = lease_ttl
         self._retry_at = 0.0
@@ -46,11 +46,11 @@ class MemberMachine:
 
     # ---- what comes from etcd --------------------------------------------------------------------------------------
     def take(self, batch: Batch, own: Member, now: float) -> bool:
-        """Take over changes from the watch. Returns whether the own record is gone although the member lives: its lease
-        ran out unnoticed, or another client deleted the key."""
+        """Apply changes from the watch. Returns whether the own record is gone although the member lives: its lease
+        expired unnoticed, or another client deleted the key."""
         self.protocol.take(batch, outage=self.contact.outage(now))
         key, views = self._keys.member(own.id), self.protocol.views
-        # The key may also have gone before this watch began: then only a list of all members shows it.
+        # The key may also have vanished before this watch started: then only a list of all members shows it.
         absent = batch.snapshot and views.complete and own.id not in views.state.members
         return absent or any(isinstance(e, Delete) and e.key == key for e in batch.events)
 
@@ -60,7 +60,7 @@ class MemberMachine:
 
     # ---- a look, and what follows ----------------------------------------------------------------------------------
     def may_wait(self, now: float) -> bool:
-        """Whether the last changes are too few to matter and may be left until more have come."""
+        """Whether the last changes are too few for a decision and may wait for more."""
         if not self.protocol.may_wait:
             return False
         self._look_at = self._look_at or now + LONGEST_REST
@@ -69,7 +69,7 @@ class MemberMachine:
     def look(
         self, own: Member, suspects: frozenset[str], unsure: frozenset[str], unconfirmed: float, now: float
     ) -> None:
-        """Update :attr:`view` and the fence. ``suspects``, ``unsure``: findings of probes; ``unconfirmed``: seconds
+        """Update :attr:`view` and the fence. ``suspects``, ``unsure``: results of probes; ``unconfirmed``: seconds
         since etcd last confirmed the lease."""
         self._look_at = None
         self.protocol.bridge(outage=self.contact.outage(now))
@@ -77,13 +77,13 @@ class MemberMachine:
         self.contact.check_fence(unconfirmed, self.protocol.views.known(own.generation))
 
     def to_probe(self, own: Member, answers: Answers, now: float) -> Sequence[Silent]:
-        """Members to be probed now; ``answers`` counts them as asked."""
+        """Members to be probed now; ``answers`` counts them as probed."""
         view = self.view
         known = {m.id for m in view.members} if self.protocol.leads(own) and view.complete else None
         return answers.due(whom_to_probe(view, own, self.protocol.views.leader), known, now)
 
     def next(self, own: Member, lease: int, now: float) -> Todo | None:
-        """What to do about the view; None while etcd does not answer, or just after a failed call."""
+        """The next action for the view; None while etcd does not answer, or just after a failed call."""
         if not (self.contact.watching and self.contact.reachable):
             return None
         self.todo = self.protocol.next(self.view, own, lease, now)
@@ -95,10 +95,10 @@ class MemberMachine:
         return before != self.scope
 
     def deadlines(self, unconfirmed: float, now: float) -> Iterator[float]:
-        """When to look again even if nothing happens; the earliest counts.
+        """When to run again even without a change; the earliest counts.
 
-        Deadlines that cannot be acted on while etcd is away are left out: a time that has passed would make the caller
-        look again without pause until etcd answers.
+        Deadlines that need etcd are left out while it is away: a deadline in the past would make the caller spin until
+        etcd answers.
         """
         yield now + self._lease_ttl
         if self.todo is not None and self.todo.until is not None and self.contact.watching and self.contact.reachable:

@@ -1,8 +1,8 @@
 """A member of a job: one object per agent.
 
-It holds the lease and the member's record; its :class:`~elastrain.rendezvous.driver.Driver` plays the member's part in
-the protocol. Its owner changes the own record by :meth:`Membership.update` and reads :attr:`Membership.view`, which
-``on_change`` announces.
+It holds the lease and the member's record; its :class:`~elastrain.rendezvous.driver.Driver` executes the member's part
+of the protocol. The owner changes the member's record by :meth:`Membership.update` and reads :attr:`Membership.view`,
+which ``on_change`` announces.
 
     changed = threading.Event()
     member = Membership(client, keys, worker="digits-0", address="10.0.0.7", slots=1, on_change=changed.set)
@@ -11,9 +11,9 @@ the protocol. Its owner changes the own record by :meth:`Membership.update` and 
     changed.wait(60)
     member.update(generation=member.view.generation.number)
 
-Cost: a member writes its own key per change of its own state; the leader adds one transaction per generation, of which
-every member receives once. Only the leader watches the other members' records. While etcd is unreachable no member acts
-and :meth:`update` still returns at once: the newest record is written when etcd is back.
+Cost: a member writes its key once per change of its state; the leader adds one transaction per generation, and every
+member receives the generation once. Only the leader watches the other members' records. While etcd is unreachable no
+member acts, and :meth:`update` still returns at once: the newest record is written when etcd returns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Membership:
-    """This process as a member of a job. All methods are thread-safe and, but for the noted ones, do not block."""
+    """This process as a member of a job. All methods are thread-safe and, unless noted, do not block."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class Membership:
         """``on_change`` is called after each new :attr:`view` and each change of :attr:`reachable` or :attr:`fenced`,
         from a thread of the membership; it must not block.
 
-        ``sees_all``: :attr:`view` has all members although another one leads. That costs every member an event per
-        change of any member.
+        ``sees_all``: :attr:`view` contains all members even if another one leads, at the cost of one event per change
+        of any member.
         """
         self.keys = keys
         self.lease_ttl = lease_ttl
@@ -85,7 +85,7 @@ class Membership:
 
     @property
     def record(self) -> Member:
-        """The own record as last updated here (etcd may not have it yet)."""
+        """This member's record as last updated (etcd may not have it yet)."""
         return self._record
 
     @property
@@ -95,22 +95,22 @@ class Membership:
 
     @property
     def action(self) -> Action | None:
-        """What was decided last, and why: for logs and error messages."""
+        """The last decision and its reason, for logs and error messages."""
         return self._driver.action
 
     @property
     def reachable(self) -> bool:
-        """Whether etcd answers; if not, :attr:`view` is from before."""
+        """Whether etcd answers; if not, :attr:`view` is outdated."""
         return self._driver.reachable
 
     @property
     def outage(self) -> EtcdError | None:
-        """Why etcd does not answer; None: it does, or the reason is not known yet."""
+        """Why etcd does not answer; None: it answers, or the reason is not known yet."""
         return self._driver.outage
 
     @property
     def fenced(self) -> float | None:
-        """Seconds without a confirmed lease at which this member, alone in its generation, was fenced; None: it is not.
+        """Seconds without a confirmed lease at which this member, alone in its generation, was fenced; None: never.
         No step may be committed until etcd answers again."""
         return self._driver.fenced
 
@@ -119,7 +119,7 @@ class Membership:
         return self._driver.wait_for(condition, timeout)
 
     def start(self, timeout: float = 10.0) -> None:
-        """Register, and learn the state of the job. Blocks.
+        """Register, and read the state of the job. Blocks.
 
         Raises ``EtcdUnavailable`` or ``EtcdDenied`` if that fails, or takes longer than ``timeout`` seconds.
         """
@@ -136,10 +136,10 @@ class Membership:
             raise
 
     def update(self, **changes: Any) -> Member:
-        """Change fields of the own record (``phase``, ``store_port``, ``generation``, ``step``, ``broken``, ...).
+        """Change fields of this member's record (``phase``, ``store_port``, ``generation``, ``step``, ``broken``, ...).
 
-        Returns the record. Raises ``pydantic.ValidationError`` for a value that the record does not allow, and
-        ``ValueError`` for ``id``: see :meth:`reincarnate`.
+        Returns the record. Raises ``pydantic.ValidationError`` for an invalid value, and ``ValueError`` for ``id``: see
+        :meth:`reincarnate`.
         """
         if "id" in changes:
             raise ValueError("a member's id changes by reincarnate() only")
@@ -149,7 +149,8 @@ class Membership:
             return self._record
 
     def reincarnate(self, **changes: Any) -> Member:
-        """Leave under the old id and register under a new one, warming, in no generation: the ranks were restarted."""
+        """After a restart of the ranks: leave under the old id and register under a new one, warming, in no
+        generation."""
         with self._lock:
             old = self._record
             fresh = {
@@ -168,12 +169,12 @@ class Membership:
             return self._record
 
     def publish(self, progress: Progress) -> None:
-        """Write ``progress``, at most once a second; of several, the newest."""
+        """Write ``progress``, at most once a second; the newest replaces the others."""
         self._progress.put(self.id, progress)
         self._driver.wake()
 
     def flush(self, timeout: float) -> bool:
-        """Wait until etcd has the own record and the progress; False if that took longer than ``timeout`` seconds.
+        """Wait until etcd has this member's record and the progress; False after ``timeout`` seconds.
 
         Raises ``EtcdDenied`` if etcd refuses the write.
         """
@@ -191,11 +192,11 @@ class Membership:
         return self._lease.seconds_since_confirmed() if self._lease is not None else 0.0
 
     def leave(self) -> None:
-        """Delete the own key at once and stop. Blocks for a few seconds at most; a second call does nothing."""
+        """Delete this member's key at once and stop. Blocks for a few seconds at most; a second call does nothing."""
         self._close(revoke=True)
 
     def close(self) -> None:
-        """Stop without a word: to the others this member is dead when its lease has run out."""
+        """Stop without deleting the key: for other members this one is dead when its lease has expired."""
         self._close(revoke=False)
 
     def _close(self, *, revoke: bool) -> None:
@@ -214,7 +215,7 @@ class Membership:
             self._driver.wake()
 
     def _on_regained(self) -> None:
-        log.warning("the lease of %s had run out; registered again under the same id", self.id)
+        log.warning("the lease of %s had expired; registered again under the same id", self.id)
 
 
 def _new_id(worker: str) -> str:
@@ -222,4 +223,4 @@ def _new_id(worker: str) -> str:
 
 
 def _ignore() -> None:
-    """For a membership whose owner polls."""
+    """The callback of a membership whose owner polls."""

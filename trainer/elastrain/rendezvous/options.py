@@ -1,4 +1,4 @@
-"""What a user may tell the torchrun handler by ``--rdzv-conf key=value,...``."""
+"""The options of the torchrun handler: ``--rdzv-conf key=value,...``."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ BACKEND = "etcd-v3"
 
 @dataclass(frozen=True)
 class Options:
-    """What ``--rdzv-conf key=value,...`` may say. Values arrive as strings."""
+    """The options of ``--rdzv-conf key=value,...``. Values arrive as strings."""
 
     namespace: str = "default"
-    """First part of the job's place in etcd."""
+    """First part of the job's prefix in etcd."""
     uid: str = "torchrun"
-    """Last part of the job's place in etcd; the middle one is ``--rdzv-id``."""
+    """Last part of the job's prefix in etcd; the middle one is ``--rdzv-id``."""
     username: str = ""
     password_file: str = ""
     ca: str = ""
-    """CA certificate file (PEM); set: TLS."""
+    """CA certificate file (PEM); enables TLS."""
     cert: str = ""
     key: str = ""
     lease_ttl: int = names.DEFAULT_LEASE_TTL
     """Seconds after which a silent agent counts as lost."""
     connect_timeout: float = 15.0
-    """Seconds to go on trying to reach etcd at the start."""
+    """Seconds for which the start retries to reach etcd."""
     join_timeout: float = 600.0
     """Seconds to wait for a generation that includes this agent."""
     settle: float = 3.0
@@ -37,9 +37,9 @@ class Options:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], environ: Mapping[str, str]) -> Self:
-        """From torchrun's options; what they leave out, from ``ELASTRAIN_*``.
+        """From torchrun's options; absent ones come from ``ELASTRAIN_*``.
 
-        Raises ``ValueError`` naming the option that is unknown or has a wrong value.
+        Raises ``ValueError`` naming an option that is unknown or has an invalid value.
         """
         values: dict[str, Any] = {
             "namespace": environ.get(names.ENV_NAMESPACE) or cls.namespace,
@@ -53,7 +53,7 @@ class Options:
         kinds = {name: type(getattr(cls(), name)) for name in cls.__dataclass_fields__}
         for name, value in config.items():
             if name == "timeout":
-                continue  # torchrun always sends it; it is not an option of ours
+                continue  # torchrun always sends it; it is not an option of this handler
             if name not in kinds:
                 raise ValueError(f"--rdzv-conf: {name!r} is not an option of {BACKEND}; there are: {', '.join(kinds)}")
             try:

@@ -1,4 +1,4 @@
-"""Is that agent alive? Asked over TCP when a generation broke, so that a dead one is known before its lease ends.
+"""Probes agents over TCP when a generation broke, so that a dead one is detected before its lease expires.
 
 The answer is one line, ``elastrain <member id>``, sent on each connection.
 """
@@ -13,21 +13,21 @@ from enum import Enum
 
 GREETING = "elastrain "
 TIMEOUT = 0.5
-"""Seconds for connection and answer together are at most twice this."""
+"""Seconds for the connection and again for the answer."""
 
 
 class Evidence(Enum):
-    """What a probe shows about a member."""
+    """The result of a probe."""
 
     ALIVE = "alive"
     DEAD = "dead"
     """The host refuses the connection, or another member answers."""
     NONE = "none"
-    """No answer: a slow host, a lost packet or a cut network look the same. The lease decides."""
+    """No answer: a slow host, a lost packet and a cut network are indistinguishable. The lease decides."""
 
 
 def probe(address: str, port: int, member_id: str, *, timeout: float = TIMEOUT) -> Evidence:
-    """Ask the agent at ``address:port`` whether it is ``member_id``."""
+    """Probe the agent at ``address:port`` for ``member_id``."""
     try:
         with socket.create_connection((address, port), timeout=timeout) as connection:
             connection.settimeout(timeout)
@@ -43,10 +43,10 @@ def probe(address: str, port: int, member_id: str, *, timeout: float = TIMEOUT) 
 
 
 class ProbeServer:
-    """Answers probes from one thread, for as long as the process lives."""
+    """Answers probes from one thread while the process lives."""
 
     def __init__(self, member_id: Callable[[], str], host: str = "") -> None:
-        """``member_id``: this agent's id at the time of the question. ``host``: interface to listen on; empty: all.
+        """``member_id``: returns this agent's current id. ``host``: interface to listen on; empty: all.
 
         Raises ``OSError`` if it cannot listen.
         """
@@ -62,7 +62,7 @@ class ProbeServer:
                 connection, _ = self._socket.accept()
             except OSError:
                 return  # closed
-            with connection, contextlib.suppress(OSError):  # the asker has gone: its loss
+            with connection, contextlib.suppress(OSError):  # the client has disconnected
                 connection.settimeout(TIMEOUT)
                 connection.sendall(f"{GREETING}{self._member_id()}\n".encode())
 

@@ -1,4 +1,4 @@
-"""The job's ``progress`` on its way to etcd: the newest that rank 0's agent was given, now and then."""
+"""Writes the job's ``progress`` to etcd: the newest report of rank 0, at intervals."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from elastrain.etcd import EtcdClient, EtcdError, Transaction
 INTERVAL = 1.0
 """Least seconds between two writes."""
 _WRITE_SECONDS = 2.0
-"""Bound of one write."""
+"""Seconds for one write."""
 
 
 class ProgressPost:
-    """Holds what is to be written, and writes it. Thread-safe; times are the caller's monotonic seconds."""
+    """Holds the next report and writes it. Thread-safe; times are the caller's monotonic seconds."""
 
     def __init__(self, client: EtcdClient, keys: JobKeys) -> None:
         self._client, self._keys = client, keys
@@ -25,22 +25,22 @@ class ProgressPost:
 
     @property
     def due(self) -> float | None:
-        """When what waits may be written; None if nothing waits."""
+        """When the pending report may be written; None if none is pending."""
         return self._not_before if self._waiting is not None else None
 
     def put(self, member: str, progress: Progress) -> None:
-        """To be written by ``member``, in place of what still waits."""
+        """Replace the pending report, of ``member``."""
         with self._lock:
             self._waiting = member, progress
 
     def write_if_due(self, now: float) -> None:
-        """Raises :class:`EtcdError`; what could not be written still waits then."""
+        """Raises :class:`EtcdError`; the report then stays pending."""
         if now >= self._not_before and self._waiting is not None:
             self._not_before = now + INTERVAL
             self.write_now(_WRITE_SECONDS)
 
     def write_now(self, timeout: float) -> None:
-        """Write what waits within ``timeout`` seconds. Raises as :meth:`write_if_due` does.
+        """Write the pending report within ``timeout`` seconds. Raises as :meth:`write_if_due` does.
 
         All members watch ``closed``, which reports the end; only the leader watches the steps until then.
         """

@@ -1,7 +1,8 @@
-"""One member's part in the protocol, without I/O: records and time go in, what to watch, read and write comes out.
+"""One member's part in the protocol, without I/O: records and time in; ranges to watch, reads and writes out.
 
-:class:`~elastrain.rendezvous.driver.Executor` executes it for an agent, ``bench/rendezvous.py`` for thousands of
-members in one process. The writes are transactions that name what must not have changed, so a stale one does nothing.
+:class:`~elastrain.rendezvous.driver.Driver` executes it for an agent, ``bench/rendezvous.py`` for thousands of members
+in one process. The writes are transactions with conditions on the records that they depend on: a stale one has no
+effect.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from elastrain.rendezvous.view import View
 from elastrain.rendezvous.view_builder import ViewBuilder
 
 _AGAIN_SECONDS = 2.0
-"""A transaction of which nothing has come is tried again after so long."""
+"""Seconds after which a transaction without a visible effect is retried."""
 LONGEST_REST = 0.25
-"""Seconds for which news are collected at most, rather than looked at one by one."""
+"""Most seconds for which changes are collected instead of processed one by one."""
 _RESTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Todo:
-    """What to do now. Execute it, then call again after the next change from the watch, or at ``until``."""
+    """The next action. Execute it, then call again after the next change from the watch, or at ``until``."""
 
     action: Action
-    """What was decided for the job, and why."""
+    """The decision for the job, and its reason."""
     transaction: Transaction | None = None
     what: str = ""
     """Completes "tried to ..."."""
@@ -41,10 +42,11 @@ class Todo:
 
 
 class MemberProtocol:
-    """Not thread-safe. ``own`` is always the member's record as it should be in etcd, ``lease`` the id of its lease."""
+    """One member's part in the protocol. Not thread-safe. ``own`` is always the member's record as it should be in
+    etcd, ``lease`` the id of its lease."""
 
     def __init__(self, keys: JobKeys, timing: Timing, *, sees_all: bool = False) -> None:
-        """``sees_all``: watch all records even while another member leads."""
+        """``sees_all``: watch all records even if another member leads."""
         self.keys = keys
         self.views = ViewBuilder(keys)
         self._timing = timing
@@ -62,7 +64,7 @@ class MemberProtocol:
         return self.views.leader is not None and self.views.leader.member == own.id
 
     def scope(self, own: Member) -> tuple[Range, ...]:
-        """What to watch now. In a small job every member watches all records: the judgement of health needs them."""
+        """The ranges to watch now. In a small job every member watches all records: the health check needs them."""
         target = self.views.state.target
         small = target is not None and target.max <= roster.INLINE
         everywhere = self._sees_all or small or self.leads(own)
@@ -72,7 +74,7 @@ class MemberProtocol:
         return self._scope
 
     def take(self, batch: Batch, *, outage: bool = False) -> None:
-        """What the watch reports. ``outage``: etcd was away; a key that vanished says nothing yet."""
+        """Apply a batch from the watch. ``outage``: etcd was away, so a vanished key proves nothing yet."""
         members = self.keys.members
         others = batch.snapshot or any(not _key_of(event).startswith(members) for event in batch.events)
         self._news += self._needed if others else len(batch.events)
@@ -80,27 +82,27 @@ class MemberProtocol:
 
     @property
     def may_wait(self) -> bool:
-        """The changes since :meth:`next` are too few to change its answer. The leader of a large job that gathers
-        need not look at all its members again for each of them."""
+        """Whether the changes since :meth:`next` are too few to change its result. The leader of a large job thus need
+        not examine all members again for each joiner."""
         return self._news < self._needed
 
     def found(self, own: Member, key: str, kv: KeyValue | None) -> None:
-        """What :attr:`Todo.part` holds."""
+        """The content of the key :attr:`Todo.part`."""
         self.views.found(own.id, key, kv)
 
     def bridge(self, *, outage: bool) -> None:
-        """During an outage and for a lease's time after it, members without a key are missing; then they are lost."""
+        """During an outage and one lease TTL after it, members without a key count as missing; then as lost."""
         if not outage:
             self.views.drop_missing()
         elif self.views.complete and self.views.generation is not None:
             self.views.expect(self.views.generation)
 
     def look(self, own: Member, suspects: frozenset[str], unsure: frozenset[str]) -> View:
-        """The job as this member sees it."""
+        """This member's view of the job."""
         return self.views.view(own.id, suspects, unsure)
 
     def next(self, view: View, own: Member, lease: int, now: float) -> Todo:
-        """What to do about ``view``. Call it only while etcd answers."""
+        """The next action for ``view``. Call it only while etcd answers."""
         self._news, self._needed = 0, 1
         if view.complete:
             self._memory = remember(self._memory, view, now, self._timing)
@@ -126,7 +128,7 @@ class MemberProtocol:
         return Todo(action, transaction, what, part, min((t for t in times if t is not None), default=None))
 
     def tried(self, transaction: Transaction, now: float) -> None:
-        """It was sent and answered; what came of it is for the watch to say."""
+        """The transaction was sent and answered; the watch shows its effect."""
         self._tried = (transaction, now)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
@@ -155,7 +157,7 @@ class MemberProtocol:
         return Transaction(unchanged, ((self.keys.leader, leader.encode()),), lease=lease)
 
     def _proposal(self, view: View, action: Propose) -> Transaction:
-        """The generation and its members, at once: a leader that dies leaves all of it or nothing."""
+        """The generation and its members in one transaction: a leader that dies leaves all of it or nothing."""
         keys, generation = self.keys, action.generation
         parts = ((keys.roster(generation.number, i), p.encode()) for i, p in enumerate(roster.split(generation)))
         oldest = generation.number - roster.KEPT
@@ -167,9 +169,9 @@ class MemberProtocol:
 
 
 def rest_after(busy: float) -> float:
-    """Seconds from one look at the job to the next, where the look took ``busy`` seconds of processor time.
+    """Seconds until the next evaluation of the job, after one that took ``busy`` seconds of processor time.
 
-    That is milliseconds for the leader of a large job, which so spends a fifth of its time looking, at the most.
+    For the leader of a large job that is milliseconds: it spends at most a fifth of its time on evaluations.
     """
     return min(LONGEST_REST, (1 + _RESTS) * busy)
 

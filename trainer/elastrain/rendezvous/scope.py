@@ -17,8 +17,8 @@ def everything(keys: JobKeys) -> tuple[Range, ...]:
 def own_part(keys: JobKeys, member_id: str) -> tuple[Range, ...]:
     """The scope of all other members: without the records of other members.
 
-    ``closed``, ``generation`` and the keys below that one are neighbours, so one watch does for them. The own key is
-    watched for its loss only. Progress is written every second and read once: it tells how far training has come.
+    ``closed``, ``generation`` and the keys below it are neighbours, so one watch covers them. The member's own key is
+    watched for deletions only. Progress is written every second and read once, for the number of committed steps.
     """
     return (
         Range(keys.closed, end=keys.generation + "0"),

@@ -1,4 +1,4 @@
-"""Which members look dead before their lease says so: who probes whom, and for how long an answer counts."""
+"""Detects dead members before their leases expire: which member probes which, and how long an answer counts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from elastrain.rendezvous.probe import Evidence, probe
 from elastrain.rendezvous.view import View
 
 REPEAT_SECONDS = 2.0
-"""A silent member is asked again after so long, while its generation stays broken."""
+"""Seconds after which a silent member is probed again, while its generation stays broken."""
 
 
 @dataclass(slots=True)
 class _Answer:
-    evidence: Evidence | None  # None: not there yet
+    evidence: Evidence | None  # None: not answered yet
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """A member that may be dead, and where it answers if it is not."""
+    """A member that may be dead, and the address at which it answers probes."""
 
     id: str
     address: str
@@ -31,11 +31,11 @@ class Silent:
 
 
 def whom_to_probe(view: View, own: Member, leader: Leader | None) -> tuple[Silent, ...]:
-    """Members to ask, when a generation is broken. Pure.
+    """The members to probe when a generation is broken. Pure.
 
-    The leader asks all of that generation, and of the newest one, that did not say themselves that it broke. The first
-    few others, if their own collectives broke, ask the leader only. So N members cost O(N) probes, and a dead leader is
-    found, then the next one, then the rest.
+    The leader probes all members of that generation, and of the newest one, that did not report the failure themselves.
+    The first few other members, if their own collectives failed, probe only the leader. So N members cost O(N) probes;
+    a dead leader is detected first, then its successor detects the rest.
     """
     if view.generation is None:
         return ()
@@ -55,7 +55,7 @@ def whom_to_probe(view: View, own: Member, leader: Leader | None) -> tuple[Silen
 
 
 def place_in(generation: Generation | None, member_id: str) -> int | None:
-    """Where in the order of its members, from 0; exact where all have as many ranks."""
+    """Index in the order of its members, from 0; exact if all have the same number of ranks."""
     place = generation.member(member_id) if generation else None
     return place.rank_offset // place.slots if place else None
 
@@ -65,17 +65,17 @@ def _silent(record: Member) -> Silent:
 
 
 class Answers:
-    """What probes have found, and which are due. Pure but for its own state."""
+    """The results of probes, and which probes are due. Pure except for its own state."""
 
     def __init__(self, lease_ttl: float) -> None:
         self.repeat_at: float | None = None
-        """When silent members are to be asked again; None: there are none."""
+        """When silent members are to be probed again; None: there are none."""
         self._lifetime = 2.0 * lease_ttl  # by then the lease has decided
         self._answers: dict[str, _Answer] = {}
 
     def due(self, wanted: Sequence[Silent], known: Container[str] | None, now: float) -> list[Silent]:
-        """Those of ``wanted`` to be asked now; they count as asked. Forgets old answers, and those of members that are
-        not among the ``known`` (None: not known)."""
+        """The members of ``wanted`` to be probed now; they count as probed. Forgets old answers, and those of members
+        that are not among the ``known`` (None: unknown)."""
         for member_id, answer in list(self._answers.items()):
             old = answer.evidence is not None and now >= answer.at + self._lifetime
             if old or (known is not None and member_id not in known):
@@ -86,11 +86,11 @@ class Answers:
         return found
 
     def heard(self, member_id: str, evidence: Evidence, now: float) -> None:
-        """The answer of a member that was asked."""
+        """The answer of a probed member."""
         self._answers[member_id] = _Answer(evidence, now)
 
     def of(self, self_id: str) -> tuple[frozenset[str], frozenset[str]]:
-        """Ids of members that were found dead, and of members whose answer is awaited."""
+        """Ids of members found dead, and of members whose answer is pending."""
         dead = frozenset(i for i, a in self._answers.items() if a.evidence is Evidence.DEAD and i != self_id)
         unsure = frozenset(i for i, a in self._answers.items() if a.evidence is None)
         return dead, unsure
@@ -103,7 +103,7 @@ class Answers:
 
 
 class Probes:
-    """Asks members in threads of its own; ``answered`` gets member id and evidence from them."""
+    """Probes members in its own threads, which call ``answered`` with member id and evidence."""
 
     def __init__(self, answered: Callable[[str, Evidence], None]) -> None:
         self._answered = answered

@@ -2,13 +2,13 @@
 
     torchrun --rdzv-backend=etcd-v3 --rdzv-endpoint=HOST:PORT --nnodes=1:4 script.py
 
-Each torchrun agent is a member of the job, by the same records and the same decisions as elastrain's own agents; see
-``docs/rendezvous.md``. Differences of a stock agent: its ranks live for one generation only, so it is ``ready`` just
-while it is inside :meth:`EtcdV3RendezvousHandler.next_rendezvous`, and going in there breaks its generation for all.
+Each torchrun agent is a member of the job, with the same records and decisions as elastrain's own agents; see
+``docs/rendezvous.md``. Differences of a stock agent: its ranks live for one generation only, so it is ``ready`` only
+inside :meth:`EtcdV3RendezvousHandler.next_rendezvous`, and calling that breaks its generation for all members.
 
-Before it becomes ready, an agent opens a *fresh* TCP store. The store of a generation's first member is what torch's
-agents and the ranks meet at (``use_agent_store``): torch puts no attempt number before the keys of ranks, so a store
-that had seen an earlier generation would hand them stale addresses.
+Before it becomes ready, an agent opens a *fresh* TCP store. torch's agents and the ranks meet at the store of a
+generation's first member (``use_agent_store``). torch does not prefix the keys of ranks with an attempt number, so a
+store from an earlier generation would give them stale addresses.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from elastrain.rendezvous.view import View
 log = logging.getLogger(__name__)
 
 TARGET_REASON = "Torchrun"
-"""Marks a target that a torchrun agent wrote, as opposed to an operator."""
+"""Marks a target that a torchrun agent wrote, not an operator."""
 _NO_ID = "none"
-"""What torchrun calls a run whose ``--rdzv-id`` was not given."""
+"""torchrun's name for a run without ``--rdzv-id``."""
 _CLOSED_SECONDS = 600
 _WAKE_SECONDS = 1.0
 
@@ -60,8 +60,8 @@ def handler_factory() -> Any:
 
 
 def create_handler(params: RendezvousParameters) -> EtcdV3RendezvousHandler:
-    """A handler for torchrun's parameters; etcd and job that they do not name are those of the worker that torchrun
-    runs in (``ELASTRAIN_*``). Raises ``ValueError`` for wrong ones; connects later."""
+    """A handler for torchrun's parameters; etcd and job default to those of the surrounding worker (``ELASTRAIN_*``).
+    Raises ``ValueError`` for invalid parameters; connects later."""
     options = Options.of(params.config, os.environ)
     if params.run_id == _NO_ID:
         params.run_id = os.environ.get(names.ENV_JOB) or _NO_ID
@@ -69,7 +69,7 @@ def create_handler(params: RendezvousParameters) -> EtcdV3RendezvousHandler:
         raise ValueError(f"--rdzv-id={params.run_id!r} must not contain '/'")
     endpoints = params.endpoint or os.environ.get(names.ENV_ETCD_ENDPOINTS, "")
     if not endpoints:
-        raise ValueError(f"--rdzv-endpoint=HOST:PORT: say where etcd is, here or by ${names.ENV_ETCD_ENDPOINTS}")
+        raise ValueError(f"--rdzv-endpoint=HOST:PORT: give etcd's address, here or by ${names.ENV_ETCD_ENDPOINTS}")
     config = EtcdConfig.of(
         endpoints,
         username=options.username,
@@ -98,7 +98,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._member: Membership | None = None
         self._probes: ProbeServer | None = None
         self._served: TCPStore | None = None  # the store that this agent serves in this round
-        self._generation = 0  # the one that this agent's ranks run in
+        self._generation = 0  # the generation of this agent's ranks
 
     # ---- torch's contract ------------------------------------------------------------------------------------------
     def get_backend(self) -> str:
@@ -109,15 +109,15 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """True: ranks meet at the store of the generation's first member, whose address their agent gives them."""
+        """True: ranks meet at the store of the generation's first member; their agent passes its address."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Join the next generation. Returns when all its members are known to have joined.
+        """Join the next generation. Returns when all its members have joined.
 
         Raises ``RendezvousConnectionError`` (etcd), ``RendezvousClosedError`` (the job is over) and
-        ``RendezvousTimeoutError`` (saying what was waited for). An agent that is told to leave ends the process, code
-        0: torch 2.13 fails on its own ``RendezvousGracefulExitError``.
+        ``RendezvousTimeoutError`` (naming the awaited event). An agent that is asked to leave ends the process with
+        code 0: torch 2.13 fails on its own ``RendezvousGracefulExitError``.
         """
         member = self._connect()
         deadline = time.monotonic() + self._options.join_timeout
@@ -142,8 +142,8 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._close("Closed", "set_closed() was called")
 
     def num_nodes_waiting(self) -> int:
-        """More than 0 makes torch restart this agent's ranks: when a member that fits waits, when one of the generation
-        is lost, leaves or has broken it off, when it was replaced, or when the job failed. Never blocks."""
+        """More than 0 makes torch restart this agent's ranks: if a member that fits waits, if one of the generation is
+        lost, leaves or has ended it, if the generation was replaced, or if the job failed. Never blocks."""
         if self._member is None or not self._generation:
             return 0
         view = self._member.view
@@ -156,7 +156,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
     def shutdown(self) -> bool:
         """torch calls this when the agent ends, but not on a signal: a leave is not the end of the job.
 
-        The job is over if the ranks have finished, or failed for good; not if this agent failed to join.
+        The job is over if the ranks have finished or failed permanently; not if this agent failed to join.
         """
         error = sys.exc_info()[1]
         if self._member is None:
@@ -186,7 +186,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
             except EtcdUnavailable as error:
                 if time.monotonic() >= deadline:
                     raise RendezvousConnectionError(f"{error} (for {self._options.connect_timeout:g} s)") from error
-                log.warning("%s; trying again", error)
+                log.warning("%s; retrying", error)
                 time.sleep(0.5)
 
     def _register(self) -> Membership:
@@ -217,7 +217,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         return member
 
     def _publish_target(self, client: EtcdClient) -> None:
-        """Write the target if there is none. One that an earlier run left behind is replaced, an operator's never."""
+        """Write the target if there is none. It replaces a target of an earlier run, but never an operator's."""
         won, held = client.create(self._keys.target, self._target.encode())
         if won:
             return
@@ -232,18 +232,18 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         client.compare_and_swap(self._keys.target, self._target.encode(), expected_mod_revision=held.mod_revision)
 
     def _await_generation(self, member: Membership, port: int, deadline: float) -> Generation:
-        """The newest generation, once it includes this agent with the store that it serves now."""
+        """The newest generation, once it includes this agent with its present store."""
 
         def news(view: View) -> bool:
-            return view.ended or self._told_to_leave(view, member) or self._fresh(view, member, port) is not None
+            return view.ended or self._asked_to_leave(view, member) or self._fresh(view, member, port) is not None
 
         while True:
             member.wait_for(news, _WAKE_SECONDS)
             view = member.view
             if view.ended:
                 raise RendezvousClosedError(self._why_closed(member))
-            if self._told_to_leave(view, member):
-                log.info("%s: told to leave", self._run_id)
+            if self._asked_to_leave(view, member):
+                log.info("%s: asked to leave", self._run_id)
                 self._leave()
                 sys.exit(0)
             generation = self._fresh(view, member, port)
@@ -251,7 +251,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
                 return generation
             newest = view.generation
             if newest is not None and newest.member(member.id) is not None and newest.number > member.record.broken:
-                member.update(broken=newest.number)  # it names our store of before: it can never be entered
+                member.update(broken=newest.number)  # it names this agent's former store and can never be entered
             if time.monotonic() >= deadline:
                 raise RendezvousTimeoutError(self._timeout_message(member, "a generation with this agent"))
 
@@ -264,7 +264,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         return generation if generation.number > member.record.broken else None
 
     def _await_adoption(self, member: Membership, generation: Generation, deadline: float) -> bool:
-        """True when all its members have entered it; False when it came to nothing before."""
+        """True when all its members have entered it; False if it ended before."""
 
         def settled(view: View) -> bool:
             return self._over(view, generation) or view.entered
@@ -284,14 +284,14 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         return view.ended or view.generation is None or view.generation.number != generation.number or not view.intact
 
     def _enter(self, member: Membership, generation: Generation) -> RendezvousInfo | None:
-        """Connect to the generation's store; None if that fails, since then its host is gone."""
+        """Connect to the generation's store; None if that fails because its host is gone."""
         first = generation.members[0]
         try:
             if first.id == member.id:
                 assert self._served is not None
                 store = self._served
             else:
-                # Not the served one: this agent's own store is of no use in this generation.
+                # The first member serves the store; this agent's own one is unused in this generation.
                 store = TCPStore(first.address, first.store_port, is_master=False, timeout=timedelta(seconds=60))
         except (RuntimeError, TimeoutError) as error:
             log.warning("%s: store of generation %d: %s", self._run_id, generation.number, error)
@@ -301,7 +301,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._generation = generation.number
         rank = [m.id for m in generation.members].index(member.id)
         return RendezvousInfo(
-            # Agents' keys are kept apart by generation, so that a store can serve again if no agent got this far.
+            # The agents' keys have a prefix per generation, so that the store can serve again if this one fails early.
             store=PrefixStore(f"elastrain/{generation.number}", store),
             rank=rank,
             world_size=len(generation.members),
@@ -325,7 +325,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
             self._client.close()
 
     @staticmethod
-    def _told_to_leave(view: View, member: Membership) -> bool:
+    def _asked_to_leave(view: View, member: Membership) -> bool:
         return view.target is not None and member.record.worker in view.target.leaving
 
     @staticmethod
@@ -352,7 +352,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
 
 
 def _own_address(endpoint: str) -> str:
-    """The address of the interface that leads to etcd: others can most likely reach this machine by it."""
+    """The address of the interface that leads to etcd: most likely other members can reach this machine by it."""
     host, _, port = endpoint.rpartition(":")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
@@ -360,4 +360,4 @@ def _own_address(endpoint: str) -> str:
             probe.connect(address)  # UDP: chooses a route, sends nothing
             return str(probe.getsockname()[0])
     except OSError:
-        return socket.getfqdn()  # etcd's name does not resolve (yet): connecting will say so
+        return socket.getfqdn()  # etcd's name does not resolve (yet): the connection reports it

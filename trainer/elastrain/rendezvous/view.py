@@ -1,4 +1,4 @@
-"""What one member sees of its job at one etcd revision, and plain questions about it. Pure."""
+"""One member's view of its job at one etcd revision, with derived properties. Pure."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ class View:
     self_id: str
     target: Target | None = None
     members: tuple[RegisteredMember, ...] = ()
-    """Members that have a key, in any order. Empty for who does not lead."""
+    """Members that have a key, in any order. Empty unless all records are watched."""
     complete: bool = True
-    """All records are known. Else only the shared ones: questions about members have no answer."""
+    """All records are known. Else only the shared ones, and properties of members are not available."""
     leader: str | None = None
     """Id of the member that leads."""
     leader_mod_revision: int = 0
-    """Of the key ``leader``."""
+    """mod_revision of the key ``leader``."""
     generations: tuple[Generation, ...] = ()
-    """The newest ones with all their members, oldest first; :attr:`generation` is the last."""
+    """The newest generations with all their members, oldest first; :attr:`generation` is the last."""
     gone: tuple[RegisteredMember, ...] = ()
-    """Last records of members of those generations that have no key any more."""
+    """Last records of members of those generations whose keys are gone."""
     was_adopted: frozenset[int] = frozenset()
-    """Numbers of generations of which it was seen earlier that they were adopted."""
-    told: Mapping[int, str] = field(default_factory=dict)
-    """Numbers of generations of which all members were told that they cannot go on, and why."""
+    """Numbers of generations that were seen adopted earlier."""
+    notified: Mapping[int, str] = field(default_factory=dict)
+    """Numbers of generations whose members were notified that they are over, and why."""
     generation: Generation | None = None
     """The newest generation, the *base* of the next."""
     highest: int = 0
-    """Greatest number of a generation ever seen: etcd may have lost its data under a running job, and numbers never go
-    back."""
+    """Greatest number of a generation ever seen: etcd may have lost its data under a running job, and numbers never
+    decrease."""
     generation_mod_revision: int = 0
-    """Of the key ``generation``; 0: it does not exist."""
+    """mod_revision of the key ``generation``; 0: it does not exist."""
     finished: bool = False
-    """``progress.finished``, or :attr:`closed`: nothing is formed any more."""
+    """``progress.finished``, or :attr:`closed`: no further generation is formed."""
     closed: Closed | None = None
     suspects: frozenset[str] = frozenset()
-    """Ids of members that a probe found dead although their lease still runs."""
+    """Ids of members that a probe found dead although their lease has not expired."""
     unsure: frozenset[str] = frozenset()
     """Ids of silent members that are being probed now."""
     step: int = 0
@@ -54,7 +54,7 @@ class View:
     @cached_property
     def alive(self) -> dict[str, RegisteredMember]:
         """Members that have a key, are not suspect and have no younger incarnation (a worker has one agent at a time,
-        so an older one is dead even though its lease still runs); oldest first."""
+        so an older one is dead even if its lease has not expired); oldest first."""
         ordered = sorted(self.members, key=lambda m: m.create_revision)
         youngest = {m.record.worker: m.id for m in ordered}
         return {m.id: m for m in ordered if m.id not in self.suspects and youngest[m.record.worker] == m.id}
@@ -75,25 +75,25 @@ class View:
 
     @cached_property
     def broken(self) -> bool:
-        """Whether a member of the newest generation saw its collectives fail, or all were told to give it up: they do,
-        also if the member whose loss was the reason has come back under its id."""
+        """Whether a member of the newest generation saw its collectives fail, or all were notified that it is over:
+        that holds even if the lost member has returned under its id."""
         number = self.generation.number if self.generation else 0
-        return number in self.told or any(m.record.broken >= number for m in self.base_alive)
+        return number in self.notified or any(m.record.broken >= number for m in self.base_alive)
 
     @cached_property
     def breaking(self) -> int:
-        """Number of the newest generation that a live member trained in, saw fail, and has not left for a later one; 0:
-        none. It may be older than the newest one, which had been proposed but not entered."""
+        """Number of the newest generation that a live member saw fail and has not left for a later one; 0: none. It may
+        be older than the newest generation, which was proposed but not entered."""
         failed = (m.record.broken for m in self._reporting if m.record.broken >= self.adopted_by(m))
         return max(failed, default=0)
 
     @property
     def intact(self) -> bool:
-        """The newest generation has all its members and none of them saw it fail. True of an empty one."""
+        """Whether the newest generation has all its members and none of them saw it fail. True for an empty one."""
         return not self.lost and not self.broken
 
     def is_leaving(self, member: RegisteredMember) -> bool:
-        """By its own record or by the target."""
+        """Whether the member leaves, by its own record or by the target."""
         wanted_out = self.target is not None and member.record.worker in self.target.leaving
         return wanted_out or member.record.phase is Phase.LEAVING
 
@@ -104,12 +104,12 @@ class View:
 
     @cached_property
     def stayers(self) -> tuple[RegisteredMember, ...]:
-        """Live members of the newest generation that can be in the next one now, in rank order."""
+        """Live members of the newest generation that can enter the next one now, in rank order."""
         return tuple(m for m in self.base_alive if is_ready(m) and not self.is_leaving(m))
 
     @cached_property
     def unready(self) -> tuple[RegisteredMember, ...]:
-        """Live members of the newest generation that want to stay but cannot be in another one yet."""
+        """Live members of the newest generation that are not leaving but cannot enter another one yet."""
         return tuple(m for m in self.base_alive if not is_ready(m) and not self.is_leaving(m))
 
     @cached_property
@@ -127,12 +127,12 @@ class View:
 
     @cached_property
     def warming(self) -> tuple[RegisteredMember, ...]:
-        """Outsiders that are on their way to be ready."""
+        """Outsiders that are not ready yet."""
         return tuple(m for m in self.outsiders if m.record.phase is Phase.WARMING)
 
     @cached_property
     def ended(self) -> bool:
-        """Nothing is formed any more."""
+        """Whether no further generation is formed."""
         return self.finished or any(m.record.phase is Phase.FINISHED for m in self.members)
 
     # ---- adoption: ranks adopt a generation together, so one member's record holds for all ------------------
@@ -161,19 +161,19 @@ class View:
 
     @cached_property
     def in_force(self) -> int | None:
-        """The oldest generation that still trains: the least one adopted by a live member of the newest generation
-        (of an empty one: by any live member) that is neither broken for that member nor over for all. None: none."""
+        """The oldest generation that still trains: the least number adopted by a live member of the newest generation
+        (of an empty one: by any live member) that is neither broken for that member nor over. None: none."""
         number = self.generation.number if self.generation else 0
         empty = self.generation is not None and not self.generation.size
         members = self.alive.values() if empty else self.base_alive
-        over = self.told.keys() | self.condemned.keys()
+        over = self.notified.keys() | self.condemned.keys()
         adopted = ((self.adopted_by(m), m.record.broken) for m in members)
         trains = [n for n, broken in adopted if n > broken and n not in over]
         return min(trains) if trains and number else None
 
     @property
     def adopted(self) -> bool:
-        """Whether all who train have switched to the newest generation (or, if it is empty, have stopped for it)."""
+        """Whether all training members have switched to the newest generation (or stopped for it, if it is empty)."""
         if self.generation is None:
             return True
         number = self.generation.number
@@ -183,13 +183,13 @@ class View:
 
     @property
     def entered(self) -> bool:
-        """Whether every member of the newest generation has said so itself."""
+        """Whether every member of the newest generation has reported its entry itself."""
         return self.generation is None or all(m.record.generation >= self.generation.number for m in self.base_alive)
 
     # ---- generations that are over ----------------------------------------------------------------------------------
     @cached_property
     def condemned(self) -> dict[int, str]:
-        """Known generations that cannot go on, and why: a member was lost in it, or saw it fail."""
+        """Known generations that are over, and why: a member was lost in it, or saw it fail."""
         found = ((g.number, self._why_over(g)) for g in self.generations)
         return {number: why for number, why in found if why}
 
@@ -211,8 +211,8 @@ class View:
         return f"worker {failed[0]} reports a broken collective" if failed else ""
 
     def _left(self, last: RegisteredMember | None, member_id: str, number: int) -> bool:
-        """A member that is not there has not been lost from generation ``number`` if its last record says that it had
-        finished, or if it had already stopped for a later one: its part in this one was done."""
+        """Whether an absent member has left generation ``number`` instead of being lost: its last record shows that it
+        had finished, or had stopped for a later generation."""
         if last is None:
             return self._adopted_by.get(member_id, 0) > number
         return last.record.phase is Phase.FINISHED or self.adopted_by(last) > number
@@ -226,5 +226,5 @@ def _few(workers: list[str]) -> str:
 
 
 def is_ready(member: RegisteredMember) -> bool:
-    """Can connect to a next generation, and serves a store in case it comes first in it."""
+    """Whether it can connect to a next generation, and serves a store in case it comes first in it."""
     return member.record.phase is Phase.READY and member.record.store_port > 0

@@ -1,7 +1,7 @@
-"""From the records of a job to the :class:`~elastrain.rendezvous.view.View` that one member decides by.
+"""Builds the :class:`~elastrain.rendezvous.view.View` of one member from the records of a job.
 
-Beside the records (:class:`elastrain.jobstate.JobState`) it keeps what they do not show: members whose keys vanished
-around an outage of etcd, last records of lost members, and generations that were adopted.
+In addition to the records (:class:`elastrain.jobstate.JobState`) it keeps what they do not contain: members whose keys
+vanished around an outage of etcd, last records of lost members, and adopted generations.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ class ViewBuilder:
     def __init__(self, keys: JobKeys) -> None:
         self.state = JobState(keys)
         self.complete = False
-        """All of the job is watched; else what concerns every member (:mod:`~elastrain.rendezvous.scope`)."""
+        """All keys of the job are watched; else the shared ones (:mod:`~elastrain.rendezvous.scope`)."""
         self.missing: dict[str, RegisteredMember] = {}
-        """Members whose keys vanished around an outage of etcd: they may only have had no chance to renew."""
+        """Members whose keys vanished around an outage of etcd: perhaps they could not renew their leases."""
         self.generation: Generation | None = None
-        """The newest one; of a large one all members if all is watched, else the place that :meth:`found` reported."""
+        """The newest generation; a large one with all members if all keys are watched, else with the place that
+        :meth:`found` reported."""
         self.revision = 0
         self._gone: dict[str, RegisteredMember] = {}
         self._generations: dict[int, Generation] = {}
@@ -38,7 +39,7 @@ class ViewBuilder:
 
     # ---- from etcd -------------------------------------------------------------------------------------------------
     def apply(self, batch: Batch, *, keep_missing: bool = False) -> None:
-        """Take over the changes of a batch.
+        """Apply the changes of a batch.
 
         With ``keep_missing``, members whose keys were deleted stay in the view until :meth:`drop_missing`.
         """
@@ -60,12 +61,12 @@ class ViewBuilder:
         self._update_generations()
 
     def drop_missing(self) -> None:
-        """Count missing members as lost: their leases had time to be renewed."""
+        """Count missing members as lost: they had time to renew their leases."""
         self._gone |= self.missing
         self.missing.clear()
 
     def expect(self, generation: Generation) -> None:
-        """After an outage: members of ``generation`` without a key count as missing, for now, not as lost."""
+        """After an outage: members of ``generation`` without a key first count as missing, not as lost."""
         for m in generation.members:
             if m.id not in self.state.members and m.id not in self._gone:
                 record = Member(
@@ -92,25 +93,25 @@ class ViewBuilder:
             self._generations = {n: g for n, g in self._generations.items() if n > oldest}
 
     def known(self, number: int) -> Generation | None:
-        """One of the last few generations with all its members, if they were seen."""
+        """One of the last few generations with all its members, if they are known."""
         return self._generations.get(number)
 
     def part_to_read(self, self_id: str) -> str | None:
-        """The key that says where this member is in the newest generation, if that is not known."""
+        """The key with this member's place in the newest generation; None if the place is known."""
         header, shown = self.state.header, self.generation
         if header is None or header.roster is None or (shown is not None and shown.number == header.number):
             return None
         return self.state.keys.roster(header.number, roster.part_of(self_id, header.roster.parts))
 
     def found(self, self_id: str, key: str, kv: KeyValue | None) -> None:
-        """What that key held; None: it is gone because a newer generation has replaced it."""
+        """The content of that key; None: a newer generation has replaced it."""
         header, part = self.state.header, decode_record(roster.Part, kv)
         if part is not None and header is not None and self.part_to_read(self_id) == key:
             self.generation = roster.with_place(header, next((m for m in part.members if m.id == self_id), None))
 
     # ---- for decisions ---------------------------------------------------------------------------------------------
     def view(self, self_id: str, suspects: frozenset[str] = frozenset(), unsure: frozenset[str] = frozenset()) -> View:
-        """A snapshot, as ``self_id`` sees it."""
+        """A snapshot from the view of ``self_id``."""
         state = self.state
         members = (*state.members.values(), *self.missing.values()) if self.complete else ()
         generations = tuple(self._generations[n] for n in sorted(self._generations)) if self.complete else ()
@@ -131,7 +132,7 @@ class ViewBuilder:
             generations=generations,
             gone=tuple(self._gone.values()),
             was_adopted=self._adopted.union(trained_in),
-            told=dict(state.ended),
+            notified=dict(state.ended),
             finished=state.finished,
             closed=state.closed,
             suspects=suspects,

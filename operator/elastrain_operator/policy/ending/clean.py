@@ -1,4 +1,4 @@
-"""Which pods of a job are deleted without being asked to leave: those that ended, and all that a finished job keeps."""
+"""Which pods of a job are deleted without being asked to leave: ended pods, and the pods of a finished job."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from elastrain_operator.model import Deletion, Pod
 KEPT_FAILURES = 3
 """Failed pods of a running job that stay for ``kubectl logs``: the newest ones."""
 FINISH_GRACE = 60.0
-"""Seconds in which workers of a finished job end by themselves."""
+"""Seconds that workers of a finished job have to exit."""
 SIDECAR_GRACE = 30.0
-"""Seconds that other containers of an ended worker may go on; then its resources are taken back."""
+"""Seconds that other containers of an ended worker may run; then the pod is deleted to free its resources."""
 
 
 def ended(pods: Iterable[Pod], counted: frozenset[str], now: datetime) -> tuple[Deletion, ...]:
-    """Ended pods of a job that goes on: drained ones at once, failed ones when they are old or hold resources.
+    """Ended pods of a running job: drained ones at once, failed ones if they are old or hold resources.
 
-    A failed pod is touched only when it is ``counted``: its loss is in the status for good.
+    A failed pod is deleted only if it is ``counted``: the status contains its loss.
     """
     found = sorted((p for p in pods if p.ending and not p.terminating), key=_ended_at, reverse=True)
-    done = [p for p in found if is_drained(p) and p.uid not in counted]  # a preempted worker may have drained, too
+    done = [p for p in found if is_drained(p) and p.uid not in counted]  # a preempted worker may also have drained
     failed = [p for p in found if p not in done]
     drained = [_deletion(p, "drained") for p in done]
     old = [_deletion(p, "old failure") for p in failed[KEPT_FAILURES:] if p.uid in counted]
@@ -38,8 +38,8 @@ def ended(pods: Iterable[Pod], counted: frozenset[str], now: datetime) -> tuple[
 def finished(
     pods: Iterable[Pod], policy: CleanPodPolicy, verdict: ConditionType, completion: datetime, now: datetime
 ) -> tuple[Deletion, ...]:
-    """Pods of a finished job. Workers that never started are cancelled at once under every policy: there is nothing to
-    keep of them. Those that run get time to end by themselves (after a failure: to save a checkpoint)."""
+    """Pods of a finished job. Workers that never started are deleted at once under every policy: they have no logs.
+    Running workers get time to exit (after a failure: to save a checkpoint)."""
     late = now >= finish_deadline(completion)
     deletions = []
     for pod in pods:
@@ -55,17 +55,17 @@ def finished(
 
 
 def finish_deadline(completion: datetime) -> datetime:
-    """When workers of a finished job that still run are deleted."""
+    """When the workers of a finished job that are still running are deleted."""
     return completion + timedelta(seconds=FINISH_GRACE)
 
 
 def sidecar_deadline(pod: Pod) -> datetime:
-    """When an ended worker whose other containers still run is deleted."""
+    """When an ended worker with other running containers is deleted."""
     return _ended_at(pod) + timedelta(seconds=SIDECAR_GRACE)
 
 
 def is_drained(pod: Pod) -> bool:
-    """Whether the worker left in order: at a step boundary, by its own last words."""
+    """Whether the worker left at a step boundary, by its termination record."""
     return bool(pod.ending and pod.ending.record and pod.ending.record.outcome is Outcome.DRAINED)
 
 

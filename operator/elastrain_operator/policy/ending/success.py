@@ -1,4 +1,4 @@
-"""When has a job succeeded: with rank 0's script, or with every worker's?"""
+"""Whether a job has succeeded: by rank 0's script or by every worker's script."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from elastrain_operator.policy.losses.causes import judge
 
 
 def verdict(policy: SuccessPolicy, pods: Sequence[Pod], members: Coordination | None) -> Verdict | None:
-    """The end of a job whose training loop has ended well on rank 0's worker; None: not yet.
+    """The verdict on a job whose training loop has succeeded on rank 0's worker; None: not yet.
 
-    Under ``AllWorkers`` every other worker of the last generation has to end as well. What one of them does after the
-    loop can not be done again (there is no loop to join any more), so one that fails or is lost then fails the job.
+    Under ``AllWorkers`` every other worker of the last generation has to succeed as well. Its work after the loop
+    cannot be repeated (no loop is left to join), so a worker that fails or is lost then fails the job.
     """
     first = verdicts.success(pods, members)
     if first is None or policy is SuccessPolicy.RANK_ZERO or members is None or members.generation is None:
-        return first  # without etcd, all have ended, and well: verdicts.success asks for no less
+        return first  # without etcd, verdicts.success requires that all workers have succeeded
     there = {p.name: p for p in pods}
     for place in members.generation.members:
         pod = there.get(place.worker)

@@ -1,4 +1,4 @@
-"""Has the job ended, and how?"""
+"""Whether a job has ended, and how."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Verdict:
 
 
 def terminal_condition(status: JobStatus) -> ConditionType | None:
-    """The verdict that the status already carries. It is never taken back."""
+    """The verdict in the status. It is final."""
     true = {c.type for c in status.conditions if c.status == "True"}
     return next((c for c in (ConditionType.SUCCEEDED, ConditionType.FAILED) if c in true), None)
 
 
 def success(pods: Sequence[Pod], members: Coordination | None) -> Verdict | None:
-    """The job has succeeded when the script of rank 0's worker has ended well.
+    """The job has succeeded if the script of rank 0's worker has exited with 0.
 
-    ``progress`` says so, or that worker's last words. Other workers may finish long before it: rank 0 may still
-    evaluate or save. Where nobody knows who held rank 0, all must have ended and nobody failed.
+    The source is ``progress`` or that worker's termination record. Other workers may finish long before it: rank 0
+    may still evaluate or save. If the worker of rank 0 is unknown, all workers must have succeeded.
     """
     report = members.progress if members else None
     if report and report.finished:
@@ -49,9 +49,9 @@ def success(pods: Sequence[Pod], members: Coordination | None) -> Verdict | None
 
 
 def finishing(pods: Sequence[Pod], members: Coordination | None) -> bool:
-    """Whether the training loop has ended and some scripts are still to end: nobody is created or asked to leave then.
+    """Whether the training loop has ended while some scripts still run: then no worker is created or asked to leave.
 
-    It ends when no worker of that time is left; if rank 0's was lost, new workers then do what is missing.
+    This ends when no worker of that time is left. If rank 0's worker was lost, new workers then complete the job.
     """
     if members and any(m.phase is Phase.FINISHED for m in members.members):
         return True
@@ -60,13 +60,13 @@ def finishing(pods: Sequence[Pod], members: Coordination | None) -> bool:
 
 
 def is_finished(pod: Pod) -> bool:
-    """Whether the worker's last words are that its training loop had ended."""
+    """Whether the worker's termination record says that its training loop had ended."""
     return bool(pod.ending and pod.ending.record and pod.ending.record.outcome is Outcome.FINISHED)
 
 
 def failure(limit: int, restarts: RestartCounts, losses: Iterable[Loss]) -> Verdict | None:
-    """The job has failed when its script failed more often than ``backoffLimit``; the last failure is quoted,
-    of several at once the first."""
+    """The job has failed if its script failed more often than ``backoffLimit``. The message quotes the last failure,
+    of several concurrent ones the first."""
     if not budget.exhausted(restarts, limit):
         return None
     text = f"the training script failed {restarts.user} times, backoffLimit is {limit}"
@@ -76,7 +76,7 @@ def failure(limit: int, restarts: RestartCounts, losses: Iterable[Loss]) -> Verd
 
 
 def overdue(spec: JobSpec, start: datetime | None, now: datetime) -> Verdict | None:
-    """The job has failed when it has been active for longer than ``activeDeadlineSeconds``."""
+    """The job has failed if it has been active for longer than ``activeDeadlineSeconds``."""
     due = deadline(spec, start)
     if due is None or now < due:
         return None
@@ -85,7 +85,7 @@ def overdue(spec: JobSpec, start: datetime | None, now: datetime) -> Verdict | N
 
 
 def deadline(spec: JobSpec, start: datetime | None) -> datetime | None:
-    """When the active job fails; None: never (no deadline, suspended, not started)."""
+    """When the job exceeds its deadline; None: never (no deadline, suspended, not started)."""
     if spec.active_deadline_seconds is None or start is None or spec.suspend:
         return None
     return start + timedelta(seconds=spec.active_deadline_seconds)

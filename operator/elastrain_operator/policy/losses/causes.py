@@ -1,4 +1,4 @@
-"""Why did a worker end? Only the answer ``user`` counts against ``backoffLimit``."""
+"""Why a worker ended. Only the cause ``user`` counts against ``backoffLimit``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _DISRUPTED = frozenset(
     {"Evicted", "NodeLost", "NodeShutdown", "Terminated", "Shutdown", "NodeAffinity", "UnexpectedAdmissionError"}
     | {"DeadlineExceeded", "TaintToleration", "OutOfcpu", "OutOfmemory", "OutOfpods", "OutOfephemeral-storage"}
 )
-"""Reasons of a pod (not of a container): kubelet or a controller ended it."""
+"""Reasons of a pod (not of a container): the kubelet or a controller ended it."""
 _NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
 
 
 def judge(pod: Pod) -> Loss | None:
-    """Why an ended pod ended; None if it did what it was for: its work is finished, or it was drained.
+    """Why a pod ended; None: it finished its work, or was drained.
 
-    The order matters: an eviction explains whatever the container says afterwards, and the agent's own last words are
-    better than an exit code.
+    The order matters: an eviction explains any later state of the container, and the agent's termination record is more
+    precise than an exit code.
     """
     ending = pod.ending
     if ending is None:
@@ -37,7 +37,7 @@ def judge(pod: Pod) -> Loss | None:
 
 
 def disrupted(pod: Pod) -> Loss:
-    """A pod that Kubernetes, or a person, takes away."""
+    """A pod that Kubernetes or a user removes."""
     word = pod.disruption or (pod.ending.reason if pod.ending else "")
     text = pod.ending.message if pod.ending and not pod.ending.record else ""
     if word in _PREEMPTION:
@@ -48,17 +48,17 @@ def disrupted(pod: Pod) -> Loss:
 
 
 def unreachable(pod: Pod) -> Loss:
-    """A pod whose node and whose lease are both silent."""
+    """A pod that is not Ready any more and whose member's lease has expired."""
     return Loss(
         pod,
         Cause.INFRASTRUCTURE,
         "NodeLost",
-        f"worker {pod.name} is lost: its pod is not Ready any more and its lease has expired",
+        f"worker {pod.name} is lost: its pod is no longer Ready and its lease has expired",
     )
 
 
 def _failed(pod: Pod, ending: Ending) -> Loss:
-    """The agent reported a failure itself."""
+    """The agent's termination record reports a failure."""
     record = ending.record
     assert record is not None
     rank = "" if record.rank is None else f", rank {record.rank}"
@@ -69,7 +69,7 @@ def _failed(pod: Pod, ending: Ending) -> Loss:
 
 
 def _silent(pod: Pod, ending: Ending) -> Loss:
-    """The container ended without last words: judged by its exit code."""
+    """The container ended without a termination record: its exit code decides."""
     code, text = ending.exit_code, ending.message
     if ending.reason == "OOMKilled":
         text = "used more memory than its limit (OOMKilled); raise resources.limits.memory of the trainer container"
@@ -81,13 +81,13 @@ def _silent(pod: Pod, ending: Ending) -> Loss:
     if code > 128:
         return Loss(pod, Cause.INFRASTRUCTURE, "Killed", f"worker {pod.name} was killed by signal {code - 128}")
     if code == names.EXIT_INFRASTRUCTURE:
-        return Loss(pod, Cause.INFRASTRUCTURE, "AgentFailed", f"the agent of worker {pod.name} gave up{_quote(text)}")
+        return Loss(pod, Cause.INFRASTRUCTURE, "AgentFailed", f"the agent of worker {pod.name} failed{_quote(text)}")
     message = f"worker {pod.name} ended with exit code {code} and left no termination record{_quote(text)}"
     return Loss(pod, Cause.USER, "NoTerminationRecord", message)
 
 
 def _unfit(pod: Pod, code: int, text: str) -> Loss:
-    """The check before the worker said no; or it could not run at all, which is the image's fault, not the node's."""
+    """The pre-flight check failed; or it could not run, which is the image's fault, not the node's."""
     if code not in names.PREFLIGHT_EXITS:
         message = f"the pre-flight check of worker {pod.name} could not run (exit code {code}){_quote(text)}"
         return Loss(pod, Cause.USER, "PreflightNotRun", f"{message}; the image must have `elastrain preflight`")

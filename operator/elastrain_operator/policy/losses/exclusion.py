@@ -1,7 +1,7 @@
-"""Nodes that new workers keep off for a while: those that failed the pre-flight check, or lost workers again and again.
+"""Nodes that new workers avoid for a while: those that failed the pre-flight check or lost several workers.
 
-Never for ever: an exclusion ends by the clock, and there are never more than a few, the newest. A node may be innocent
-(a script that the kernel kills for its memory loses workers wherever it runs), so that only delay is risked.
+Exclusions expire, and only the newest few are kept. A node may be innocent: a script that the kernel kills for its
+memory loses workers on any node. A wrong exclusion then costs no more than a delay.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from elastrain_operator.model import Cause, Loss
 from elastrain_operator.policy.report.conditions import Claim
 
 WINDOW = timedelta(minutes=30)
-"""Losses further apart have nothing to do with each other."""
+"""Losses further apart are unrelated."""
 LOSSES = 3
 """Workers lost on one node within the window after which it is excluded."""
 MOST_NODES = 16
 MOST_LOSSES = 64
-"""Bounds of what the status remembers; the oldest are forgotten first."""
+"""Most entries in the status; the oldest are removed first."""
 
 PREFLIGHT = "PreflightFailed"
-"""Reason of the loss of a worker whose pre-flight check failed: one is enough."""
+"""Reason of the loss of a worker whose pre-flight check failed: one such loss excludes the node."""
 _NOT_THE_NODE = frozenset({"OOMKilled", "Evicted", "Deleted"})
-"""Losses for infrastructure's sake that say nothing about the node's health, or that Kubernetes acts on itself."""
+"""Losses to infrastructure that are unrelated to the node's health, or that Kubernetes handles."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeExclusions:
-    """What the status remembers of nodes."""
+    """Excluded nodes and recent losses by node, as kept in the status."""
 
     excluded: tuple[ExcludedNode, ...] = ()
     losses: tuple[NodeLoss, ...] = ()
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Names of the nodes that new workers keep off."""
+        """Names of the nodes that new workers avoid."""
         return tuple(sorted(e.node for e in self.excluded))
 
     @property
@@ -67,9 +67,9 @@ def update(
         if loss.reason != PREFLIGHT and times < LOSSES:
             continue
         until = (now + timedelta(seconds=cooldown)).isoformat()
-        standing.pop(node, None)  # the newest stand last
+        standing.pop(node, None)  # the newest come last
         standing[node] = ExcludedNode(node=node, until=until, reason=_reason(loss), message=_message(loss, times))
-        recent = [x for x in recent if x.node != node]  # it starts anew after its exclusion
+        recent = [x for x in recent if x.node != node]  # the count restarts after its exclusion
     return NodeExclusions(tuple(standing.values())[-MOST_NODES:], tuple(recent)[-MOST_LOSSES:])
 
 
@@ -78,7 +78,7 @@ def claim(exclusions: NodeExclusions, before: Iterable[Condition]) -> tuple[Clai
     kind = ConditionType.NODES_EXCLUDED
     if exclusions.excluded:
         text = "; ".join(f"{e.node} until {e.until}: {e.message}" for e in exclusions.excluded)
-        return (Claim(kind, "True", exclusions.excluded[-1].reason, f"new workers keep off {text}"),)
+        return (Claim(kind, "True", exclusions.excluded[-1].reason, f"new workers avoid {text}"),)
     if any(c.type == kind for c in before):
         return (Claim(kind, "False", "NoneExcluded", "new workers may run on every node"),)
     return ()

@@ -1,6 +1,6 @@
-"""Which failure came first, and what its rank wrote last: for the status, the condition Failed and its event.
+"""The first failure of an incident and the last lines of its rank: for the status, the condition Failed and its event.
 
-Log lines are quoted as they were written. Every user who may read the job can read the output of its script.
+Log lines are quoted verbatim. Every user who may read the job can read the output of its script.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from elastrain.api.job import LastFailure
 from elastrain_operator.model import Cause, Loss
 
 INCIDENT = timedelta(seconds=10)
-"""Failures so close to each other, of workers that ran side by side, have one origin: the first of them."""
+"""Failures of concurrent workers within this time have one origin: the first of them."""
 TAIL_CHARS = 2000
-"""Of the log, in the status."""
+"""Characters of the log in the status."""
 QUOTE_CHARS = 880
-"""Of a condition that quotes the log: as much as goes whole into an event (the API takes 1024)."""
+"""Characters of a condition that quotes the log: it fits into an event (the API accepts 1024)."""
 OTHERS = 3
-"""Later failures of the same incident that are named."""
+"""Most later failures of the same incident that are named."""
 
 
 def last_failure(previous: LastFailure | None, fresh: Sequence[Loss], now: datetime) -> LastFailure | None:
-    """The failure to show after ``fresh`` ones: the first of the newest incident, a script's before others'."""
+    """The failure to show after ``fresh`` ones: the first of the newest incident, failures of the script first."""
     if not fresh:
         return previous
     incident = _newest_incident(fresh, now)
@@ -45,7 +45,7 @@ def last_failure(previous: LastFailure | None, fresh: Sequence[Loss], now: datet
 
 def quote(losses: Sequence[Loss], room: int) -> str:
     """The newest incident among ``losses``, in about ``room`` characters: the rank that failed first with its message,
-    who failed after it, and as many of the first one's last lines as fit. Empty without losses."""
+    the later failures, and as many of the first rank's last lines as fit. Empty without losses."""
     if not losses:
         return ""
     first, *others = _newest_incident(losses, None)
@@ -59,7 +59,7 @@ def quote(losses: Sequence[Loss], room: int) -> str:
 
 
 def last_lines(log: str, chars: int) -> str:
-    """As many whole lines from the end of ``log`` as ``chars`` allow; of a single longer one its end."""
+    """As many whole lines from the end of ``log`` as fit into ``chars``; the end of a single longer line."""
     log = log.rstrip()
     if len(log) <= chars:
         return log
@@ -71,8 +71,8 @@ def last_lines(log: str, chars: int) -> str:
 
 
 def _newest_incident(losses: Sequence[Loss], now: datetime | None) -> list[Loss]:
-    """The last loss and those shortly before it, first one first. One that had ended before the last one's pod was made
-    is its predecessor, not its companion. Times are whole seconds; within one, the lower rank is put first."""
+    """The last loss and the losses shortly before it, in order. A pod that ended before the last one was created is its
+    predecessor and not part of the incident. Times are whole seconds; within a second, the lower rank comes first."""
     newest = max(losses, key=lambda x: (_at(x, now), x.pod.ordinal))
     together = [
         x for x in losses
@@ -91,5 +91,5 @@ def _rank(loss: Loss) -> int | None:
 
 
 def _at(loss: Loss, now: datetime | None) -> datetime:
-    """When the worker ended; a pod that is only going, or silent, does so ``now``."""
+    """When the worker ended; ``now`` for a pod that is terminating or silent."""
     return loss.pod.ending.at if loss.pod.ending else now or loss.pod.created

@@ -1,4 +1,4 @@
-"""Workers that do not start in time: withdrawn while enough others run, the end of the job where they are needed."""
+"""Workers that do not start in time: withdrawn if enough others run, else the job fails."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from elastrain_operator.model import Deletion, Pod
 from elastrain_operator.policy.ending.verdict import Verdict
 
 QUEUED = "SchedulingGated"
-"""Kubernetes' reason for a pod that a queue such as Kueue still holds back: the pod is not late."""
+"""Kubernetes' reason for a pod that a queue such as Kueue holds back: the pod is not late."""
 
 
 def late(workers: Iterable[Pod], limit: int | None, now: datetime) -> tuple[Pod, ...]:
-    """Workers that have not started within ``limit`` seconds of their creation, the one that waits longest first."""
+    """Workers that have not started within ``limit`` seconds of their creation, oldest first."""
     if limit is None:
         return ()
     found = [p for p in workers if _waits(p) and now >= p.created + timedelta(seconds=limit)]
@@ -23,14 +23,14 @@ def late(workers: Iterable[Pod], limit: int | None, now: datetime) -> tuple[Pod,
 
 
 def next_deadline(workers: Iterable[Pod], limit: int | None) -> datetime | None:
-    """When the first worker that has not started yet will be late; None: there is none, or no limit."""
+    """When the next unstarted worker becomes late; None: no such worker, or no limit."""
     if limit is None:
         return None
     return min((p.created + timedelta(seconds=limit) for p in workers if _waits(p)), default=None)
 
 
 def verdict(spec: JobSpec, workers: Sequence[Pod], now: datetime) -> Verdict | None:
-    """The job fails where a worker is late without which it cannot train: what it has holds resources for nothing."""
+    """The job fails if a worker is late and fewer than ``minReplicas`` have started: they hold resources in vain."""
     limit, minimum = spec.pending_deadline_seconds, spec.min_replicas
     overdue = late(workers, limit, now)
     started = sum(p.started for p in workers)
@@ -44,7 +44,7 @@ def verdict(spec: JobSpec, workers: Sequence[Pod], now: datetime) -> Verdict | N
 
 
 def withdraw(overdue: Sequence[Pod], limit: int | None, now: datetime) -> Withdrawal | None:
-    """The record of late workers that are deleted now; they are tried again after the same time."""
+    """The record of late workers that are deleted now; the operator retries them after the same time."""
     if not overdue or limit is None:
         return None
     first = overdue[0].trouble
@@ -56,14 +56,14 @@ def withdraw(overdue: Sequence[Pod], limit: int | None, now: datetime) -> Withdr
 
 
 def continued(previous: Withdrawal | None, workers: Iterable[Pod], minimum: int, now: datetime) -> Withdrawal | None:
-    """The earlier withdrawal, as long as it holds: until its time, or until the job needs every worker it can get."""
+    """The earlier withdrawal while it is in force: until its time, or until fewer than ``minimum`` workers run."""
     if previous is None or now >= datetime.fromisoformat(previous.until):
         return None
     return previous if sum(p.started for p in workers) >= minimum else None
 
 
 def deletions(overdue: Iterable[Pod]) -> tuple[Deletion, ...]:
-    """Late workers never ran: nothing is lost with them."""
+    """Deletions of the late workers. They never ran, so no state is lost."""
     return tuple(Deletion(p.name, p.uid, "did not start within pendingDeadlineSeconds") for p in overdue)
 
 
@@ -74,6 +74,6 @@ def _waits(pod: Pod) -> bool:
 
 def _not_started(overdue: Sequence[Pod]) -> str:
     first, others = overdue[0], len(overdue) - 1
-    why = f"{first.trouble.reason}: {first.trouble.message}" if first.trouble else "nothing says why"
+    why = f"{first.trouble.reason}: {first.trouble.message}" if first.trouble else "no cause is reported"
     more = f" (and {others} more)" if others else ""
     return f"worker {first.name} did not start: {why}{more}"

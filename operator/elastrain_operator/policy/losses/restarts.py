@@ -11,12 +11,12 @@ from elastrain_operator.model import Cause, Loss, Pod
 from elastrain_operator.policy.losses.causes import judge
 
 FIRST_DELAY = 10.0
-"""Seconds before the second replacement in a row; the first one is immediate."""
+"""Seconds before the second consecutive replacement; the first is immediate."""
 MAX_DELAY = 300.0
 SHORT_LIFE = 60.0
-"""Seconds: a worker that lived shorter and was killed is part of a crash loop, whatever the cause."""
+"""Seconds: a killed worker that lived for less is part of a crash loop, whatever the cause."""
 RECENT = 600.0
-"""Seconds for which such a worker is held against the next one."""
+"""Seconds for which such a worker delays the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class Count:
 
     restarts: RestartCounts
     counted: tuple[str, ...]
-    """UIDs of lost pods that are in ``restarts`` and that the API server still has."""
+    """UIDs of lost pods that are counted in ``restarts`` and still exist in the API server."""
     fresh: tuple[Loss, ...]
-    """Losses counted just now."""
+    """Losses counted in this pass."""
 
 
 def count(restarts: RestartCounts, counted: Iterable[str], losses: Sequence[Loss], pods: Iterable[Pod]) -> Count:
-    """Add each loss that is not counted yet; forget the UIDs of pods that exist no more."""
+    """Add each loss that is not counted yet; remove the UIDs of pods that no longer exist."""
     known = frozenset(counted)
     fresh = tuple(loss for loss in losses if loss.pod.uid not in known)
     more = {cause.value: getattr(restarts, cause) + sum(x.cause is cause for x in fresh) for cause in Cause}
@@ -48,8 +48,8 @@ def exhausted(restarts: RestartCounts, limit: int) -> bool:
 def not_before(restarts: RestartCounts, pods: Iterable[Pod], now: datetime) -> datetime | None:
     """When the next worker may be created; None: at once.
 
-    Exponential from 10 s to 5 min in the failures of the script, or in recent short lives, whichever is more; counted
-    from the last such ending, so that it needs no memory of its own.
+    Exponential from 10 s to 5 min in the number of script failures or of recent short lives, whichever gives more. It
+    runs from the last such ending, so it needs no state of its own.
     """
     ended = [(p, loss) for p in pods if p.ending and (loss := judge(p))]
     failed = [p for p, loss in ended if loss.cause is Cause.USER]
@@ -60,7 +60,7 @@ def not_before(restarts: RestartCounts, pods: Iterable[Pod], now: datetime) -> d
 
 
 def _wait(ended: Sequence[Pod], failures: int) -> datetime | None:
-    """A worker that had trained for long before it ended begins a new series."""
+    """A worker that had run for longer than ``RECENT`` starts a new series."""
     last = max(ended, key=_ended_at, default=None)
     if last is None or (_ended_at(last) - last.created).total_seconds() > RECENT:
         return None
@@ -68,7 +68,7 @@ def _wait(ended: Sequence[Pod], failures: int) -> datetime | None:
 
 
 def delay(failures: int) -> float:
-    """Seconds to wait after so many failures."""
+    """Seconds to wait after this number of failures."""
     return 0.0 if failures <= 1 else min(FIRST_DELAY * 2 ** min(failures - 2, 16), MAX_DELAY)
 
 

@@ -1,7 +1,7 @@
-"""Losses that are not the script's fault, in a row: how they are paced, and when the job gives up.
+"""Consecutive losses that are not the script's fault: the delay of replacements, and when the job fails.
 
-Counted are losses without a committed step in between. A job of weeks on spot machines may lose thousands of workers
-and be healthy; one that loses twenty times its size and does not move on is not.
+Losses without a committed step in between are counted. A job that runs for weeks on spot machines may lose thousands
+of workers and be healthy; a job that loses twenty times its size without progress is not.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from elastrain_operator.policy.ending.verdict import Verdict
 from elastrain_operator.policy.losses.restarts import delay
 
 STALE = timedelta(hours=1)
-"""After so long without a loss a new streak begins: for jobs whose steps are not known, such as stock torchrun's."""
+"""After this time without a loss a new streak begins: for jobs whose steps are unknown, such as stock torchrun's."""
 
 
 def update(before: LossStreak | None, fresh: Sequence[Loss], step: int | None, now: datetime) -> LossStreak | None:
-    """The streak after ``fresh`` losses; None: there is none. ``step``: committed steps as last reported."""
+    """The streak after ``fresh`` losses; None: no streak. ``step``: committed steps as last reported."""
     lost = {c: sum(x.cause is c for x in fresh) for c in (Cause.INFRASTRUCTURE, Cause.PREEMPTION)}
-    if before and (_moved_on(before.step, step) or now - datetime.fromisoformat(before.time) >= STALE):
+    if before and (_progressed(before.step, step) or now - datetime.fromisoformat(before.time) >= STALE):
         before = None
     if not any(lost.values()):
         return before
@@ -37,7 +37,7 @@ def update(before: LossStreak | None, fresh: Sequence[Loss], step: int | None, n
 
 
 def verdict(spec: JobSpec, streak: LossStreak | None) -> Verdict | None:
-    """The job has failed when a streak exceeds its limit times ``maxReplicas``."""
+    """The job has failed if a streak exceeds its limit times ``maxReplicas``."""
     if streak is None:
         return None
     for field, count, limit in (
@@ -46,7 +46,7 @@ def verdict(spec: JobSpec, streak: LossStreak | None) -> Verdict | None:
     ):
         if count > limit * spec.max_replicas:
             text = (
-                f"{count} workers in a row were lost without one more step, {field} ({limit}) times maxReplicas "
+                f"{count} workers in a row were lost without a committed step, {field} ({limit}) times maxReplicas "
                 f"({spec.max_replicas}) is {limit * spec.max_replicas}; last: {streak.message}"
             )
             return Verdict(ConditionType.FAILED, f"{field[0].upper()}{field[1:]}Exceeded", text)
@@ -54,7 +54,7 @@ def verdict(spec: JobSpec, streak: LossStreak | None) -> Verdict | None:
 
 
 def not_before(spec: JobSpec, streak: LossStreak | None) -> datetime | None:
-    """When the next worker may be created: at once after the first round of losses, then ever later (up to 5 min)."""
+    """When the next worker may be created: at once after the first round of losses, then with delays up to 5 min."""
     if streak is None:
         return None
     rounds = math.ceil((streak.infrastructure + streak.preemption) / max(spec.desired_replicas, 1))
@@ -62,5 +62,5 @@ def not_before(spec: JobSpec, streak: LossStreak | None) -> datetime | None:
     return datetime.fromisoformat(streak.time) + timedelta(seconds=wait) if wait else None
 
 
-def _moved_on(before: int | None, now: int | None) -> bool:
+def _progressed(before: int | None, now: int | None) -> bool:
     return now is not None and (before is None or now > before)

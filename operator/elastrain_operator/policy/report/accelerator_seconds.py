@@ -1,12 +1,12 @@
-"""Where the accelerator seconds of a job go: training, rescaling, waiting, redone, spare.
+"""How a job uses its accelerator seconds: training, rescaling, waiting, redone, spare.
 
-What was seen last is taken to have held until now; every change wakes the loop, so that is true to a twentieth of a
-second while an operator runs, and the usage are in the status for the next one. What the pods held is computed from
-their own times, so that it is right for the time without an operator, too.
+The last observation is assumed to hold until now. Every change wakes the loop, so the error is below 50 ms while an
+operator runs; the usage is in the status for the next operator. The seconds that pods held are computed from the pods'
+own times and are therefore also correct for a time without an operator.
 
-Pauses are known only when they are over, by the trainer's own measurement. They are *owed* then: the next seconds of
-the generation go into ``rescaling`` until the debt is paid, instead of moving what is booked already. So no part ever
-decreases, and their sum is always what was held.
+The trainer measures a pause when it is over. The pause is then *owed*: the next seconds of the generation count as
+``rescaling`` until the debt is paid, and booked seconds never move. So no part ever decreases, and the sum of the parts
+always equals the seconds held.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ DIGITS = 3
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which workers are in the generation in force, and what they do."""
+    """The workers of the generation in force, and what they do."""
 
     workers: frozenset[str] = frozenset()
-    """Names of those that are alive."""
+    """Names of its live workers."""
     use: Use = "waiting"
     spares: frozenset[str] = frozenset()
-    """Names of workers that stand by, ready to train."""
+    """Names of the warm spares that are ready to train."""
 
 
 def account(
@@ -46,10 +46,10 @@ def account(
     progress: Progress | None,
     now: datetime,
 ) -> AcceleratorSeconds:
-    """The usage up to ``now``, and what they are to be continued with.
+    """The usage up to ``now``, with the observation that continues it.
 
-    ``before`` is None for a job that has no usage yet: they begin now. ``place`` is None while etcd is not known:
-    whoever trained is taken to go on training, as far as pods are there for it.
+    ``before`` is None for a job without usage: it begins now. ``place`` is None while etcd is unknown: the last
+    generation is assumed to continue training, as far as its pods exist.
     """
     pods = tuple(pods)
     old = before or AcceleratorSeconds(generation=progress.generation if progress else 0)
@@ -65,12 +65,12 @@ def account(
         use = place.use
     seen: dict[str, Any] = {"held": held, "in_generation": inside, "use": use, "until": max(since, now).isoformat()}
     seen["standing_by"] = spare
-    # Updated once: this runs in every pass over every job, and copies are what costs.
+    # One copy only: this runs in every pass over every job, and copies are its main cost.
     return old.model_copy(update=_take_in(old, {**booked, **seen}, progress))
 
 
 def continued(usage: AcceleratorSeconds, now: datetime) -> AcceleratorSeconds:
-    """The usage up to ``now`` if nothing has happened since."""
+    """The usage up to ``now`` if nothing has changed since."""
     if usage.until is None:
         return usage
     seconds = max(0.0, (now - datetime.fromisoformat(usage.until)).total_seconds())
@@ -80,11 +80,11 @@ def continued(usage: AcceleratorSeconds, now: datetime) -> AcceleratorSeconds:
 def place(
     generation: GenerationStatus | None, seen: Coordination, finishing: bool, standing_by: frozenset[str] = frozenset()
 ) -> Place:
-    """Who is in the generation in force, and whether it trains; ``standing_by``: workers (names) that are warm spares.
+    """The workers of the generation in force, and whether it trains; ``standing_by``: warm spares (names).
 
-    A generation trains until it is known to be broken: a member is gone, or says that a collective failed, or the
-    leader has ended it. What is left of it then waits if there are fewer than ``target.min``, else it is rescaling.
-    While the job is ``finishing``, workers end one after another, and nothing is broken.
+    A generation trains until it is known to be broken: a member is gone or reports a failed collective, or the leader
+    has ended the generation. The rest of it then waits if it is smaller than ``target.min``, else it is rescaling.
+    While the job is ``finishing``, workers exit one by one, and the generation is not broken.
     """
     if generation is None or not generation.size:
         return Place()
@@ -103,14 +103,14 @@ def place(
 
 
 def fresh(progress: Progress | None, after: int) -> tuple[Rescale, ...]:
-    """Rescales that were measured since generation ``after``, oldest first. The newest ten are all that is reported."""
+    """Rescales measured since generation ``after``, oldest first. Trainers report only the newest ten."""
     if progress is None:
         return ()
     return tuple(r for r in progress.rescales if after < r.generation <= progress.generation)
 
 
 def rounded(usage: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
-    """As they are written to the status."""
+    """The usage as written to the status."""
     if usage is None:
         return None
     seconds = ("training", "rescaling", "waiting", "redone", "spare", "owed_rescaling", "owed_redone")
@@ -118,13 +118,13 @@ def rounded(usage: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
 
 
 def dissolved(usage: AcceleratorSeconds | None) -> AcceleratorSeconds | None:
-    """The usage of a job that has just ended: the remaining workers do not train."""
+    """The usage of a job that has just ended: its remaining workers do not train."""
     return usage and usage.model_copy(update={"in_generation": 0, "standing_by": 0, "use": "waiting"})
 
 
 def differs(old: AcceleratorSeconds | None, new: AcceleratorSeconds | None) -> bool:
-    """Whether ``new`` says what the next operator could not find out for itself: seconds that merely pass are no reason
-    to write a status, nor are new pods, which say themselves since when they hold what."""
+    """Whether ``new`` contains what the next operator could not derive. Passing seconds alone do not cause a status
+    write, nor do new pods, whose own fields show what they hold and since when."""
     if old is None or new is None:
         return old is not new
     marks = ("in_generation", "standing_by", "use", "generation", "redone_steps")
@@ -132,7 +132,8 @@ def differs(old: AcceleratorSeconds | None, new: AcceleratorSeconds | None) -> b
 
 
 def _spent(usage: AcceleratorSeconds, held: float, seconds: float) -> dict[str, Any]:
-    """``held`` accelerator seconds of ``seconds`` seconds, by what was seen at their beginning: fields that change."""
+    """The changed fields: ``held`` accelerator seconds of ``seconds`` seconds, divided by the observation at their
+    start."""
     inside = min(usage.in_generation * seconds, held)
     waiting = held - inside
     if usage.use == "training":
@@ -143,7 +144,7 @@ def _spent(usage: AcceleratorSeconds, held: float, seconds: float) -> dict[str, 
         training = redone = 0.0
         rescaling = inside if usage.use == "rescaling" else 0.0
         waiting += inside - rescaling
-        paid = inside  # the pause that the trainer will report contains all of it
+        paid = inside  # the pause that the trainer reports later contains all of it
     spare = min(usage.standing_by * seconds, held - inside)
     waiting -= spare
     return {
@@ -158,13 +159,13 @@ def _spent(usage: AcceleratorSeconds, held: float, seconds: float) -> dict[str, 
 
 
 def _take_in(old: AcceleratorSeconds, now: dict[str, Any], progress: Progress | None) -> dict[str, Any]:
-    """``now`` and what the trainer has measured since: pauses of those who trained before, and steps that it lost."""
+    """``now`` with the trainer's measurements since: pauses of the previous generation's workers, and lost steps."""
     if progress is None or (progress.generation == old.generation and not old.unpriced_steps):
         return now
     owed, lost, inside = now["owed_rescaling"], 0, now["in_generation"]
     for rescale in fresh(progress, old.generation):
         paused = min(rescale.from_size or rescale.to_size, rescale.to_size) / max(rescale.to_size, 1)
-        # What the operator saw beyond the trainer's measure is its own delay, and not held against the next pause.
+        # What the operator booked beyond the trainer's measurement is its own delay; it does not reduce the next pause.
         owed = max(0.0, owed + _believed(rescale.pause_seconds) * inside * paused)
         lost += max(0, rescale.lost_steps)
     unpriced = old.unpriced_steps + lost
@@ -179,13 +180,13 @@ def _take_in(old: AcceleratorSeconds, now: dict[str, Any], progress: Progress | 
 
 
 def _believed(seconds: float) -> float:
-    """What a job reports is its own word: what cannot be a pause is none."""
+    """A job's reports are untrusted: a value that cannot be a pause counts as 0."""
     return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
 def _held_seconds(usage: AcceleratorSeconds, pods: tuple[Pod, ...], since: datetime, now: datetime) -> float:
-    """Accelerator seconds that pods held between ``since`` and ``now``; pods that the API server does not have any more
-    held theirs to the end, for this is when somebody looked."""
+    """Accelerator seconds that pods held between ``since`` and ``now``. Pods that no longer exist in the API server
+    count until ``now``, the first observation without them."""
     seconds = max(0.0, (now - since).total_seconds())
     known = [p for p in pods if p.bound is not None and not _released(p, since)]
     vanished = max(0, usage.held - sum(p.accelerators for p in known))
@@ -203,5 +204,5 @@ def _holds(pod: Pod, now: datetime) -> bool:
 
 
 def _released(pod: Pod, since: datetime) -> bool:
-    """Whether the pod had given back what it held before ``since``."""
+    """Whether the pod had released its accelerators by ``since``."""
     return bool(pod.over and pod.ending and pod.ending.at <= since)

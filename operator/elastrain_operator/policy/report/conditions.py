@@ -1,4 +1,4 @@
-"""The conditions of a job: its state now, with a reason for programs and a message for users."""
+"""The conditions of a job: its current state, with a reason for programs and a message for users."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What the conditions of a job that has not ended are made from."""
+    """The input of the conditions of a job that has not ended."""
 
     desired: int
     ready: int
@@ -39,29 +39,29 @@ class Picture:
     """Workers that were asked to leave and still exist."""
     generation: GenerationStatus | None
     pending_generation: int | None
-    """Number of the newest generation where it is not in force yet."""
+    """Number of the newest generation if it is not in force yet."""
     progress: Progress | None
     outage: Outage | None
-    """Set: etcd is not known."""
+    """Set if etcd is unknown."""
     has_checkpoints: bool
     suspended: bool
     finishing: bool
-    """The training loop has ended, scripts are ending."""
+    """The training loop has ended; scripts are ending."""
     refusal: Refusal | None
     withdrawal: Withdrawal | None
-    """Workers that did not start in time and are tried again later."""
+    """Workers that did not start in time; the operator retries them later."""
     troubles: Sequence[Trouble]
-    """What keeps workers from training, where it has lasted long enough to be told."""
+    """Why workers do not train, if it has lasted long enough to be reported."""
     waits_until: datetime | None
-    """The next worker is created then, after failures."""
+    """After failures: when the next worker is created."""
     share: Share | None = None
-    """What the allocator gives; None: the cluster is not shared out."""
+    """The allocator's answer; None: the operator does not share the cluster out."""
 
 
 def merge(old: Iterable[Condition], claims: Iterable[Claim], generation: int | None, now: datetime) -> list[Condition]:
     """Conditions with their history: ``lastTransitionTime`` moves only when the status of a condition changes.
 
-    Conditions about which nothing is claimed stay as they are.
+    Conditions without a claim stay unchanged.
     """
     merged = {c.type: c for c in old}
     for claim in claims:
@@ -108,12 +108,12 @@ def coordination(outage: Outage | None) -> Claim:
     """Whether the operator reaches etcd."""
     if outage is None:
         return Claim(ConditionType.COORDINATION_AVAILABLE, "True", "Connected", "the operator is connected to etcd")
-    text = f"{outage.message}; until then running workers train on, and nothing is created, drained or scaled"
+    text = f"{outage.message}; meanwhile running workers continue, and no worker is created, drained or scaled"
     return Claim(ConditionType.COORDINATION_AVAILABLE, "False", outage.reason, text)
 
 
 def phase(claims: Iterable[Condition], ready: int) -> str:
-    """One word for a person."""
+    """One word for people."""
     true = {c.type for c in claims if c.status == "True"}
     for kind in (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.SUSPENDED):
         if kind in true:
@@ -126,9 +126,9 @@ def phase(claims: Iterable[Condition], ready: int) -> str:
 def _pods_ready(p: Picture) -> Claim:
     kind = ConditionType.PODS_READY
     if p.suspended:
-        return Claim(kind, "False", "Suspended", "suspend is true: no worker is wanted")
+        return Claim(kind, "False", "Suspended", "suspend is true: 0 workers desired")
     if p.outage:
-        return Claim(kind, "Unknown", "EtcdUnavailable", "which workers train is not known without etcd")
+        return Claim(kind, "Unknown", "EtcdUnavailable", "the training workers are unknown without etcd")
     if not p.desired and p.share is not None:
         decided = p.share.size is not None
         return Claim(kind, "False", "WaitingForCapacity" if decided else "Starting", p.share.message)
@@ -140,21 +140,21 @@ def _pods_ready(p: Picture) -> Claim:
 
 
 def _obstacles(p: Picture) -> Iterator[tuple[str, str]]:
-    """Why not as many workers train as are wanted, the best explanation first: reason and words."""
+    """Why fewer workers train than desired, the best explanation first: reason and message."""
     if p.finishing:
         yield "Finishing", "the training loop has ended"
     missing = len(p.workers) < p.desired
     if p.refusal and missing:
         yield p.refusal.reason, p.refusal.message
     if p.withdrawal and missing:
-        yield p.withdrawal.reason, f"{p.withdrawal.message}; tried again at {_clock(p.withdrawal.until)}"
+        yield p.withdrawal.reason, f"{p.withdrawal.message}; retried at {_clock(p.withdrawal.until)}"
     if p.troubles:
         more = f" (and {len(p.troubles) - 1} more)" if len(p.troubles) > 1 else ""
         yield p.troubles[0].reason, p.troubles[0].message + more
     if p.draining:
-        yield "Draining", f"{p.draining} on their way out"
+        yield "Draining", f"{headcount(p.draining)} leaving"
     if p.waits_until and missing:
-        yield "BackingOff", f"after failures the next is created at {p.waits_until.isoformat(timespec='seconds')}"
+        yield "BackingOff", f"after failures, the next is created at {p.waits_until.isoformat(timespec='seconds')}"
 
 
 def _clock(moment: str) -> str:
@@ -166,15 +166,15 @@ def _suspended(p: Picture) -> Claim:
     if not p.suspended:
         return Claim(kind, "False", "Active", "suspend is false")
     if p.workers or p.draining:
-        return Claim(kind, "False", "Draining", f"still to leave: {headcount(len(p.workers) + p.draining)}")
-    return Claim(kind, "True", "Drained", "no worker is left; set suspend to false to go on")
+        return Claim(kind, "False", "Draining", f"{headcount(len(p.workers) + p.draining)} leaving")
+    return Claim(kind, "True", "Drained", "no worker remains; set suspend to false to resume")
 
 
 def _running(p: Picture) -> Claim:
     if p.generation and p.generation.size and p.ready:
         text = f"generation {p.generation.number}: {p.ready} of {p.generation.size} workers alive"
         if p.progress and p.progress.stragglers:
-            text += f"; held up by {', '.join(p.progress.stragglers)}"
+            text += f"; delayed by {', '.join(p.progress.stragglers)}"
         return Claim(ConditionType.RUNNING, "True", "Training", text)
     return Claim(ConditionType.RUNNING, "False", "NoGeneration", "no generation trains")
 
@@ -185,9 +185,9 @@ def _rescaling(p: Picture) -> Claim:
     if p.finishing:
         return Claim(kind, "False", "Finishing", "the training loop has ended")
     if p.pending_generation is not None and size:
-        return Claim(kind, "True", "Switching", f"generation {p.pending_generation} is being entered")
+        return Claim(kind, "True", "Switching", f"members are entering generation {p.pending_generation}")
     if size and size != p.desired:
-        return Claim(kind, "True", "SizeDiffers", f"{headcount(size)} in the generation, {p.desired} wanted")
+        return Claim(kind, "True", "SizeDiffers", f"{headcount(size)} in the generation, {p.desired} desired")
     if size and p.ready < size:
         return Claim(kind, "True", "WorkerLost", f"{size - p.ready} of {size} workers of the generation are gone")
     return Claim(kind, "False", "Settled" if size else "NoGeneration", f"{headcount(size)} in the generation")

@@ -1,4 +1,4 @@
-"""Events, each recorded once. All of them follow from a change of status or target, so none repeats."""
+"""Events, each recorded once: they follow from a change of the status or the target."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from elastrain_operator.policy.report import health
 _SELF_EXPLAINING = frozenset(
     {"Starting", "Finishing", "AllTrain", "Draining", "Suspended", "BackingOff", "EtcdUnavailable"}
 )
-"""Reasons of PodsReady that are part of normal life, or shown by another condition."""
+"""Reasons of PodsReady that are part of normal operation, or shown by another condition."""
 _LONGEST = 900
-"""Most characters of a message in an event (the API takes 1024)."""
+"""Most characters of a message in an event (the API accepts 1024)."""
 
 
 def events_of(
     old: JobStatus, new: JobStatus, before: Target | None, after: Target | None, lost: Iterable[Loss]
 ) -> tuple[JobEvent, ...]:
-    """What has changed from ``old`` to ``new`` status, and from target ``before`` to ``after`` (None: not written)."""
+    """The changes from ``old`` to ``new`` status, and from target ``before`` to ``after`` (None: not written)."""
     return (
         *(_lost(x) for x in lost),
         *_scaling(before, after),
@@ -44,7 +44,7 @@ def _scaling(before: Target | None, after: Target | None) -> Iterable[JobEvent]:
     if after is None:
         return
     if before is None:
-        yield JobEvent("TargetSet", f"{headcount(after.desired)} wanted (min {after.min}, max {after.max})")
+        yield JobEvent("TargetSet", f"{headcount(after.desired)} desired (min {after.min}, max {after.max})")
     elif before.desired != after.desired:
         yield JobEvent("Scaling", f"from {before.desired} to {headcount(after.desired)}: {after.reason}")
     fresh = [name for name in after.leaving if before is None or name not in before.leaving]

@@ -1,4 +1,4 @@
-"""Workers that hold the others up, by their own agents' records: a condition with numbers, and events once each."""
+"""Workers that delay the others, by their own agents' records: a condition with figures, and one event each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastrain_operator.model import Coordination, JobEvent, Severity
 from elastrain_operator.policy.report.conditions import Claim
 
 KEPT = 10
-"""Workers that the status names."""
+"""Most workers that the status names."""
 MESSAGE_CHARS = 300
 """Longest quote of an agent's message, in characters."""
 
@@ -37,18 +37,18 @@ def unhealthy(previous: Iterable[UnhealthyWorker], seen: Coordination, now: date
 
 
 def claim(workers: Sequence[UnhealthyWorker], generation: GenerationStatus | None) -> Claim:
-    """The condition WorkersHealthy of a job that has not ended, with etcd known."""
+    """The condition WorkersHealthy of a job that has not ended, if etcd is known."""
     kind = ConditionType.WORKERS_HEALTHY
     if workers:
         more = f" (and {len(workers) - 1} more)" if len(workers) > 1 else ""
         return Claim(kind, "False", _REASONS[Health(workers[0].health)], explanation(workers[0]) + more)
     if generation is None or not generation.size:
         return Claim(kind, "Unknown", "NoGeneration", "no generation trains")
-    return Claim(kind, "True", "NoneAccused", "no worker holds the others up")
+    return Claim(kind, "True", "NoneAccused", "no worker delays the others")
 
 
 def events_of(before: Iterable[UnhealthyWorker], after: Iterable[UnhealthyWorker], ended: bool) -> Iterable[JobEvent]:
-    """One for each worker that was not accused of this before, and for each that is cleared other than by the end."""
+    """One for each newly unhealthy worker, and for each that recovers (not: that the end of the job clears)."""
     old, new = {(w.worker, w.health): w for w in before}, {(w.worker, w.health): w for w in after}
     for key, worker in new.items():
         if key not in old:
@@ -56,9 +56,7 @@ def events_of(before: Iterable[UnhealthyWorker], after: Iterable[UnhealthyWorker
     still = {w.worker for w in new.values()}
     for worker in old.values():
         if worker.worker not in still and not ended and len(new) < KEPT:
-            yield JobEvent(
-                "WorkerHealthy", f"{_who(worker)} does not hold the others up any more ({worker.health} before)"
-            )
+            yield JobEvent("WorkerHealthy", f"{_who(worker)} no longer delays the others (was {worker.health})")
 
 
 def explanation(worker: UnhealthyWorker) -> str:

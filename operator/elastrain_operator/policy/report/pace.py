@@ -1,4 +1,4 @@
-"""How far training is and when it will be done."""
+"""Training progress and the estimated time of completion."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _CENTURY = 100 * 365 * 86400.0
 
 
 def progress_status(previous: ProgressStatus | None, report: Progress | None, now: datetime) -> ProgressStatus | None:
-    """``report`` in the words of the status; ``previous`` while nothing new was reported, so that time alone changes
-    nothing.
+    """``report`` as fields of the status; ``previous`` if the report is unchanged, so that time alone changes nothing.
 
-    The pace is that of undisturbed steps: what rescales and repairs will cost is not foreseen.
+    The pace is that of undisturbed steps: future rescales and repairs are not included.
     """
     if report is None:
         return previous
@@ -34,7 +33,7 @@ def progress_status(previous: ProgressStatus | None, report: Progress | None, no
 
 
 def samples_per_second(report: Progress) -> float | None:
-    """Samples of a step, on average of all committed ones, over the smoothed time of an undisturbed step."""
+    """Mean samples per committed step, over the smoothed time of an undisturbed step."""
     seconds = step_seconds(report)
     if not report.step or seconds is None:
         return None
@@ -46,22 +45,22 @@ def samples_per_second(report: Progress) -> float | None:
 
 
 def eta_seconds(report: Progress) -> float | None:
-    """Seconds that the remaining steps take, up to a century; None: not known."""
+    """Seconds that the remaining steps take, at most a century; None: unknown."""
     seconds = step_seconds(report)
     if report.total_steps is None or seconds is None:
         return None
-    left = min(max(0, report.total_steps - report.step), 2**53)  # beyond it an integer has no exact float, if any
+    left = min(max(0, report.total_steps - report.step), 2**53)  # larger integers have no exact float
     return min(left * seconds, _CENTURY)
 
 
 def step_seconds(report: Progress) -> float | None:
-    """The time of an undisturbed step. What a job reports is believed only where it can be a time."""
+    """The time of an undisturbed step; None if the reported value cannot be a time."""
     seconds = report.step_seconds
     return seconds if seconds is not None and math.isfinite(seconds) and seconds > 0 else None
 
 
 def _loss(report: Progress) -> float | None:
-    """Rounded: every status carries every digit."""
+    """Rounded, to keep the status small."""
     loss = report.loss
     return float(f"{loss:.6g}") if loss is not None and math.isfinite(loss) else None
 

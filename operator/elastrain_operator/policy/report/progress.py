@@ -1,4 +1,4 @@
-"""What training looks like from outside: the generation in force, workers that train, steps, the last rescale."""
+"""Training as seen from outside: the generation in force, its live workers, the last rescale."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from elastrain_operator.model import Coordination
 
 
 def in_force(previous: GenerationStatus | None, seen: Coordination) -> tuple[GenerationStatus | None, int]:
-    """The generation that trains and how many of its workers are alive.
+    """The generation that trains, and the number of its live workers.
 
-    A proposed generation is in force when one of its members says that it has adopted it (ranks do so together, and
-    the others' word comes later); until then the one before (``previous``, from the status) is.
+    A proposed generation is in force as soon as one of its members reports that it has adopted it (ranks adopt it
+    together; the other reports follow). Until then the generation before (``previous``, from the status) is.
     """
     newest = seen.generation
     if newest is None:
@@ -29,9 +29,9 @@ def in_force(previous: GenerationStatus | None, seen: Coordination) -> tuple[Gen
 
 
 def last_rescale(previous: LastRescale | None, seen: Coordination, now: datetime) -> LastRescale | None:
-    """The newest rescale that the trainer measured, with the time at which the operator first saw it.
+    """The newest rescale that the trainer measured, with the time of the operator's first observation.
 
-    The start (from 0 ranks) is no rescale.
+    The start (from 0 ranks) does not count.
     """
     measured = [r for r in seen.progress.rescales if r.from_size > 0] if seen.progress else []
     if not measured:

@@ -1,6 +1,7 @@
-"""Which news of a pod can wait a moment: that it comes further on its way into training. Pure.
+"""Which changes of a pod may be handled later: the steps of a normal start. Pure.
 
-When it is there its member says so in etcd, and that never waits. What a pod does until then changes figures only.
+The member's record in etcd shows when the worker is ready, and is always handled at once. Earlier changes of the pod
+affect only figures.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from elastrain_operator.model import Pod, Trouble
 
 
 def is_routine(before: Pod | None, now: Pod) -> bool:
-    """Whether a pod has only come to be (``before`` is None: nobody has looked at it yet), was bound to a node, has
-    started or become ready since it was last looked at."""
+    """Whether a pod has only been created (``before`` is None: not observed yet), been bound to a node, started or
+    become ready since the last observation."""
     if _telling(now.trouble):
         return False
     if before is None:
@@ -24,5 +25,5 @@ def is_routine(before: Pod | None, now: Pod) -> bool:
 
 
 def _telling(trouble: Trouble | None) -> bool:
-    """Whether it is more than that containers are still being created."""
+    """Whether the trouble is more than containers being created."""
     return trouble is not None and not trouble.patience

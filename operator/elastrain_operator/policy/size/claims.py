@@ -1,4 +1,4 @@
-"""What a job claims of the cluster: spec, status and observation → the allocator's view of it."""
+"""A job's claims on the cluster: spec, status and observation → the allocator's view of the job."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _BARE = Kind(((PODS, 1),))
 def claims(spec: JobSpec, status: JobStatus, seen: Observed, workers: Iterable[Pod], wants: bool) -> Claims:
     """The claims of one job.
 
-    ``status``: as just planned; ``workers``: pods that count as workers and were not asked to leave; ``wants``: the job
-    goes on.
+    ``status``: as just planned; ``workers``: pods that count as workers and were not asked to leave; ``wants``: whether
+    the job needs workers.
     """
     active = tuple(workers) if wants else ()
     names = {p.name for p in active}
@@ -29,12 +29,12 @@ def claims(spec: JobSpec, status: JobStatus, seen: Observed, workers: Iterable[P
         return Claims(None, leaving=leaving)
     etcd, rescaled = seen.coordination, status.last_rescale
     placed = {m.worker for m in etcd.generation.members} if etcd and etcd.generation else frozenset()
-    # Whom the allocator named last time must not decide whom it names next.
+    # The allocator's last selection must not influence its next one.
     share = replace(seen.share, release=frozenset()) if seen.share else None
     stays = tuple(reversed(victims.order(active, etcd, share)))
     size = status.desired_replicas or 0
     extra = _spares(spec, stays, size, placed)
-    stays = tuple(sorted(stays, key=lambda p: p.name in extra))  # whoever trains is kept before one that does not
+    stays = tuple(sorted(stays, key=lambda p: p.name in extra))  # training workers stay before spares
     job = Job(
         uid=seen.job.uid,
         namespace=seen.job.namespace,
@@ -58,7 +58,7 @@ def claims(spec: JobSpec, status: JobStatus, seen: Observed, workers: Iterable[P
 
 
 def _spares(spec: JobSpec, stays: Iterable[Pod], size: int, placed: Collection[str]) -> frozenset[str]:
-    """Workers (names) beyond the wanted number; whoever trains is none."""
+    """Workers (names) beyond the desired number that do not train."""
     if not spec.warm_spares:
         return frozenset()
     outside = [p.name for p in stays if p.name not in placed]
@@ -66,10 +66,10 @@ def _spares(spec: JobSpec, stays: Iterable[Pod], size: int, placed: Collection[s
 
 
 def _has_state(active: Iterable[Pod], status: JobStatus, etcd: Coordination | None) -> bool:
-    """Whether a worker of the job has ever trained: then its memory may be all that there is of the model."""
+    """Whether a worker of the job has ever trained: its memory may then hold the only copy of the model."""
     names = {p.name for p in active}
     if etcd is None or (etcd.generation is None and status.generation is not None):
-        return bool(names) and status.generation is not None  # who they are is not known
+        return bool(names) and status.generation is not None  # the members are unknown
     trained = {m.worker for m in etcd.members if m.generation > 0}
     placed = {m.worker for m in etcd.generation.members} if etcd.generation else set()
     return bool(names & (trained | placed))
@@ -79,14 +79,14 @@ def _kind(spec: JobSpec, status: JobStatus) -> Kind:
     try:
         return nodes.kind(spec.template, (e.node for e in status.excluded_nodes))
     except (AttributeError, KeyError, TypeError, ValueError):
-        return _BARE  # a shape that no pod can have: the API server refuses it, and the job's conditions say so
+        return _BARE  # no valid pod: the API server refuses it, and the job's conditions report it
 
 
 def _ranks(spec: JobSpec) -> int:
     try:
         return spec.ranks_per_worker
     except AcceleratorUnclear:
-        return 1  # for words only; the job's conditions say what is unclear
+        return 1  # for messages only; the job's conditions report the problem
 
 
 def _remaining(etcd: Coordination | None) -> float | None:

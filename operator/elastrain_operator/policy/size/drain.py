@@ -8,11 +8,11 @@ from elastrain_operator.model import Coordination, Pod
 
 
 def released(pod: Pod, members: Coordination | None, due: datetime, now: datetime) -> str | None:
-    """Why the pod may be deleted now, or None: it still trains, or nobody knows.
+    """Why the pod may be deleted now; None: it still trains, or that is unknown.
 
-    A worker that leaves ends by itself and says how it went, so a Ready pod is left to do that, though it may be no
-    member any more. ``members`` is None where membership is not known. That alone never releases a pod; the deadline
-    does: it is the promise that a shrink ends.
+    A leaving worker exits by itself and writes a termination record, so a Ready pod is kept even if it is no longer a
+    member. ``members`` is None if membership is unknown. That alone never releases a pod; the deadline does, which
+    guarantees that a shrink ends.
     """
     if pod.ending:
         return "ended"
@@ -20,7 +20,7 @@ def released(pod: Pod, members: Coordination | None, due: datetime, now: datetim
         return "never started"
     gone = members is not None and members.member_of(pod.name) is None and not members.trains(pod.name)
     if gone and not pod.ready:
-        return "no member any more"
+        return "no longer a member"
     return "drain deadline passed" if now >= due else None
 
 

@@ -1,4 +1,4 @@
-"""Since when workers are asked to leave: kept in the job's status, so that the next operator has the same clock."""
+"""When workers were asked to leave: kept in the job's status, so that the next operator uses the same deadlines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def since(status: JobStatus) -> dict[str, datetime]:
 
 
 def record(known: Mapping[str, datetime], leaving: Iterable[str], now: datetime) -> list[Leaving]:
-    """``status.leaving`` for the workers that are asked to leave: those that are not ``known`` yet are asked now."""
+    """``status.leaving`` for the ``leaving`` workers: those that are not ``known`` yet are asked now."""
     asked: dict[datetime, list[str]] = {}
     for worker in sorted(leaving):
         asked.setdefault(known.get(worker, now), []).append(worker)

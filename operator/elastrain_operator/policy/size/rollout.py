@@ -1,9 +1,9 @@
-"""A changed template reaches running workers: one after the other, by planned rescales, never below the minimum.
+"""Rolls a changed template out to running workers: one after the other, by planned rescales, never below the minimum.
 
-A pod's label says which version of the template it was made from. While workers of another version run, a few pods more
-than wanted may exist; one that is ready to join takes the place of an old worker, which is asked to leave like in any
-shrink. Where the cluster has no room for one more pod, the old worker leaves first. Where a new one does not start, or
-its script fails, no other worker is asked to leave: the old workers train on.
+A pod's label names the version of its template. While workers of another version run, a few pods more than desired may
+exist; one that is ready to join replaces an old worker, which is asked to leave as in any shrink. If the cluster has no
+room for an additional pod, the old worker leaves first. If a new worker does not start, or its script fails, no other
+worker is asked to leave: the old workers continue to train.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from elastrain_operator.policy.losses.causes import judge
 from elastrain_operator.policy.report.conditions import Claim
 
 ROOM_PATIENCE = 30.0
-"""Seconds for which a new pod may be unschedulable before an old worker makes room: preemption and descheduling take
-a moment, and an old worker that is gone cannot be had back."""
+"""Seconds for which a new pod may be unschedulable before an old worker leaves for it: preemption and descheduling take
+time, and the removal of an old worker cannot be undone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +34,29 @@ class Rollout:
     old: tuple[Pod, ...] = ()
     """Workers that are still of another version."""
     extra: int = 0
-    """Pods beyond the wanted number that may be there."""
+    """Pods beyond the desired number that may exist."""
     create: int = 0
-    """Pods beyond the wanted number to create now."""
+    """Pods beyond the desired number to create now."""
     leave: tuple[Pod, ...] = ()
     """Workers to ask to leave now."""
     stopped: str = ""
     """Why no other worker is replaced, with the name of the blocking worker; empty: the roll-out continues."""
     until: datetime | None = None
-    """When it has to be looked at again, though nothing happens."""
+    """When the roll-out needs another pass even without a change."""
     coming: tuple[str, ...] = ()
-    """New workers (names) that do not train yet: what it waits for."""
+    """New workers (names) that do not train yet: the roll-out waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a roll-out is decided from."""
+    """The input of a roll-out."""
 
     workers: Sequence[Pod]
     """Pods that count as workers; those that were asked to leave do not."""
     pods: Sequence[Pod]
     """All pods of the job, ended ones included."""
     version: str
-    """Of the template as it is now."""
+    """Version of the current template."""
     desired: int
     minimum: int
     at_a_time: int
@@ -64,16 +64,16 @@ class Scene:
     leaving: int
     """Workers that were asked to leave and still exist."""
     refusal: Refusal | None
-    """The API server refuses pods of this very spec."""
+    """The API server's refusal of pods of the current spec."""
     members: Coordination | None
-    """None: who trains is not known."""
+    """None: membership is unknown."""
     now: datetime
     spares: int = 0
-    """Workers beyond ``desired`` that may stand by: those are replaced first, then each takes an old one's place."""
+    """Warm spares beyond ``desired``: they are replaced first, then each replaces an old worker."""
 
 
 def version(template: Mapping[str, Any]) -> str:
-    """A short name of this very template; equal templates have equal ones, in every version of the operator."""
+    """A short name of a template; equal for equal templates, in every version of the operator."""
     text = json.dumps(template, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -91,20 +91,20 @@ def rollout(scene: Scene) -> Rollout:
     if stopped := _stopped(scene, new, scene.members):
         return Rollout(old, extra, stopped=stopped)
     made = _renew_spares(scene, old, coming, scene.members) or _go_on(scene, old, coming, scene.members)
-    if scene.refusal and not _no_quota(scene):  # it is tried again, ever more slowly
+    if scene.refusal and not _no_quota(scene):  # it is retried with increasing delays
         text = f"{scene.refusal.reason}: {scene.refusal.message}"
         return replace(made, leave=(), stopped=text)
     return made
 
 
 def _renew_spares(scene: Scene, old: tuple[Pod, ...], coming: Sequence[Pod], members: Coordination) -> Rollout | None:
-    """Old workers that only stand by go before any that trains: no step is held up, and their successors show what the
-    new template is worth. None: there are none of them."""
+    """Old spares are replaced before training workers: this delays no step, and their successors test the new template.
+    None: there are no old spares."""
     training = sum(members.trains(p.name) for p in scene.workers)
     idle = [p for p in old if not members.trains(p.name)]
     if not scene.spares or not idle or training < scene.desired:
         return None
-    # One that finds no room gets that of the next old spare; every other one is waited for.
+    # An unschedulable pod gets the room of the next old spare; all others are waited for.
     warming = [p for p in coming if not _is_ready(p, members) and not (p.trouble and p.trouble.reason == UNSCHEDULABLE)]
     leave = _first_to_go(idle, scene.at_a_time - scene.leaving - len(warming), members)
     return Rollout(old, min(len(coming), scene.at_a_time), leave=leave, coming=tuple(p.name for p in coming))
@@ -125,9 +125,9 @@ def _go_on(scene: Scene, old: tuple[Pod, ...], coming: Sequence[Pod], members: C
 @dataclass(frozen=True, slots=True)
 class _Room:
     made: int
-    """Old workers that make room for pods which the cluster, or the quota, has no room for."""
+    """Old workers that leave because the cluster or the quota has no room for an additional pod."""
     none: str
-    """Why there will be none."""
+    """Why no room can be made; empty: not needed, or possible."""
     until: datetime | None
     """When waiting for room ends."""
 
@@ -143,7 +143,7 @@ def _room(scene: Scene, coming: Sequence[Pod], members: Coordination) -> _Room:
     made = max(min(wanted, scene.at_a_time - missing, training - scene.minimum), 0)
     none = ""
     if wanted and training <= scene.minimum:
-        none = f"there is no room for one more worker, and minReplicas ({scene.minimum}) leaves nobody to spare"
+        none = f"there is no room for another worker, and minReplicas ({scene.minimum}) permits no worker to leave"
     return _Room(made, none, min((_patience(p) for p in stuck if p not in ripe), default=None))
 
 
@@ -156,8 +156,8 @@ def _patience(pod: Pod) -> datetime:
 
 
 def _surplus(scene: Scene, old: Sequence[Pod], members: Coordination) -> tuple[Pod, ...]:
-    """Old workers that nobody has to replace first: those that never ran, and as many as train beyond the wanted
-    number. (Of those that run and do not train, too many are the ordinary surplus of a shrink.)"""
+    """Old workers that may leave without a replacement: those that never ran, and training ones beyond the desired
+    number. (A surplus of workers that run and do not train is left to the ordinary shrink.)"""
     unborn = tuple(p for p in old if not p.started)
     training = {p.name for p in scene.workers if members.trains(p.name)}
     busy = [p for p in old if p.name in training]
@@ -165,7 +165,7 @@ def _surplus(scene: Scene, old: Sequence[Pod], members: Coordination) -> tuple[P
 
 
 def _first_to_go(old: Iterable[Pod], number: int, members: Coordination) -> tuple[Pod, ...]:
-    """Those that cost least: not Ready, outside the generation, disrupted (about to go anyway), then the newest."""
+    """The cheapest workers: not Ready, outside the generation, disrupted (about to end anyway), then the newest."""
 
     def worth(pod: Pod) -> tuple[bool, bool, bool, int]:
         return (pod.ready, members.trains(pod.name), not pod.disruption, -pod.ordinal)
@@ -174,13 +174,13 @@ def _first_to_go(old: Iterable[Pod], number: int, members: Coordination) -> tupl
 
 
 def _is_ready(pod: Pod, members: Coordination) -> bool:
-    """It could join at once. Where torchrun runs in a worker, that has a member of its own beside the agent's."""
+    """Whether it could join at once. A torchrun in a worker has its own member record beside the agent's."""
     return pod.started and any(m.worker == pod.name and m.phase is Phase.READY for m in members.members)
 
 
 def _stopped(scene: Scene, new: Sequence[Pod], members: Coordination) -> str:
-    """Why the new template is not to be trusted with more workers: one does not start, or its script has failed before
-    any worker of this version has trained."""
+    """Why the roll-out stops: a new worker does not start, or its script has failed before any worker of this version
+    has trained."""
     for pod in new:
         trouble = pod.trouble
         ripe = trouble and (scene.now - pod.created).total_seconds() >= trouble.patience
@@ -193,16 +193,16 @@ def _stopped(scene: Scene, new: Sequence[Pod], members: Coordination) -> str:
     return f"{by_script[-1].reason}: {by_script[-1].message}" if by_script else ""
 
 
-def claim(made: Rollout, total: int, was_told: bool, at_a_time: int) -> tuple[Claim, ...]:
+def claim(made: Rollout, total: int, was_reported: bool, at_a_time: int) -> tuple[Claim, ...]:
     """The condition UpToDate; none for a job whose template has never changed while it ran."""
-    kind, done = ConditionType.UP_TO_DATE, f"{total - len(made.old)} of {total} workers are of the present template"
+    kind, done = ConditionType.UP_TO_DATE, f"{total - len(made.old)} of {total} workers use the present template"
     if not made.old:
-        return (Claim(kind, "True", "AllUpToDate", done),) if was_told else ()
+        return (Claim(kind, "True", "AllUpToDate", done),) if was_reported else ()
     if at_a_time == 0:
         text = f"{done}; maxUnavailable is 0: the others are replaced only when they are lost"
         return (Claim(kind, "False", "NotReplaced", text),)
     if made.stopped:
-        text = f"{done}; nobody else is replaced: {made.stopped}. Change spec.template, or set it back"
+        text = f"{done}; no other worker is replaced: {made.stopped}. Change spec.template, or set it back"
         return (Claim(kind, "False", "RolloutStopped", text),)
     waits = f"; waiting for {', '.join(made.coming)} to train" if made.coming else ""
     return (Claim(kind, "False", "RollingOut", f"{done}, {at_a_time} replaced at a time{waits}"),)

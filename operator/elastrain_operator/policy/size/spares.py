@@ -1,8 +1,8 @@
-"""Warm spares: how many workers more than wanted there should be, and who of them stands by. Pure.
+"""Warm spares: the desired number of workers beyond ``desired``, and which workers stand by. Pure.
 
-A spare is no other kind of pod. It starts like any worker, imports, builds the model and says that it is ready; beyond
-``target.desired`` the members let nobody in, so that it waits. When a worker is lost, or one more is wanted, the
-members themselves let it in: the operator is not on that way, it only sees to it that another one is made.
+A spare is an ordinary pod. It starts like any worker, imports, builds the model and reports that it is ready; the
+members admit no more than ``target.desired``, so it waits. When a worker is lost or the desired number grows, the
+members admit it without the operator, which only creates the next spare.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from elastrain_operator.model import Coordination
 
 
 def wanted(spec: JobSpec, desired: int, workers: int, generation: GenerationStatus | None, share: Share | None) -> int:
-    """Spares wanted now, beside ``desired`` workers. ``workers``: pods that count as workers; ``generation``: in force.
+    """Desired spares beside ``desired`` workers. ``workers``: pods that count as workers; ``generation``: in force.
 
-    None before the job trains: those who start together must neither wait for spares nor share accelerators with them.
-    Where the operator shares the cluster out, as many as ``share`` leaves room for; where it does not know the cluster,
-    as many as there are.
+    0 before the job trains: the first workers must neither wait for spares nor share accelerators with them. If the
+    operator shares the cluster out, ``share`` limits the spares; if it does not know the cluster, existing ones stay.
     """
     if not spec.warm_spares or not desired or generation is None or not generation.size:
         return 0
@@ -30,8 +29,7 @@ def wanted(spec: JobSpec, desired: int, workers: int, generation: GenerationStat
 
 
 def standing_by(seen: Coordination) -> frozenset[str]:
-    """Workers (pod names) that could train and that nobody needs: in no generation, while the newest one is as large as
-    is wanted."""
+    """Warm spares (pod names): ready workers outside the newest generation, if that has the desired size."""
     newest, target = seen.generation, seen.target
     if newest is None or target is None or not target.desired or len(newest.members) < target.desired:
         return frozenset()
@@ -42,7 +40,7 @@ def standing_by(seen: Coordination) -> frozenset[str]:
 def status(
     spec: JobSpec, previous: SparesStatus | None, desired: int, standing: frozenset[str] | None
 ) -> SparesStatus | None:
-    """What the status says of ``desired`` spares; absent where none are asked for. ``standing``: None: not known."""
+    """The status of ``desired`` spares; None if the spec asks for none. ``standing``: None: unknown."""
     if not spec.warm_spares:
         return None
     ready = (previous.ready if previous else 0) if standing is None else len(standing)

@@ -1,4 +1,4 @@
-"""The target: what the operator tells the members through etcd."""
+"""The target: the operator's instruction to the members, in etcd."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from elastrain.api.records import Target
 
 
 def target(spec: JobSpec, desired: int, previous: Target | None, leaving: Iterable[str], stop: bool) -> Target:
-    """The target of ``desired`` workers; ``stop``: the job has failed, everybody is to save and leave.
+    """The target of ``desired`` workers; ``stop``: the job has failed, all workers save and leave.
 
-    The reason changes only with the size, so that a target which merely forgets a worker that is gone keeps its own.
+    The reason changes only with the size: removing a gone worker from ``leaving`` keeps it.
     """
     return Target(
         min=spec.min_replicas,

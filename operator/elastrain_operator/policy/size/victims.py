@@ -1,4 +1,4 @@
-"""Which workers leave when there are too many, or when a better node has room. The rule is :mod:`elastrain.sizing`."""
+"""Which workers leave if there are too many or a better node has room. The rule is in :mod:`elastrain.sizing`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Coordination, Pod
 
 SICK = {Health.STUCK: 2, Health.SLOW: 1}
-"""Members that hold back all others, by their own records: the larger, the earlier they leave. Waiting counts as 0."""
+"""Members that delay all others, by their own records: a larger value leaves earlier. Waiting counts as 0."""
 
 
 def order(workers: Sequence[Pod], members: Coordination | None, share: Share | None) -> tuple[Pod, ...]:
-    """``workers``, those that leave first at the front. ``members``: None where membership is not known."""
+    """``workers`` in the order in which they leave. ``members``: None if membership is unknown."""
     pods = {p.name: p for p in workers}
     return tuple(pods[w.name] for w in leave_order(_facts(workers, members, share)))
 
@@ -29,10 +29,10 @@ def choose(
     *,
     spares: int = 0,
 ) -> tuple[Pod, ...]:
-    """The workers that are asked to leave: those that are too many, and those for which a better node has room.
+    """The workers that are asked to leave: the surplus, and those for which a better node has room.
 
-    Of the latter only as many as leave ``minimum`` workers, and ``minimum`` that train: they are replaced, not given
-    up. ``spares``: workers beyond ``desired`` that may stand by.
+    The latter are replaced, and only while ``minimum`` workers, and ``minimum`` training ones, remain. ``spares``:
+    workers beyond ``desired`` that may stand by.
     """
     ranked = leave_order(_facts(workers, members, share))
     chosen = list(surplus(ranked, desired, spares))

@@ -1,4 +1,4 @@
-"""How many workers a job wants now, and what it says about not having more."""
+"""The desired number of workers of a job, and the condition that explains it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from elastrain_operator.policy.report.conditions import Claim
 
 
 def wanted(spec: JobSpec, status: JobStatus, share: Share | None) -> int:
-    """Workers wanted now. ``share``: what the allocator says; None: this operator does not share the cluster out, and
-    an absent ``replicas`` means ``maxReplicas``.
+    """Desired workers. ``share``: the allocator's answer; None: this operator does not share the cluster out, and an
+    absent ``replicas`` means ``maxReplicas``.
 
-    A share was made for the spec of a moment ago: what the user bounds since then holds at once. Where the allocator
-    does not know the cluster the job keeps the size it has; a new one waits, or begins with its minimum where waiting
-    would not help.
+    A share may be older than the spec, so the spec's bounds apply to it. If the allocator does not know the cluster,
+    the job keeps its size; a new job waits, or starts with its minimum if waiting would not help.
     """
     if spec.suspend:
         return 0
@@ -28,7 +27,7 @@ def wanted(spec: JobSpec, status: JobStatus, share: Share | None) -> int:
 
 
 def grown(old: Iterable[Condition], suspended: bool, share: Share | None, desired: int, cap: int) -> Claim | None:
-    """The condition that says why the job is not larger; None: nothing is to be said, nor was it ever."""
+    """The condition that explains why the job is not larger; None: no explanation applies, now or before."""
     kind = ConditionType.GROWN
     if suspended or share is None:
         if not any(c.type == kind for c in old):

@@ -1,1 +1,1 @@
-"""What an agent decides: events in, effects out. Pure."""
+"""An agent's decisions: events in, effects out. Pure."""

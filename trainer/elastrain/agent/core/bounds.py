@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STRAGGLER_SECONDS = 60.0
-"""How long the other ranks of a worker may continue after one rank's script ended before its loop did."""
+"""Seconds that the other ranks of a worker may continue after one rank's script ended before its loop did."""
 KILL_SECONDS = 2.0
-"""From SIGTERM to SIGKILL when no state is left to save."""
+"""Seconds from SIGTERM to SIGKILL if no state is left to save."""
 
 
 @dataclass(slots=True)
 class Bounds:
-    """Of one agent, in its monotonic seconds."""
+    """One agent's deadlines, in its monotonic seconds."""
 
     drain: float | None = None
     """Set by a signal. A leave that the target requests has no deadline here: the operator enforces one by a signal."""
     exit: float | None = None
-    """Set when the first rank was told to exit."""
+    """Set when the first rank was sent :class:`Exit`."""
     stragglers: float | None = None
-    """Set while ranks wait for one whose script has ended."""
+    """Set while ranks wait for a rank whose script has ended."""
     kill: float | None = None
     """Set when the ranks received the signal that ends them."""
 
@@ -36,5 +36,5 @@ class Bounds:
 
 
 def passed(bound: float | None, now: float) -> bool:
-    """Whether there is a ``bound`` and it is over."""
+    """Whether there is a ``bound`` and it has passed."""
     return bound is not None and now >= bound

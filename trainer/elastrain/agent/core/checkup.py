@@ -1,4 +1,4 @@
-"""From heartbeat pages to consequences: the health in the member's record, a restart, a resignation. Pure."""
+"""The consequences of heartbeat pages: the health in the member's record, a restart, a resignation. Pure."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from elastrain.api.heartbeat import Beat
 from elastrain.api.records import Generation, Health, Member, Phase, Target
 
 EXCLUDE_SECONDS = 10.0
-"""From the report of a straggler to its leave: other stragglers have reported themselves by then."""
+"""Seconds from a straggler's report to its leave: by then other stragglers have reported themselves."""
 LACK_SECONDS = 10.0
-"""Every job is below its minimum while it starts; it is reported only after this time."""
+"""Seconds below the minimum before it is reported: every job is below its minimum while it starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The facts beside the heartbeat pages."""
+    """The facts that the heartbeat pages do not contain."""
 
     me: str
     """Member id."""
     current: bool = True
-    """etcd answers and shows all members. Else the fields below are old or incomplete, and no worker leaves because of
-    them."""
+    """etcd answers and shows all members. Otherwise the fields below are outdated or incomplete, and no worker leaves
+    because of them."""
     members: Mapping[str, Member] = field(default_factory=dict)
-    """Those that live, by id."""
+    """Live members by id."""
     target: Target | None = None
     generation: Generation | None = None
-    """The one that its ranks have adopted."""
+    """The generation that its ranks have adopted."""
     trains: bool = False
-    """It is in that generation and has not seen it break."""
+    """The member is in that generation and has not seen it break."""
     idle: bool = False
-    """Its ranks could train if there were a generation for them, and nothing has ended."""
+    """Its ranks could train in a generation, and neither training nor the worker has ended."""
 
 
 @dataclass(slots=True)
 class Checkup:
-    """One incarnation's record of health."""
+    """The health of one incarnation."""
 
     policy: Policy
     watch: Watch = field(default_factory=Watch)
@@ -46,10 +46,11 @@ class Checkup:
     """Since when fewer than ``target.min`` members are ready although these ranks are."""
     health: Health = Health.OK
     message: str = ""
-    """For the member's record. It changes only with the verdict, so that changing figures cause no writes."""
+    """The message for the member's record. It changes only with the verdict, so that changing figures cause no
+    writes."""
 
     def look(self, beats: Mapping[int, Beat], situation: Situation, now: float) -> Verdict:
-        """Judge again; the result names the ranks to dump or restart."""
+        """Judge again; the verdict names the ranks to restart and those whose stacks are to be printed."""
         self.verdict = self.watch.look(beats, peers(situation), now, self.policy)
         lacking = below_min(situation)
         self.lacking_since = (now if self.lacking_since is None else self.lacking_since) if lacking else None
@@ -60,7 +61,7 @@ class Checkup:
         return self.verdict
 
     def why_resign(self, situation: Situation, now: float) -> str | None:
-        """Why this worker leaves of its own accord, or None."""
+        """Why this worker leaves without a request; None: it stays."""
         if not situation.current:
             return None
         if self._lacks_for(now) >= self.policy.min_timeout:
@@ -68,7 +69,7 @@ class Checkup:
         if not self.policy.exclude_stragglers or self.verdict.health is not Health.SLOW or situation.target is None:
             return None
         members = situation.members.values()
-        # One at a time, so that two can not leave below the minimum together.
+        # One at a time, so that two leaves together cannot go below the minimum.
         first = min((m.id for m in members if m.health == Health.SLOW), default=None)
         turn = first == situation.me and not any(m.phase is Phase.LEAVING for m in members)
         spare = _ready(situation) > situation.target.min
@@ -91,7 +92,7 @@ def peers(situation: Situation) -> Peers:
 
 
 def below_min(situation: Situation) -> bool:
-    """Whether this worker is ready and only too few members keep it from training."""
+    """Whether this worker is ready and does not train only because too few members are ready."""
     target = situation.target
     if not situation.current or target is None or target.desired == 0 or situation.trains or not situation.idle:
         return False

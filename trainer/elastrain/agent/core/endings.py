@@ -1,4 +1,4 @@
-"""How a worker ends: the termination record for each way. Pure."""
+"""The termination records of a worker, one for each way to end. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastrain.api.names import EXIT_FINISHED, EXIT_INFRASTRUCTURE
 from elastrain.api.records import Outcome, Termination
 
 RECORD_BYTES = 4096
-"""Kubernetes reads no more of a termination log."""
+"""Largest part of a termination log that Kubernetes reads."""
 MESSAGE_CHARS = 600
 TAIL_BYTES = 3000
 
@@ -40,7 +40,7 @@ def script_failed(step: int, exited: RankExited, rank: int | None) -> Terminatio
 
 
 def rank_killed(step: int, exited: RankExited, rank: int | None, leaving: bool) -> Termination:
-    """A rank was killed by a signal and is not started again."""
+    """A signal killed a rank, and it is not restarted."""
     name = signal_name(exited.signal)
     if leaving:
         return drained(step, f"local rank {exited.local_rank} was killed by {name} while leaving")
@@ -52,13 +52,13 @@ def rank_killed(step: int, exited: RankExited, rank: int | None, leaving: bool) 
         signal=exited.signal,
         rank=rank,
         reason="RankKilled",
-        message=f"local rank {exited.local_rank} was killed by {name} again and again{hint}; no restarts are left",
+        message=f"local rank {exited.local_rank} was killed by {name} repeatedly{hint}; no restarts are left",
         log_tail=exited.log_tail,
     )
 
 
 def rank_stuck(step: int, exited: RankExited, rank: int | None, hung: str) -> Termination:
-    """A rank hung again and again, was killed for it, and is not started again."""
+    """A rank hung repeatedly, was killed each time, and is not restarted."""
     return Termination(
         outcome=Outcome.FAILED,
         step=step,
@@ -66,13 +66,13 @@ def rank_stuck(step: int, exited: RankExited, rank: int | None, hung: str) -> Te
         signal=exited.signal,
         rank=rank,
         reason="RankStuck",
-        message=f"{hung} while others waited for it, again and again; no restarts are left (its stacks are in the log)",
+        message=f"{hung} while others waited for it, repeatedly; no restarts are left (its stacks are in the log)",
         log_tail=exited.log_tail,
     )
 
 
 def straggler(step: int, local_ranks: Sequence[int]) -> Termination:
-    """Some ranks of the worker left the loop while others wait in it without end."""
+    """Some ranks of the worker left the loop while others still wait in it."""
     return Termination(
         outcome=Outcome.FAILED,
         step=step,
@@ -89,12 +89,12 @@ def infrastructure(reason: str, message: str, step: int = 0) -> Termination:
 
 
 def usage(message: str, exit_code: int) -> Termination:
-    """The worker was started with wrong settings, or a command that cannot be run."""
+    """The worker was started with invalid settings or a command that cannot be run."""
     return Termination(outcome=Outcome.FAILED, exit_code=exit_code, reason="Usage", message=message)
 
 
 def encode(termination: Termination) -> bytes:
-    """As JSON of less than ``RECORD_BYTES`` bytes: the log loses its oldest part, then the message its end."""
+    """JSON of less than ``RECORD_BYTES`` bytes: the oldest part of the log is cut, then the end of the message."""
     message = termination.message[:MESSAGE_CHARS]
     tail = termination.log_tail.encode()[-TAIL_BYTES:].decode(errors="ignore")
     while True:

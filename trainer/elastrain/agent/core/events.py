@@ -13,18 +13,18 @@ from elastrain.api.records import Generation, Health, Member, Phase, Progress, T
 # ---- events --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """This is the member's id from now on."""
+    """The member was registered under this id."""
 
     member_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """The job's records as etcd shows them now."""
+    """The job's current records in etcd."""
 
     target: Target | None = None
     generation: Generation | None = None
-    """The newest; of a large one, only this member's place in it."""
+    """The newest generation; a large one with only this member's place."""
     ended: Mapping[int, str] = field(default_factory=dict)
     """Numbers of generations that the leader has ended, and why."""
     finished: bool = False
@@ -32,7 +32,19 @@ class JobSnapshot:
     step: int = 0
     """Greatest number of committed steps in any record."""
     members: Mapping[str, Member] | None = None
-    """All live members by id; None where this member does not watch them (in a large job only the leader does)."""
+    """All live members by id; None if this member does not watch them (in a large job only the leader does)."""
+
+    @property
+    def training(self) -> bool:
+        """Whether live members hold state, because they have been in a generation.
+
+        Where members are not watched, as far as the generation tells.
+        """
+        if self.generation is None or not self.generation.size:
+            return False
+        if self.members is None:
+            return self.generation.number not in self.ended
+        return any(member.generation for member in self.members.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +65,7 @@ class RankSaid:
 
 @dataclass(frozen=True, slots=True)
 class RankHungUp:
-    """The rank's connection ended; its process may live on."""
+    """The rank's connection ended; its process may still live."""
 
     incarnation: int
     local_rank: int
@@ -72,14 +84,14 @@ class RankExited:
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
-    """SIGTERM or SIGINT reached the agent."""
+    """The agent received SIGTERM or SIGINT."""
 
     signum: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """The ranks' heartbeat pages by local rank; pages that cannot be read are left out."""
+    """The ranks' heartbeat pages by local rank, without unreadable pages."""
 
     incarnation: int
     beats: Mapping[int, Beat]
@@ -104,7 +116,7 @@ class Reincarnate:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Delete the member key now and for good."""
+    """Delete the member key now and permanently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +157,7 @@ class KillRanks:
 
 @dataclass(frozen=True, slots=True)
 class PrintStacks:
-    """Have this process, a rank, print the stacks of its threads."""
+    """Make this process, a rank, print the stacks of its threads."""
 
     local_rank: int
     pid: int
@@ -153,7 +165,7 @@ class PrintStacks:
 
 @dataclass(frozen=True, slots=True)
 class KillRank:
-    """SIGKILL to the process group of one rank; its end follows as :class:`RankExited`."""
+    """Send SIGKILL to the process group of one rank; its end follows as :class:`RankExited`."""
 
     local_rank: int
     why: str

@@ -1,10 +1,10 @@
-"""Is a rank stuck, a worker a straggler? Decided from heartbeat pages; pure.
+"""Detects stuck ranks and stragglers from heartbeat pages. Pure.
 
 *stuck*
-    A rank stays in the script's code while others wait for it in the step's collective. Its own page shows the first;
-    a sibling's page or another member's record shows the second. A member whose ranks wait for long publishes that; to
+    A rank stays in the script's code while others wait for it in the step's collective. Its own page shows the former;
+    a sibling's page or another member's record shows the latter. A member whose ranks wait for long publishes that; to
     avoid N writes, members later in rank order first leave time to the earlier ones. If all ranks are in the script's
-    code at once (a long evaluation), none waits and none is stuck.
+    code at the same time (a long evaluation), none waits and none is stuck.
 
 *straggler*
     The seconds that each rank computes per step travel with the gradients as a sum, so every rank can compare itself
@@ -25,33 +25,33 @@ NAME_STEPS = 20.0
 """A rank that others wait for is reported as stuck after the longer of ``NAME_SECONDS`` and ``NAME_STEPS`` usual steps
 in the script's code; it is restarted after ``Policy.stuck_timeout``."""
 DUMP_SECONDS = 0.5
-"""Between the request for its stacks and the end of a stuck rank: they are to be printed first."""
+"""Seconds between the request for a stuck rank's stacks and its end: the stacks must be printed first."""
 SLOW_RATIO = 3.0
-"""Own seconds per step over the mean of the others, from which on a rank is a straggler."""
+"""Least ratio of a straggler's seconds per step to the mean of the others."""
 FAST_RATIO = 2.0
-"""The ratio below which it stops being one."""
+"""The ratio below which it is no longer one."""
 SLOW_SECONDS = 0.005
 """Smaller differences per step are ignored."""
 HOLD_SECONDS = 3.0
 HOLD_STEPS = 10
-"""The verdict about a straggler changes after the evidence has held for so long and for so many steps."""
+"""Seconds and steps for which the evidence must hold before the verdict on a straggler changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What to do about it (settings of the agent)."""
+    """The reactions to bad health (settings of the agent)."""
 
     stuck_timeout: float = 300.0
-    """Seconds in the script's code after which a rank that others wait for is restarted, or ``NAME_STEPS`` steps where
+    """Seconds in the script's code after which a rank that others wait for is restarted, or ``NAME_STEPS`` steps if
     that is longer; 0: never."""
     exclude_stragglers: bool = False
     """A straggler leaves as if drained, as long as ``target.min`` members remain."""
     min_timeout: float = 3600.0
-    """Seconds that a worker waits for the least number of members before it gives its place back."""
+    """Seconds that a worker waits for the least number of members before it leaves."""
 
     @property
     def look_seconds(self) -> float:
-        """How often the pages should be read."""
+        """Interval at which the pages should be read."""
         return min(1.0, self.stuck_timeout / 4) if self.stuck_timeout else 1.0
 
 
@@ -60,7 +60,7 @@ class Peers:
     """The other members of the generation that the ranks train in."""
 
     place: int = 0
-    """Of this member in rank order, from 0."""
+    """Place of this member in rank order, from 0."""
     members: int = 1
     waiting: bool = False
     """Another member has published that its ranks wait."""
@@ -68,7 +68,7 @@ class Peers:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What :meth:`Watch.look` found."""
+    """The result of :meth:`Watch.look`."""
 
     health: Health = Health.OK
     message: str = ""
@@ -82,12 +82,12 @@ class Verdict:
 
 @dataclass(slots=True)
 class Watch:
-    """State kept between two looks, for one incarnation of the ranks."""
+    """State between two calls, for one incarnation of the ranks."""
 
     slow: Verdict | None = None
     slow_since: float = 0.0
     dumped: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Local rank: since when it is in the body, and when its stacks were asked for."""
+    """By local rank: since when it is in the body, and when its stacks were requested."""
     said_waiting: bool = False
     _contrary: tuple[float, int] | None = None
     """Since when, and since which number of commits, the evidence contradicts ``slow``."""
@@ -105,7 +105,7 @@ class Watch:
                 r for r in named if self._printed(r, now) and now - beats[r].since >= restart_after(beats[r], policy)
             ]
             restart = tuple((r, f"local rank {r} hung in the script's code for {named[r]:.0f} s") for r in due)
-            words = f"local rank {min(named)} does not come back from the script's code, others wait for it"
+            words = f"local rank {min(named)} does not return from the script's code, others wait for it"
             return Verdict(Health.STUCK, words, dump, restart, min(named))
         if self.slow is not None:
             return self.slow
@@ -117,7 +117,7 @@ class Watch:
         return now - self.dumped[rank][1] >= DUMP_SECONDS
 
     def _weigh(self, beats: Mapping[int, Beat], now: float) -> None:
-        """Take the evidence about a straggler into account: it must stand for a while to change the verdict."""
+        """Update the evidence about a straggler, which must hold for a while to change the verdict."""
         found = pace(beats)
         if found is None:
             self._contrary = None
@@ -131,26 +131,27 @@ class Watch:
             self._contrary = (now, commits)
         elif now - self._contrary[0] >= HOLD_SECONDS and commits - self._contrary[1] >= HOLD_STEPS:
             self._contrary = None
-            words = f"local rank {rank} computes {ratio:.1f} times as long per step as the others do on average"
+            words = f"local rank {rank} computes {ratio:.1f} times as long per step as the others on average"
             self.slow = None if self.slow is not None else Verdict(Health.SLOW, words, rank=rank)
             self.slow_since = now
 
 
 def named_after(beat: Beat, policy: Policy) -> float:
-    """Seconds in the script's code after which a rank that is waited for is named."""
+    """Seconds in the script's code after which a rank that others wait for is reported."""
     usual = max(NAME_SECONDS, NAME_STEPS * beat.compute)
     return min(usual, restart_after(beat, policy)) if policy.stuck_timeout else usual
 
 
 def restart_after(beat: Beat, policy: Policy) -> float:
-    """Seconds in the script's code after which a rank that is waited for is restarted."""
+    """Seconds in the script's code after which a rank that others wait for is restarted."""
     return max(policy.stuck_timeout, NAME_STEPS * beat.compute) if policy.stuck_timeout else float("inf")
 
 
 def stuck(beats: Mapping[int, Beat], peers: Peers, now: float, policy: Policy) -> dict[int, float]:
     """Local ranks that hang in the script's code while others wait for them, with the seconds since they entered it.
 
-    Never one that has not committed a step yet (compilation), is in the runtime (a checkpoint) or outside the loop.
+    Excluded are ranks that have not committed a step yet (compilation), are in the runtime (a checkpoint) or outside of
+    the loop.
     """
     hanging = {
         rank: now - beat.since
@@ -162,8 +163,8 @@ def stuck(beats: Mapping[int, Beat], peers: Peers, now: float, policy: Policy) -
 
 
 def waits(beats: Mapping[int, Beat], peers: Peers, now: float, policy: Policy, said: bool) -> bool:
-    """Whether this member must publish that its ranks wait: they do, and no earlier member has published it although it
-    had time to. ``said``: this member has already published it."""
+    """Whether this member must publish that its ranks wait: no earlier member has published it in its time. ``said``:
+    this member has already published it."""
     if peers.members <= 1 or not beats or (peers.waiting and not said):
         return False
     half = max(named_after(b, policy) for b in beats.values()) / 2
@@ -172,8 +173,8 @@ def waits(beats: Mapping[int, Beat], peers: Peers, now: float, policy: Policy, s
 
 
 def pace(beats: Mapping[int, Beat]) -> tuple[int, float] | None:
-    """The slowest local rank, and its seconds per step over those of the others: the greater of two ratios, the rank
-    alone over all other ranks, and all local ranks over those of other members. None: not comparable (yet)."""
+    """The slowest local rank, and the ratio of its seconds per step to those of the others: the greater of the rank
+    alone to all other ranks, and of all local ranks to those of other members. None: not comparable (yet)."""
     if not beats or any(b.commits < HOLD_STEPS or b.total <= 0 for b in beats.values()):
         return None
     rank, slowest = max(beats.items(), key=lambda item: item[1].compute)
@@ -184,7 +185,7 @@ def pace(beats: Mapping[int, Beat]) -> tuple[int, float] | None:
 
 
 def _ratio(ours: list[Beat], beat: Beat) -> float:
-    """Mean of ``ours`` over the mean of all other ranks; 0 where there are none, or the difference is nothing."""
+    """Mean of ``ours`` over the mean of all other ranks; 0 without other ranks or for a negligible difference."""
     others = beat.world_size - len(ours)
     if others <= 0:
         return 0.0

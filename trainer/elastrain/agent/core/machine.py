@@ -1,7 +1,7 @@
 """The agent's state machine: events in, effects out. Pure; ``agent/runtime.py`` feeds it and executes the effects.
 
-The state is small (a mode, each rank's messages, the job's records) and every reaction is computed from all of it: the
-order of events does not matter, and a lost or repeated event does no harm.
+The state is small (a mode, each rank's messages, the job's records), and every reaction is computed from all of it: the
+order of events is irrelevant, and a lost or repeated event is harmless.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from elastrain.agent.core.events import (
     Tick,
 )
 from elastrain.agent.core.health import Policy
+from elastrain.agent.core.misplaced import why_misplaced
 from elastrain.agent.core.outbox import RankContext, messages_for
 from elastrain.agent.core.places import Places
 from elastrain.agent.core.published import PublishedRecord
@@ -50,7 +51,7 @@ from elastrain.api.records import Phase, Progress, Termination
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The agent's settings, as far as decisions depend on them. Times are seconds."""
+    """The agent's settings that decisions depend on. Times are seconds."""
 
     worker: str
     address: str
@@ -65,10 +66,10 @@ class Mode(Enum):
     """The phase of the agent's own life."""
 
     STARTING = auto()
-    """Not registered, or etcd has not been read yet: no rank runs."""
+    """Not registered, or etcd not read yet: no rank runs."""
     RUNNING = auto()
     RESTARTING = auto()
-    """A rank was killed; its siblings are being reaped, then all start again as a new member."""
+    """A rank was killed; its siblings are being reaped, then all restart as a new member."""
     ENDING = auto()
     """The outcome is known; the ranks are being reaped."""
     ENDED = auto()
@@ -89,13 +90,13 @@ class Core:
         self.restarts: list[float] = []
         self.checkup = Checkup(config.health)
         self.resigned = ""
-        """Why this worker leaves of its own accord; empty: it does not."""
+        """Why this worker leaves without a request; empty: it stays."""
         self.bounds = Bounds()
         self.termination: Termination | None = None
 
     @property
     def member_id(self) -> str | None:
-        """None while the agent is no member."""
+        """None while the agent is not a member."""
         return self.places.me
 
     # ---- events ----------------------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ class Core:
         return effects
 
     def deadline(self) -> float | None:
-        """When :class:`Tick` is due at the latest, if nothing else happens; None: never."""
+        """When :class:`Tick` is due without another event; None: never."""
         if self.mode is Mode.ENDING:
             return self.bounds.kill
         if self.mode is not Mode.RUNNING:
@@ -137,7 +138,7 @@ class Core:
             case Pulse(incarnation=self.incarnation):
                 yield from self._note_pulse(event, now)
             case RankSaid() | RankHungUp() | RankExited() | Pulse() | Tick():
-                pass  # of an earlier incarnation, or only time
+                pass  # of an earlier incarnation, or a tick
 
     def _note_seen(self, seen: JobSnapshot) -> None:
         self.seen = seen
@@ -156,7 +157,7 @@ class Core:
             yield PublishProgress(self.progress)
 
     def _note_pulse(self, pulse: Pulse, now: float) -> Iterator[Effect]:
-        """Judge the heartbeat pages. A rank that hangs is killed; its exit follows as an event of its own."""
+        """Judge the heartbeat pages. A hanging rank is killed; its exit follows as a separate event."""
         if self.mode is not Mode.RUNNING or self.seen is None or self.member_id is None:
             return
         running = {r.local_rank for r in self.ranks if r.exited is None}
@@ -203,13 +204,13 @@ class Core:
 
     def _start(self) -> Iterator[Effect]:
         if self.bounds.drain is not None:
-            yield from self._ended(endings.drained(0, "told to leave before its ranks started"))
+            yield from self._ended(endings.drained(0, "asked to leave before its ranks started"))
         elif self.member_id is None or self.seen is None:
             return
         elif self.seen.finished:
             yield from self._ended(endings.finished(0, "the job had finished before this worker started"))
         elif self.leaving:
-            yield from self._ended(endings.drained(0, "told to leave before its ranks started"))
+            yield from self._ended(endings.drained(0, "asked to leave before its ranks started"))
         else:
             yield from self._start_ranks()
 
@@ -223,22 +224,23 @@ class Core:
         if self.leaving:
             yield from self._ended(endings.drained(self.step, "a rank was killed; not restarted while leaving"))
             return
-        self.restarts.append(now)
         self.incarnation += 1
         yield from self._start_ranks()
 
     def _run(self, now: float) -> Iterator[Effect]:
         failed = next((r.exited for r in self.ranks if r.exited and (r.exited.code or r.exited.signal)), None)
-        if failed is not None:
+        if not self.leaving and (misplaced := why_misplaced(self.ranks, self.seen)):
+            yield from self._start_anew(misplaced, now)
+        elif failed is not None:
             yield from self._rank_failed(failed, now)
         elif self._reaped():
             yield from self._all_ended()
         elif (late := self._overdue(now)) is not None:
             yield from self._stop(late, signal.SIGTERM, now + KILL_SECONDS, now)
         elif self.leaving and any(not r.ready and not r.exited for r in self.ranks):
-            # It was in no generation: it holds no state to hand over.
+            # It was in no generation, so it holds no state to save.
             grace = self.bounds.drain or now + self.config.drain_timeout
-            ending = endings.drained(self.step, "told to leave before its ranks were ready")
+            ending = endings.drained(self.step, "asked to leave before its ranks were ready")
             yield from self._stop(ending, signal.SIGTERM, grace, now)
         else:
             self._watch_stragglers(now)
@@ -251,7 +253,7 @@ class Core:
             ending = endings.script_failed(self.step, exited, self.places.rank(rank.adopted, rank.local_rank))
             yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
         elif rank.ended == "finished" and self.places.rank(rank.adopted, rank.local_rank) != 0:
-            # Its loop had finished and only rank 0 writes results: a crash while it exits counts as a normal end.
+            # Its loop had finished and only rank 0 writes results: a crash during its exit counts as a normal end.
             rank.exited = RankExited(exited.incarnation, exited.local_rank)
             yield from self._run(now)
         elif self.leaving or not may_restart(self.restarts, now):
@@ -262,12 +264,17 @@ class Core:
                 ending = endings.rank_killed(self.step, exited, place, self.leaving)
             yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
         else:
-            self.mode, self.places.me = Mode.RESTARTING, None
-            yield Reincarnate()
+            self.restarts.append(now)
             why = rank.hung or f"rank {exited.local_rank} was killed by signal {exited.signal}"
-            yield KillRanks(signal.SIGKILL, why)
-            if self._reaped():
-                yield from self._restart(now)
+            yield from self._start_anew(why, now)
+
+    def _start_anew(self, why: str, now: float) -> Iterator[Effect]:
+        """All ranks start again, as a new member."""
+        self.mode, self.places.me = Mode.RESTARTING, None
+        yield Reincarnate()
+        yield KillRanks(signal.SIGKILL, why)
+        if self._reaped():
+            yield from self._restart(now)
 
     def _all_ended(self) -> Iterator[Effect]:
         finished = self.seen is not None and self.seen.finished
@@ -280,14 +287,14 @@ class Core:
         yield from self._ended(endings.finished(self.step, "the script left its training loop early" if early else ""))
 
     def _overdue(self, now: float) -> Termination | None:
-        """The ending if a bound on leaving has passed."""
+        """The ending if a deadline of the leave has passed."""
         if passed(self.bounds.drain, now):
             return endings.drained(
                 self.step, "its ranks did not stop in time (or a second signal came) and were killed"
             )
         if passed(self.bounds.exit, now):
             ending = endings.finished if self.seen and self.seen.finished else endings.drained
-            return ending(self.step, "its ranks were told to exit, did not end in time and were killed")
+            return ending(self.step, "its ranks were asked to exit, did not end in time and were killed")
         if passed(self.bounds.stragglers, now):
             return endings.straggler(self.step, [r.local_rank for r in self.ranks if not r.exited])
         return None
@@ -318,19 +325,19 @@ class Core:
     # ---- to etcd ---------------------------------------------------------------------------------------------------
     @property
     def step(self) -> int:
-        """Committed steps of the rank that is furthest."""
+        """Committed steps of the furthest rank."""
         return max((r.step for r in self.ranks), default=0)
 
     @property
     def leaving(self) -> bool:
-        """PublishedRecord to leave: by a signal, or by the target."""
+        """Whether the worker leaves: by a signal, by the target, or by its own decision."""
         return self.why_leave is not None
 
     @property
     def why_leave(self) -> str | None:
         """None: this worker stays."""
         if self.bounds.drain is not None:
-            return self.resigned or "told to stop"
+            return self.resigned or "asked to stop"
         target = self.seen.target if self.seen else None
         if target is not None and (target.desired == 0 or self.config.worker in target.leaving):
             return f"target: {target.reason or 'leave'}"
@@ -365,7 +372,7 @@ class Core:
             yield record
 
     def _report_broken_at(self) -> float | None:
-        """When the record must report a broken generation; None: none is broken, or the leader has ended it."""
+        """When the record must report a broken generation; None: none is broken, or the leader has already ended it."""
         number, me = self.published.broke, self.places.me
         if self.seen is None or me is None or number <= self.published.record.broken:
             return None
@@ -402,7 +409,7 @@ class Core:
             yield from self._ended(self.termination)
         elif passed(self.bounds.kill, now):
             self.bounds.kill = None
-            yield KillRanks(signal.SIGKILL, "they did not end when asked to")
+            yield KillRanks(signal.SIGKILL, "they did not end when requested")
 
     def _ended(self, ending: Termination) -> Iterator[Effect]:
         self.mode, self.termination = Mode.ENDED, ending

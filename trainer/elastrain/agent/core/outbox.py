@@ -1,4 +1,4 @@
-"""The messages that an agent owes its ranks: their identity, the next generation, ended generations, the exit."""
+"""The pending messages to an agent's ranks: their identity, the next generation, ended generations, the exit."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from elastrain.agent.core.abort import why_abort
 from elastrain.agent.core.events import JobSnapshot
 from elastrain.agent.core.places import Places
 from elastrain.agent.core.rank import Rank
-from elastrain.api.messages import Abort, AgentMessage, Exit, Proposed, Welcome
+from elastrain.api.messages import Abort, AgentMessage, Exit, Located, Proposed, Welcome
 
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """What the messages depend on, beside the rank that they are for."""
+    """What the messages depend on, apart from their rank."""
 
     me: str
     """The member's id."""
@@ -23,17 +23,20 @@ class RankContext:
     places: Places
     seen: JobSnapshot
     why_leave: str | None
-    """Why the worker leaves, if it does."""
+    """Why the worker leaves; None: it stays."""
 
 
 def messages_for(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
-    """The messages that ``rank`` has not received yet, in order. Each one taken from here counts as sent."""
+    """The messages that ``rank`` has not received yet, in order. Each yielded message counts as sent."""
     seen = context.seen
     if rank.connected and not rank.welcomed:
         rank.welcomed = True
         yield Welcome(member=context.me, address=context.address, lease_ttl=context.lease_ttl, step=seen.step)
     if not rank.listens or rank.told_exit:
         return
+    if rank.locating:
+        rank.locating = False
+        yield Located(step=seen.step, training=seen.training)
     yield from _aborts(rank, context)  # first: a rank may be blocked in a generation that has ended
     if seen.generation is not None and seen.generation.number > max(rank.proposed, default=0):
         rank.proposed.add(seen.generation.number)
@@ -46,7 +49,7 @@ def messages_for(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
 
 
 def _aborts(rank: Rank, context: RankContext) -> Iterator[Abort]:
-    """For ended generations that the rank trains in or connects to."""
+    """Aborts of ended generations that the rank trains in or connects to."""
     places = context.places
     for number in sorted(rank.proposed & places.numbers - rank.aborted):
         if number < rank.adopted or number <= rank.broken:
@@ -58,13 +61,13 @@ def _aborts(rank: Rank, context: RankContext) -> Iterator[Abort]:
 
 
 def _why_exit(rank: Rank, context: RankContext) -> str | None:
-    """Why the rank must end its loop, or None."""
+    """Why the rank must end its loop; None: it continues."""
     if not rank.ready:
         return None
     seen, inside = context.seen, context.places.mine(rank.adopted) is not None
     if seen.finished and (
         not inside or rank.broken >= rank.adopted or rank.adopted in rank.aborted
-    ):  # else it finishes by itself
+    ):  # otherwise it finishes by itself
         return "the job has finished"
     wanted = seen.generation is not None and seen.generation.member(context.me) is not None
     return context.why_leave if not inside and not wanted else None

@@ -8,22 +8,22 @@ from elastrain.api.records import Generation, GenerationMember
 
 
 class Places:
-    """Of one agent. Global ranks follow from a generation's number and a rank's place on its worker."""
+    """One agent's generations. Global ranks follow from a generation's number and a rank's place on its worker."""
 
     def __init__(self) -> None:
         self.me: str | None = None
-        """The member's id; None while there is none: it is in no generation then."""
+        """The member's id; None before it is registered: then it is in no generation."""
         self.fenced: dict[int, str] = {}
         """Generations that must not commit another step, and why."""
         self._generations: dict[int, Generation] = {}
 
     @property
     def numbers(self) -> KeysView[int]:
-        """Of the generations that are known."""
+        """Numbers of the known generations."""
         return self._generations.keys()
 
     def learn(self, generation: Generation, oldest: int) -> None:
-        """``generation`` was formed, and no rank is in one before ``oldest`` any more."""
+        """``generation`` was formed, and no rank is in a generation before ``oldest``."""
         known = self._generations | {generation.number: generation}
         self._generations = {n: g for n, g in known.items() if n >= oldest}
 
@@ -31,11 +31,11 @@ class Places:
         return self._generations[number]
 
     def generation(self, number: int) -> Generation | None:
-        """None: it is unknown, or older than any generation that a rank is in."""
+        """The generation; None: it is unknown, or older than the generation of any rank."""
         return self._generations.get(number)
 
     def mine(self, number: int) -> GenerationMember | None:
-        """This member in generation ``number``; None if it is not in it."""
+        """This member's place in generation ``number``; None if it has none."""
         generation = self._generations.get(number)
         return generation.member(self.me) if generation and self.me else None
 
@@ -45,10 +45,10 @@ class Places:
         return None if place is None else place.rank_offset + local_rank
 
     def fence(self, seconds: float) -> None:
-        """Stop generations of this member alone: etcd has not confirmed its lease for ``seconds``.
+        """Stop generations with this member alone: etcd has not confirmed its lease for ``seconds``.
 
         In a larger generation each step needs the other members, which proves that no other generation was formed. A
-        member alone has no such proof: training stops until etcd answers and a new generation follows."""
+        member alone has no such proof: its training stops until etcd answers and a new generation follows."""
         for number, generation in self._generations.items():
             if generation.size == 1 and self.mine(number) is not None:
                 self.fenced[number] = f"etcd has not confirmed the lease for {seconds:.1f} s"

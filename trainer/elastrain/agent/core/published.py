@@ -31,7 +31,8 @@ class PublishedRecord:
 
         Three changes wait for the next write: the step (``progress`` has it, too), an adopted generation (the member
         with rank 0 reports it for all its members), and a broken generation that the leader has already ended.
-        ``place``: the member's in ``record.generation``. ``report_broken_at``: when a broken one must be written.
+        ``place``: the member's in ``record.generation``. ``report_broken_at``: when a broken generation must be
+        written.
         """
         old = self.record
         adopted = record.generation != old.generation and (place is None or place.rank_offset == 0)

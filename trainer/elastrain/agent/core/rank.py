@@ -1,4 +1,4 @@
-"""The state of one rank, as its messages and its process show it."""
+"""The state of one rank, from its messages and its process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from elastrain.agent.core.events import RankExited
-from elastrain.api.messages import Adopted, Broken, Finished, Hello, Left, RankMessage, Ready, Report
+from elastrain.api.messages import (
+    Adopted,
+    Broken,
+    Finished,
+    Hello,
+    Left,
+    Locate,
+    Misplaced,
+    RankMessage,
+    Ready,
+    Report,
+)
 
 
 @dataclass(slots=True)
@@ -15,15 +26,21 @@ class Rank:
 
     local_rank: int
     joined: bool = False
-    """It has said Hello."""
+    """It has sent Hello."""
     pid: int = 0
-    """Of its Python process, from ``Hello``; a shell around the script has another pid."""
+    """Pid of its Python process, from ``Hello``; a shell around the script has another pid."""
     hung: str = ""
-    """Why the agent killed it; empty: it did not."""
+    """Why the agent killed it as hung; empty: it did not."""
     connected: bool = False
     ready: bool = False
-    """It has said Ready (and may have hung up since)."""
+    """It has sent Ready (and may have disconnected since)."""
     welcomed: bool = False
+    locating: bool = False
+    """It has asked for the position of the job."""
+    loop_end: int = 0
+    """Steps at which the loop ends in which it waits; 0: not known."""
+    misplaced: str = ""
+    """Why its script cannot go on where the job is; empty: it can."""
     store_port: int = 0
     step: int = 0
     proposed: set[int] = field(default_factory=set)
@@ -31,7 +48,7 @@ class Rank:
     adopted: int = 0
     broken: int = 0
     aborted: set[int] = field(default_factory=set)
-    """Generations that it was told to abort."""
+    """Generations whose abort was sent to it."""
     told_exit: bool = False
     ended: Literal["finished", "left"] | None = None
     """How its training loop ended, from its last message."""
@@ -39,12 +56,12 @@ class Rank:
 
     @property
     def listens(self) -> bool:
-        """It reads and executes messages."""
+        """Whether it reads and executes messages."""
         return self.connected and self.welcomed and self.exited is None and self.ended is None
 
     @property
     def can_connect(self) -> bool:
-        """It could enter a generation now."""
+        """Whether it could enter a generation now."""
         return self.connected and self.ready and self.exited is None
 
     def received(self, message: RankMessage) -> None:
@@ -53,8 +70,13 @@ class Rank:
             case Hello(pid=pid):
                 self.joined = self.connected = True
                 self.pid = pid
-            case Ready(store_port=port, step=step):
+            case Locate():
+                self.locating = True
+            case Ready(store_port=port, step=step, loop_end=loop_end):
                 self.ready, self.store_port, self.step = True, port, max(self.step, step)
+                self.loop_end = loop_end
+            case Misplaced(why=why):
+                self.misplaced = why
             case Adopted(generation=number, step=step):
                 self.adopted, self.step = max(self.adopted, number), max(self.step, step)
             case Broken(generation=number, step=step):

@@ -1,4 +1,4 @@
-"""Whether ranks that a signal killed are started again in place."""
+"""Whether ranks that a signal killed are restarted in place."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ WINDOW = 600.0
 
 
 def may_restart(restarts: Sequence[float], now: float) -> bool:
-    """Pure. ``restarts`` are the times of earlier restarts of this worker.
+    """Whether another restart is permitted. Pure. ``restarts``: times of earlier restarts of this worker.
 
-    A rank that a signal killed (out of memory, a lost device, an operator's hand) usually lives when started again, and
-    starting it in place saves scheduling a pod. One that keeps dying does not get better by it: then the worker ends
-    and the operator decides with a view of the whole job.
+    A rank that a signal killed (out of memory, a lost device, a manual kill) usually runs after a restart, and a
+    restart in place needs no new pod. A rank that keeps dying does not: the worker then ends, and the operator decides
+    with a view of the whole job.
     """
     return sum(1 for at in restarts if now - at < WINDOW) < MAX_RESTARTS

@@ -1,6 +1,6 @@
-"""The agent's end of its zygote (``zygote.py``): started first of all, asked for ranks, given up when it fails.
+"""The agent's side of its zygote (``zygote.py``): starts it first, requests ranks, and abandons it if it fails.
 
-Whatever goes wrong here costs time only: the supervisor then executes the command.
+A failure here costs only time: the supervisor then executes the command.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from elastrain.agent.process.launch import (
 from elastrain.api import names
 
 WARM_SECONDS = 300.0
-"""How long the imports may take. Ranks wait for them, as they would for their own; then they are executed. On a starved
-machine or a slow disk imports take more than a minute, and executed ranks would begin with them again."""
+"""Seconds for the imports. Ranks wait for them, as they would for their own; after this time ranks are executed. On a
+starved machine or a slow disk imports take more than a minute, and executed ranks would repeat them."""
 FORK_SECONDS = 5.0
-"""How long a fork may take, which takes 20 ms; the agent does nothing else meanwhile."""
+"""Seconds for a fork, which takes 20 ms; the agent is blocked meanwhile."""
 CLOSE_SECONDS = 1.0
 
 
 class State(Enum):
-    """What the zygote can do now."""
+    """The state of the zygote."""
 
     WARMING = auto()
     READY = auto()
@@ -45,15 +45,15 @@ class State(Enum):
 
 
 class ForkFailed(RuntimeError):
-    """The zygote did not start a rank; the message says why."""
+    """The zygote did not start a rank; the message names the cause."""
 
 
 class Zygote:
-    """A running zygote. To be used from one thread, which must live as long as the ranks are to: the kernel binds the
-    zygote's life to it."""
+    """A running zygote. For one thread, which must live as long as the ranks: the kernel binds the zygote's life to
+    it."""
 
     def __init__(self, plan: Forked, environment: Mapping[str, str]) -> None:
-        """Start it. ``environment``: every rank's, but for what tells one from another. Raises ``OSError``."""
+        """Start it. ``environment``: common to all ranks, without rank-specific variables. Raises ``OSError``."""
         self.environment = dict(environment)
         self.state = State.WARMING
         self.why_gone = ""
@@ -73,7 +73,7 @@ class Zygote:
         return self._process.pid
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` once, from another thread, when :meth:`refresh` has something to find out."""
+        """Call ``changed`` once, from another thread, when the state may have changed (:meth:`refresh`)."""
         self._waiter = threading.Thread(target=self._wait, args=(changed,), name="zygote", daemon=True)
         self._waiter.start()
 
@@ -89,20 +89,20 @@ class Zygote:
             said = self._channel.recv(4096, socket.MSG_DONTWAIT)
         except BlockingIOError:
             if time.monotonic() >= self._deadline:
-                self._give_up(f"the zygote has not done its imports within {WARM_SECONDS:g} s")
+                self._give_up(f"the zygote's imports took longer than {WARM_SECONDS:g} s")
             return self.state
         except OSError as error:
             said = zygote.REFUSED + str(error.strerror).encode()
         if said == zygote.READY:
             self.state = State.READY
-        else:  # it ends by itself, and prints the traceback
+        else:  # it ends by itself and prints the traceback
             self.state = State.GONE
             reason = said.removeprefix(zygote.REFUSED).decode(errors="replace")
             self.why_gone = f"the zygote cannot be used: {reason or 'it ended while it imported'}"
         return self.state
 
     def fork(self, variables: Mapping[str, str], out: int, err: int) -> int:
-        """Start a rank that writes to ``out`` and ``err``; returns its pid. It is this process's child, and it runs.
+        """Start a rank that writes to ``out`` and ``err``; returns the pid of the running child of this process.
 
         ``variables`` are added to the environment. Blocks for ``FORK_SECONDS`` at most. Raises :class:`ForkFailed`.
         """
@@ -123,7 +123,7 @@ class Zygote:
                 why = f"the zygote did not answer within {FORK_SECONDS:g} s"
             except OSError as error:
                 why = f"the zygote ended: {error.strerror}"
-        self._give_up(why)  # a rank that was forked too late ends by itself: it receives no GO
+        self._give_up(why)  # a rank forked too late ends by itself: it receives no GO
         raise ForkFailed(why)
 
     def reaped(self, pid: int, exit_code: int) -> bool:

@@ -1,7 +1,7 @@
-"""How a rank is to be started: by a fork of a process that has imported torch already, or by executing its command.
+"""How a rank is started: by a fork of a process that has already imported torch, or by executing its command.
 
-A fork must not be told from an execution by the training script. Where a command cannot promise that (a shell, another
-interpreter, flags that change what the interpreter does before or after the script), it is executed.
+The training script must not be able to distinguish a fork from an execution. If a command does not guarantee that (a
+shell, another interpreter, flags that change what the interpreter does before or after the script), it is executed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from elastrain.api import names
 
 _PLAIN_FLAGS = frozenset("bBdEIOPqRsu")
-"""Flags of the interpreter that the zygote's own interpreter is simply given, too."""
+"""Flags of the interpreter that are passed to the zygote's interpreter."""
 _FLAGS_WITH_VALUE = frozenset("WX")
 _OBSERVERS = ("PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME", "PYTHONVERBOSE")
-"""Variables that make the interpreter tell, or ask, about what it does itself; a fork would do less of it."""
+"""Variables that make the interpreter report on its own work or wait for input; a fork would report less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class Forked:
 
     command: list[str]
     interpreter: list[str]
-    """The command's first words: the interpreter as it was named, and its flags."""
+    """The command's first words: the interpreter as given, and its flags."""
     target: str
-    """What it runs: the path of a script, or the name of a module."""
+    """The path of a script, or the name of a module."""
     is_module: bool
     arguments: list[str]
-    """What follows: ``sys.argv[1:]``."""
+    """The remaining arguments: ``sys.argv[1:]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ NO_ZYGOTE = Executed("no zygote was started")
 
 
 def plan_start(command: Sequence[str], environ: Mapping[str, str], *, own_interpreter: bool) -> Forked | Executed:
-    """How ``command`` starts in the environment ``environ``. Pure.
+    """How to start ``command`` in the environment ``environ``. Pure.
 
     ``own_interpreter``: whether ``command[0]`` is the Python that runs the agent (:func:`is_own_interpreter`).
     """
@@ -69,7 +69,7 @@ def plan_start(command: Sequence[str], environ: Mapping[str, str], *, own_interp
         words = words[used:]
     else:
         if not words or not words[0].endswith(".py"):
-            what = f"{words[0]!r} is no file that ends in .py" if words else "it names no script"
+            what = f"{words[0]!r} is not a .py file" if words else "it names no script"
             return Executed(f"{what}; only scripts and modules (-m) can be forked")
         plan = Forked([*command], [command[0], *flags], words[0], False, words[1:])
     observer = next((name for name in _OBSERVERS if environ.get(name)), None)
@@ -77,15 +77,15 @@ def plan_start(command: Sequence[str], environ: Mapping[str, str], *, own_interp
 
 
 def _read_option(words: list[str]) -> tuple[int, str | None] | Executed:
-    """The first word, an option: how many words it takes, and the module if it is ``-m``. As the interpreter reads it:
-    letters may stand together, and the value of the last one may stand in the same word or in the next."""
+    """The number of words of the option ``words[0]``, and the module if it is ``-m``. As in the interpreter, letters
+    can be combined, and the value of the last one is in the same word or in the next."""
     word = words[0]
     for place, letter in enumerate(word[1:], start=2):
         if letter in _PLAIN_FLAGS:
             continue
         value, used = (word[place:], 1) if word[place:] else (words[1] if len(words) > 1 else "", 2)
         if letter == "m" and value:
-            # Flags before the m in the same word ("-um") would be lost: rare, so not worth taking apart.
+            # Flags before the m in the same word ("-um") would be lost; they are rare, so the command is executed.
             return (used, value) if place == 2 else Executed(f"flag {word!r} of the interpreter")
         if letter in _FLAGS_WITH_VALUE and value and not value.startswith("importtime"):
             return used, None
@@ -111,15 +111,15 @@ def first_path_entry(plan: Forked) -> str:
 def rank_environment(base: Mapping[str, str], local_rank: int, nproc: int, socket_path: Path) -> dict[str, str]:
     """The environment of a rank. Pure.
 
-    Variables that describe a fixed world (``RANK``, ``WORLD_SIZE``, ``MASTER_*``) are removed: generations say
-    that, and a stale value would mislead its readers.
+    Variables that describe a fixed world (``RANK``, ``WORLD_SIZE``, ``MASTER_*``) are removed: the generation
+    determines them, and a stale value would mislead its readers.
     """
     fixed_world = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"}
     env = {k: v for k, v in base.items() if k not in fixed_world}
     env[names.ENV_AGENT_SOCKET] = str(socket_path)
     env[names.ENV_LOCAL_RANK] = str(local_rank)
     env["LOCAL_WORLD_SIZE"] = str(nproc)
-    env.setdefault("PYTHONUNBUFFERED", "1")  # output goes through a pipe: lines should not wait for a full buffer
+    env.setdefault("PYTHONUNBUFFERED", "1")  # output goes through a pipe: lines must not wait for a full buffer
     if nproc > 1:
-        env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: ranks of one node must not fight for its cores
+        env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: ranks of one node would compete for its cores
     return env

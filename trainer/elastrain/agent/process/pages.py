@@ -1,4 +1,4 @@
-"""Reading the ranks' heartbeat pages, and asking a rank for its stacks."""
+"""Reads the ranks' heartbeat pages, and requests a rank's stacks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from elastrain.api.heartbeat import Beat
 
 
 class Pages:
-    """The pages of one incarnation of the ranks, read every ``interval`` seconds: a few small reads, no system-wide
-    cost."""
+    """The pages of one incarnation of the ranks, read every ``interval`` seconds by a few small reads."""
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
@@ -20,11 +19,11 @@ class Pages:
         self._read_at = float("-inf")
 
     def of(self, socket_path: Path, nproc: int) -> None:
-        """From now on these ranks' pages are read; ranks make them when they join."""
+        """Read these ranks' pages from now on; ranks create them when they join."""
         self._paths = {rank: Path(heartbeat.path_of(str(socket_path), rank)) for rank in range(nproc)}
 
     def due(self, now: float) -> dict[int, Beat] | None:
-        """What the pages say, by local rank; None while it is too early to look again."""
+        """The pages by local rank; None before the next read is due."""
         if now - self._read_at < self._interval or not self._paths:
             return None
         self._read_at = now
@@ -33,7 +32,7 @@ class Pages:
 
 
 def read(path: Path) -> Beat | None:
-    """The page at ``path``; None if there is none yet, or it changed while it was read: the next look will do."""
+    """The page at ``path``; None if there is none yet, or it changed during the read: the next read suffices."""
     try:
         raw = path.read_bytes()
         return heartbeat.parse(raw) if raw == path.read_bytes() else None
@@ -42,6 +41,6 @@ def read(path: Path) -> Beat | None:
 
 
 def print_stacks(pid: int) -> None:
-    """Have a rank print the stacks of its threads. Only for one that has made a page: then it heeds the signal."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+    """Make a rank print the stacks of its threads. Only for a rank with a page: then it handles the signal."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended
         os.kill(pid, names.STACKS_SIGNAL)

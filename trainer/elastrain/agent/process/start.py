@@ -1,5 +1,4 @@
-"""An agent from its very beginning: the zygote starts to import torch before the agent imports its own libraries, so
-that the two, and the registration in etcd, go on side by side."""
+"""The start of an agent: the zygote imports torch while the agent imports its own libraries and registers in etcd."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from elastrain.agent.process.forker import Zygote, launch
 
 
 def run_agent(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Be an agent whose ranks run ``command``; returns the exit code. Call it from the process's main thread."""
+    """Run an agent whose ranks run ``command``; returns the exit code. Call it from the process's main thread."""
     zygote = launch(command, environ)
     try:
         from elastrain.agent.runtime import main

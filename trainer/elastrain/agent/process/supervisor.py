@@ -1,4 +1,4 @@
-"""The ranks as processes: start, signal, reap, and pass on what they print. Executes what the core decides."""
+"""The ranks as processes: starts, signals and reaps them, and forwards their output. Executes the core's decisions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from elastrain.tether import tethered
 
 TAIL_LINES = 50
 HELD_BYTES = 4096
-"""Of an unfinished line that is held back at most."""
+"""Most bytes of an unfinished line that are held back."""
 PIPE_SECONDS = 0.5
-"""How long a dead rank's output is waited for; a grandchild that left its process group may hold the pipe open."""
+"""Seconds to wait for a dead rank's output; a grandchild that left its process group may hold the pipe open."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 
 def become_reaper() -> None:
-    """Have orphaned descendants handed to this process, as they are to PID 1. Linux only, like the pods."""
+    """Make the kernel reparent orphaned descendants to this process, as to PID 1. Linux only, as are the pods."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
@@ -55,16 +55,16 @@ class _Child:
     pid: int
     out: int
     err: int
-    """Where its output is read."""
+    """Read ends of its output."""
     process: subprocess.Popen[bytes] | None = None
-    """If it was executed."""
+    """Set if it was executed."""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     pump: threading.Thread | None = None
 
 
 class Supervisor:
-    """Runs one incarnation of ranks at a time. To be used from one thread only, which must live as long as the ranks
-    (the kernel binds the parent-death signal to the thread that forked)."""
+    """Runs one incarnation of ranks at a time. For one thread, which must live as long as the ranks (the kernel binds
+    the parent-death signal to the thread that forked)."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Supervisor:
         zygote: Zygote | Executed = NO_ZYGOTE,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """Ranks are forks of ``zygote`` where there is one. ``wake`` is called, from any thread, when :meth:`reap` has
-        something to do that no SIGCHLD tells."""
+        """Ranks are forks of ``zygote`` if it is one. ``wake`` is called, from any thread, when :meth:`reap` is needed
+        without a SIGCHLD."""
         self._command = list(command)
         self._environment = environment
         self._nproc = nproc
@@ -83,15 +83,15 @@ class Supervisor:
         self._wake = wake
         self._children: dict[int, _Child] = {}
         self._due: Path | None = None
-        """Ranks are to be started with this socket as soon as the zygote is warm."""
+        """Socket of ranks that are started as soon as the zygote is warm."""
         self._unborn: list[Reaped] = []
-        """Killed while they were due."""
+        """Ranks that were killed before their start."""
         if isinstance(zygote, Zygote):
             zygote.watch(wake)
 
     def start(self, socket_path: Path) -> None:
-        """Start all ranks; while the zygote still imports what they need, they start when it is done (:meth:`reap`
-        sees to that). A command that cannot be executed ends with 127 and says so."""
+        """Start all ranks; if the zygote still imports their modules, :meth:`reap` starts them later. A command that
+        cannot be executed ends with 127 and a message."""
         self._due = socket_path
         self._start_due()
 
@@ -109,7 +109,7 @@ class Supervisor:
         log.info("ranks started", pids=self.pids, how=how)
 
     def _fork(self, local_rank: int, environment: Mapping[str, str]) -> _Child | None:
-        """A rank by fork; None if that is impossible: from then on all are executed."""
+        """A rank by fork; None if that is impossible: all further ranks are then executed."""
         zygote = self._zygote
         if isinstance(zygote, Executed):
             return None
@@ -118,7 +118,7 @@ class Supervisor:
         try:
             return _Child(local_rank, zygote.fork(variables, their_out, their_err), out, err)
         except ForkFailed as error:
-            log.warning("ranks are executed, which takes longer than to fork them", why=str(error))
+            log.warning("ranks are executed instead of forked, which takes longer", why=str(error))
             self._zygote = Executed(str(error))
             os.close(out)
             os.close(err)
@@ -148,7 +148,7 @@ class Supervisor:
         return {child.local_rank: pid for pid, child in self._children.items()}
 
     def kill(self, signum: int, local_rank: int | None = None) -> None:
-        """Signal the process group of every rank that has not been reaped, or only of this one."""
+        """Signal the process group of every rank that has not been reaped, or only of ``local_rank``."""
         for pid, child in self._children.items():
             if local_rank in (None, child.local_rank):
                 _kill_group(pid, signum)
@@ -158,8 +158,8 @@ class Supervisor:
             self._wake()
 
     def reap(self) -> list[Reaped]:
-        """Collect every ended child, the orphans that PID 1 inherits included; return those that were ranks. Starts
-        ranks that have waited for the zygote."""
+        """Reap every ended child, including orphans; return the ranks among them. Starts ranks that have waited for
+        the zygote."""
         ended, self._unborn = self._unborn, []
         while True:
             try:
@@ -180,8 +180,8 @@ class Supervisor:
 
 def _autopsy(child: _Child, exit_code: int) -> Reaped:
     if child.process is not None:
-        child.process.returncode = exit_code  # it was reaped here: Popen must not look for it
-    _kill_group(child.pid, signal.SIGKILL)  # data loaders and the like must not outlive their rank
+        child.process.returncode = exit_code  # it was reaped here: Popen must not wait for it
+    _kill_group(child.pid, signal.SIGKILL)  # data loaders and other children must not outlive their rank
     if child.pump is not None:
         child.pump.join(PIPE_SECONDS)
     code, signum = split_exit_code(exit_code)
@@ -191,7 +191,7 @@ def _autopsy(child: _Child, exit_code: int) -> Reaped:
 def split_exit_code(exit_code: int) -> tuple[int, int]:
     """(code, signal) of a process. Pure.
 
-    A shell around the script reports a child that signal n ended as 128 + n: it counts as the signal.
+    A shell around the script reports a child that signal n ended as 128 + n, which counts as the signal.
     """
     if exit_code < 0:
         return 0, -exit_code
@@ -204,7 +204,7 @@ def _kill_group(pid: int, signum: int) -> None:
 
 
 def _pump(child: _Child) -> None:
-    """Pass a rank's output through and remember its last lines."""
+    """Forward a rank's output and keep its last lines."""
     with selectors.DefaultSelector() as selector, os.fdopen(child.out, "rb") as out, os.fdopen(child.err, "rb") as err:
         selector.register(out, selectors.EVENT_READ, _Stream(1, child.tail))
         selector.register(err, selectors.EVENT_READ, _Stream(2, child.tail))
@@ -217,7 +217,7 @@ def _pump(child: _Child) -> None:
 
 
 class _Stream:
-    """One of a rank's two streams: whole lines go on, so that those of several ranks do not mix."""
+    """One of a rank's two streams: it forwards whole lines, so that lines of several ranks do not mix."""
 
     def __init__(self, fd: int, tail: deque[str]) -> None:
         self._fd = fd
@@ -225,7 +225,7 @@ class _Stream:
         self._held = b""
 
     def feed(self, chunk: bytes) -> None:
-        """Take what was read; empty: the stream has ended. A progress bar's carriage return ends a line, too."""
+        """Process ``chunk``; empty: the stream has ended. A progress bar's carriage return also ends a line."""
         data = self._held + chunk
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if not chunk or len(data) - cut > HELD_BYTES:
@@ -236,6 +236,6 @@ class _Stream:
         self._tail.extend(line.decode(errors="replace") for line in lines if line)
 
     def _pass_on(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # the reader of our output is gone: training continues
+        with contextlib.suppress(OSError):  # the reader of the output is gone: training continues
             while data:
                 data = data[os.write(self._fd, data) :]

@@ -1,11 +1,11 @@
 """The zygote: a process that has imported torch and waits; each rank is a fork of it.
 
-It is started by ``forker.py`` with the rank's own interpreter, flags, environment, working directory and
-``sys.path``, so that what it imports is what the rank would have imported. It has one thread and never touches a GPU.
-The standard library only: its own imports would be the rank's.
+``forker.py`` starts it with the rank's own interpreter, flags, environment, working directory and ``sys.path``, so that
+it imports the same modules as the rank would. It has one thread and never uses a GPU. It imports only the standard
+library: its own imports would also be the rank's.
 
 A rank must be the agent's own child (exit code, signal, death with the agent), so the zygote forks twice: the process
-in the middle ends at once, and the kernel gives the orphan to the nearest subreaper, which is the agent.
+in the middle ends at once, and the kernel reparents the orphan to the nearest subreaper, which is the agent.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ READY = b"ready"
 REFUSED = b"refused: "
 """Followed by the reason, for the agent's log."""
 GO = b"go"
-"""From the agent to a new rank, which has said its pid: it is expected."""
+"""From the agent to a new rank that has sent its pid: the rank may start."""
 BOOT = "import sys; sys.flags.safe_path or sys.path.__setitem__(0, sys.argv[1]); {}".format(
     "from elastrain.agent.process.zygote import main; main()"
 )
-"""What the interpreter runs (``-c``). The path is put right before anything is imported."""
+"""The program for the interpreter (``-c``). It corrects the path before any import."""
 PRELOAD = ("torch", "torch._dynamo", "elastrain.elastic")
-"""``import torch`` leaves ``torch._dynamo`` out, but the first optimizer imports it, which takes as long again."""
+"""``import torch`` leaves out ``torch._dynamo``, but the first optimizer imports it, which takes as long again."""
 PRELOAD_FOR_CHECKPOINTS = ("elastrain.elastic.checkpoint.dcp",)
 
 _PR_SET_NAME = 15
@@ -48,17 +48,17 @@ _MAX_MESSAGE = 1 << 16
 
 
 class CannotFork(RuntimeError):
-    """A fork of this process would not be like a fresh one."""
+    """A fork of this process would differ from a fresh process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every rank runs; the zygote's one argument, as JSON."""
+    """The program of every rank; the zygote's one argument, as JSON."""
 
     agent: int
-    """Its pid: the parent of this process and of every rank."""
+    """Pid of the agent: the parent of this process and of every rank."""
     channel: int
-    """File descriptor of the socket to the agent, which keeps the bounds of messages."""
+    """File descriptor of the socket to the agent, which preserves message boundaries."""
     command: list[str]
     target: str
     is_module: bool
@@ -72,7 +72,7 @@ def main() -> None:
     It also returns in each rank, after the rank's script has ended.
     """
     job = Job(**json.loads(sys.argv[2]))
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the agent, which drains
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent handles Ctrl-C at a terminal: it drains
     die_with_parent(signal.SIGKILL, job.agent)
     _be_called(["elastrain-zygote"])
     channel = socket.socket(fileno=job.channel)
@@ -91,8 +91,8 @@ def main() -> None:
 
 # ---- before the forks ----------------------------------------------------------------------------------------------
 def _import(modules: list[str]) -> None:
-    gc.disable()  # imports make little garbage: looking for it was a fifth of their time
-    # A module may call torch.cuda.is_available() on import: this variable keeps torch from asking CUDA's driver.
+    gc.disable()  # imports create little garbage: collections took a fifth of their time
+    # A module may call torch.cuda.is_available() on import: this variable keeps torch from using CUDA's driver.
     unset = _ASK_NVML not in os.environ
     os.environ.setdefault(_ASK_NVML, "1")
     for module in modules:
@@ -103,9 +103,9 @@ def _import(modules: list[str]) -> None:
 
 
 def _settle() -> None:
-    """Become fit for forks. Raises :class:`CannotFork`."""
-    # OpenBLAS starts threads when it is loaded, and ends them before a fork by itself: one for nothing shows which
-    # threads stay. Those might hold a lock that nobody would release in a fork.
+    """Prepare this process for forks. Raises :class:`CannotFork`."""
+    # OpenBLAS starts threads when it is loaded, and ends them before a fork: a test fork shows which threads remain.
+    # These might hold a lock that is never released in a fork.
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -115,20 +115,20 @@ def _settle() -> None:
         names = [t.name for t in threading.enumerate()]
         raise CannotFork(f"the imported modules have started threads: {sorted(threads)}, of them Python's: {names}")
     if (torch := sys.modules.get("torch")) is not None and (torch.cuda.is_initialized() or _has_called_cuda()):
-        raise CannotFork("the imported modules have initialised CUDA, which no fork can use")
+        raise CannotFork("the imported modules have initialised CUDA, which a fork cannot use")
     gc.collect()
-    gc.freeze()  # a collection in a rank need not look at, and so copy, what all forks share
+    gc.freeze()  # a collection in a rank then does not touch, and so copy, shared pages
 
 
 def _has_called_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
-    """Whether CUDA's driver is in use, by the file that it alone opens.
+    """Whether CUDA's driver is in use, by a file that only the driver opens.
 
-    torch does not count ``torch.cuda.is_available()`` as an initialisation of CUDA, but the driver does, and is of no
-    use in a fork from then on.
+    torch does not count ``torch.cuda.is_available()`` as an initialisation of CUDA, but the driver does, and is then
+    unusable in a fork.
     """
     for descriptor in descriptors.iterdir():
-        with contextlib.suppress(OSError):  # the one that lists them is gone by now
-            if os.readlink(descriptor) == "/dev/nvidia-uvm":  # noqa: PTH115 - a name is all we need
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
+            if os.readlink(descriptor) == "/dev/nvidia-uvm":  # noqa: PTH115 - only the name is needed
                 return True
     return False
 
@@ -150,7 +150,7 @@ def _serve(channel: socket.socket, job: Job) -> bool:
 
 
 def _fork_orphan() -> bool:
-    """Fork a child that is not this process's own. True in it, when it has been orphaned."""
+    """Fork a grandchild. Returns True in it, once it has been orphaned."""
     sys.stdout.flush()
     sys.stderr.flush()
     orphaned, hold = os.pipe()
@@ -167,13 +167,13 @@ def _fork_orphan() -> bool:
         os.write(2, f"elastrain: no process for a rank: {error.strerror}\n".encode())
         os._exit(1)
     os.close(hold)
-    os.read(orphaned, 1)  # until the middle one has been reaped, and so has handed its child on
+    os.read(orphaned, 1)  # until the process in the middle was reaped, and its child reparented
     os.close(orphaned)
     return True
 
 
 def _become_rank(job: Job, variables: dict[str, str], out: int, err: int, agent: socket.socket) -> None:
-    """What an execution would have done; returns when the agent knows this process."""
+    """Set this process up as an execution would; returns when the agent has acknowledged it."""
     os.setsid()
     die_with_parent(signal.SIGKILL, job.agent)
     with agent:
@@ -182,7 +182,7 @@ def _become_rank(job: Job, variables: dict[str, str], out: int, err: int, agent:
             known = agent.recv(len(GO)) == GO
         except OSError:
             known = False
-        if not known:  # the agent has given up on this start
+        if not known:  # the agent has abandoned this start
             os._exit(EXIT_LATE)
     for descriptor, number in ((out, 1), (err, 2)):
         os.dup2(descriptor, number)
@@ -193,8 +193,8 @@ def _become_rank(job: Job, variables: dict[str, str], out: int, err: int, agent:
 
 
 def _be_called(command: list[str]) -> None:
-    """Show the command in ``ps`` as if it had been executed: who looks for a script by its name must find its ranks,
-    and the zygote not. The new words are written over the old ones; :func:`padding` has made room for them."""
+    """Show the command in ``ps`` as if it had been executed: a search for the script's name must find its ranks, but
+    not the zygote. The new words overwrite the old ones; :func:`padding` has made room for them."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_NAME, os.path.basename(command[0]).encode()[:15], 0, 0, 0)  # noqa: PTH119
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -206,7 +206,7 @@ def _be_called(command: list[str]) -> None:
 
 
 def _reseed() -> None:
-    """Give this process random numbers of its own, wherever a fresh one has them. (``random`` does so by itself.)"""
+    """Reseed all generators that a fresh process seeds randomly. (``random`` reseeds itself.)"""
     if (torch := sys.modules.get("torch")) is not None:
         torch.default_generator.seed()
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
@@ -217,7 +217,7 @@ def _reseed() -> None:
 
 # ---- the script ----------------------------------------------------------------------------------------------------
 def _run(job: Job) -> None:
-    """Run the script or module as ``__main__``. Leaves by exceptions where the interpreter would: ``SystemExit``."""
+    """Run the script or module as ``__main__``. Raises the exceptions that the interpreter handles: ``SystemExit``."""
     sys.orig_argv = list(job.command)
     sys.argv = ["-m" if job.is_module else job.target, *job.arguments]
     scope = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -235,7 +235,7 @@ def _run(job: Job) -> None:
 
 
 def _run_script(target: str, scope: types.ModuleType) -> None:
-    path = os.path.join(os.getcwd(), target)  # noqa: PTH109, PTH118 - not made any nicer, as the interpreter does it
+    path = os.path.join(os.getcwd(), target)  # noqa: PTH109, PTH118 - not normalized, as in the interpreter
     try:
         source = Path(path).read_bytes()
     except OSError as error:
@@ -246,7 +246,7 @@ def _run_script(target: str, scope: types.ModuleType) -> None:
 
 
 def _report(error: BaseException) -> NoReturn:
-    """End as the interpreter does after an exception: its traceback, without our frames, and exit code 1."""
+    """End as the interpreter does after an exception: its traceback, without elastrain's frames, and exit code 1."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
         traceback = traceback.tb_next
@@ -260,7 +260,7 @@ def _report(error: BaseException) -> NoReturn:
 
 
 def padding(boot_words: list[str], command: list[str]) -> str:
-    """One more word for the zygote, so long that ``command`` fits over all its words (:func:`_be_called`). Pure."""
+    """An additional word for the zygote, so long that ``command`` fits over all words (:func:`_be_called`). Pure."""
     room = sum(len(os.fsencode(word)) + 1 for word in boot_words)
     needed = sum(len(os.fsencode(word)) + 1 for word in command)
     return "." * max(0, needed - room)

@@ -54,7 +54,7 @@ def submit(place: Place, file: Path, asked: ScriptJob, *, dry_run: bool) -> int:
             try:
                 jobs.add_files(job, compose.files_name(name), files)
             except ClusterError:
-                jobs.delete(name)  # a job without its script would wait for ever
+                jobs.delete(name)  # a job without its script would wait forever
                 raise
         elsewhere = bool(place.namespace) or job.namespace != jobs.namespace
     where = f" -n {job.namespace}" if elsewhere else ""

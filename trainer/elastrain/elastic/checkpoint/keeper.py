@@ -74,6 +74,11 @@ class CheckpointKeeper:
         self.lineage = self._volume.begin_lineage(generation)
         return found
 
+    def newest_step(self) -> int:
+        """Committed steps of the newest checkpoint; 0 if there is none."""
+        found = self._volume.complete() if self._volume is not None else []
+        return found[0].step if found else 0
+
     # -- save --------------------------------------------------------------------------------------------------------
     def after_step(self, step: int, generation: int, tree: Callable[[], Any]) -> None:
         """Begin to save ``tree()`` if a save is due after ``step`` committed steps, and none runs."""

@@ -5,7 +5,7 @@ or abort the communicator unseen; a kernel that an abort has ended leaves garbag
 
 Properties of NCCL that shape this module (sources in docs/gpu.md):
 
-- A kernel whose peer is gone spins for ever. Only ``ncclCommAbort`` ends it.
+- A kernel whose peer is gone spins forever. Only ``ncclCommAbort`` ends it.
 - Kernels of two communicators run on a device only one after the other. Forming a communicator therefore launches none:
   its first kernel belongs to the first step of its generation, and the host has waited for the previous generation.
 - In the non-blocking mode NCCL 2.26 hangs at random, and Python cannot wait for the end of an initialisation. The

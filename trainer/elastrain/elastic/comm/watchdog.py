@@ -1,6 +1,6 @@
 """Watches the connections of a generation whose gradients NCCL sums, because NCCL does not notice a lost peer.
 
-A NCCL kernel whose peer is gone waits for ever: between cards of one machine it spins on memory, and over a network the
+A NCCL kernel whose peer is gone waits forever: between cards of one machine it spins on memory, and over a network the
 error stays with NCCL's own thread. The generation's TCP connections to every peer close within milliseconds when a
 process is killed. One thread per generation polls these connections, asks NCCL for errors, and bounds the wait. If an
 abort does not free the rank, the thread ends the process.

@@ -26,6 +26,8 @@ class EntryRow:
     """1 if the rank can train while it sends its state, or be a learner while it receives it."""
     in_portions: int
     """1 if it can do so for several steps, and the state is large enough."""
+    loop_end: int = 0
+    """Committed steps at which the loop of its script ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Entry:
     reached: int
     """Committed steps that any rank has been told of."""
     same_layout: bool
+    misplaced: list[int]
+    """Ranks that need state and whose scripts are in another loop than that of the ranks which have it."""
 
     @classmethod
     def of(cls, table: Sequence[EntryRow]) -> Entry:
@@ -63,6 +67,7 @@ class Entry:
             from_size=table[sources[0]].size if furthest >= 0 else 0,
             reached=max(row.reached for row in table),
             same_layout=_same_layout(table),
+            misplaced=[r for r in receivers if table[r].loop_end != table[sources[0]].loop_end and table[r].step < 0],
         )
 
     @property
@@ -92,7 +97,10 @@ def _shares(table: Sequence[EntryRow], sources: Sequence[int], receivers: Sequen
 
 
 def _sources(table: Sequence[EntryRow]) -> list[int]:
-    """Ranks that hold the newest state and can each send a part of it."""
-    first = max(range(len(table)), key=lambda r: (table[r].step, -r))
-    same = (table[first].step, table[first].structure)
-    return [r for r, row in enumerate(table) if r == first or (row.structure and (row.step, row.structure) == same)]
+    """Ranks that hold the newest state and can each send a part of it: those that are in the same, latest loop."""
+    first = max(range(len(table)), key=lambda r: (table[r].step, table[r].loop_end, -r))
+
+    def same(row: EntryRow) -> tuple[int, ...]:
+        return row.step, row.loop_end, row.structure
+
+    return [r for r, row in enumerate(table) if r == first or (row.structure and same(row) == same(table[first]))]

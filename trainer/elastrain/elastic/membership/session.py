@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import NoReturn
 
 import structlog
 import torch
 
-from elastrain.api.messages import Abort, Adopted, AgentMessage, Broken, Exit, Proposed, RankMessage
+from elastrain.api.messages import (
+    Abort,
+    Adopted,
+    AgentMessage,
+    Broken,
+    Exit,
+    Locate,
+    Located,
+    Misplaced,
+    Proposed,
+    RankMessage,
+)
 from elastrain.api.records import Generation
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
@@ -24,6 +36,8 @@ from elastrain.elastic.membership.link import AgentLink, AgentLost, MessageFaile
 
 log = structlog.get_logger(__name__)
 
+_ANSWER_SECONDS = 60.0
+"""Bound of waiting for an answer of the agent, which reads no network for it."""
 _REMIND_SECONDS = 10.0
 """Interval of the log lines of a rank that waits for a generation."""
 
@@ -50,6 +64,7 @@ class Session:
         self._aborted: dict[int, str] = {}
         self._current: Communicator | None = None
         self._exit: str | None = None
+        self._located: Located | None = None
         self._lost: AgentLost | MessageFailed | None = None
         """Why the agent's messages have ended."""
         self._closed = False
@@ -65,6 +80,30 @@ class Session:
     def send(self, message: RankMessage) -> None:
         """Raises :class:`AgentLost`."""
         self._link.send(message)
+
+    def locate(self) -> Located:
+        """The position of the job, as the agent knows it now.
+
+        Raises :class:`ExitRequested`, :class:`AgentLost`, and ``TimeoutError`` after :data:`_ANSWER_SECONDS`.
+        """
+        self._link.send(Locate())
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._located or self._lost or self._exit, _ANSWER_SECONDS):
+                raise TimeoutError(f"the agent has not told the job's position within {_ANSWER_SECONDS:g} s")
+            self._raise_if_over()
+            assert self._located is not None
+            return self._located
+
+    def wait_to_start_anew(self, why: str) -> NoReturn:
+        """Ask the agent to start this worker's ranks anew, and wait for the end.
+
+        Raises :class:`ExitRequested`, :class:`AgentLost`, and ``TimeoutError`` after :data:`_ANSWER_SECONDS`.
+        """
+        self._link.send(Misplaced(why=why))
+        with self._changed:
+            self._changed.wait_for(lambda: self._lost or self._exit, _ANSWER_SECONDS)
+            self._raise_if_over()
+        raise TimeoutError(f"the agent has not started this rank anew within {_ANSWER_SECONDS:g} s: {why}")
 
     def adopt(self, number: int, step: int) -> None:
         """Tell the agent that this rank now trains in generation ``number``, or has stopped for it."""
@@ -184,6 +223,8 @@ class Session:
                     for c in (self._current, self._connected.get(number)):
                         if c is not None and c.generation == number:
                             c.call_off(reason)
+                case Located():
+                    self._located = message
                 case Exit(reason=reason):
                     self._exit = reason
                     # A joiner may already be waiting in a generation for peers that will not come.

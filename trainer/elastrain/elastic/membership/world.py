@@ -6,8 +6,9 @@ Everything here happens at a step boundary, on the training thread. Positions ar
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import astuple
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
@@ -58,6 +59,8 @@ class World:
         """Whether training has ended with the last committed step, because a rank asked for it."""
         self.overlaps_transfer = False
         """Whether this rank can train while others receive its state."""
+        self.on_adopt: Callable[[], None] = lambda: None
+        """Called when the state of a later step is about to replace this rank's."""
         self._session, self._strategy, self._tracked = session, strategy, tracked
         self._keeper = keeper
         self._generation: Generation | None = None
@@ -69,7 +72,9 @@ class World:
         self._reporter = Reporter(on_rescale=self._traces)
         self._handover = Handover(tracked, self._tree, self._load)
         self._order: Order | None = None
-        self._total: int | None = None
+        self._loop_end = 0
+        self._start: int | None = None
+        """Committed steps at which this process joins the job, as far as it could know before."""
 
     @property
     def loss(self) -> float | None:
@@ -77,13 +82,31 @@ class World:
         return self._reporter.loss
 
     # -- called by the loop, in this order -----------------------------------------------------------------------------
+    def start(self) -> int:
+        """Committed steps of the state that this process will begin with, as far as is known before it joins."""
+        if self._start is None:
+            located = self._session.locate()
+            self._start = located.step if located.training else self._keeper.newest_step()
+        return self._start
+
+    def begin_loop(self, order: Order, end: int) -> bool:
+        """A loop of the script begins, up to ``end`` committed steps. Returns False if the job has left it already.
+
+        The code after such a loop runs before this rank is ready, so that no other rank waits for it.
+        """
+        self._order, self._loop_end = order, end
+        if self.ready or end >= self.start():
+            return True
+        self.place = Place(0, -1, 1)
+        return False
+
     def say_ready(self) -> None:
         """From now on a generation may include this rank. Raises ``ValueError`` as of :meth:`ElasticModule.offer`."""
         assert self.model is not None
         self._session.use(self.model.offer(), self.model.device)
         if unused := backend.unused_accelerator(self.model.device.type):
             log.warning(unused)
-        self._session.send(Ready(store_port=self._session.serve_store(), step=self.step))
+        self._session.send(Ready(store_port=self._session.serve_store(), step=self.step, loop_end=self._loop_end))
         self.ready = True
 
     def settle(self) -> None:
@@ -131,10 +154,8 @@ class World:
             self._reporter.transferred(sent_at)
         return not receiving or communicator.broken is None
 
-    def commit(
-        self, order: Order, total_steps: int | None, loss: float, agreed: int | None, *, learning: bool = False
-    ) -> None:
-        """The step's optimizer has been applied.
+    def commit(self, loss: float, agreed: int | None, *, learning: bool = False) -> None:
+        """The step's optimizer has been applied. :meth:`committed` follows.
 
         ``loss``: mean over the global batch. ``agreed``: the generation that all ranks switch to now. ``learning``: the
         next step has the same learners.
@@ -142,14 +163,16 @@ class World:
         self.step += 1
         if not learning:
             self.share = self.place.share
-        self._agreed, self._order, self._total = agreed, order, total_steps
-        now = time.monotonic()
-        self._reporter.committed(now, loss)
+        self._agreed = agreed
+        self._reporter.committed(time.monotonic(), loss)
+
+    def committed(self) -> None:
+        """The state is that of the committed step: save and report it if it is time."""
         if self.place.rank != 0:
             return
         if self._has_state:
             self._keeper.after_step(self.step, self._number, self._tree)
-        if self._reporter.due(now) or self.step == total_steps or self.stopped:
+        if self._reporter.due(time.monotonic()) or self.step == self._loop_end or self.stopped:
             self._report()
 
     def complete(self) -> None:
@@ -158,6 +181,15 @@ class World:
             self._handover.finish(self.communicator)
             self._has_state = not self._handover.receiving
 
+    def leave_loop(self) -> bool:
+        """Wait until all ranks have committed the last step of the loop; returns whether the generation has held.
+
+        A rank that left the loop earlier could run the code after it, and then give a peer, which is a step behind, a
+        state in which that code has run already.
+        """
+        self.complete()
+        return self._barrier()
+
     def finish(self) -> None:
         """Return when every rank of the generation has committed its last step: until then their state may be needed.
 
@@ -165,13 +197,8 @@ class World:
         """
         while self._number:
             self.settle()
-            assert self.communicator is not None
-            self.communicator.step = self.step
-            try:
-                self.communicator.barrier()
-            except GenerationBroken:
-                continue  # settle() forms the next one
-            break
+            if self._barrier():
+                break  # otherwise settle() forms the next generation
         if self.place.rank == 0:
             self._save_now()
 
@@ -179,6 +206,16 @@ class World:
         """Send the outstanding traces of the last rescale; bounded."""
         if self._traces is not None:
             self._traces.close()
+
+    def _barrier(self) -> bool:
+        """Wait for all ranks, outside of a step; returns whether the generation has held."""
+        assert self.communicator is not None
+        self.communicator.step = self.step
+        try:
+            self.communicator.barrier()
+        except GenerationBroken:
+            return False
+        return True
 
     # -- changes of generation ---------------------------------------------------------------------------------------
     def _give_up(self, communicator: Communicator, cause: str) -> None:
@@ -254,8 +291,12 @@ class World:
         row = self._entry_row(communicator.of)
         table = [EntryRow(*values) for values in communicator.all_gather_ints(list(astuple(row)))]
         entry, communicator.step = Entry.of(table), max(row.step for row in table)
+        if entry.misplaced:
+            self._give_way(communicator, entry.misplaced)
         if entry.cold and communicator.rank == 0:
             self._cold_start(communicator.generation)
+            if self.step < self.start():
+                self._give_way(communicator, [0])
         transfer = Transfer(entry.sources, entry.receivers, self._strategy.holders(entry.sources))
         if communicator.rank in entry.sources and entry.receivers:
             self._handover.send(communicator, transfer, in_portions=entry.in_portions)
@@ -270,11 +311,20 @@ class World:
         self._has_state = not self._handover.receiving
         return entry
 
+    def _give_way(self, communicator: Communicator, misplaced: list[int]) -> NoReturn:
+        """The scripts of these ranks are in other loops: they start anew. Raises ``GenerationBroken`` on all others."""
+        ranks = ", ".join(map(str, misplaced))
+        cause = f"the script of rank {ranks} is in another loop than the job; it starts anew at the job's position"
+        if communicator.rank in misplaced:
+            communicator.abort(cause)
+            self._session.wait_to_start_anew(cause)
+        communicator.fail(cause)
+
     def _entry_row(self, generation: Generation) -> EntryRow:
         """This rank's contribution to the entry of ``generation``."""
         assert self.model is not None
         joined = self._has_joiners(generation)
-        at_its_end = self.stopped or (self._total is not None and self.step >= self._total)
+        at_its_end = self.stopped or self.step >= self._loop_end
         return EntryRow(
             step=self.step if self._has_state else -1,
             size=self.place.world_size,
@@ -283,6 +333,7 @@ class World:
             structure=capture.structure(self._tree()) if self._has_state and joined else 0,
             overlaps=int(self.overlaps_transfer and not at_its_end),
             in_portions=int(joined and self._exchanges_in_portions()),
+            loop_end=self._loop_end,
         )
 
     def _exchanges_in_portions(self) -> bool:
@@ -326,12 +377,13 @@ class World:
         return {"tracked": capture.capture(self._tracked), "position": position}
 
     def _load(self, tree: dict[str, Any]) -> None:
-        capture.restore(self._tracked, tree["tracked"])
         position = tree["position"]
         self.step, self._keeper.lineage = position["step"], position["lineage"]
         self._reporter.loss = position.get("loss")  # absent in older checkpoints
         self.stopped = position.get("stopped", False)
         self._reporter.rescales = [Rescale.model_validate(r) for r in position["rescales"]]
+        self.on_adopt()
+        capture.restore(self._tracked, tree["tracked"])
 
     # -- reports -----------------------------------------------------------------------------------------------------
     def _save_now(self) -> None:
@@ -345,7 +397,7 @@ class World:
         progress = self._reporter.progress(
             self._generation,
             step=self.step,
-            total_steps=self._total,
+            total_steps=self._loop_end,
             epoch=self.step // self._order.steps_per_epoch,
             samples=self._order.samples_before(self.step),
             checkpoint=self._keeper.result,

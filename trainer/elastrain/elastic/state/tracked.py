@@ -1,7 +1,7 @@
-"""Tracked objects: their state moves with the job, and their methods act only in the steps in which they should.
+"""Tracked objects: their state moves with the job, and their methods keep the contract.
 
-``step()`` acts only in a step that is committed, ``zero_grad()`` not between the micro-batches of a step. One loop body
-therefore serves the first, a middle and the last micro-batch, and a discarded step, without an ``if``.
+The contract is :mod:`elastrain.elastic.contract`. One loop body therefore serves the warm-up, the first, a middle and
+the last micro-batch, and a discarded step, without an ``if``.
 """
 
 from __future__ import annotations
@@ -11,51 +11,105 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
+from elastrain.elastic.contract import Call, Contract
 from elastrain.elastic.state.capture import Stateful
 
-Gates = Mapping[str, Callable[[], bool]]
-"""By name of a method: whether the method may act now."""
+UPDATES_OF_SCALER = ("unscale_", "step", "update")
+UPDATES_OF_AVERAGE = ("update_parameters", "update", "set")
 
 
-def track(tracked: dict[str, Stateful], objects: dict[str, Any], gates: Gates) -> None:
-    """Add ``objects`` to ``tracked``, and gate those of their methods that ``gates`` names.
+class Tracker:
+    """Adds objects to those whose state moves with the job, and makes their methods keep the contract."""
 
-    Raises ``TypeError`` or ``ValueError`` naming the object.
-    """
-    for name, obj in objects.items():
-        if name in tracked:
-            raise ValueError(f"job.track({name}=...): an object is already tracked under this name")
-        if isinstance(obj, nn.Module) and any(p.requires_grad for p in obj.parameters()):
-            raise TypeError(f"job.track({name}=...): pass a model that trains to job.wrap(), which also tracks it")
-        if not (callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))):
-            raise TypeError(
-                f"job.track({name}=...): {type(obj).__name__} has no state_dict() and load_state_dict(), "
-                "so its state could not reach a joining worker"
-            )
-        gate(obj, gates)
-        tracked[name] = obj
+    def __init__(self, tracked: dict[str, Stateful], contract: Contract) -> None:
+        """``tracked`` is shared with the runtime."""
+        self._tracked, self._contract = tracked, contract
+        self._scaled: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def track(self, objects: Mapping[str, Any]) -> None:
+        """Add ``objects``, by name. Raises ``TypeError`` or ``ValueError`` naming the object."""
+        for name, obj in objects.items():
+            if name in self._tracked:
+                raise ValueError(f"job.track({name}=...): an object is already tracked under this name")
+            if _trains(obj) and not is_average(obj):
+                raise TypeError(f"job.track({name}=...): pass a model that trains to job.wrap(), which also tracks it")
+            if not (callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))):
+                raise TypeError(
+                    f"job.track({name}=...): {type(obj).__name__} has no state_dict() and load_state_dict(), "
+                    "so its state could not reach a joining worker"
+                )
+            self.gate(obj, _calls_of(obj))
+            if is_scaler(obj):
+                self._watch_scale(obj)
+            self._tracked[name] = obj
+
+    def gate(self, obj: Any, calls: Mapping[str, Call]) -> None:
+        """Make methods of ``obj``, by name, do nothing and return None where the contract skips their call.
+
+        By a subclass, not by an attribute of the object: a scheduler's ``state_dict`` is its ``__dict__``, and a method
+        in it would travel to other ranks with the object it is bound to. An optimizer with a scheduler already has a
+        ``step`` in its ``__dict__``; that one is gated.
+        """
+        in_class = {}
+        for name, call in calls.items():
+            if not callable(getattr(obj, name, None)):
+                continue
+            acts = functools.partial(self._contract.acts, call, f"{type(obj).__name__}.{name}()")
+            if in_instance := vars(obj).get(name):
+                # A bound method: schedulers ask an optimizer's step for __func__.
+                setattr(obj, name, types.MethodType(_gated(_without_self(in_instance), acts), obj))
+            else:
+                in_class[name] = _gated(getattr(type(obj), name), acts)
+        if in_class:
+            _subclass(obj, in_class)
+
+    def unscaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss that a tracked scaler has made ``loss`` from, or ``loss`` itself."""
+        scaled, self._scaled = self._scaled, None
+        return scaled[1] if scaled is not None and scaled[0] is loss else loss
+
+    def _watch_scale(self, scaler: Any) -> None:
+        original = type(scaler).scale
+
+        @functools.wraps(original)
+        def scale(this: Any, outputs: Any) -> Any:
+            scaled = original(this, outputs)
+            if isinstance(outputs, torch.Tensor):
+                self._scaled = (scaled, outputs)
+            return scaled
+
+        _subclass(scaler, {"scale": scale})
 
 
-def gate(obj: Any, gates: Gates) -> None:
-    """Make the methods of ``obj`` that ``gates`` names do nothing, and return None, while their gate is closed.
+def is_scaler(obj: Any) -> bool:
+    """Whether it is a scaler of losses, as ``torch.amp.GradScaler``."""
+    return all(callable(getattr(obj, name, None)) for name in (*UPDATES_OF_SCALER, "scale"))
 
-    By a subclass, not by an attribute of the object: a scheduler's ``state_dict`` is its ``__dict__``, and a method in
-    it would travel to other ranks with the object it is bound to. An optimizer with a scheduler already has a ``step``
-    in its ``__dict__``; that one is gated.
-    """
-    in_class = {}
-    for name, is_open in gates.items():
-        if not callable(getattr(obj, name, None)):
-            continue
-        if in_instance := vars(obj).get(name):
-            # A bound method: schedulers ask an optimizer's step for __func__.
-            setattr(obj, name, types.MethodType(_gated(_without_self(in_instance), is_open), obj))
-        else:
-            in_class[name] = _gated(getattr(type(obj), name), is_open)
-    if in_class:
-        obj.__class__ = type(type(obj).__name__, (type(obj),), {**in_class, "__module__": type(obj).__module__})
+
+def is_average(obj: Any) -> bool:
+    """Whether it is an average of a model's weights, as torch's ``AveragedModel`` and timm's ``ModelEmaV3``."""
+    updates = any(callable(getattr(obj, name, None)) for name in UPDATES_OF_AVERAGE)
+    return isinstance(obj, nn.Module) and isinstance(getattr(obj, "module", None), nn.Module) and updates
+
+
+def _trains(obj: Any) -> bool:
+    return isinstance(obj, nn.Module) and any(p.requires_grad for p in obj.parameters())
+
+
+def _calls_of(obj: Any) -> Mapping[str, Call]:
+    """The methods of a tracked object that the contract knows."""
+    if is_scaler(obj):
+        return dict.fromkeys(UPDATES_OF_SCALER, Call.UPDATE)
+    if is_average(obj):
+        return dict.fromkeys(UPDATES_OF_AVERAGE, Call.UPDATE)
+    return {"step": Call.UPDATE}
+
+
+def _subclass(obj: Any, methods: dict[str, Any]) -> None:
+    obj.__class__ = type(type(obj).__name__, (type(obj),), {**methods, "__module__": type(obj).__module__})
 
 
 def _without_self(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,9 +120,9 @@ def _without_self(function: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _gated(original: Callable[..., Any], is_open: Callable[[], bool]) -> Callable[..., Any]:
+def _gated(original: Callable[..., Any], acts: Callable[[], bool]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if is_open() else None
+        return original(*args, **kwargs) if acts() else None
 
     return method

@@ -101,16 +101,22 @@ class Bitwise:
         return nullcontext()
 
     def backward(
-        self, loss: torch.Tensor, part: Slice, inputs: ControlInputs, communicator: Communicator, *, last: bool
+        self,
+        loss: torch.Tensor,
+        unscaled: torch.Tensor,
+        part: Slice,
+        inputs: ControlInputs,
+        communicator: Communicator,
+        *,
+        last: bool,
     ) -> Summed | None:
         buffers = self._buffers
         assert buffers is not None
         buffers.fit(communicator.world_size)
         tree = self._sum = self._sum or TreeSum(part.leaves, self._add)
-        weighted = loss * part.weight
-        weighted.backward()
+        (loss * part.weight).backward()
         if part.indices:  # a stand-in is no leaf
-            self._push_leaf(tree, part.leaf, weighted)
+            self._push_leaf(tree, part.leaf, unscaled.detach() * part.weight)
         if not last:
             return None
         connected = inputs.connected()

@@ -91,13 +91,23 @@ class Replicated:
         return nullcontext() if last else self._model.no_sync()
 
     def backward(
-        self, loss: torch.Tensor, part: Slice, inputs: ControlInputs, communicator: Communicator, *, last: bool
+        self,
+        loss: torch.Tensor,
+        unscaled: torch.Tensor,
+        part: Slice,
+        inputs: ControlInputs,
+        communicator: Communicator,
+        *,
+        last: bool,
     ) -> Summed | None:
         assert self._model is not None
+        value = unscaled.detach() * part.weight
+        self._loss = value if self._loss is None else self._loss + value
         weighted = loss * part.weight
-        self._loss = weighted.detach() if self._loss is None else self._loss + weighted.detach()
+        self._model.put_gradients_back()
         if not last:
             weighted.backward()
+            self._model.put_gradients_aside()
             return None
         self._model.prepare(inputs, self._loss)
         weighted.backward()
@@ -107,8 +117,8 @@ class Replicated:
 class ReplicatedModule(ElasticModule):
     """The model in DDP.
 
-    Forward runs through DDP if gradients are enabled and the module is in training mode, otherwise (evaluation) through
-    the model itself.
+    Forward runs through DDP if gradients are enabled and the module is in training mode or in a loop body (a model may
+    train with frozen statistics), otherwise (evaluation) through the model itself.
     """
 
     def __init__(self, module: nn.Module, **ddp_options: Any) -> None:
@@ -119,6 +129,8 @@ class ReplicatedModule(ElasticModule):
         self._keeps = not (any(ddp_options.get(option) for option in _OWN_COLLECTIVES) or _has_sparse_gradients(module))
         self._communicator: Communicator | None = None
         self._layout = 0
+        self._aside: list[tuple[nn.Parameter, torch.Tensor]] = []
+        """Gradients of the micro-batches so far, between the bodies of a step."""
         self._last_begun = False
         """Whether the sums of all gradients of this step have begun."""
         self._control: torch.futures.Future[torch.Tensor] | None = None
@@ -147,12 +159,28 @@ class ReplicatedModule(ElasticModule):
         if self._ddp is not None and self._keeps and not self._layout:
             self._rebuild()
 
+    def drop_gradients(self) -> None:
+        self._aside = []
+        super().drop_gradients()
+
+    def put_gradients_aside(self) -> None:
+        """Keep the gradients of a step that is not complete out of the script's reach."""
+        self._aside = [(p, p.grad) for p in self.module.parameters() if p.grad is not None]
+        for parameter, _ in self._aside:
+            parameter.grad = None
+
+    def put_gradients_back(self) -> None:
+        """The next backward adds to the gradients that were put aside."""
+        for parameter, gradient in self._aside:
+            parameter.grad = gradient
+        self._aside = []
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Within it backward adds to the local gradients and sums nothing over the ranks (DDP's ``no_sync``)."""
         return self._ddp.no_sync() if self._ddp is not None else nullcontext()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or not self.training:
+        if not torch.is_grad_enabled() or not (self.training or self.in_body()):
             return self.module(*args, **kwargs)
         if self._ddp is None:
             self.__dict__["_ddp"] = self._wrap(DdpGroup())

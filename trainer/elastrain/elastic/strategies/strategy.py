@@ -8,7 +8,7 @@ Two strategies implement it, both with one replica of the model per rank: :class
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,6 +32,8 @@ class ElasticModule(nn.Module):
     ``module`` is the user's model.
     """
 
+    in_body: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether a loop body runs: then a forward with gradients is one of training, also in ``eval()`` mode."""
     learner: Learner | None = None
     """Computes the steps in which this rank is a learner; None if this model cannot have any."""
 
@@ -71,6 +73,10 @@ class ElasticModule(nn.Module):
 
     def detach(self) -> None:
         """Train over no communicator; drop the gradients of the last step."""
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients of the last step."""
         for p in self.module.parameters():
             p.grad = None
 
@@ -103,10 +109,19 @@ class Strategy(Protocol):
         """The context of the loop body on micro-batch ``part``; ``last``: of this rank's part of the step."""
 
     def backward(
-        self, loss: torch.Tensor, part: Slice, inputs: ControlInputs, communicator: Communicator, *, last: bool
+        self,
+        loss: torch.Tensor,
+        unscaled: torch.Tensor,
+        part: Slice,
+        inputs: ControlInputs,
+        communicator: Communicator,
+        *,
+        last: bool,
     ) -> Summed | None:
         """Compute the gradients of micro-batch ``part``; with the last one, sum them over the ranks.
 
-        ``loss``: scalar, the mean over the micro-batch. Returns None before the last micro-batch, and with it the
+        Before that the parameters have no gradients outside of this method, so that no code of the script can change
+        partial sums. ``loss``: scalar, the mean over the micro-batch. ``unscaled``: its value to report, which differs
+        from it by the factor of a scaler. Returns None before the last micro-batch, and with it the
         control vector of all ranks, which is void if the communicator broke meanwhile.
         """

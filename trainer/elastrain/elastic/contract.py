@@ -1,0 +1,144 @@
+"""What a call of a training script does: a table over the phases of the loop, which the runtime enforces.
+
+The table is data. :class:`Contract` looks every call up in it, and ``docs/reference/loop.md`` is printed from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """Where the training thread is, when code of the script runs. The value is the heading in the docs.
+
+    A rank that waits for a generation, or for its state, runs no code of the script.
+    """
+
+    about: str
+    """When the phase is, for the docs."""
+
+    def __new__(cls, value: str, about: str) -> Phase:
+        """A member with its two texts."""
+        phase = str.__new__(cls, value)
+        phase._value_, phase.about = value, about
+        return phase
+
+    SETUP = "before the first loop", "from `elastrain.join()` to the first `job.steps()`"
+    FRESH = "before a step's first backward", "a loop body, up to its `job.backward()`; also that of the warm-up"
+    WARM_UP = "after the warm-up's backward", "the rest of the first loop body of each process, which leaves no trace"
+    PARTIAL = "between a step's backwards", "with several micro-batches: from the first `job.backward()` to the last"
+    COMMITTED = (
+        "committed",
+        "the rest of the loop body after the last `job.backward()`, and `job.on_commit()` callbacks",
+    )
+    DISCARDED = "discarded", "the same in a step that lost a worker; the step runs again"
+    BETWEEN = "after a loop", "between two loops, and after the last"
+    LEAVING = "after Drained", "`finally` blocks of a worker that leaves, and scripts that catch `Drained`"
+
+
+BODY = (Phase.FRESH, Phase.WARM_UP, Phase.PARTIAL, Phase.COMMITTED, Phase.DISCARDED)
+"""The phases of a loop body."""
+
+
+class Call(StrEnum):
+    """A call of the script. The value is its name in the docs."""
+
+    STEPS = "job.steps()"
+    SET_UP = "job.wrap(), job.track()"
+    BACKWARD = "job.backward()"
+    CLIP = "job.clip_grad_norm_()"
+    UPDATE = "step() of tracked objects, unscale_() and update() of scalers, updates of averages"
+    STOP = "job.stop()"
+
+
+class Effect(StrEnum):
+    """What a call does in a phase."""
+
+    ACTS = "acts"
+    SKIPPED = "skipped"
+    RAISES = "raises"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The effect of a call in a phase."""
+
+    effect: Effect
+    way_out: str = ""
+    """Of a call that raises: what to do instead."""
+
+
+_ACTS, _SKIPPED = Rule(Effect.ACTS), Rule(Effect.SKIPPED)
+
+
+def _raises(way_out: str) -> Rule:
+    return Rule(Effect.RAISES, way_out)
+
+
+_IN_BODY_ONLY = _raises("call it once for each batch that 'for batch in job.steps(...)' yields")
+_TWICE = _raises("it was called for this batch already; add the losses up and call it once")
+_TOO_EARLY = _raises(
+    "it would act on the gradients of the step before: move it behind job.backward(), or give it to job.on_commit()"
+)
+_NO_GRADIENTS = _raises("there are gradients only in a loop body, between job.backward() and the optimizer's step()")
+_NESTED = _raises("a loop body runs already; loops may follow each other, not contain each other")
+_LATE_SET_UP = _raises("call it before the loop: in a loop body it would run once more in the warm-up of each process")
+
+RULES: Mapping[Call, Mapping[Phase, Rule]] = {
+    Call.STEPS: {phase: _NESTED if phase in BODY else _ACTS for phase in Phase},
+    Call.SET_UP: {phase: _LATE_SET_UP if phase in BODY else _ACTS for phase in Phase},
+    Call.BACKWARD: {
+        Phase.SETUP: _IN_BODY_ONLY,
+        Phase.FRESH: _ACTS,
+        Phase.WARM_UP: _TWICE,
+        Phase.PARTIAL: _ACTS,
+        Phase.COMMITTED: _TWICE,
+        Phase.DISCARDED: _TWICE,
+        Phase.BETWEEN: _IN_BODY_ONLY,
+        Phase.LEAVING: _IN_BODY_ONLY,
+    },
+    Call.CLIP: {
+        Phase.SETUP: _NO_GRADIENTS,
+        Phase.FRESH: _TOO_EARLY,
+        Phase.WARM_UP: _ACTS,
+        Phase.PARTIAL: _SKIPPED,
+        Phase.COMMITTED: _ACTS,
+        Phase.DISCARDED: _ACTS,
+        Phase.BETWEEN: _NO_GRADIENTS,
+        Phase.LEAVING: _NO_GRADIENTS,
+    },
+    Call.UPDATE: {
+        Phase.SETUP: _ACTS,
+        Phase.FRESH: _TOO_EARLY,
+        Phase.WARM_UP: _SKIPPED,
+        Phase.PARTIAL: _SKIPPED,
+        Phase.COMMITTED: _ACTS,
+        Phase.DISCARDED: _SKIPPED,
+        Phase.BETWEEN: _ACTS,
+        Phase.LEAVING: _SKIPPED,
+    },
+    Call.STOP: dict.fromkeys(Phase, _ACTS),
+}
+"""What each call does in each phase; complete."""
+
+
+class Contract:
+    """Applies :data:`RULES` to the calls of one rank's script."""
+
+    def __init__(self, phase: Callable[[], Phase]) -> None:
+        """``phase()`` returns the present one."""
+        self._phase = phase
+
+    def acts(self, call: Call, name: str | None = None) -> bool:
+        """Whether ``call`` acts now; if not, the caller does nothing.
+
+        ``name``: of the method, for the error; default: that of the call. Raises ``RuntimeError`` with the phase and
+        the way out.
+        """
+        phase = self._phase()
+        rule = RULES[call][phase]
+        if rule.effect is Effect.RAISES:
+            raise RuntimeError(f"{name or call.value} {phase.value}: {rule.way_out}")
+        return rule.effect is Effect.ACTS
