@@ -326,6 +326,7 @@ class World:
             step=self.step if self._has_state else -1,
             size=self.place.world_size,
             reached=max(self.step, self._session.welcome.step),
+            saved_step=self._session.welcome.saved_step,
             layout=self.model.layout,
             structure=capture.structure(self._tree()) if self._has_state and joined else 0,
             overlaps=int(self.overlaps_transfer and not at_its_end),
