@@ -273,6 +273,8 @@ class World:
         self.share = entry.shares.get(communicator.rank, self.place.share)
         if self.place.rank != 0:
             self._keeper.forget()
+        else:
+            self._keeper.take_over()
         self._session.adopt(generation.number, self.step)
         times = Times(
             last_commit=self._reporter.last_commit,
@@ -299,7 +301,7 @@ class World:
         if entry.misplaced:
             self._give_way(communicator, entry.misplaced)
         if entry.cold and communicator.rank == 0:
-            self._cold_start(communicator.generation)
+            self._cold_start(entry)
             if self.step < self.start():
                 self._give_way(communicator, [0])
         transfer = Transfer(entry.sources, entry.receivers, self._strategy.holders(entry.sources))
@@ -334,6 +336,7 @@ class World:
             step=self.step if self._has_state else -1,
             size=self.place.world_size,
             reached=max(self.step, self._session.welcome.step),
+            saved_step=self._session.welcome.saved_step,
             layout=self.model.layout,
             structure=capture.structure(self._tree()) if self._has_state and joined else 0,
             overlaps=int(self.overlaps_transfer and not at_its_end),
@@ -360,16 +363,13 @@ class World:
         self.model.learner.begin(communicator, connected, receiving=receiving)
 
     # -- state -------------------------------------------------------------------------------------------------------
-    def _cold_start(self, generation: int) -> None:
+    def _cold_start(self, entry: Entry) -> None:
         """No rank holds state: continue from the newest checkpoint, or begin with this rank's own state.
 
-        Raises ``RuntimeError`` if there is neither.
+        Raises ``RuntimeError`` if it must do neither (:mod:`elastrain.elastic.checkpoint.cold_start`).
         """
-        if not self._keeper.resume(generation, self._load) and self._handover.torn:
-            raise RuntimeError(
-                "the last workers that held the training state were lost while this one was receiving it, and there "
-                "is no checkpoint to go on from: set spec.checkpoint"
-            )
+        torn = self._handover.torn
+        self._keeper.resume(self._load, saved_step=entry.saved_step, reached=entry.reached, torn=torn)
 
     def _tree(self) -> dict[str, Any]:
         position = {
