@@ -37,6 +37,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/training/elastic/test_accumulation.py",
         "tests/training/elastic/test_batchnorm.py",
         "tests/training/elastic/test_bitwise.py",
+        "tests/training/elastic/test_rank_checkpoints.py",
         "tests/training/elastic/test_rescale_in_process.py",
         "tests/training/elastic/test_rescale_traces.py",
         "tests/training/elastic/test_state_in_portions.py",

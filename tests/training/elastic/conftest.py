@@ -36,11 +36,12 @@ class Rank:
         command: list[str],
         env: dict[str, str],
         locate: Callable[[], m.Located],
+        saved_step: int,
     ) -> None:
         self.name = name
         self.reached = locate().step
         """What etcd shows as the job's progress when the rank starts."""
-        self._locate = locate
+        self._locate, self._saved_step = locate, saved_step
         self.received: list[m.RankMessage] = []
         self.log = folder / f"{name}.log"
         path = folder / f"{name}.sock"
@@ -59,7 +60,8 @@ class Rank:
             for line in self._connection.makefile("rb"):
                 message = m.RANK_MESSAGE.validate_json(line)
                 if message.type == "hello":
-                    self.send(m.Welcome(member=f"{self.name}.0", address="127.0.0.1", lease_ttl=5, step=self.reached))
+                    place = {"member": f"{self.name}.0", "address": "127.0.0.1", "lease_ttl": 5}
+                    self.send(m.Welcome(**place, step=self.reached, saved_step=self._saved_step))
                 if message.type == "locate":
                     self.send(self._locate())
                 self.received.append(message)
@@ -79,6 +81,11 @@ class Rank:
     def step(self) -> int:
         reports = self.of_type("report")
         return reports[-1].progress.step if reports else 0
+
+    def saved_step(self) -> int:
+        """Step of the newest checkpoint in its last report; 0: it names none."""
+        checkpoint = next((r.progress.checkpoint for r in self.of_type("report")[-1:]), None)
+        return checkpoint.step if checkpoint else 0
 
     def kill(self, how: int = signal.SIGKILL) -> None:
         self.process.send_signal(how)
@@ -107,10 +114,11 @@ class World:
 
     def start(self, *ranks: str, epochs: int = 20, delay: float = 0.1, script: Path | None = None, **env: str) -> None:
         script = script or Path(__file__).parent / "train_float64.py"
+        saved_step = max((r.saved_step() for r in self.ranks.values()), default=0)
         for name in ranks:
             command = [sys.executable, str(script), str(self.folder), str(epochs), str(delay)]
             full = {names.ENV_AUDIT_DIR: str(self.audit), **env}
-            self.ranks[name] = Rank(self.warm, name, self.folder, command, full, self.located)
+            self.ranks[name] = Rank(self.warm, name, self.folder, command, full, self.located, saved_step)
 
     def located(self) -> m.Located:
         """The position of the job, as etcd shows it."""

@@ -14,6 +14,7 @@ from elastrain.elastic.comm.channel import Channels
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.group import DdpGroup, sum_sparse
+from elastrain.elastic.comm.header import Label
 
 
 def test_every_rank_gets_the_values_of_all(pair, each) -> None:
@@ -104,8 +105,8 @@ def test_values_are_completed_first_if_several_transports_sum_them(pair, each, m
         def takes(self, tensor: torch.Tensor) -> bool:
             return tensor.dtype == torch.float64
 
-        def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-            return self.tcp.sum(buffer)
+        def sum(self, buffer: torch.Tensor, label: Label) -> torch.futures.Future[torch.Tensor]:
+            return self.tcp.sum(buffer, label)
 
     for c in pair:
         c._transports.insert(0, Doubled(c._tcp))

@@ -8,8 +8,12 @@ import pytest
 
 from elastrain.elastic.membership.entry import Entry, EntryRow
 
-HOLDER = EntryRow(step=7, size=2, reached=7, layout=1, structure=5, overlaps=1, in_portions=1)
-JOINER = EntryRow(step=-1, size=1, reached=7, layout=1, structure=0, overlaps=1, in_portions=1)
+HOLDER = EntryRow(step=7, size=2, reached=7, saved_step=5, layout=1, structure=5, overlaps=1, in_portions=1)
+JOINER = EntryRow(step=-1, size=1, reached=7, saved_step=0, layout=1, structure=0, overlaps=1, in_portions=1)
+
+
+def test_a_checkpoint_is_known_if_one_rank_has_been_told_of_it():
+    assert Entry.of([JOINER, replace(JOINER, saved_step=5), JOINER]).saved_step == 5
 
 
 def test_joiners_are_learners_if_the_holders_of_the_state_can_compute_as_before():

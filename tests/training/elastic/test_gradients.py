@@ -29,7 +29,7 @@ def one_step(way: Bitwise, net: nn.Module, model: nn.Module, communicator) -> tu
         with way.body(part, communicator, last=last):
             loss = model(INPUTS[list(part.fetch)]).pow(2).mean()
             inputs = ControlInputs(list, stop=communicator.rank == 1)
-            heard = way.backward(loss, part, inputs, communicator, last=last)
+            heard = way.backward(loss, loss, part, inputs, communicator, last=last)
     return torch.cat(
         [torch.zeros(1) if p.grad is None else p.grad.flatten() for p in net.parameters()]
     ).clone(), heard.sums

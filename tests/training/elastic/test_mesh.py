@@ -89,7 +89,7 @@ def test_the_peers_that_do_not_move_are_named_if_the_bound_passes(pair, monkeypa
 def test_a_rank_completes_a_full_exchange_unless_no_other_rank_can_have_it(gone) -> None:
     """The gone peers have sent their part, and not received this rank's."""
     ends = {peer: socket.socketpair() for peer in (1, 2)}
-    mesh, got = Mesh({peer: here for peer, (here, _) in ends.items()}, lambda: None), torch.zeros(2)
+    mesh, got = Mesh(0, {peer: here for peer, (here, _) in ends.items()}, lambda: None), torch.zeros(2)
     for peer, (_, there) in ends.items():
         there.sendall(memoryview(torch.ones(1).numpy()))
         mesh.receive(peer, got[peer - 1 : peer])
@@ -109,7 +109,7 @@ def test_a_frozen_rank_discards_an_exchange_that_only_it_has_in_full(monkeypatch
     """Its peer has sent everything, and left without this rank's part."""
     here, there = socket.socketpair()
     with here, there:
-        mesh, got = Mesh({1: here}, here.close), torch.empty(3)
+        mesh, got = Mesh(0, {1: here}, here.close), torch.empty(3)
         mesh.receive(1, got, lambda: frozen and time.sleep(0.1))
         there.sendall(memoryview(torch.ones(3).numpy()))
         there.shutdown(socket.SHUT_RDWR)
@@ -123,7 +123,7 @@ def test_a_frozen_rank_discards_an_exchange_that_only_it_has_in_full(monkeypatch
 def test_a_frozen_rank_continues_if_no_peer_has_left(monkeypatch) -> None:
     here, there = socket.socketpair()
     with here, there:
-        mesh, got = Mesh({1: here}, here.close), torch.empty(1)
+        mesh, got = Mesh(0, {1: here}, here.close), torch.empty(1)
         mesh.receive(1, got)
         there.sendall(memoryview(torch.ones(2).numpy()))  # it is ahead by a message
         monkeypatch.setattr(mesh_module, "FROZEN_SECONDS", -mesh_module.POLL_SECONDS)
@@ -135,7 +135,7 @@ def test_what_a_peer_may_have_completed_is_completed_if_called_off_before_it_was
     here, there = socket.socketpair()
     shut = threading.Event()
     with here, there:
-        mesh, got = Mesh({1: here}, shut.set), torch.empty(LARGE)
+        mesh, got = Mesh(0, {1: here}, shut.set), torch.empty(LARGE)
         assert mesh.begin()
         mesh.receive(1, got)
         peer = threading.Thread(target=there.sendall, args=(memoryview(torch.ones(LARGE).numpy()),))
@@ -153,7 +153,7 @@ def test_no_exchange_begins_and_connections_are_shut_at_once_if_called_off_betwe
     here, there = socket.socketpair()
     shut = threading.Event()
     with here, there:
-        mesh = Mesh({1: here}, shut.set)
+        mesh = Mesh(0, {1: here}, shut.set)
         assert mesh.begin()
         mesh.end()
         mesh.call_off()
@@ -165,7 +165,7 @@ def test_an_exchange_with_a_silent_peer_ends_soon_if_called_off(monkeypatch) -> 
     monkeypatch.setattr(mesh_module, "QUIET_SECONDS", 0.01)
     here, there = socket.socketpair()
     with here, there:
-        mesh = Mesh({1: here}, here.close)
+        mesh = Mesh(0, {1: here}, here.close)
         assert mesh.begin()
         mesh.receive(1, torch.empty(1))
         threading.Timer(0.05, mesh.call_off).start()
@@ -177,7 +177,7 @@ def test_an_exchange_that_trickles_ends_if_called_off(monkeypatch) -> None:
     monkeypatch.setattr(mesh_module, "LAST_SECONDS", 0.1)
     here, there = socket.socketpair()
     with here, there:
-        mesh, over = Mesh({1: here}, here.close), threading.Event()
+        mesh, over = Mesh(0, {1: here}, here.close), threading.Event()
 
         def trickle() -> None:
             while not over.wait(0.001):

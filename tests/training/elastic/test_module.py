@@ -1,5 +1,7 @@
 """DDP over exchangeable groups, with both ranks as threads of the test."""
 
+import gc
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -179,6 +181,32 @@ def test_all_ranks_wrap_anew_if_gradients_came_in_another_order_on_one_rank(pair
     for sums in each(rank, pair):
         for summed in sums:
             torch.testing.assert_close(summed, 2 * alone)
+
+
+@pytest.fixture
+def keeps_garbage() -> Iterator[None]:
+    """Objects in cycles live on, as they do until the next collection."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("keeps_garbage")
+def test_gradients_are_summed_once_if_the_former_ddp_still_expects_a_backward(pair, each) -> None:
+    models = [warmed_up(find_unused_parameters=True) for _ in range(2)]
+    alone = gradient(warmed_up(), 1.0)
+    for model in models:
+        model(torch.ones(2, 3))  # a forward whose backward never comes
+
+    def rank(c: Communicator) -> list[int]:
+        model, sums = models[c.rank], []
+        model.attach(c, keep=False)
+        sum_together = c.sum_together
+        c.sum_together = lambda *buffers, **options: sums.append(len(buffers)) or sum_together(*buffers, **options)
+        torch.testing.assert_close(gradient(model, 1.0), 2 * alone)
+        return sums
+
+    assert each(rank, pair) == [[2, 1]] * 2, "gradients with the control vector; the map of the parameters in use"
 
 
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": False}])

@@ -8,6 +8,7 @@ import torch
 from elastrain.elastic.comm import backend, nccl
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
+from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.transport import Reading
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.slices import Transfer
@@ -36,20 +37,20 @@ def test_nccl_can_be_aborted_and_recreated_in_one_process(device) -> None:
     for _ in range(3):
         communicator = solo(device)
         buffer = torch.ones(1000, device=device)
-        communicator.sum(buffer).wait()
+        communicator.sum(buffer, Label()).wait()
         assert Reading(buffer)(buffer) == [1.0] * 1000
         assert communicator.error() is None
         communicator.abort("test")
         communicator._aborting.join(10)
         with pytest.raises(RuntimeError):
-            communicator.sum(buffer)
+            communicator.sum(buffer, Label())
         communicator.close()
 
 
 @needs_nccl
 def test_a_healthy_communicator_ends_in_good_order(device) -> None:
     communicator = solo(device)
-    communicator.sum(torch.ones(8, device=device)).wait()
+    communicator.sum(torch.ones(8, device=device), Label()).wait()
     communicator.finish()
     assert communicator._finished
     communicator.close()

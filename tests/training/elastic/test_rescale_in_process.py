@@ -1,11 +1,17 @@
 """Ranks under a scripted leader: real processes, real gloo, planned and unplanned changes."""
 
+import re
 import signal
 
 import torch
 
+from conditions import eventually
+from elastrain.agent.core.endings import error_line
 from elastrain.api import messages as m
 from elastrain.data.audit import verify
+
+PATIENCE = 60.0
+"""Seconds."""
 
 
 def assert_same_parameters(a: dict, b: dict, tolerance: float = 1e-5) -> None:
@@ -141,3 +147,21 @@ def test_state_is_saved_if_all_ranks_are_drained(world) -> None:
     world.wait("both leave", lambda: all(world.ranks[r].process.poll() == 0 for r in "ab"))
     assert (world.folder / "checkpoints" / f"step-{steps['a']:09d}").is_dir()
     assert not list(world.folder.glob("final-*")), "code after the loop ran on a drained rank"
+
+
+def test_the_job_fails_with_both_ranks_and_steps_if_one_leaves_its_loop_before_the_others(world) -> None:
+    world.start("a", "b", "c")
+    world.ready("a", "b", "c")
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    world.progressed("a", 2)
+    (world.folder / "break-2").touch()
+    failed = lambda: [r for r in world.ranks.values() if r.process.poll() == 1]  # noqa: E731
+    eventually(failed, PATIENCE, "a rank fails for good")
+    text = error_line(failed()[0].log.read_text())
+    told = (
+        r"rank 2 left its loop after step (\d+) while rank [01] computes step (\d+) .*: leave the loop by job.stop\(\)"
+    )
+    steps = re.search(told, text)
+    assert steps, text
+    assert int(steps[2]) == int(steps[1]) + 1

@@ -374,3 +374,17 @@ def test_a_broken_generation_raises_where_the_host_waits(form) -> None:
     waiting.abort("lost")
     with pytest.raises(GenerationBroken, match="lost"):
         waiting.barrier()
+
+
+def test_the_wait_ends_with_the_reason_if_a_peer_waits_outside_of_its_loop(form, each) -> None:
+    def train_or_leave(c: Communicator) -> str | None:
+        if c.rank == 0:
+            sums(c, 1.0)
+        else:
+            with pytest.raises(GenerationBroken):
+                c.barrier()
+        return c.diverged
+
+    told = [reason for reason in each(train_or_leave, form(2)) if reason is not None]
+    assert told
+    assert all(t.startswith("rank 1 left its loop after step 0 while rank 0 computes step 1") for t in told)

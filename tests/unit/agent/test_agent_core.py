@@ -9,6 +9,7 @@ from elastrain.agent.core.abort import REPORT_LATER_SECONDS
 from elastrain.agent.core.events import (
     End,
     Fenced,
+    JobSnapshot,
     KillRanks,
     Leave,
     Publish,
@@ -54,6 +55,13 @@ def test_a_rank_is_welcomed_only_if_the_member_has_its_id(story, sent):
     assert sent(story.says(Hello(local_rank=0, pid=7)), Welcome) == [
         Welcome(member="a.x", address="10.0.0.1", lease_ttl=5.0)
     ]
+
+
+def test_a_rank_is_told_how_far_the_job_has_come_and_been_saved(story, sent):
+    story.started()
+    story.event(JobSnapshot(story.target, step=120, saved_step=100))
+    (welcome,) = sent(story.says(Hello(local_rank=0, pid=7)), Welcome)
+    assert (welcome.step, welcome.saved_step) == (120, 100)
 
 
 def test_phase_is_ready_only_if_all_ranks_are(new_story):

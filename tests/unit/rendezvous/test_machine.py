@@ -6,7 +6,18 @@ import pytest
 
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Ended, Generation, GenerationMember, Leader, Member, Phase, Progress, Record, Target
+from elastrain.api.records import (
+    CheckpointState,
+    Ended,
+    Generation,
+    GenerationMember,
+    Leader,
+    Member,
+    Phase,
+    Progress,
+    Record,
+    Target,
+)
 from elastrain.etcd import Batch, Delete, EtcdUnavailable, KeyValue, Put
 from elastrain.rendezvous.machine import MemberMachine
 from elastrain.rendezvous.scope import everything
@@ -109,6 +120,22 @@ def test_a_number_is_not_reused_if_any_record_names_it(key, record):
     machine.take(listed({key: record}), OWN, 0.0)
     machine.look(OWN, frozenset(), frozenset(), 0.0, 0.0)
     assert machine.view.highest == 4
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "saved_step"),
+    [
+        (None, 0),
+        (CheckpointState(error="no space"), 0),
+        (CheckpointState(step=100, path="/c/step-000000100", error="no space"), 100),
+    ],
+)
+def test_a_member_knows_the_newest_checkpoint_if_progress_names_it(checkpoint, saved_step):
+    machine = MemberMachine(KEYS, OWN, lease_ttl=TTL)
+    progress = Progress(generation=4, world_size=1, members=1, step=120, checkpoint=checkpoint)
+    machine.take(listed({KEYS.progress: progress}), OWN, 0.0)
+    machine.look(OWN, frozenset(), frozenset(), 0.0, 0.0)
+    assert (machine.view.step, machine.view.saved_step) == (120, saved_step)
 
 
 def leads() -> Leader:

@@ -31,7 +31,13 @@ def messages_for(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
     seen = context.seen
     if rank.connected and not rank.welcomed:
         rank.welcomed = True
-        yield Welcome(member=context.me, address=context.address, lease_ttl=context.lease_ttl, step=seen.step)
+        yield Welcome(
+            member=context.me,
+            address=context.address,
+            lease_ttl=context.lease_ttl,
+            step=seen.step,
+            saved_step=seen.saved_step,
+        )
     if not rank.listens or rank.told_exit:
         return
     if rank.locating:
