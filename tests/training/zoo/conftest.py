@@ -112,7 +112,7 @@ class Disturber:
             disturbance()
             self.job.changes(
                 f"{self.alive} to train, {self.done}",
-                lambda: self.job.generation().number > generation and self.job.entered(*self.alive),
+                lambda before=generation: self.job.generation().number > before and self.job.entered(*self.alive),
             )
 
     def order(self) -> list[Callable[[], None]]:
