@@ -130,16 +130,19 @@ class Mirror:
 
     # ---- writing ---------------------------------------------------------------------------------------------------
     async def put_target(self, keys: JobKeys, target: Target) -> None:
-        """Publish what the operator wants. Raises ``EtcdError``."""
+        """Publish what the operator wants. Raises ``EtcdError``.
+
+        Always with the claim: a write that arrives after the job's records were deleted is found by it and swept.
+        """
         value = target.encode()
         if not target.leaving:  # who is asked to leave may go once that can be read: this echo does not wait
             self._echoes[keys.target] = value
-        await asyncio.to_thread(self._etcd.put_all, {**self._missing_claim(keys), keys.target: value})
+        await asyncio.to_thread(self._etcd.put_all, {keys.owner: self._cluster.encode(), keys.target: value})
 
     async def claim(self, keys: JobKeys) -> None:
         """Say that the job is this cluster's, before anything else is made for it in etcd. Raises ``EtcdError``."""
-        if records := self._missing_claim(keys):
-            await asyncio.to_thread(self._etcd.put_all, records)
+        if self._state(keys).owner is None:
+            await asyncio.to_thread(self._etcd.put_all, {keys.owner: self._cluster.encode()})
 
     async def put_issued(self, keys: JobKeys, issued: Issued) -> None:
         """Record what the job's workers were given to log in with. Raises ``EtcdError``."""
@@ -148,10 +151,6 @@ class Mirror:
     async def delete_records(self, keys: JobKeys) -> None:
         """Delete all records of a job that is gone. Raises ``EtcdError``."""
         await asyncio.to_thread(self._etcd.delete_prefix, keys.prefix)
-
-    def _missing_claim(self, keys: JobKeys) -> dict[str, bytes]:
-        """The record that says whose the job is, unless it is there."""
-        return {keys.owner: self._cluster.encode()} if self._state(keys).owner is None else {}
 
     # ---- what the watch says ---------------------------------------------------------------------------------------
     def take(self, batch: Batch) -> None:
