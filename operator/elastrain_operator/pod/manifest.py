@@ -11,6 +11,7 @@ from elastrain import tracing
 from elastrain.api import names
 from elastrain.api.accelerators import AcceleratorUnclear, accelerator, extended
 from elastrain.api.job import JobSpec, trainer_container
+from elastrain.api.settings import RankSettings
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import JobRef
 from elastrain_operator.observe.parse import DEFAULT_GRACE
@@ -188,9 +189,8 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
         names.ENV_LEASE_TTL: str(config.lease_ttl),
         names.ENV_DRAIN_TIMEOUT: f"{max(grace - _DRAIN_MARGIN, 1.0):g}",
         names.ENV_ETCD_ENDPOINTS: etcd.endpoints,
+        **RankSettings(checkpoint=spec.checkpoint).to_environment(),
     }
-    if spec.checkpoint:
-        values[names.ENV_CHECKPOINT] = spec.checkpoint.model_dump_json(by_alias=True, exclude_none=True)
     if etcd.user:
         values[names.ENV_ETCD_PASSWORD_FILE] = f"{SECRET_MOUNT}/password"
     if etcd.ca:

@@ -16,6 +16,7 @@ from conditions import eventually
 from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.api.records import Generation, GenerationMember
+from elastrain.api.settings import CheckpointSpec, RankSettings
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.meeting import MeetingPoint
@@ -36,11 +37,13 @@ class Rank:
         command: list[str],
         env: dict[str, str],
         locate: Callable[[], m.Located],
+        settings: RankSettings,
     ) -> None:
         self.name = name
         self.reached = locate().step
         """What etcd shows as the job's progress when the rank starts."""
         self._locate = locate
+        self._settings = settings
         self.received: list[m.RankMessage] = []
         self.log = folder / f"{name}.log"
         path = folder / f"{name}.sock"
@@ -59,7 +62,8 @@ class Rank:
             for line in self._connection.makefile("rb"):
                 message = m.RANK_MESSAGE.validate_json(line)
                 if message.type == "hello":
-                    self.send(m.Welcome(member=f"{self.name}.0", address="127.0.0.1", lease_ttl=5, step=self.reached))
+                    me = {"member": f"{self.name}.0", "address": "127.0.0.1", "lease_ttl": 5}
+                    self.send(m.Welcome(**me, settings=self._settings, step=self.reached))
                 if message.type == "locate":
                     self.send(self._locate())
                 self.received.append(message)
@@ -105,12 +109,20 @@ class World:
         self.number = 0
         self.ranks: dict[str, Rank] = {}
 
-    def start(self, *ranks: str, epochs: int = 20, delay: float = 0.1, script: Path | None = None, **env: str) -> None:
+    def start(
+        self,
+        *ranks: str,
+        epochs: int = 20,
+        delay: float = 0.1,
+        script: Path | None = None,
+        checkpoint: CheckpointSpec | None = None,
+        **env: str,
+    ) -> None:
         script = script or Path(__file__).parent / "train_float64.py"
+        settings = RankSettings(audit_dir=str(self.audit), checkpoint=checkpoint)
         for name in ranks:
             command = [sys.executable, str(script), str(self.folder), str(epochs), str(delay)]
-            full = {names.ENV_AUDIT_DIR: str(self.audit), **env}
-            self.ranks[name] = Rank(self.warm, name, self.folder, command, full, self.located)
+            self.ranks[name] = Rank(self.warm, name, self.folder, command, env, self.located, settings)
 
     def located(self) -> m.Located:
         """The position of the job, as etcd shows it."""

@@ -11,6 +11,7 @@ import pytest
 
 from elastrain.api.messages import AgentMessage, Proposed, Welcome
 from elastrain.api.records import Generation, GenerationMember
+from elastrain.api.settings import RankSettings
 from elastrain.elastic.membership.session import Session
 
 Say = Callable[[AgentMessage], None]
@@ -35,7 +36,7 @@ def rank(tmp_path: Path) -> Iterator[tuple[Session, Say]]:
             def say(message: AgentMessage) -> None:
                 agent.sendall(message.encode() + b"\n")
 
-            say(Welcome(member="a.x", address="127.0.0.1", lease_ttl=5.0))
+            say(Welcome(member="a.x", address="127.0.0.1", lease_ttl=5.0, settings=RankSettings()))
             yield session.result(timeout=10), say
             session.result().close()
 
