@@ -31,7 +31,7 @@ from warm import warm
 __all__ = ["warm"]
 
 ROOT = Path(__file__).parents[1]
-KUBERNETES = "1.31.0"  # `helm template` asks no cluster, and would take itself for talking to an ancient one
+KUBERNETES = "1.31.0"  # `helm template` contacts no cluster, and would assume an old version
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,12 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # ---- several processes -----------------------------------------------------------------------------------------------
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None:
-    """``-n`` alone means lanes; another ``--dist`` is what it says."""
+    """``-n`` alone means lanes; another ``--dist`` is left unchanged."""
     return Lanes(config, log) if config.getoption("dist") == "load" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    several = hasattr(config, "workerinput")  # one process runs them as they lie in their folders
+    several = hasattr(config, "workerinput")  # one process runs them in the order of their folders
     items.sort(key=lambda item: (place(item.nodeid) if several else 0, comes_last(item.nodeid)))
 
 
@@ -62,14 +62,14 @@ def elastrain(environment: dict[str, str]) -> Callable[..., Result]:
 # ---- etcd ------------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="session")
 def etcd() -> Iterator[EtcdServer]:
-    """One etcd for the whole run; tests keep apart by ``job_keys``. Do not stop it: see ``etcd_factory``."""
+    """One etcd for the whole run; ``job_keys`` separates the tests. Do not stop it: see ``etcd_factory``."""
     with EtcdServer() as server:
         yield server
 
 
 @pytest.fixture
 def etcd_factory() -> Iterator[Callable[[], EtcdServer]]:
-    """Starts servers of one's own, to be stopped, killed and started again."""
+    """Starts separate servers, which a test may stop, kill and restart."""
     servers: list[EtcdServer] = []
 
     def start() -> EtcdServer:
@@ -135,8 +135,8 @@ def guarded(etcd_factory: Callable[[], EtcdServer], tmp_path: Path) -> tuple[Etc
 # ---- an API server, and Helm -----------------------------------------------------------------------------------------
 @pytest.fixture(scope="session")
 def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """One API server, with the CRD, for the whole run; tests keep apart by namespaces. Skips where there is none (fails
-    if ELASTRAIN_REQUIRE_APISERVER=1)."""
+    """One API server, with the CRD, for the whole run; namespaces separate the tests. Skips if there is none (fails if
+    ELASTRAIN_REQUIRE_APISERVER=1)."""
     with control_plane(tmp_path_factory.mktemp("apiserver")) as server:
         yield server
 
@@ -145,7 +145,7 @@ def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
     """``helm(*args)`` runs Helm at the repository's root; ``cluster`` names the API server that it talks to.
 
-    Skips where there is no Helm (fails if ELASTRAIN_REQUIRE_HELM=1)."""
+    Skips without Helm (fails if ELASTRAIN_REQUIRE_HELM=1)."""
     found = program("helm", "ELASTRAIN_HELM", require="ELASTRAIN_REQUIRE_HELM")
 
     def run(*args: str, cluster: ApiServer | None = None) -> subprocess.CompletedProcess[str]:
@@ -173,7 +173,7 @@ def rendered(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[
 
 # ---- TLS and users ---------------------------------------------------------------------------------------------------
 class SecureEtcd(EtcdServer):
-    """An etcd that speaks TLS and, once told so, checks users. What clients need lies in ``files``."""
+    """An etcd with TLS and optional authentication. ``files`` has the clients' files."""
 
     def __init__(self, files: Path, *flags: str) -> None:
         super().__init__()
@@ -189,11 +189,11 @@ class SecureEtcd(EtcdServer):
         self.show(self.authority)
 
     def trust(self, *authorities: trustme.CA) -> None:
-        """Replace clients' CA file, as a kubelet does it: in one piece."""
+        """Replace the clients' CA file atomically, as a kubelet does."""
         replace(self.ca_file, b"".join(a.cert_pem.bytes() for a in authorities))
 
     def show(self, authority: trustme.CA, *hosts: str) -> None:
-        """Replace etcd's own certificate; connections made from now on see it."""
+        """Replace etcd's own certificate; new connections see it."""
         issued = authority.issue_cert(*(hosts or ("localhost", "127.0.0.1")))
         replace(self.files / "tls.key", issued.private_key_pem.bytes())
         replace(self.files / "tls.crt", b"".join(blob.bytes() for blob in issued.cert_chain_pems))
@@ -216,7 +216,7 @@ class SecureEtcd(EtcdServer):
         return f"http://127.0.0.1:{self._metrics_port}/health"
 
     def config(self, user: str = "", password: str = "") -> EtcdConfig:
-        """How a client connects; the password lies in a file of the user's name."""
+        """A client's configuration; the password is in a file of the user's name."""
         path = self.files / f"password-{user.replace('/', '-')}"
         if user:
             replace(path, password.encode())
@@ -244,7 +244,7 @@ def replace(path: Path, content: bytes) -> None:
 
 @pytest.fixture
 def secure_etcd_factory(tmp_path: Path) -> Iterator[Callable[..., SecureEtcd]]:
-    """``secure_etcd_factory("--auth-token-ttl", "1")``: a server with TLS that checks users."""
+    """``secure_etcd_factory("--auth-token-ttl", "1")``: a server with TLS and authentication."""
     servers: list[SecureEtcd] = []
 
     def start(*flags: str) -> SecureEtcd:

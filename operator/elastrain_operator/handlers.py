@@ -14,15 +14,13 @@ from typing import Any
 import kopf
 
 from elastrain.api import names
+from elastrain.reflector import PAGE, RETRY_DELAYS
 from elastrain_operator.app import App
 from elastrain_operator.kube import access
-from elastrain_operator.kube.client import PAGE
 from elastrain_operator.observe.pods import SELECTOR
 
 JOBS = (names.GROUP, names.VERSION, names.PLURAL)
 PODS = ("", "v1", "pods")
-RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0)
-"""Seconds before a list or watch is retried, by the number of consecutive failures. The last one repeats."""
 
 
 def register(registry: kopf.OperatorRegistry, app: App) -> None:

@@ -51,7 +51,7 @@ def status_of(context: PlanContext, create: tuple[int, ...], wait: datetime | No
         restarts=context.count.restarts,
         last_failure=failures.last_failure(old.last_failure, context.count.fresh, context.now),
         counted_failures=list(context.count.counted),
-        leaving=leaving.record(context.since, context.leaving, context.now),
+        leaving=leaving.record(context.since, context.leaving & context.asked, context.now),
         next_ordinal=following,
         start_time=context.start.isoformat() if context.start else None,
         loss_streak=context.streak,

@@ -1,4 +1,4 @@
-"""Seeded bugs: what their patch files say, and how one is put into a file. Pure."""
+"""Seeded bugs: parsing of their patch files, and their application to a text. Pure."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_all(folder: Path = FOLDER) -> list[Bug]:
 def applied(bug: Bug, texts: dict[str, str]) -> dict[str, str]:
     """``texts`` (by file) with the bug in them. Raises :class:`PatchError` if a hunk does not fit at exactly one place.
 
-    Unlike ``git apply`` it goes by the lines alone, not by their numbers: those change with every commit.
+    Unlike ``git apply`` it uses only the lines, not their numbers, which change with every commit.
     """
     changed = dict(texts)
     for hunk in bug.hunks:

@@ -63,7 +63,7 @@ def main(
     """Put each seeded bug into a copy of the tree and show which test finds it. The checkout itself is never changed.
 
     A bug is caught if the test that its patch names fails. With --full, the tests of one tier after the other run, from
-    the cheapest to the dearest, until one fails. Exit code 1: a bug is not caught, or its patch does not apply.
+    the cheapest to the most expensive, until one fails. Exit code 1: a bug is not caught, or its patch does not apply.
 
     \b
     tests/seeded/run.py                          the recorded test of each bug
@@ -100,7 +100,7 @@ def main(
 
 
 def select(bugs: Iterable[Bug], patterns: list[str]) -> list[Bug]:
-    """The bugs whose name, number or a pattern of it is asked for."""
+    """The bugs whose name or number matches one of ``patterns``."""
     return [b for b in bugs if any(fnmatch(b.name, p) or b.name.partition("-")[0] == p for p in patterns)]
 
 
@@ -115,7 +115,7 @@ def copy_of(tree: Path, into: Path) -> Path:
 
 
 def examine(bug: Bug, copy: Path, *, full: bool) -> Verdict:
-    """Run the tests with the bug in ``copy``, and take it out again."""
+    """Run the tests with the bug in ``copy``, then remove it."""
     began = time.monotonic()
     try:
         sound = {file: (copy / file).read_text() for file in bug.files}
@@ -134,14 +134,14 @@ def examine(bug: Bug, copy: Path, *, full: bool) -> Verdict:
 
 
 def tiers_of(copy: Path) -> list[tuple[str, str]]:
-    """Names and folders of the tiers to search; a tree of before there were tiers has one."""
+    """Names and folders of the tiers to search; an older tree without tiers has one."""
     return [(t, f"tests/{t}") for t in SEARCHED if (copy / "tests" / t).is_dir()] or [("tests", "tests")]
 
 
 def first_failure(copy: Path, tests: str) -> tuple[bool, str]:
-    """Whether a test fails, and which one; else why none was seen to fail."""
+    """Whether a test fails, and which one; else why none failed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", tests]
-    command += ["-m", ""] if "::" in tests else []  # a test that is named runs though it may be of the nightly ones
+    command += ["-m", ""] if "::" in tests else []  # a named test runs even if it is nightly
     path = os.pathsep.join([str(copy / "operator"), str(copy / "trainer")])
     try:
         done = subprocess.run(
@@ -158,7 +158,7 @@ def first_failure(copy: Path, tests: str) -> tuple[bool, str]:
 
 
 def write(copy: Path, texts: dict[str, str]) -> None:
-    """Write files, and have Python compile them anew though size and second may be as before."""
+    """Write files, and make Python recompile them even if size and time are unchanged."""
     for name, text in texts.items():
         (copy / name).write_text(text)
         Path(importlib.util.cache_from_source(str(copy / name))).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""How many examples a property test tries: few in CI, many at night (``--hypothesis-profile=nightly``)."""
+"""The number of examples of a property test: few in CI, many at night (``--hypothesis-profile=nightly``)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-# No deadlines: a loaded machine is no fault of the code under test. CI tries the same examples each time, so that no
-# change is blamed for an older bug; the nightly run looks for new ones.
+# No deadlines, since a loaded machine is not a fault of the tested code. CI tries the same examples each time, so that
+# no change is blamed for an older bug; the nightly run searches for new ones.
 settings.register_profile(
     "ci", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -16,7 +16,7 @@ settings.load_profile("ci")
 
 
 def examples(count: int, *suppressed: HealthCheck, **more: Any) -> settings:
-    """Settings of a property test that tries ``count`` examples at the default budget (100): in CI and at night it
-    tries as many fewer or more as the profile says. ``suppressed``: health checks that do not apply to it."""
+    """Settings of a property test with ``count`` examples at the default budget (100), scaled by the profile in CI and
+    at night. ``suppressed``: health checks that do not apply to it."""
     scaled = max(1, count * settings.default.max_examples // 100)
     return settings(max_examples=scaled, suppress_health_check=[HealthCheck.too_slow, *suppressed], **more)

@@ -1,4 +1,4 @@
-"""What a rendered chart is asked."""
+"""Queries of a rendered chart."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def environment(manifests: Manifests) -> dict[str, Any]:
 
 
 def secret(manifests: Manifests, suffix: str) -> dict[str, bytes]:
-    """Values of the Secret whose name ends so."""
+    """Values of the Secret whose name ends with ``suffix``."""
     (found,) = [m for m in manifests if m["kind"] == "Secret" and m["metadata"]["name"].endswith(suffix)]
     return {name: base64.b64decode(value) for name, value in found["data"].items()}

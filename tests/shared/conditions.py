@@ -1,4 +1,4 @@
-"""Waiting for what a test expects, never longer than it says."""
+"""Bounded waits for conditions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def eventually(
     what: str | Callable[[], str] = "the condition",
     pause: float = 0.01,
 ) -> None:
-    """Return when ``condition`` holds; look every ``pause`` seconds. Fails, naming ``what``, if it is late."""
+    """Return when ``condition`` holds; checks it every ``pause`` seconds. Fails, naming ``what``, after ``within``."""
     deadline = time.monotonic() + within
     while not condition():
         late = time.monotonic() > deadline

@@ -1,5 +1,5 @@
-"""A control plane of two processes on loopback, etcd and kube-apiserver, and nothing else of a cluster; where its
-programs are, and Helm."""
+"""A control plane of two processes on loopback, etcd and kube-apiserver, without the rest of a cluster; the paths of
+their programs and of Helm."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def program(
     name: str, variable: str, require: str = "ELASTRAIN_REQUIRE_APISERVER", built_by: str = "e2e/cluster/build.sh"
 ) -> str:
     """Path of the program ``name``: named by the environment variable, else from the project's cache, else from PATH.
-    Skips the test where there is none (fails if the variable ``require`` is 1), and says that ``built_by`` makes it."""
+    Skips the test if there is none (fails if the variable ``require`` is 1); the message names ``built_by``."""
     named = os.environ.get(variable)
     candidates = [named] if named else [str(CACHE / name), shutil.which(name)]
     found = next((c for c in candidates if c and os.access(c, os.X_OK)), None)
@@ -60,7 +60,7 @@ def program(
 
 
 def etcd_program() -> str:
-    """Path of an etcd. Skips the test where there is none (fails if ELASTRAIN_REQUIRE_APISERVER=1)."""
+    """Path of an etcd. Skips the test if there is none (fails if ELASTRAIN_REQUIRE_APISERVER=1)."""
     built = sorted(CACHE.glob("etcd-[0-9]*"))
     named = os.environ.get("ELASTRAIN_ETCD") or (str(built[-1]) if built else shutil.which("etcd"))
     if not named:
@@ -76,7 +76,7 @@ def _missing(reason: str, require: str, built_by: str) -> NoReturn:
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of 127.0.0.1 that nobody listens on now, all different."""
+    """Distinct unused TCP ports of 127.0.0.1."""
     chosen: list[int] = []
     for port in random.Random().sample(PORTS, len(PORTS)):  # not the seed that hypothesis sets
         with socket.socket() as s, contextlib.suppress(OSError):
@@ -89,8 +89,8 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def control_plane(home: Path) -> Iterator[ApiServer]:
-    """etcd and kube-apiserver, with the CRD, ended when the block is left; their files and logs lie in ``home``. Skips
-    the test where there are no such programs (fails if ELASTRAIN_REQUIRE_APISERVER=1)."""
+    """etcd and kube-apiserver, with the CRD, ended with the block; their files and logs are in ``home``. Skips the test
+    without these programs (fails if ELASTRAIN_REQUIRE_APISERVER=1)."""
     etcd, kubectl = etcd_program(), program("kubectl", "ELASTRAIN_KUBECTL")
     apiserver = program("kube-apiserver", "ELASTRAIN_KUBE_APISERVER")
     client, peer, secure = free_ports(3)
@@ -122,7 +122,7 @@ def control_plane(home: Path) -> Iterator[ApiServer]:
 
 @contextlib.contextmanager
 def running(argv: list[str], log: Path, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, ended when the block is left."""
+    """The process, ended with the block."""
     with log.open("wb") as out:
         process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=cwd)
     try:

@@ -1,4 +1,4 @@
-"""A cluster that is told what it has, instead of an API server; and a dashboard on top of it."""
+"""A fake cluster in place of an API server, and a dashboard over it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = {names.PLURAL: names.KIND, "pods": "Pod", "events": "Event", "nodes": "N
 
 @dataclass
 class FakeCluster:
-    """Objects by kind, and watches that tell of them: a :class:`Reader`."""
+    """Objects by kind, and watches that report them: a :class:`elastrain.reflector.Source`."""
 
     objects: dict[str, dict[str, Raw]] = field(default_factory=lambda: {plural: {} for plural in KINDS})
     trouble: Exception | None = None
@@ -57,7 +57,7 @@ class FakeCluster:
         )
 
     def breaks(self, error: Exception | None) -> None:
-        """From now on; None: all is well again."""
+        """Fail with ``error`` from now on; None: work again."""
         self.trouble = error
         for _, queue in self._queues if error else ():
             queue.put_nowait(error)
@@ -67,7 +67,7 @@ class FakeCluster:
             if of == plural:
                 queue.put_nowait(change)
 
-    async def pages(self, path: str, what: str, query: Mapping[str, str]) -> AsyncIterator[tuple[list[Raw], str]]:
+    async def list_pages(self, path: str, what: str, query: Mapping[str, str]) -> AsyncIterator[tuple[list[Raw], str]]:
         self.lists += 1
         if self.trouble:
             raise self.trouble
@@ -92,7 +92,7 @@ class FakeCluster:
 
 @dataclass
 class Stage:
-    """A dashboard that is served, and the cluster that it shows."""
+    """A running dashboard, and the cluster that it shows."""
 
     cluster: FakeCluster
     board: Board
@@ -108,7 +108,7 @@ class Stage:
 async def staged(
     found: FakeCluster, *, key: str = "", namespaces: tuple[str, ...] = (), heartbeat: float = 10.0
 ) -> AsyncIterator[Stage]:
-    """Ticks come fast, retries too, and time is the wall clock's unless ``clock`` is given a moment."""
+    """A dashboard with fast ticks and retries, on the wall clock unless ``clock`` is given."""
     clock: list[datetime] = []
 
     def now() -> datetime:

@@ -1,4 +1,4 @@
-"""Which effects an agent's core answered with."""
+"""Queries of the effects of an agent's core."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A rank without torch: speaks the agent's protocol, "trains" by sleeping, and leaves a trail of what it was told.
+"""A rank without torch: speaks the agent's protocol, "trains" by sleeping, and writes a trail of received messages.
 
 Run by an agent as a training script. ``FAKE_RANK_TRAIL`` names a directory; the trail is one JSON line per event in
-``<member>.<local rank>``. ``FAKE_RANK_STEPS`` is how many steps the loop has (absent: it never ends),
-``FAKE_RANK_STEP`` the seconds that one takes. ``FAKE_RANK_FAIL=raise`` raises after the first adopted generation.
+``<member>.<local rank>``. ``FAKE_RANK_STEPS``: number of steps of the loop (absent: it never ends). ``FAKE_RANK_STEP``:
+seconds of a step. ``FAKE_RANK_FAIL=raise`` raises after the first adopted generation.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""What runs beside what, and in which order, where several processes run these tests (`pytest -n 3`).
+"""The distribution of the tests over several processes (`pytest -n 3`), and their order.
 
-A file is run by one process, in order. Half of a run is waiting (for leases, time-outs, processes that start), so that
-more processes than cores end sooner. Files that keep all cores busy, and files that share what is slow to start, run
-one after the other, in a *lane*. A lane is as long as all its tests together, so it begins first.
+One process runs a file, in order. Half of a run is waiting (for leases, time-outs, starting processes), so more
+processes than cores finish sooner. Files that keep all cores busy, and files that share slow fixtures, run one after
+the other, in a *lane*. A lane takes as long as all its tests together, so it starts first.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/training/elastic/test_accumulation.py",
         "tests/training/elastic/test_batchnorm.py",
         "tests/training/elastic/test_bitwise.py",
+        "tests/training/elastic/test_rank_checkpoints.py",
         "tests/training/elastic/test_rescale_in_process.py",
         "tests/training/elastic/test_rescale_traces.py",
         "tests/training/elastic/test_state_in_portions.py",
@@ -54,24 +55,24 @@ LANES: dict[str, tuple[str, ...]] = {
 
 
 def lane(path: str) -> str:
-    """Of a file, by its path from the repository's root; one that no lane names is a lane of its own."""
+    """The lane of a file, by its path from the repository's root; a file that no lane names is its own lane."""
     return next((name for name, paths in LANES.items() if path.startswith(paths)), path)
 
 
 def place(path: str) -> int:
-    """Of a file among those of other lanes: lanes begin in the order of the table, then come all other files."""
+    """The place of a file among those of other lanes: lanes start in the order of the table, then all other files."""
     names = list(LANES)
     return names.index(lane(path)) if lane(path) in LANES else len(names)
 
 
 def comes_last(path: str) -> bool:
-    """Whether a file runs after all others of its lane: the operator's tests have one that serves all namespaces, and
-    would act on the jobs of other areas' tests."""
+    """Whether a file runs after all others of its lane: the operator's tests start an operator for all namespaces,
+    which would act on the jobs of other areas' tests."""
     return path.startswith("tests/protocol/operator/")
 
 
 class Lanes(LoadFileScheduling):
-    """Gives whole lanes to the processes, in the order in which the tests are collected."""
+    """Assigns whole lanes to the processes, in the order of collection."""
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         config.option.loadscopereorder = False

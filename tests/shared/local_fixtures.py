@@ -1,4 +1,4 @@
-"""A job of fake ranks (``tests/shared/fake_rank.py``): everything of local mode is real but torch."""
+"""A job of fake ranks (``tests/shared/fake_rank.py``): all of local mode is real except torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def manifest(tmp_path) -> Callable[..., Path]:
     """Write a manifest: ``manifest(replicas=2, env={"FAKE_RANK_STEPS": "50"})``; the rest are fields of the spec."""
 
     def write(env: dict[str, str] | None = None, command: list[str] | None = None, **spec: Any) -> Path:
-        # There is no torch to be imported: ranks need not be forks.
+        # The ranks import no torch, so they need not be forks.
         variables = {"FAKE_RANK_TRAIL": str(tmp_path), names.ENV_FORK_RANKS: "off", **(env or {})}
         container = {
             "name": "trainer",

@@ -1,4 +1,4 @@
-"""A loop per job, in an event loop of its own, with API server and etcd played by one object."""
+"""A loop per job, in a separate event loop, with one object as API server and etcd."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def named(name: str) -> dict:
 
 
 def run(scenario, world: World | None = None) -> None:
-    """Runs ``scenario(world, jobs)`` in an event loop."""
+    """Run ``scenario(world, jobs)`` in an event loop."""
     world = world or World()
 
     async def main():

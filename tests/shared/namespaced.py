@@ -1,4 +1,4 @@
-"""A namespace of one's own on a real API server, and a job for it: for the tests of client and dashboard."""
+"""A separate namespace on a real API server, and a job for it: for the tests of client and dashboard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elastrain.api import names
 
 
 class Cluster:
-    """One namespace, by kubectl: the other side of what is tested."""
+    """One namespace, through kubectl, independent of the tested client."""
 
     def __init__(self, apiserver: ApiServer, namespace: str) -> None:
         self.server = apiserver

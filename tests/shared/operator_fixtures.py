@@ -30,7 +30,7 @@ def make_spec() -> Callable[..., JobSpec]:
 
 @pytest.fixture
 def quick_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loops that wait for next to nothing."""
+    """Loops with minimal waits."""
     monkeypatch.setattr(loops, "COALESCE", 0.001)
     monkeypatch.setattr(loops, "PACE", 0.01)
     monkeypatch.setattr(loops, "ROUTINE", 0.02)
@@ -39,7 +39,7 @@ def quick_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pod_body() -> Callable[..., dict[str, Any]]:
-    """``pod_body(ordinal, state={...}, ...)``: a worker pod as the API server shows it."""
+    """``pod_body(ordinal, state={...}, ...)``: a worker pod in the API server's form."""
 
     def build(
         ordinal: int = 0,

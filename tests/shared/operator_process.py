@@ -1,4 +1,4 @@
-"""The operator as a process of its own, with no more rights on the API server than it says that it needs."""
+"""The operator as a separate process, with only its declared permissions on the API server."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from raw_cluster import Cluster
 
 
 def operator_account(apiserver: ApiServer, path: Path, namespace: str = "") -> Path:
-    """A kubeconfig, at ``path``, that may do what ``kube.py`` says that an operator needs, and nothing else: in one
-    namespace, or in all."""
+    """A kubeconfig, at ``path``, with exactly the permissions of ``kube/client.py``: in one namespace, or in all."""
     admin = Cluster(apiserver.kubeconfig, namespace or "default")
     name = {"metadata": {"name": "tested-operator"}}
     needed = {**PERMISSIONS, **LEASE_PERMISSIONS, **({} if namespace else CAPACITY_PERMISSIONS)}
@@ -41,7 +40,7 @@ def operator_account(apiserver: ApiServer, path: Path, namespace: str = "") -> P
 
 
 class OperatorProcess:
-    """``python -m elastrain_operator`` against the API server, allowed no more than it says that it needs."""
+    """``python -m elastrain_operator`` against the API server, with only its declared permissions."""
 
     def __init__(self, kubeconfig: Path, log: Path, *flags: str) -> None:
         self.log = log
@@ -53,12 +52,12 @@ class OperatorProcess:
             self.process = subprocess.Popen(argv, env=environ, stdout=out, stderr=subprocess.STDOUT)
 
     def health(self) -> dict[str, Any]:
-        """What the liveness probe reads."""
+        """The answer to the liveness probe."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/healthz", timeout=5) as answer:
             return dict(json.load(answer))
 
     def metrics(self) -> str:
-        """What Prometheus reads."""
+        """The answer to Prometheus."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
             return str(answer.read().decode())
 
@@ -71,7 +70,7 @@ class OperatorProcess:
         self.process.wait(10)
 
     def stop(self) -> None:
-        """SIGTERM ends it quickly and in order."""
+        """End it by SIGTERM, which must be quick and without errors."""
         if self.is_running:
             self.process.send_signal(signal.SIGTERM)
             assert self.process.wait(15) == 0, self.log.read_text()[-3000:]

@@ -1,4 +1,4 @@
-"""Kubelet and agents of a job, played by the test on a real API server and a real etcd."""
+"""A simulated kubelet and simulated agents of a job, on a real API server and a real etcd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raw_cluster import Cluster, wire_time
 
 
 class Played:
-    """Plays kubelet and agents of one job: pods run at once, members form generations as the target says; those beyond
+    """Simulates kubelet and agents of one job: pods run at once, members form generations by the target; members beyond
     its desired size stand by.
 
     ``held``: pods that do not start. ``crash`` and ``finish`` end pods as an agent would.
@@ -53,7 +53,7 @@ class Played:
             self._running.discard(pod)
             self.client.delete(self.keys.member(pod))
             started = self.cluster.pods()[pod]["status"]["containerStatuses"][0]["state"]
-            time.sleep(1.1)  # Kubernetes' times are whole seconds, and this transition comes after the start
+            time.sleep(1.1)  # Kubernetes' times are whole seconds, and this transition must come after the start
             self.cluster.set_trainer(pod, "Running", started, ready=False)
 
     def finish(self, step: int) -> None:
@@ -67,24 +67,24 @@ class Played:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing moves meanwhile."""
+        """Suspend the simulation."""
         with self._lock:
             yield
 
     def target(self) -> Target:
-        """What the operator wants, as published."""
+        """The published target."""
         raw = self.client.get(self.keys.target)
         assert raw is not None
         return Target.decode(raw.value)
 
     def _run(self) -> None:
         while not self._stop.wait(0.1):
-            # Whatever is deleted under our hands is seen so in the next step.
+            # A concurrent deletion shows in the next pass.
             with self._lock, contextlib.suppress(urllib.error.HTTPError):
                 self._step()
 
     def _step(self) -> None:
-        pods = self.cluster.pods()  # first: a pod is made after the target that it is made for
+        pods = self.cluster.pods()  # first: a pod is created after its target
         raw = self.client.get(self.keys.target)
         if raw is None:
             return

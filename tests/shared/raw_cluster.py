@@ -1,4 +1,4 @@
-"""Raw calls of a real API server: the other side of the operator's tests, without a client library between."""
+"""Raw requests to a real API server, without a client library, for the operator's tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def wire_time(moment: datetime) -> str:
 
 
 class Cluster:
-    """Raw calls of the API server in one namespace of its own."""
+    """Raw requests to the API server in one separate namespace."""
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
         config = yaml.safe_load(kubeconfig.read_text())
@@ -92,7 +92,7 @@ class Cluster:
         self.merge(self.job_path(name), {"spec": spec})
 
     def set_trainer(self, pod: str, phase: str, state: dict[str, Any], ready: bool = False) -> None:
-        """What a kubelet would report of a pod."""
+        """Report a pod's status as a kubelet would."""
         container = {
             "name": "trainer", "image": "trainer:1", "imageID": "", "ready": ready, "restartCount": 0, "state": state,
         }  # fmt: skip

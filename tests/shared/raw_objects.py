@@ -1,4 +1,4 @@
-"""Objects as the Kubernetes API shows them, for tests of what only reads them."""
+"""Objects in the form of the Kubernetes API, for tests of readers."""
 
 # ruff: noqa: E501 - objects of the API server on one line
 from __future__ import annotations

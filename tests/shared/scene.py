@@ -1,4 +1,4 @@
-"""What a dashboard has to show on a busy day: five jobs in all the states that there are, on four nodes."""
+"""Data for a dashboard: five jobs in all states, on four nodes."""
 
 # ruff: noqa: E501 - objects of the API server on one line
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Cluster(Protocol):
 
 
 def fill(cluster: Cluster, moment: datetime) -> None:
-    """Put all of it there, as it is at ``moment``."""
+    """Put all objects into the cluster, in their state at ``moment``."""
 
     def ago(minutes: float) -> str:
         return (moment - timedelta(minutes=minutes)).isoformat(timespec="seconds")
@@ -45,7 +45,7 @@ def _seconds(training: float, rescaling: float, waiting: float, redone: float = 
 
 
 def _grows_and_shrinks(ago: Ago) -> Raw:
-    """The one with a long history, and with words of other people's in it."""
+    """The job with a long history, and with texts of other users."""
     conditions = [
         _condition("Running", True, "Training", "generation 3 trains", ago(40)),
         _condition("Grown", False, "NoRoom", "not grown: 0 nvidia.com/gpu idle, 1 needed for the next worker", ago(3)),

@@ -1,4 +1,4 @@
-"""The tiers of the tests, which their folders show: what each may do, and what each costs.
+"""The tiers of the tests, by folder: what each may do, and its cost.
 
 ``tests/unit`` starts no process, imports no torch and does not sleep: an audit hook fails a test that does.
 The end of a run lists tests, wall-clock time and CPU time (children included) of each tier.
@@ -31,7 +31,7 @@ FORBIDDEN_EVENTS = {
 
 
 class RuleBroken(AssertionError):
-    """A test does what its tier does not allow."""
+    """A test breaks a rule of its tier."""
 
 
 def tier(nodeid: str) -> str:
@@ -41,7 +41,7 @@ def tier(nodeid: str) -> str:
 
 
 def broken_rule(event: str, arguments: tuple[Any, ...]) -> str | None:
-    """What a unit test may not do, if ``event`` (as of :func:`sys.audit`) is such a thing. Pure."""
+    """The rule for unit tests that ``event`` (as of :func:`sys.audit`) breaks; None: none. Pure."""
     if event in FORBIDDEN_EVENTS:
         return f"starts a process ({event})"
     if event == "import" and arguments[0] == "torch":
@@ -55,7 +55,7 @@ def too_long(seconds: float) -> str | None:
 
 
 class Guard:
-    """Fails a unit test that does what its tier does not allow: processes and torch at once, sleeps at its end."""
+    """Fails a unit test that breaks a rule: for processes and torch at once, for sleeps at its end."""
 
     def __init__(self) -> None:
         self.active = False
@@ -79,7 +79,7 @@ class Guard:
         self._slept(seconds, sys._getframe(1))
 
     async def _timed_asleep(self, delay: float, result: Any = None) -> Any:
-        """Only a sleep that comes to its end counts: tasks that wait long are cancelled at the end of a test."""
+        """Only a completed sleep counts: long waits are cancelled at the end of a test."""
         caller = sys._getframe(1)
         done = await self._asleep(delay, result)
         self._slept(delay, caller)
@@ -99,7 +99,7 @@ def cpu_seconds() -> float:
 
 @dataclass
 class Cost:
-    """What the tests of one tier have cost so far."""
+    """The cost of one tier's tests so far."""
 
     outcomes: dict[str, int] = field(default_factory=lambda: {"passed": 0, "failed": 0, "skipped": 0})
     first: float = float("inf")

@@ -21,7 +21,7 @@ FORK_SECONDS = 30.0
 
 
 class WarmProcess:
-    """A program that :class:`Warm` has started; to be used like ``subprocess.Popen``."""
+    """A program started by :class:`Warm`, with the interface of ``subprocess.Popen``."""
 
     def __init__(self, pid: int, status: socket.socket) -> None:
         self.pid = pid
@@ -73,7 +73,7 @@ class Warm:
         assert self._channel.recv(32) == b"ready", "the warm process could not do its imports"
 
     def start(self, command: Sequence[str], env: Mapping[str, str], out: BinaryIO) -> WarmProcess:
-        """Run ``command`` (the interpreter, then ``SCRIPT ...`` or ``-m MODULE ...``) in a fork: a session of its own,
+        """Run ``command`` (the interpreter, then ``SCRIPT ...`` or ``-m MODULE ...``) in a fork: a separate session,
         the environment ``env``; its output goes to ``out``."""
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request = {"command": [*command], "env": {**env}, "cwd": str(Path.cwd()), "server": self._process.pid}

@@ -1,8 +1,8 @@
-"""The warm process: it has imported torch, elastrain's runtime and the agent, and forks whatever a test asks it to run.
+"""The warm process: it has imported torch, elastrain's runtime and the agent, and runs programs of the tests as forks.
 
 Run by ``warm.py`` with one argument, the file descriptor of a socket. A request is JSON with two file descriptors: the
-program's output, and a socket that gets the pid and then the exit code. The forks are what an execution would be: own
-session, environment, working directory, ``sys.argv``; the product's own zygote does the same, and its code serves here.
+program's output, and a socket that gets the pid and then the exit code. A fork equals an execution: own session,
+environment, working directory, ``sys.argv``. The product's zygote does the same, and its code is used here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from elastrain.tether import die_with_parent
 
 
 class ForkedZygote:
-    """In an agent, in the place of ``subprocess.Popen``: the zygote is a fork, too, and has nothing left to import."""
+    """Replaces ``subprocess.Popen`` in an agent: the zygote is also a fork, with all imports done."""
 
     def __init__(self, words: Sequence[str], *, env: Mapping[str, str], pass_fds: Sequence[int], **_: Any) -> None:
         self.returncode: int | None = None
@@ -51,7 +51,7 @@ class ForkedZygote:
 
 
 def settle(argv: list[str], env: Mapping[str, str], keep: Sequence[int] = ()) -> None:
-    """Be as a new process is: nothing of the parent's is open, no handler is set."""
+    """Become like a new process: no inherited descriptors, no signal handlers."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names are enough
         if descriptor > 2 and descriptor not in keep:
             with contextlib.suppress(OSError):  # the one that listed them
@@ -64,7 +64,7 @@ def settle(argv: list[str], env: Mapping[str, str], keep: Sequence[int] = ()) ->
 
 
 def become(asked: dict[str, Any], out: int) -> Callable[[], None]:
-    """In a new fork; returns what runs the program."""
+    """Prepare a new fork; returns the function that runs the program."""
     os.setsid()
     die_with_parent(signal.SIGKILL, asked["server"])
     os.dup2(out, 1)
@@ -85,7 +85,7 @@ def become(asked: dict[str, Any], out: int) -> Callable[[], None]:
 
 
 def serve(channel: socket.socket) -> Callable[[], None] | None:
-    """Fork for every request, and report every end, until the tests hang up. Returns the program in a fork."""
+    """Fork for every request, and report every end, until the tests disconnect. Returns the program in a fork."""
     children: dict[int, socket.socket] = {}
     woken, wake = os.pipe()
     os.set_blocking(wake, False)

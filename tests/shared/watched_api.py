@@ -1,4 +1,4 @@
-"""An API server for kopf's handlers: discovery, lists and watches of jobs and worker pods, played by the test."""
+"""A fake API server for kopf's handlers: discovery, lists and watches of jobs and worker pods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERBS = ["get", "list", "watch", "patch"]
 
 
 class WatchedApi:
-    """``objects`` by plural is what a list shows. Runs in a thread: kopf waits at its end for all tasks of its loop."""
+    """``objects``: the lists by plural. Runs in a thread, since kopf waits at its end for all tasks of its loop."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, dict[str, Any]]] = {"pods": {}, names.PLURAL: {}}

@@ -1,4 +1,4 @@
-"""Workers of a job named ``job``, as the operator's decisions see them."""
+"""Workers of a job named ``job``, in the form of the operator's decisions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from elastrain_operator.model import Pod
 
 
 def worker(ordinal: int, now: datetime, *, age: float = 100.0, started: bool = True, **fields: Any) -> Pod:
-    """``job-ORDINAL``, made ``age`` seconds before ``now``; ready if it has ``started`` and nothing else is said."""
+    """``job-ORDINAL``, created ``age`` seconds before ``now``; by default ready if it has ``started``."""
     created = now - timedelta(seconds=age)
     return Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, created, **{"started": started, "ready": started, **fields})
 
 
 def workers_at(now: datetime, *, node: str = "", **usual: Any) -> Callable[..., Pod]:
-    """``worker`` with the fields that are usual in a test module; ``node="n{}"``: each on a node of its own."""
+    """``worker`` with the usual fields of a test module; ``node="n{}"``: each on a separate node."""
 
     def made(ordinal: int, **fields: Any) -> Pod:
         own = {"node": node.format(ordinal)} if node else {}

@@ -76,6 +76,8 @@ class JobState:
         self.progress: Progress | None = None
         self.closed: Closed | None = None
         self.issued: Issued | None = None
+        self.owner: bytes | None = None
+        """Name of the cluster whose operator serves the job."""
         self.unreadable: set[str] = set()
         """Keys whose records could not be decoded: damaged, or of a newer version."""
         self.parts: dict[int, dict[str, tuple[GenerationMember, ...]]] = {}
@@ -95,11 +97,7 @@ class JobState:
         keys = self.keys
         self.unreadable.discard(key)
         if key.startswith(keys.members):
-            member = self._decode(Member, kv)
-            if member is None or kv is None:
-                self.members.pop(key.removeprefix(keys.members), None)
-            else:
-                self.members[member.id] = RegisteredMember(member, kv.create_revision)
+            self._put_member(key.removeprefix(keys.members), kv)
         elif key.startswith(keys.rosters):
             self._put_part(key, kv)
         elif key == keys.target:
@@ -121,6 +119,14 @@ class JobState:
             self.closed = self._decode(Closed, kv)
         elif key == keys.issued:
             self.issued = self._decode(Issued, kv)
+        elif key == keys.owner:
+            self.owner = kv.value if kv else None
+
+    @property
+    def is_empty(self) -> bool:
+        """The job has no records, or none that is kept here."""
+        records = (self.target, self.header, self.leadership, self.progress, self.closed, self.issued, self.owner)
+        return not any((self.members, self.parts, self.unreadable, *records))
 
     @property
     def finished(self) -> bool:
@@ -133,7 +139,7 @@ class JobState:
         header = self.header
         if header is None or header.roster is None:
             return header
-        if self._whole is None or self._whole.number != header.number:
+        if self._whole is None:
             if len(self.parts.get(header.number, ())) < header.roster.parts:
                 return header
             self._whole = roster.whole(header, self.members_of(header.number))
@@ -143,15 +149,25 @@ class JobState:
         """Members of one of the last few generations, in rank order; empty if they are not known."""
         return roster.join(roster.Part(members=part) for part in self.parts.get(number, {}).values())
 
+    def _put_member(self, member_id: str, kv: KeyValue | None) -> None:
+        member = self._decode(Member, kv)
+        if member is None or kv is None:
+            self.members.pop(member_id, None)
+        else:
+            self.members[member_id] = RegisteredMember(member, kv.create_revision)
+
     def _put_header(self, kv: KeyValue | None) -> None:
-        self.header = self._decode(Generation, kv)
+        self.header, self._whole = self._decode(Generation, kv), None
         self.generation_mod_revision = kv.mod_revision if kv else 0
         if self.header is not None:
             self._note_number(self.header.number)
             self._note_ended(self.header.ended, self.header.why)
 
     def _put_part(self, key: str, kv: KeyValue | None) -> None:
-        number = int(key.removeprefix(self.keys.rosters).partition("/")[0])
+        try:
+            number = int(key.removeprefix(self.keys.rosters).partition("/")[0])
+        except ValueError:
+            return  # not of a generation
         part = self._decode(roster.Part, kv)
         if part is not None:
             self._note_number(number)

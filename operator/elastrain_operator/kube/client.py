@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ import orjson
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from elastrain.api import names
+from elastrain.reflector import CallError, Pages, pages
 from elastrain_operator.kube.access import Access
 from elastrain_operator.metrics.process import count_request
 
@@ -44,12 +45,6 @@ CALL_SECONDS = 25.0
 """Seconds for all attempts of a request."""
 IN_FLIGHT = 32
 """Concurrent requests. More would only wait in the API server, at the expense of the attempt's time."""
-PAGE = 500
-"""Objects per page of a list."""
-WATCH_SECONDS = 300
-"""Seconds after which the API server ends a watch; it is then resumed."""
-WATCH_SILENCE = 90.0
-"""A watch without data for this many seconds is dead: the API server sends a bookmark every minute."""
 JSON = "application/json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1," + JSON
 """Answers to writes contain metadata only: the object itself was just sent."""
@@ -62,7 +57,7 @@ _ATTEMPTS = 4
 _RETRIED = frozenset({429, 500, 502, 503, 504})
 
 
-class ApiError(Exception):
+class ApiError(CallError):
     """The API server refused a call, or could not be reached (``code`` 0). ``message`` quotes it."""
 
     def __init__(self, what: str, code: int, reason: str, message: str) -> None:
@@ -70,6 +65,7 @@ class ApiError(Exception):
         self.code = code
         self.reason = reason
         self.message = message
+        self.denied = code in {401, 403}
 
     @property
     def is_transient(self) -> bool:
@@ -170,41 +166,33 @@ class Kube:
     # ---- lists and watches -----------------------------------------------------------------------------------------
     async def uids(self, path: str, what: str, query: Mapping[str, str]) -> set[str]:
         """UIDs of all objects that exist at some time after the start of the call."""
-        pages = self.list_pages(path, what, query, accept=METADATA_LIST)
-        return {item["metadata"]["uid"] async for items, _ in pages for item in items}
+        found = self.list_pages(path, what, query, accept=METADATA_LIST)
+        return {item["metadata"]["uid"] async for items, _ in found for item in items}
 
-    async def list_pages(
-        self, path: str, what: str, query: Mapping[str, str], *, accept: str = JSON
-    ) -> AsyncIterator[tuple[list[dict[str, Any]], str]]:
+    def list_pages(self, path: str, what: str, query: Mapping[str, str], *, accept: str = JSON) -> Pages:
         """Objects, page by page, each with the resource version from which to watch.
 
         Code 410: the remaining pages have expired, list again.
         """
-        query = {**query, "limit": str(PAGE)}
-        while True:
-            page = await self._call("GET", path, what, query=query, accept=accept)
-            yield page.get("items") or [], str(page["metadata"]["resourceVersion"])
-            going_on = page["metadata"].get("continue")
-            if not going_on:
-                return
-            query = {**query, "continue": going_on}
+        return pages(lambda page: self._call("GET", path, what, query=page, accept=accept), query)
 
-    async def changes(
-        self, path: str, what: str, query: Mapping[str, str], version: str
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Watch events since ``version``, bookmarks included, until the API server ends the watch.
-
-        Raises :class:`ApiError`; code 410: ``version`` is too old, list again.
-        """
-        query = {
-            **query, "resourceVersion": version, "watch": "true", "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(WATCH_SECONDS),
-        }  # fmt: skip
-        async for event in self._watch(path, query, what):
-            if event["type"] == "ERROR":
-                status = event["object"]
-                raise ApiError(what, int(status.get("code") or 0), "", str(status.get("message") or status))
-            yield event
+    async def changes(self, path: str, what: str, query: Mapping[str, str]) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of a watch, until the API server ends it. The caller limits its silence."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS)
+        used = self._access.headers
+        headers = {**used, **_HEADERS, "Accept": JSON}
+        try:
+            async with self._session.get(
+                self._access.server + path, params=query, headers=headers, timeout=timeout
+            ) as response:
+                if response.status == 401:
+                    await self._renew(used, what)
+                if response.status >= 400:
+                    raise _refusal(what, response.status, await response.read())
+                async for line in _lines(response.content):
+                    yield orjson.loads(line)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise _unreachable(what, error) from error
 
     async def once(
         self, method: str, path: str, what: str, body: Mapping[str, Any] | None, seconds: float
@@ -298,23 +286,6 @@ class Kube:
             raise _unreachable(request.what, error) from error
         finally:
             count_request(request.method, request.path, code, time.monotonic() - started)
-
-    async def _watch(self, path: str, query: Mapping[str, str], what: str) -> AsyncIterator[dict[str, Any]]:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SILENCE)
-        used = self._access.headers
-        headers = {**used, **_HEADERS, "Accept": JSON}
-        try:
-            async with self._session.get(
-                self._access.server + path, params=query, headers=headers, timeout=timeout
-            ) as response:
-                if response.status == 401:
-                    await self._renew(used, what)
-                if response.status >= 400:
-                    raise _refusal(what, response.status, await response.read())
-                async for line in _lines(response.content):
-                    yield orjson.loads(line)
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise _unreachable(what, error) from error
 
     async def _renew(self, refused: dict[str, str], what: str) -> None:
         try:

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from elastrain.api import names
+from elastrain.reflector import Reflector, Source
 from elastrain_operator.allocation.model import Held, Node
 from elastrain_operator.observe import nodes, resources
-from elastrain_operator.observe.reflector import Reflector, Source
 
 # The claims of the jobs contain the workers. (`!=` includes pods without the label.)
 _OTHERS = MappingProxyType(
@@ -35,29 +35,29 @@ class Inventory:
     """Kept current by three watches; that of pods shows bound pods that are not workers."""
 
     def __init__(self, source: Source, on_change: Callable[[], None]) -> None:
-        self._nodes = Reflector(source, "/api/v1/nodes", "nodes", parse=nodes.node, on_change=on_change)
-        self._others = Reflector(source, "/api/v1/pods", "pods", parse=_held, on_change=on_change, query=_OTHERS)
-        self._classes = Reflector(
-            source,
-            "/apis/scheduling.k8s.io/v1/priorityclasses",
-            "priority classes",
-            parse=_priority_class,
-            on_change=on_change,
-        )
+        told: dict[str, Any] = {"on_change": lambda *_: on_change(), "on_problem": on_change}
+        classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+        self._nodes = Reflector(source, "/api/v1/nodes", "nodes", parse=nodes.node, **told)
+        self._others = Reflector(source, "/api/v1/pods", "pods", _OTHERS, parse=_held, **told)
+        self._classes = Reflector(source, classes, "priority classes", parse=_priority_class, **told)
+        self._all: tuple[Reflector[Any], ...] = (self._nodes, self._others, self._classes)
 
     async def run(self) -> None:
         """Until cancelled."""
-        await asyncio.gather(self._nodes.run(), self._others.run(), self._classes.run())
+        await asyncio.gather(*(kept.run() for kept in self._all))
 
     @property
     def problem(self) -> str | None:
-        """Why the cluster is unknown; None: it is known."""
-        return self._nodes.problem or self._others.problem or self._classes.problem
+        """Why the cluster is unknown; None: it is known, in an outage as it was before."""
+        for kept in self._all:
+            if not kept.listed or (kept.problem and kept.problem.denied):
+                return kept.problem.text if kept.problem else f"the {kept.what} of the cluster are not listed yet"
+        return None
 
     @property
     def denied(self) -> bool:
         """The cluster stays unknown: a permission is missing."""
-        return self._nodes.denied or self._others.denied or self._classes.denied
+        return any(kept.problem and kept.problem.denied for kept in self._all)
 
     def nodes(self) -> tuple[Node, ...]:
         """Nodes by name, with the room that other pods leave for workers."""

@@ -1,18 +1,17 @@
-"""The operator's side of etcd: one watch over all jobs keeps a mirror; the only writer of ``target``."""
+"""The operator's side of etcd: one watch over all jobs keeps their records; the only writer of ``target``."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import structlog
-from pydantic import ValidationError
 
-from elastrain.api import roster
 from elastrain.api.keys import ROOT, JobKeys
-from elastrain.api.records import Generation, GenerationMember, Issued, Member, Progress, Target
-from elastrain.etcd import Batch, EtcdDenied, EtcdError, Put, WatchState
+from elastrain.api.records import Issued, Progress, Target
+from elastrain.etcd import Batch, EtcdDenied, EtcdError, KeyValue, Put, WatchState
+from elastrain.jobstate import JobState
 from elastrain_operator.metrics.process import ETCD_OUTAGES
 from elastrain_operator.model import Coordination, Outage
 from elastrain_operator.waiting import until
@@ -60,8 +59,8 @@ class Mirror:
         self._cluster = cluster
         self._on_change = on_change
         self._on_steps = on_steps or on_change
-        self._raw: dict[JobKeys, dict[str, bytes]] = {}
-        self._echoes: dict[str, bytes] = {}  # targets that the watch will show, and that are no news to anybody
+        self._jobs: dict[JobKeys, JobState] = {}
+        self._echoes: dict[str, bytes] = {}  # targets that this operator wrote, until the watch shows them
         self._outage: Outage | None = Outage()
         self._listed = asyncio.Event()
         self._lapse: asyncio.TimerHandle | None = None
@@ -100,27 +99,34 @@ class Mirror:
         """The records of a job; None if they are not known, or cannot be read (a newer version's, or damaged)."""
         if self.outage:
             return None
-        try:
-            return _decode(keys, self._raw.get(keys, {}))
-        except ValidationError as error:
-            log.error("unreadable record in etcd", prefix=keys.prefix, error=str(error))
+        state = self._state(keys)
+        generation = state.generation
+        if generation is not None and generation.roster is not None:
+            return None  # some of its members are missing
+        if not state.unreadable <= {keys.leader, keys.ended, keys.closed, keys.issued}:  # plans do not use these
             return None
+        return Coordination(
+            target=state.target,
+            members=tuple(state.members[member].record for member in sorted(state.members)),
+            generation=generation,
+            progress=state.progress,
+            earlier=state.members_of,
+        )
 
     def issued(self, keys: JobKeys) -> Issued | None:
         """What the job's workers were last given to log in with; None: nothing, or nothing that can be read."""
-        raw = self._raw.get(keys, {}).get(keys.issued)
-        try:
-            return Issued.decode(raw) if raw else None
-        except ValidationError:
-            return None
+        return self._state(keys).issued
 
     def jobs(self) -> list[JobKeys]:
         """Jobs that have records written by this cluster's operator."""
-        return [keys for keys in self._raw if self.is_ours(keys)]
+        return [keys for keys in self._jobs if self.is_ours(keys)]
 
     def is_ours(self, keys: JobKeys) -> bool:
         """Whether a job has records written by this cluster's operator."""
-        return self._raw.get(keys, {}).get(_owner(keys)) == self._cluster.encode()
+        return self._state(keys).owner == self._cluster.encode()
+
+    def _state(self, keys: JobKeys) -> JobState:
+        return self._jobs.get(keys) or JobState(keys)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
     async def put_target(self, keys: JobKeys, target: Target) -> None:
@@ -145,7 +151,7 @@ class Mirror:
 
     def _missing_claim(self, keys: JobKeys) -> dict[str, bytes]:
         """The record that says whose the job is, unless it is there."""
-        return {} if _owner(keys) in self._raw.get(keys, {}) else {_owner(keys): self._cluster.encode()}
+        return {keys.owner: self._cluster.encode()} if self._state(keys).owner is None else {}
 
     # ---- what the watch says ---------------------------------------------------------------------------------------
     def take(self, batch: Batch) -> None:
@@ -153,16 +159,16 @@ class Mirror:
         changed: set[JobKeys] = set()
         stepped: set[JobKeys] = set()
         for event in batch.events:
-            key, value = (event.kv.key, event.kv.value) if isinstance(event, Put) else (event.key, None)
+            key, kv = (event.kv.key, event.kv) if isinstance(event, Put) else (event.key, None)
             keys = JobKeys.of(key)
             if keys is None:
                 continue
-            before = self._raw.get(keys, {}).get(key)
-            (stepped if self._can_wait(keys, key, before, value) else changed).add(keys)
-            if value is None:
-                self._forget(keys, key)
-            else:
-                self._raw.setdefault(keys, {})[key] = value
+            state = self._jobs[keys] = self._state(keys)
+            before = state.progress
+            state.put(key, kv)
+            (stepped if self._can_wait(state, key, kv, before) else changed).add(keys)
+            if state.is_empty:
+                del self._jobs[keys]
         if batch.snapshot and not self._listed.is_set():
             self._listed.set()
             self._on_change(None)
@@ -171,12 +177,13 @@ class Mirror:
         for keys in stepped - changed:
             self._on_steps(keys)
 
-    def _can_wait(self, keys: JobKeys, key: str, before: bytes | None, after: bytes | None) -> bool:
-        """Whether a change of one record is mere steps, or what this operator has written itself."""
+    def _can_wait(self, state: JobState, key: str, kv: KeyValue | None, before: Progress | None) -> bool:
+        """Whether the change of ``key`` is mere steps since ``before``, or a record that this operator has written."""
+        keys = state.keys
         if key == keys.target:
             expected = self._echoes.pop(key, None)
-            return after is not None and after == expected
-        return (key == _owner(keys) and after is not None) or (key == keys.progress and _only_steps(before, after))
+            return kv is not None and kv.value == expected
+        return (key == keys.owner and kv is not None) or (key == keys.progress and _only_steps(before, state.progress))
 
     def heard(self, state: WatchState) -> None:
         """The watch was connected, or lost etcd."""
@@ -199,52 +206,13 @@ class Mirror:
         self._lapse = None
         self._on_change(None)
 
-    def _forget(self, keys: JobKeys, key: str) -> None:
-        records = self._raw.get(keys, {})
-        records.pop(key, None)
-        if not records:
-            self._raw.pop(keys, None)
+
+_LASTING = Progress.model_fields.keys() - {"step", "epoch", "samples", "loss", "step_seconds"}
+"""Fields of a progress record that do not change with every step."""
 
 
-def _owner(keys: JobKeys) -> str:
-    """Which cluster's operator wrote the target: only that one may delete the records of a job that is gone."""
-    return keys.prefix + "owner"
-
-
-_STEPS: dict[str, object] = {"step": 0, "epoch": 0, "samples": 0, "loss": None, "step_seconds": None}
-"""Fields of a progress record that change with every step."""
-
-
-def _only_steps(before: bytes | None, after: bytes | None) -> bool:
+def _only_steps(before: Progress | None, after: Progress | None) -> bool:
     """Whether two records of progress differ only in what changes with every step."""
     if before is None or after is None:
         return False
-    try:
-        old, new = Progress.decode(before), Progress.decode(after)
-    except ValidationError:
-        return False  # whoever plans says so
-    return old.model_copy(update=_STEPS) == new.model_copy(update=_STEPS)
-
-
-def _decode(keys: JobKeys, raw: Mapping[str, bytes]) -> Coordination:
-    prefix = keys.members
-    members: Iterable[bytes] = (raw[key] for key in sorted(raw) if key.startswith(prefix))
-    target, generation, progress = raw.get(keys.target), raw.get(keys.generation), raw.get(keys.progress)
-    return Coordination(
-        target=Target.decode(target) if target else None,
-        members=tuple(Member.decode(value) for value in members),
-        generation=_generation(keys, raw, Generation.decode(generation)) if generation else None,
-        progress=Progress.decode(progress) if progress else None,
-        earlier=lambda number: _members_of(keys, raw, number),
-    )
-
-
-def _generation(keys: JobKeys, raw: Mapping[str, bytes], header: Generation) -> Generation:
-    """With all members: those of a large one are in keys of their own."""
-    return roster.whole(header, _members_of(keys, raw, header.number)) if header.roster else header
-
-
-def _members_of(keys: JobKeys, raw: Mapping[str, bytes], number: int) -> tuple[GenerationMember, ...]:
-    """Members of one of the last few generations."""
-    prefix = keys.roster(number).rpartition("/")[0] + "/"
-    return roster.join(roster.Part.decode(value) for key, value in raw.items() if key.startswith(prefix))
+    return all(getattr(before, name) == getattr(after, name) for name in _LASTING)

@@ -18,7 +18,7 @@ from local_fixtures import FAKE_RANK
 
 
 class Worker:
-    """One agent and what it and its ranks leave behind."""
+    """One agent, and the files that it and its ranks write."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], trail: Path, termination: Path) -> None:
         self.name = name
@@ -27,13 +27,13 @@ class Worker:
         self._termination = termination
 
     def trail(self, what: str = "") -> list[dict]:
-        """What its ranks noted, oldest incarnation first."""
+        """The records of its ranks, oldest incarnation first."""
         files = sorted(self._trail.glob(f"{self.name}.*"), key=lambda f: f.stat().st_mtime)
         notes = [json.loads(line) for f in files for line in f.read_text().splitlines() if line.endswith("}")]
         return [n for n in notes if not what or n["what"] == what]
 
     def in_generation(self, number: int, world: int) -> bool:
-        """Its ranks have adopted a generation numbered at least so, of this size."""
+        """Whether its ranks have adopted a generation of this size with at least this number."""
         adopted = self.trail("adopted")
         return bool(adopted) and adopted[-1]["generation"] >= number and adopted[-1]["world"] == world
 
@@ -66,7 +66,7 @@ def start(request: pytest.FixtureRequest, job_keys: JobKeys, tmp_path: Path) -> 
             names.ENV_ADDRESS: "127.0.0.1",
             names.ENV_LEASE_TTL: "2",
             names.ENV_TERMINATION_LOG: str(termination),
-            names.ENV_FORK_RANKS: "off",  # there is no torch to be imported
+            names.ENV_FORK_RANKS: "off",  # these ranks do not import torch
             "FAKE_RANK_TRAIL": str(directory),
             **{k: str(v) for k, v in variables.items()},
         }

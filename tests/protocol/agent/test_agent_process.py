@@ -50,7 +50,7 @@ def test_the_target_drains_a_worker(start, wanted, eventually):
     eventually(lambda: b.in_generation(2, 1))
 
 
-def test_a_killed_rank_restarts_in_place_and_its_peers_are_told(start, wanted, eventually):
+def test_a_killed_rank_restarts_in_place_and_its_peers_are_notified(start, wanted, eventually):
     wanted(2)
     a, b = start("a"), start("b")
     eventually(lambda: a.in_generation(1, 2) and b.in_generation(1, 2))
@@ -65,7 +65,7 @@ def test_a_killed_rank_restarts_in_place_and_its_peers_are_told(start, wanted, e
     assert len({n["pid"] for n in b.trail()}) == 1
 
 
-def test_peers_go_on_if_an_agent_is_killed(start, wanted, eventually):
+def test_peers_continue_if_an_agent_is_killed(start, wanted, eventually):
     wanted(2)
     a, b = start("a"), start("b")
     eventually(lambda: a.in_generation(1, 2) and b.in_generation(1, 2))
@@ -74,7 +74,7 @@ def test_peers_go_on_if_an_agent_is_killed(start, wanted, eventually):
     assert [n["generation"] for n in b.trail("abort")] == [1]
 
 
-def test_the_termination_record_says_what_the_script_raised(start, wanted):
+def test_the_termination_record_has_the_scripts_exception(start, wanted):
     wanted(1)
     code, last = start("a", FAKE_RANK_FAIL="raise").ends()
     assert (code, last.outcome, last.reason, last.rank) == (1, Outcome.FAILED, "ScriptFailed", 0)
@@ -128,7 +128,7 @@ def test_a_missing_setting_is_named(start):
     assert "ELASTRAIN_JOB" in last.message
 
 
-def test_the_agent_gives_up_with_the_reason_if_etcd_cannot_be_reached(start):
+def test_the_agent_ends_with_the_reason_if_etcd_is_unreachable(start):
     impatient = (
         "import sys; from elastrain.agent import presence, runtime as main; presence.ETCD_SECONDS = 0.5; "
         "sys.exit(main.main(sys.argv[1:]))"
@@ -144,10 +144,10 @@ def test_the_agent_ends_at_once_with_the_reason_if_etcd_refuses_its_credentials(
     code, last = start("a", "true", where={names.ENV_ETCD_ENDPOINTS: server.endpoint}, **stranger).ends()
     assert (code, last.reason) == (names.EXIT_INFRASTRUCTURE, "EtcdDenied")
     assert "stranger" in last.message and server.endpoint in last.message
-    assert "wrong" not in last.message, "the password is told"
+    assert "wrong" not in last.message, "the message contains the password"
 
 
-def test_a_lone_member_stops_at_its_ttl_and_goes_on_when_etcd_is_back(etcd_factory, start, job_keys, eventually):
+def test_a_lone_member_stops_at_its_ttl_and_continues_when_etcd_returns(etcd_factory, start, job_keys, eventually):
     etcd = etcd_factory()
     with EtcdClient(EtcdConfig.of(etcd.endpoint)) as client:
         client.put(job_keys.target, Target(min=1, max=1, desired=1).encode())
@@ -161,7 +161,7 @@ def test_a_lone_member_stops_at_its_ttl_and_goes_on_when_etcd_is_back(etcd_facto
     assert len({n["pid"] for n in a.trail()}) == 1
 
 
-def test_no_rank_notices_if_etcd_restarts(etcd_factory, start, job_keys, eventually):
+def test_ranks_are_unaffected_if_etcd_restarts(etcd_factory, start, job_keys, eventually):
     etcd = etcd_factory()
     with EtcdClient(EtcdConfig.of(etcd.endpoint)) as client:
         client.put(job_keys.target, Target(min=1, max=2, desired=2).encode())

@@ -14,7 +14,7 @@ from elastrain.etcd import EtcdClient, EtcdUnavailable, EtcdUsers
 
 @pytest.fixture
 def server(secure_etcd_factory):
-    """Forgets a token that was not used for a second."""
+    """An etcd that forgets a token after a second without use."""
     return secure_etcd_factory("--auth-token-ttl", "1")
 
 
@@ -25,14 +25,14 @@ def root(server):
 
 
 def test_a_job_trains_through_expired_tokens_and_replaced_certificates(server, root, start, job_keys, eventually):
-    """No agent is started again, no member lost and no generation formed for it."""
+    """It causes no restart of an agent, no lost member and no new generation."""
     EtcdUsers(root).ensure("job", "secret", job_keys.prefix)
     root.put(job_keys.target, Target(min=2, max=2, desired=2).encode())
     job = server.config("job", "secret").to_environment()
     agents = [start(name, where=job, **{names.ENV_LEASE_TTL: 4}) for name in "ab"]
 
     def step() -> int:
-        """As the agents have written it; -1 while etcd does not tell."""
+        """The step in the agents' record; -1 while etcd does not answer."""
         with suppress(EtcdUnavailable):
             kv = root.get(job_keys.progress)
             return Progress.decode(kv.value).step if kv else -1
@@ -55,7 +55,7 @@ def test_a_job_trains_through_expired_tokens_and_replaced_certificates(server, r
     assert [agent.process.poll() for agent in agents] == [None, None]
 
 
-def test_a_job_s_credentials_are_refused_by_name_if_they_are_another_s(server, root, start, job_keys):
+def test_another_job_s_credentials_are_refused_by_name(server, root, start, job_keys):
     EtcdUsers(root).ensure("other", "secret", "/elastrain/test/other/")
     root.put(job_keys.target, Target(min=1, max=1, desired=1).encode())
     code, last = start("a", where=server.config("other", "secret").to_environment()).ends()

@@ -36,7 +36,7 @@ def started(code: str, nproc: int = 1) -> Supervisor:
     return supervisor
 
 
-def test_each_rank_is_told_its_local_rank_and_its_output_is_passed_on(capfd):
+def test_each_rank_gets_its_local_rank_and_its_output_is_forwarded(capfd):
     supervisor = started("import os; print('rank', os.environ['LOCAL_RANK'], 'of', os.environ['LOCAL_WORLD_SIZE'])", 2)
     ended = collect(supervisor, 2)
     assert [(r.code, r.signal, r.log_tail) for r in ended] == [(0, 0, "rank 0 of 2"), (0, 0, "rank 1 of 2")]
@@ -53,7 +53,7 @@ def test_the_log_tail_holds_the_last_lines_of_both_streams_if_much_is_printed():
     assert "998" in lines
 
 
-def test_a_signal_is_told_from_an_exit_code():
+def test_a_signal_is_distinguished_from_an_exit_code():
     (ended,) = collect(started("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"), 1)
     assert (ended.code, ended.signal) == (0, signal.SIGSEGV)
 
@@ -98,7 +98,7 @@ def test_ranks_die_if_their_agent_is_killed():
         agent.stdout.close()
 
 
-def test_a_command_that_cannot_be_executed_ends_with_127_and_says_so():
+def test_a_command_that_cannot_be_executed_ends_with_127_and_a_message():
     supervisor = Supervisor(["/no/such/command"], os.environ, 1)
     supervisor.start(Path("/nowhere"))
     (ended,) = collect(supervisor, 1)

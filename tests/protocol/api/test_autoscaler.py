@@ -1,4 +1,4 @@
-"""Kubernetes' own HorizontalPodAutoscaler on an ElasticTrainingJob: its controller as it is, on a real API server."""
+"""Kubernetes' own HorizontalPodAutoscaler on an ElasticTrainingJob: its real controller, on a real API server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 30.0
 
 @pytest.fixture(scope="module")
 def autoscaler(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The controller, alone of all that Kubernetes' controller manager has."""
+    """Kubernetes' controller manager with only this controller."""
     home = tmp_path_factory.mktemp("autoscaler")
     (port,) = free_ports(1)
     command = [
@@ -35,7 +35,7 @@ def autoscaler(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -
 
 
 class Scaled:
-    """A job of one worker, up to four, and its autoscaler. It has no metrics: what it acts on are its own bounds."""
+    """A job of one to four workers, and its autoscaler, which has no metrics and acts only on its own bounds."""
 
     def __init__(self, apiserver: ApiServer, name: str) -> None:
         self.name = name
@@ -63,7 +63,7 @@ class Scaled:
 
     @property
     def refusal(self) -> str:
-        """What its condition says of a size that it could not set."""
+        """The message of its condition about a size that it could not set."""
         conditions = self._get("hpa").get("status", {}).get("conditions", [])
         return next((c["message"] for c in conditions if c["reason"] == "FailedUpdateScale"), "")
 
@@ -89,7 +89,7 @@ def test_a_job_is_scaled_to_the_bounds_of_its_autoscaler(scaled: Scaled, eventua
     eventually(lambda: scaled.replicas == 1, PATIENCE, "the autoscaler to set its largest size")
 
 
-def test_an_autoscaler_is_told_the_rule_if_it_leaves_the_bounds_of_the_job(
+def test_an_autoscaler_gets_the_rule_if_it_leaves_the_bounds_of_the_job(
     scaled: Scaled, eventually: Callable[..., None]
 ) -> None:
     scaled.between(9, 9)

@@ -1,4 +1,4 @@
-"""``etcd.tls.mode=cert-manager``, with cert-manager's own controllers: etcd serves what they issue for the chart."""
+"""``etcd.tls.mode=cert-manager``, with cert-manager's own controllers: etcd serves the certificates that they issue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Issued:
         return result.stdout
 
     def is_ready(self, certificate: str) -> bool:
-        """Whether it is issued, and nothing is under way."""
+        """Whether it is issued and no renewal is in progress."""
         status = json.loads(self._kubectl("get", "certificate", certificate, "-o", "json")).get("status", {})
         conditions = {c["type"]: c["status"] for c in status.get("conditions", [])}
         return conditions.get("Ready") == "True" and conditions.get("Issuing") != "True"
@@ -49,7 +49,7 @@ class Issued:
         return {name: base64.b64decode(value) for name, value in data.items()}
 
     def renew(self, certificate: str) -> None:
-        """Ask for it now, as `cmctl renew` does."""
+        """Request a renewal now, as `cmctl renew` does."""
         condition = {"type": "Issuing", "status": "True", "reason": "ManuallyTriggered", "message": "by a test"}
         patch = [{"op": "add", "path": "/status/conditions/-", "value": condition}]
         self._kubectl(
@@ -59,7 +59,7 @@ class Issued:
 
 @pytest.fixture(scope="module")
 def issued(helm: Run, apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Issued]:
-    """cert-manager at work, and the chart installed with ``etcd.tls.mode=cert-manager``."""
+    """A running cert-manager, and the chart installed with ``etcd.tls.mode=cert-manager``."""
     controllers = program(
         *("cert-manager", "ELASTRAIN_CERT_MANAGER", "ELASTRAIN_REQUIRE_CERT_MANAGER"),
         built_by="e2e/cluster/build.sh cert-manager",
@@ -83,20 +83,20 @@ def issued(helm: Run, apiserver: ApiServer, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def served(issued: Issued, secure_etcd: SecureEtcd, eventually: Callable[..., None]) -> SecureEtcd:
-    """An etcd with the certificate that cert-manager has issued for the chart's."""
+    """An etcd with the certificate that cert-manager has issued for the chart."""
     eventually(lambda: issued.is_ready(ETCD), PATIENCE, f"the Certificate {ETCD} to be issued")
     secure_etcd.take(issued.secret(ETCD))
     return secure_etcd
 
 
 def shown_by(server: SecureEtcd) -> str:
-    """The certificate that a new connection is shown."""
+    """The certificate that a new connection receives."""
     host, _, port = server.endpoint.rpartition(":")
     return ssl.get_server_certificate((host, int(port)), timeout=5)
 
 
 def names_of(certificate: bytes) -> set[str]:
-    """DNS names and addresses that a certificate is for."""
+    """DNS names and addresses in a certificate."""
     found = x509.load_pem_x509_certificate(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName)
     return {str(name.value) for name in found.value}
 
@@ -111,17 +111,17 @@ def renewed(issued: Issued, certificate: str, eventually: Callable[..., None]) -
     return issued.secret(certificate)
 
 
-def test_what_is_issued_is_for_the_names_of_etcd_and_clients_trust_it(issued: Issued, served: SecureEtcd) -> None:
+def test_the_issued_certificate_has_the_names_of_etcd_and_clients_trust_it(issued: Issued, served: SecureEtcd) -> None:
     with EtcdClient(served.root, timeout=5.0) as client:
         client.put("/x", b"1")
         assert client.get("/x").value == b"1"
     assert {f"{ETCD}.{NAMESPACE}.svc", "localhost", "127.0.0.1"} <= names_of(issued.secret(ETCD)["tls.crt"])
 
 
-def test_lease_and_watch_live_on_if_the_certificate_is_renewed(
+def test_lease_and_watch_survive_a_renewal_of_the_certificate(
     issued: Issued, served: SecureEtcd, eventually: Callable[..., None]
 ) -> None:
-    """Training holds on to these two: nothing of it starts again."""
+    """Training depends on these two connections: neither restarts."""
     heard: list[str] = []
     seen: list[object] = []
     with EtcdClient(served.root, timeout=2.0) as client:
@@ -139,10 +139,10 @@ def test_lease_and_watch_live_on_if_the_certificate_is_renewed(
         watch.close()
 
 
-def test_old_and_new_vouch_for_each_other_if_the_authority_is_renewed(
+def test_old_and_new_certificates_are_trusted_if_the_authority_is_renewed(
     issued: Issued, served: SecureEtcd, eventually: Callable[..., None]
 ) -> None:
-    """So that nobody has to be told in the right order: its key stays (``rotationPolicy: Never``)."""
+    """The order of updates is irrelevant, since the authority's key stays (``rotationPolicy: Never``)."""
     former = issued.secret(ETCD)
     authority = renewed(issued, f"{ETCD}-ca", eventually)
     assert authority["tls.crt"] != former["ca.crt"]

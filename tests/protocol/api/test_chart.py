@@ -1,4 +1,4 @@
-"""The Helm chart as rendered: what it installs, how little it may do, and what it refuses."""
+"""The rendered Helm chart: what it installs, its permissions, and what it refuses."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def test_services_and_policies_select_the_pods_they_are_for(manifests: Manifests
 
 
 # ---- the CRD ---------------------------------------------------------------------------------------------------------
-def test_crd_is_that_of_the_models_and_stays_at_uninstall(rendered: Render) -> None:
+def test_crd_matches_the_models_and_stays_at_uninstall(rendered: Render) -> None:
     installed = one(rendered(), "CustomResourceDefinition")
     assert installed["spec"] == crd()["spec"]
     assert installed["metadata"]["name"] == crd()["metadata"]["name"]
     assert installed["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
-def test_crd_goes_at_uninstall_if_keep_is_false(rendered: Render) -> None:
+def test_crd_is_removed_at_uninstall_if_keep_is_false(rendered: Render) -> None:
     assert "annotations" not in one(rendered("crds.keep=false"), "CustomResourceDefinition")["metadata"]
 
 
@@ -106,7 +106,7 @@ def test_crd_is_left_out_if_install_is_false(rendered: Render) -> None:
 
 
 # ---- etcd ------------------------------------------------------------------------------------------------------------
-def test_operator_and_workers_are_sent_to_the_charts_etcd(rendered: Render) -> None:
+def test_operator_and_workers_use_the_charts_etcd(rendered: Render) -> None:
     manifests = rendered()
     service = one(manifests, "Service", "etcd")
     assert service["metadata"]["name"] == one(manifests, "StatefulSet")["spec"]["serviceName"]
@@ -161,7 +161,7 @@ def test_etcd_starts_with_the_charts_flags_and_answers_its_probes(
             EtcdUsers(connection).check((tmp_path / "password").read_text())
             connection.put("/x", b"1")
         for probe in ("readinessProbe", "livenessProbe"):
-            assert answers(container[probe]["httpGet"]["path"]), "probes ask without a password"
+            assert answers(container[probe]["httpGet"]["path"]), "probes send no password"
     finally:
         process.kill()
         process.wait()
@@ -223,13 +223,13 @@ def test_operator_serves_metrics_on_the_port_that_the_service_names(rendered: Re
     assert environment(manifests)["ELASTRAIN_METRICS_PORT"] == "9000"
 
 
-def test_nothing_is_served_if_metrics_are_off(rendered: Render) -> None:
+def test_no_metrics_are_served_if_they_are_off(rendered: Render) -> None:
     manifests = rendered("metrics.enabled=false")
     assert environment(manifests)["ELASTRAIN_METRICS_PORT"] == "0"
     assert not [m for m in manifests if m["kind"] == "Service" and "metrics" in m["metadata"]["name"]]
 
 
-def test_service_monitor_finds_the_service_and_leaves_the_jobs_labels_alone(monitored: Manifests) -> None:
+def test_service_monitor_finds_the_service_and_keeps_the_jobs_labels(monitored: Manifests) -> None:
     monitor, service = one(monitored, "ServiceMonitor")["spec"], one(monitored, "Service", "metrics")
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert (
@@ -295,7 +295,7 @@ def test_wrong_value_is_refused_by_name(
     assert place in result.stderr
 
 
-def test_every_value_has_a_place_in_the_schema() -> None:
+def test_every_value_is_in_the_schema() -> None:
     schema = yaml.safe_load((ROOT / "charts/elastrain/values.schema.json").read_text())
 
     def compare(values: dict[str, Any], schema: dict[str, Any], path: str) -> None:

@@ -1,4 +1,4 @@
-"""The chart on a real API server: install, upgrade, uninstall with jobs alive, install again. (No pods run here.)"""
+"""The chart on a real API server: install, upgrade, uninstall with existing jobs, install again. (No pods run here.)"""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ spec:
 
 @pytest.fixture(scope="module")
 def installed(helm: Run, apiserver: ApiServer) -> Iterator[subprocess.CompletedProcess[str]]:
-    """The chart as release ``demo``. The CRD is there already, so Helm is told to take it over."""
+    """The chart as release ``demo``. The CRD already exists, so Helm adopts it by an option."""
     result = helm("install", *RELEASE, "--create-namespace", "--take-ownership", cluster=apiserver)
     assert result.returncode == 0, result.stderr
     yield result
     helm("uninstall", "demo", "--namespace=training", cluster=apiserver)
 
 
-def test_notes_teach_the_next_commands(installed: subprocess.CompletedProcess[str]) -> None:
+def test_notes_show_the_next_commands(installed: subprocess.CompletedProcess[str]) -> None:
     notes = installed.stdout.partition("NOTES:")[2]
     assert "kubectl -n training rollout status deploy/demo-elastrain" in notes
     assert "kubectl scale etj/NAME --replicas=3" in notes
@@ -69,18 +69,18 @@ def test_jobs_outlive_uninstall_and_are_served_again_after_the_next_install(helm
     for command in (
         ("upgrade", *RELEASE, "--set=operator.leaseTTL=9"),
         ("uninstall", "demo", "--namespace=training"),
-        ("install", *RELEASE),  # the CRD that stayed still says that it is this release's
+        ("install", *RELEASE),  # the remaining CRD still names this release
     ):
         result = helm(*command, cluster=apiserver)
         assert result.returncode == 0, f"helm {command[0]}: {result.stderr}"
         assert jobs() == ["elastictrainingjob.elastrain.dev/outlives"], command
     deleted = apiserver.kubectl("-n", "training", "delete", "etj", "outlives", "--timeout=10s")
-    assert deleted.returncode == 0, "without an operator, nothing may hold a job back: " + deleted.stderr
+    assert deleted.returncode == 0, "without an operator, nothing may block a job's deletion: " + deleted.stderr
 
 
 @pytest.mark.usefixtures("installed")
-def test_operator_may_do_its_work_and_nothing_else(apiserver: ApiServer) -> None:
-    """What the API server's authorizer says, over all roles that there are."""
+def test_operator_has_only_the_permissions_that_it_needs(apiserver: ApiServer) -> None:
+    """The answers of the API server's authorizer, over all roles."""
 
     def rights(who: str, namespace: str = "default") -> set[tuple[str, str]]:
         what = ("auth", "can-i", "--list", "--no-headers", f"--as={who}", f"--namespace={namespace}")
@@ -107,7 +107,7 @@ def test_operator_may_do_its_work_and_nothing_else(apiserver: ApiServer) -> None
 
 
 @pytest.mark.usefixtures("installed")
-def test_password_and_certificates_stay_over_upgrades_and_a_new_one_is_by_the_same_authority(
+def test_password_and_certificates_survive_upgrades_and_a_new_one_has_the_same_authority(
     helm: Run, apiserver: ApiServer
 ) -> None:
     def secrets() -> dict[str, dict[str, str]]:
@@ -131,8 +131,8 @@ def test_password_and_certificates_stay_over_upgrades_and_a_new_one_is_by_the_sa
     assert upgrade("--set=etcd.tls.renew=now") == renewed
 
 
-def test_etcd_without_tls_stays_so_at_an_upgrade_that_does_not_ask(helm: Run, apiserver: ApiServer) -> None:
-    """Workers that run were told how to connect when they were made."""
+def test_etcd_stays_without_tls_at_an_upgrade_that_does_not_request_it(helm: Run, apiserver: ApiServer) -> None:
+    """Running workers got their connection settings at their creation."""
 
     def scheme() -> str:
         shown = apiserver.kubectl("-n", "former", "get", "statefulset", "former-elastrain-etcd", "-o=yaml").stdout

@@ -1,4 +1,4 @@
-"""The dashboard as the chart installs it: read-only, closed, and only if it is asked for."""
+"""The dashboard of the chart: read-only, closed, and installed only on request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def container(manifests: Manifests) -> dict[str, Any]:
     ("settings", "shown"),
     [((), ["--all-namespaces"]), (("watchNamespaces={a,b}",), ["--namespace=a", "--namespace=b"])],
 )
-def test_it_shows_the_namespaces_that_are_served(rendered: Render, settings: tuple[str, ...], shown: list[str]) -> None:
+def test_it_shows_the_served_namespaces(rendered: Render, settings: tuple[str, ...], shown: list[str]) -> None:
     command = container(rendered(ON, *settings))["command"]
     assert command == ["elastrain", "dashboard", "--address=0.0.0.0", "--port=8080", "--no-key", *shown]
 
@@ -41,7 +41,7 @@ def test_the_command_knows_its_options(rendered: Render) -> None:
         assert given <= known
 
 
-def test_it_runs_confined_and_by_an_account_of_its_own(rendered: Render) -> None:
+def test_it_runs_confined_with_its_own_account(rendered: Render) -> None:
     spec = one(rendered(ON), "Deployment")["spec"]["template"]["spec"]
     assert spec["serviceAccountName"] == one(rendered(ON), "ServiceAccount")["metadata"]["name"]
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -50,10 +50,10 @@ def test_it_runs_confined_and_by_an_account_of_its_own(rendered: Render) -> None
     assert container(rendered(ON))["securityContext"] == {
         "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
     }  # fmt: skip
-    assert "env" not in container(rendered(ON)), "it needs to know nothing of etcd"
+    assert "env" not in container(rendered(ON)), "it needs no access to etcd"
 
 
-def test_its_service_reaches_it_within_the_cluster_only(rendered: Render) -> None:
+def test_its_service_is_reachable_only_within_the_cluster(rendered: Render) -> None:
     manifests = rendered(ON)
     service = one(manifests, "Service")["spec"]
     assert service["type"] == "ClusterIP"
@@ -65,7 +65,7 @@ def test_its_service_reaches_it_within_the_cluster_only(rendered: Render) -> Non
     assert not [m for m in manifests if m["kind"] == "Ingress"]
 
 
-def test_nobody_is_let_in_but_whom_the_values_name(rendered: Render) -> None:
+def test_only_clients_named_in_the_values_are_admitted(rendered: Render) -> None:
     closed = one(rendered(ON), "NetworkPolicy")["spec"]
     assert (closed["policyTypes"], closed["ingress"]) == (["Ingress"], [])
     peer = "dashboard.networkPolicy.from[0].namespaceSelector.matchLabels.team=web"
@@ -76,7 +76,7 @@ def test_nobody_is_let_in_but_whom_the_values_name(rendered: Render) -> None:
     assert not [m for m in without if m["kind"] == "NetworkPolicy" and "dashboard" in m["metadata"]["name"]]
 
 
-def test_it_is_of_the_operators_image_if_none_is_named(rendered: Render) -> None:
+def test_it_uses_the_operators_image_if_none_is_named(rendered: Render) -> None:
     settings = ("operator.image.repository=mine/operator", "operator.image.tag=v7")
     assert container(rendered(ON, *settings))["image"] == "mine/operator:v7"
     assert container(rendered(ON, "dashboard.image.tag=v8", *settings))["image"] == "mine/operator:v8"

@@ -1,4 +1,4 @@
-"""Whom the rendered chart trusts with what: the network, replicas, certificates and users, rights."""
+"""Trust in the rendered chart: the network, replicas, certificates and users, permissions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ingress(manifests: Manifests, name: str) -> list[dict[str, Any]]:
     ],
     ids=["everywhere", "in the namespaces that are served"],
 )  # fmt: skip
-def test_operator_and_workers_reach_etcd_and_nobody_else(
+def test_only_operator_and_workers_reach_etcd(
     rendered: Render, values: tuple[str, ...], namespaces: dict[str, Any]
 ) -> None:
     clients, metrics = ingress(rendered(*values), "demo-elastrain-etcd")
@@ -49,19 +49,19 @@ def test_operator_and_workers_reach_etcd_and_nobody_else(
     assert metrics == {"ports": [{"port": "metrics"}]}
 
 
-def test_operator_is_reached_on_the_ports_that_it_serves_and_on_no_other(rendered: Render) -> None:
+def test_operator_is_reachable_only_on_its_ports(rendered: Render) -> None:
     (container,) = one(rendered(), "Deployment")["spec"]["template"]["spec"]["containers"]
     served = [{"port": port["name"]} for port in container["ports"]]
     assert ingress(rendered(), "demo-elastrain") == [{"ports": served}]
 
 
-def test_no_policy_is_made_if_none_is_wanted(rendered: Render) -> None:
+def test_no_policy_is_rendered_if_it_is_off(rendered: Render) -> None:
     manifests = rendered("etcd.networkPolicy=false", "operator.networkPolicy=false")
     assert not [m for m in manifests if m["kind"] == "NetworkPolicy"]
 
 
 # ---- replicas of the operator ----------------------------------------------------------------------------------------
-def test_operator_has_a_stand_by_on_another_node_that_a_drain_leaves_alone(rendered: Render) -> None:
+def test_operator_has_a_stand_by_on_another_node_that_a_drain_keeps(rendered: Render) -> None:
     deployment = one(rendered(), "Deployment")["spec"]
     assert deployment["replicas"] == 2
     (spread,) = deployment["template"]["spec"]["affinity"]["podAntiAffinity"].values()
@@ -73,7 +73,7 @@ def test_operator_has_a_stand_by_on_another_node_that_a_drain_leaves_alone(rende
     assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
 
 
-def test_a_single_operator_holds_no_node_back(rendered: Render) -> None:
+def test_a_single_operator_blocks_no_drain(rendered: Render) -> None:
     manifests = rendered("operator.replicas=1")
     assert not [m for m in manifests if m["kind"] == "PodDisruptionBudget"]
     assert environment(manifests)["ELASTRAIN_LEASE"] == "training/demo-elastrain", "an upgrade runs two for a moment"
@@ -85,7 +85,7 @@ def test_affinity_of_the_values_replaces_the_charts(rendered: Render) -> None:
 
 
 # ---- TLS and users ---------------------------------------------------------------------------------------------------
-def test_each_mode_makes_what_it_mounts(rendered: Render) -> None:
+def test_each_mode_renders_what_it_mounts(rendered: Render) -> None:
     def made(*settings: str) -> list[str]:
         kinds = ("Secret", "Issuer", "Certificate")
         return sorted(f"{m['kind']} {m['metadata']['name']}" for m in rendered(*settings) if m["kind"] in kinds)
@@ -108,7 +108,7 @@ def test_certificate_is_for_the_names_that_clients_use(rendered: Render) -> None
     assert host in certificate["spec"]["dnsNames"]
 
 
-def test_operator_logs_in_as_root_and_makes_a_user_for_each_job(rendered: Render) -> None:
+def test_operator_logs_in_as_root_and_creates_a_user_for_each_job(rendered: Render) -> None:
     env = environment(rendered())
     assert env[names.ENV_ETCD_USERNAME] == "root"
     assert "ELASTRAIN_WORKER_ETCD_SECRET" not in env
@@ -123,7 +123,7 @@ def test_operator_logs_in_as_root_and_makes_a_user_for_each_job(rendered: Render
         if key in [item["key"] for item in v["secret"].get("items", [{"key": key}])]
     }
     files = {env[names.ENV_ETCD_CA], env[names.ENV_ETCD_PASSWORD_FILE], env["ELASTRAIN_JOB_KEY_FILE"]}
-    assert files == mounted, "what the operator is told to read, and no key of a certificate"
+    assert files == mounted, "only the files that the operator reads, and no private key of a certificate"
 
 
 def test_own_etcd_may_have_a_user_for_each_job_too(rendered: Render) -> None:
@@ -132,7 +132,7 @@ def test_own_etcd_may_have_a_user_for_each_job_too(rendered: Render) -> None:
     assert "ELASTRAIN_WORKER_ETCD_SECRET" not in env
 
 
-def test_secrets_are_no_business_of_an_operator_that_makes_no_users(rendered: Render) -> None:
+def test_an_operator_without_users_has_no_permission_for_secrets(rendered: Render) -> None:
     for settings, may in (
         ((), True),
         (VALUE_SETS["per-job"], True),
@@ -153,7 +153,7 @@ def granted(role: dict[str, Any]) -> dict[tuple[str, str], frozenset[str]]:
     }
 
 
-def test_operator_serves_the_namespaces_that_it_has_rights_in(rendered: Render) -> None:
+def test_operator_serves_the_namespaces_of_its_permissions(rendered: Render) -> None:
     assert environment(rendered())["ELASTRAIN_WATCH_NAMESPACES"] == ""
     manifests = rendered("watchNamespaces={team-a,team-b}", "rbac.aggregateToDefaultRoles=false")
     assert not [m for m in manifests if m["kind"].startswith("ClusterRole")]
@@ -167,7 +167,7 @@ def test_nodes_are_read_only_if_the_cluster_is_shared_out(rendered: Render) -> N
     assert "ELASTRAIN_CAPACITY" not in environment(rendered("watchNamespaces={team-a}"))
 
 
-def test_operator_is_told_how_to_share_the_cluster_out(rendered: Render) -> None:
+def test_operator_gets_the_settings_for_sharing_the_cluster_out(rendered: Render) -> None:
     quota, weight = r"capacity.quotas.team-a.nvidia\.com/gpu=8", "capacity.weights.team-a=2"
     told = environment(rendered(quota, weight, "capacity.hysteresisSeconds=90"))
     assert told["ELASTRAIN_CAPACITY"] == "true"
@@ -176,7 +176,7 @@ def test_operator_is_told_how_to_share_the_cluster_out(rendered: Render) -> None
     assert told["ELASTRAIN_CAPACITY_HYSTERESIS"] == "90"
 
 
-def test_traces_are_sent_only_where_a_collector_is_named(rendered: Render) -> None:
+def test_traces_are_sent_only_if_a_collector_is_named(rendered: Render) -> None:
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in environment(rendered())
     told = environment(rendered("tracing.endpoint=http://otel.monitoring:4318"))
     assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://otel.monitoring:4318"

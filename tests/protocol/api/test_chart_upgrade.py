@@ -1,5 +1,5 @@
-"""From the previous chart to the present one, as far as it can be read: what was stored stays valid, what was set
-counts. (On a cluster, with jobs that train: e2e/test_release.py.)"""
+"""From the previous chart to the present one, by its manifests: stored objects stay valid, old values are accepted.
+(On a cluster, with jobs that train: e2e/test_release.py.)"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stored(documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def narrowed(old: Any, new: Any, path: str) -> Iterator[str]:
-    """Where a value that ``old`` allows may be refused or pruned by ``new``."""
+    """Places at which ``new`` may refuse or prune a value that ``old`` allows."""
     for name in set(old.get("properties", {})) - set(new.get("properties", {})):
         if not new.get("x-kubernetes-preserve-unknown-fields"):
             yield f"{path}.{name} is gone"
@@ -54,7 +54,7 @@ def narrowed(old: Any, new: Any, path: str) -> Iterator[str]:
         yield from narrowed(old["items"], new.get("items", {}), f"{path}[]")
 
 
-def test_what_the_previous_crd_stored_is_valid_under_the_present_one(before, rendered) -> None:
+def test_objects_of_the_previous_crd_are_valid_under_the_present_one(before, rendered) -> None:
     old, new = stored(before), stored(rendered())
     assert old["name"] == new["name"], "objects are stored in this version: another one needs a conversion"
     schemas = [version["schema"]["openAPIV3Schema"] for version in (old, new)]
@@ -66,7 +66,7 @@ def test_every_version_that_was_served_is_served(before, rendered) -> None:
     assert served[0] <= served[1]
 
 
-def test_what_may_not_change_of_an_object_stays_as_it_was(before, rendered) -> None:
+def test_immutable_fields_are_unchanged(before, rendered) -> None:
     def fixed(documents: list[dict[str, Any]]) -> dict[tuple[str, str], Any]:
         kinds = {"Deployment": ("selector",), "StatefulSet": ("selector", "serviceName", "volumeClaimTemplates")}
         return {
@@ -79,7 +79,7 @@ def test_what_may_not_change_of_an_object_stays_as_it_was(before, rendered) -> N
     assert {k: v for k, v in new.items() if k in old} == old, "the API server refuses such an upgrade"
 
 
-def test_values_of_the_previous_chart_are_taken_by_the_present_one(helm: Run) -> None:
+def test_values_of_the_previous_chart_are_accepted_by_the_present_one(helm: Run) -> None:
     shown = helm("show", "values", str(PREVIOUS))
     known = helm("show", "values", "charts/elastrain")
     assert shown.returncode == known.returncode == 0
@@ -90,4 +90,4 @@ def test_values_of_the_previous_chart_are_taken_by_the_present_one(helm: Run) ->
         return {p for k, v in value.items() for p in paths(v, f"{at}.{k}")}
 
     lost = paths(yaml.safe_load(shown.stdout)) - paths(yaml.safe_load(known.stdout))
-    assert not lost, "whoever has set it is refused by name: say in the changelog what to write instead"
+    assert not lost, "the chart refuses these values by name: the changelog must give the replacement"

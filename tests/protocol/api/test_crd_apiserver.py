@@ -1,4 +1,4 @@
-"""The CRD on a real API server: what it accepts, what it refuses and in which words, and what a person sees."""
+"""The CRD on a real API server: what it accepts, its messages on refusal, and its columns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def job(name: str, **spec: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def created(apiserver: ApiServer, request: pytest.FixtureRequest) -> str:
-    """A job on the server, of a name of its own; deleted afterwards."""
+    """A job on the server, with a unique name; deleted afterwards."""
     name = re.sub(r"[^a-z]+", "-", request.node.name)[-40:].strip("-")
     result = apiserver.kubectl("create", "-f", "-", document=job(name))
     assert result.returncode == 0, result.stderr
@@ -56,7 +56,7 @@ def patch(apiserver: ApiServer, name: str, change: dict[str, Any], *options: str
 
 
 # ---- accepted --------------------------------------------------------------------------------------------------------
-def test_committed_crd_is_the_one_that_the_server_accepts(apiserver: ApiServer) -> None:
+def test_committed_crd_is_accepted_by_the_server(apiserver: ApiServer) -> None:
     result = apiserver.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(ROOT / "crds"))
     assert result.returncode == 0, result.stderr
     accepted = json.loads(apiserver.kubectl("get", "crd", "elastictrainingjobs.elastrain.dev", "-o", "json").stdout)
@@ -91,7 +91,7 @@ def test_defaults_are_filled_in(apiserver: ApiServer, created: str) -> None:
     }
 
 
-def test_template_keeps_fields_that_only_kubernetes_knows(apiserver: ApiServer) -> None:
+def test_template_keeps_other_kubernetes_fields(apiserver: ApiServer) -> None:
     manifest = job("keeps")
     pod = manifest["spec"]["template"]["spec"]
     pod |= {"restartPolicy": "Never", "tolerations": [{"operator": "Exists"}]}
@@ -149,7 +149,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.fixture(scope="module")
 def refusals(apiserver: ApiServer) -> dict[str, str]:
-    """What kubectl says about each of REFUSED, by the job's name. (One call for all: kubectl is slow to start.)"""
+    """kubectl's message about each of REFUSED, by the job's name. (One call for all: kubectl is slow to start.)"""
     manifests = [job(f"refused-{i}", **spec) for i, (spec, _, _) in enumerate(REFUSED)]
     result = apiserver.kubectl("create", "-f", "-", document=yaml.safe_dump_all(manifests))
     assert result.stdout == ""
@@ -260,7 +260,7 @@ def test_scale_sets_replicas_within_bounds_and_is_refused_outside(apiserver: Api
     assert get(apiserver, created)["spec"]["replicas"] == 3
 
 
-def test_scale_shows_an_autoscaler_what_it_reads(apiserver: ApiServer, created: str) -> None:
+def test_scale_has_the_fields_that_an_autoscaler_reads(apiserver: ApiServer, created: str) -> None:
     apiserver.kubectl("scale", f"etj/{created}", "--replicas=3")
     status = {"replicas": 2, "selector": "elastrain.dev/job=x"}
     assert patch(apiserver, created, {"status": status}, "--subresource=status").returncode == 0
@@ -268,13 +268,13 @@ def test_scale_shows_an_autoscaler_what_it_reads(apiserver: ApiServer, created: 
     assert (scale["spec"], scale["status"]) == ({"replicas": 3}, {"replicas": 2, "selector": "elastrain.dev/job=x"})
 
 
-def test_scale_can_not_be_read_if_replicas_is_absent(apiserver: ApiServer, created: str) -> None:
+def test_scale_cannot_be_read_if_replicas_is_absent(apiserver: ApiServer, created: str) -> None:
     # Kubernetes' own behaviour; docs/operations.md tells users of an HPA to set replicas.
     result = apiserver.kubectl("get", "etj", created, "--subresource=scale", "-o", "json")
     assert 'the spec replicas field ".spec.replicas" does not exist' in result.stderr
 
 
-def test_status_and_spec_are_written_apart(apiserver: ApiServer, created: str) -> None:
+def test_status_and_spec_are_written_separately(apiserver: ApiServer, created: str) -> None:
     patch(apiserver, created, {"status": {"phase": "Running"}, "spec": {"replicas": 2}})
     assert "status" not in get(apiserver, created)
     patch(apiserver, created, {"status": {"phase": "Running"}, "spec": {"replicas": 4}}, "--subresource=status")
@@ -288,7 +288,7 @@ def test_status_of_a_newer_operator_is_kept_whole(apiserver: ApiServer, created:
     assert get(apiserver, created)["status"] == status
 
 
-def test_a_status_is_accounted_for_as_a_whole(apiserver: ApiServer, created: str) -> None:
+def test_field_ownership_tracks_the_status_as_a_whole(apiserver: ApiServer, created: str) -> None:
     condition = {"type": "Running", "status": "True", "reason": "Training", "message": "all is well"}
     status = {"step": 7, "conditions": [condition], "lastRescale": {"to": 3}}
     assert patch(apiserver, created, {"status": status}, "--subresource=status").returncode == 0
@@ -299,7 +299,7 @@ def test_a_status_is_accounted_for_as_a_whole(apiserver: ApiServer, created: str
 
 
 # ---- what a person sees ----------------------------------------------------------------------------------------------
-def test_columns_show_how_the_job_is(apiserver: ApiServer, created: str) -> None:
+def test_columns_show_the_jobs_state(apiserver: ApiServer, created: str) -> None:
     status = {
         "phase": "Running", "readyReplicas": 2, "desiredReplicas": 4, "step": 120,
         "generation": {"number": 3, "size": 2}, "restarts": {"user": 1, "infrastructure": 2, "preemption": 0},
@@ -332,6 +332,6 @@ def test_job_is_listed_by_short_name_and_category(apiserver: ApiServer, created:
         ("etj.status.lastRescale", "Seconds from the last commit"),
     ],
 )
-def test_explain_teaches(apiserver: ApiServer, field: str, words: str) -> None:
+def test_explain_describes_the_field(apiserver: ApiServer, field: str, words: str) -> None:
     explained = apiserver.kubectl("explain", field).stdout
     assert words in " ".join(explained.split())

@@ -1,6 +1,6 @@
-"""What the operator may do, verb by verb, each with its reason: no more, and no less, wherever it is installed.
+"""The operator's permissions, verb by verb, each with its reason: exactly these, in every installation.
 
-Whoever gives the operator a right writes its reason here; whoever takes one away, takes its reason away.
+A change that adds or removes a permission adds or removes its reason here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from elastrain.dashboard.reading import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
-from elastrain.dashboard.reading import PERMISSIONS as DASHBOARD_PERMISSIONS
+from elastrain.dashboard.board import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
+from elastrain.dashboard.board import PERMISSIONS as DASHBOARD_PERMISSIONS
 from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 
 Manifests = list[dict[str, Any]]
@@ -70,7 +70,7 @@ SCOPES = {
 
 
 def grants(manifests: Manifests, to: str = "demo-elastrain") -> dict[tuple[str, str | None], list[dict[str, Any]]]:
-    """(kind of the binding, its namespace) -> all rules that it gives to a service account."""
+    """(kind of the binding, its namespace) -> all rules that it grants to a service account."""
     roles = {(m["kind"], m["metadata"].get("namespace"), m["metadata"]["name"]): m for m in manifests if "rules" in m}
     given: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
     for binding in manifests:
@@ -78,7 +78,7 @@ def grants(manifests: Manifests, to: str = "demo-elastrain") -> dict[tuple[str, 
             continue
         (subject,) = binding["subjects"]
         assert (subject["kind"], subject["namespace"]) == ("ServiceAccount", "training")
-        assert subject["name"] in ("demo-elastrain", "demo-elastrain-dashboard"), "an account that nobody knows"
+        assert subject["name"] in ("demo-elastrain", "demo-elastrain-dashboard"), "an unknown account"
         if subject["name"] != to:
             continue
         namespace, ref = binding["metadata"].get("namespace"), binding["roleRef"]
@@ -118,12 +118,12 @@ def test_dashboard_has_the_rights_of_the_table_and_no_other(
     assert {place: verbs(rules) for place, rules in given.items()} == expected
 
 
-def test_nobody_gets_rights_for_a_dashboard_that_is_not_there(rendered: Render) -> None:
+def test_no_permissions_are_granted_without_a_dashboard(rendered: Render) -> None:
     assert grants(rendered(), to="demo-elastrain-dashboard") == {}
     assert not [m for m in rendered() if "dashboard" in m["metadata"]["name"]]
 
 
-def test_operator_touches_no_lease_but_its_own(rendered: Render) -> None:
+def test_operator_may_use_only_its_own_lease(rendered: Render) -> None:
     rules = grants(rendered())["RoleBinding", "training"]
     named = {tuple(rule["verbs"]): rule.get("resourceNames") for rule in rules}
     assert named == {("create",): None, ("get", "update"): ["demo-elastrain"]}
@@ -143,10 +143,10 @@ def test_operator_touches_no_lease_but_its_own(rendered: Render) -> None:
     ],
     ids=["jobs", "capacity", "lease", "dashboard", "dashboard's nodes"],
 )
-def test_table_is_what_the_program_says_that_it_uses(table: Any, used: Any) -> None:
+def test_table_matches_the_programs_declared_use(table: Any, used: Any) -> None:
     assert set(table) == {(group, resource, verb) for (group, resource), verbs in used.items() for verb in verbs}
 
 
-def test_users_roles_give_the_operator_nothing(rendered: Render) -> None:
+def test_users_roles_grant_the_operator_nothing(rendered: Render) -> None:
     bound = {m["roleRef"]["name"] for m in rendered() if "roleRef" in m}
     assert bound == {"demo-elastrain", "demo-elastrain-lease"}

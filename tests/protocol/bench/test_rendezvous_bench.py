@@ -30,7 +30,7 @@ def server() -> Iterator[EtcdServer]:
         yield running
 
 
-def test_every_event_of_a_run_leads_to_the_generation_that_it_should(server, monkeypatch) -> None:
+def test_every_event_of_a_run_leads_to_the_expected_generation(server, monkeypatch) -> None:
     monkeypatch.setattr(scenario, "REST_SECONDS", 0.1)
     run = asyncio.run(scenario.Scenario(server, ttl=5, limit=30).run(6))
     assert list(run.costs) == ["form", "grow", "lose", "lose leader", "lose 10 %"]
@@ -39,10 +39,10 @@ def test_every_event_of_a_run_leads_to_the_generation_that_it_should(server, mon
     assert run.lease.renewals > 0
 
 
-def test_a_link_carries_large_values_refusals_and_news(server) -> None:
+def test_a_link_carries_large_values_refusals_and_events(server) -> None:
     async def play() -> None:
         link = await Link.open(server.endpoint)
-        large = bytes(range(256)) * 4096  # a megabyte, more than etcd takes before it says more
+        large = bytes(range(256)) * 4096  # a megabyte, more than etcd's flow-control window
         heard: asyncio.Queue[Batch] = asyncio.Queue()
         await link.watch((Range.prefix("a/"),), Watching(heard.put_nowait))
         await link.put("a/large", large)

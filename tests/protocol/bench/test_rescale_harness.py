@@ -1,4 +1,4 @@
-"""The benchmark's surroundings: events, step logs, the page with the figures, options, and the end of all processes."""
+"""The benchmark's harness: events, step logs, the page with the figures, options, and the end of all processes."""
 
 from __future__ import annotations
 
@@ -45,14 +45,12 @@ def test_a_node_cannot_be_woken_if_none_is_silent() -> None:
         sizes([Event.WAKE])
 
 
-def test_an_event_that_comes_again_has_a_name_of_its_own() -> None:
+def test_a_repeated_event_has_its_own_name() -> None:
     assert labels([Event.GROW, Event.TERM, Event.GROW]) == ["grow", "term", "grow #2"]
     assert kind("grow #2") is Event.GROW
 
 
-def test_a_line_that_is_being_written_is_left_for_the_next_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_incomplete_line_is_left_for_the_next_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_LOGS, str(tmp_path))
     monkeypatch.setenv(ENV_NODE, "3")
     log = StepLog()
@@ -78,7 +76,7 @@ def test_a_load_takes_every_core_and_ends_with_its_context() -> None:
 
 
 def test_no_process_is_left_if_an_agent_was_killed_and_its_children_live_on(tmp_path: Path) -> None:
-    # In a process of its own, since it ends all of its children.
+    # In a separate process, since it ends all of its children.
     script = """
 import os, sys, time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The shell completes commands, options, and names that the cluster knows."""
+"""The shell completes commands, options, and names of objects in the cluster."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cluster() -> Iterator[str]:
 
 @pytest.fixture
 def environment(cluster: str, tmp_path: Path) -> dict[str, str]:
-    """A shell's, with ``elastrain`` on PATH and a kubeconfig."""
+    """A shell's environment, with ``elastrain`` on PATH and a kubeconfig."""
     config = {
         "apiVersion": "v1", "kind": "Config", "current-context": "here",
         "clusters": [{"name": "c", "cluster": {"server": cluster}}], "users": [{"name": "me", "user": {"token": "t"}}],
@@ -68,7 +68,7 @@ def environment(cluster: str, tmp_path: Path) -> dict[str, str]:
 
 
 def in_bash(words: str, environment: dict[str, str], tmp_path: Path) -> tuple[list[str], str]:
-    """What bash offers for the last of ``words``, and whatever was printed in between."""
+    """bash's offers for the last of ``words``, and any other output."""
     script = tmp_path / "complete.bash"
     script.write_text(completion.script(completion.Shell.BASH))
     given = words.split(" ")
@@ -93,12 +93,12 @@ def in_bash(words: str, environment: dict[str, str], tmp_path: Path) -> tuple[li
         ("elastrain logs digits --context t", ["there"]),
     ],
 )
-def test_bash_offers_what_fits(words: str, offered: list[str], environment, tmp_path: Path) -> None:
+def test_bash_offers_matching_words(words: str, offered: list[str], environment, tmp_path: Path) -> None:
     assert in_bash(words, environment, tmp_path) == (offered, "")
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_nothing_is_said_if_there_is_no_cluster(environment, tmp_path: Path) -> None:
+def test_nothing_is_printed_without_a_cluster(environment, tmp_path: Path) -> None:
     nowhere = {**environment, "KUBECONFIG": str(tmp_path / "nowhere")}
     assert in_bash("elastrain watch ", nowhere, tmp_path) == ([], "")
 
@@ -110,14 +110,14 @@ def test_each_shell_gets_a_script(shell: str) -> None:
     assert f"complete_{shell}" in shown.stdout
 
 
-def test_another_shell_is_refused_with_those_that_are_known() -> None:
+def test_an_unknown_shell_is_refused_with_the_known_ones() -> None:
     shown = CliRunner().invoke(app, ["completion", "tcsh"])
     assert shown.exit_code == 2
     assert all(shell in shown.stderr for shell in ("bash", "zsh", "fish"))
 
 
 @pytest.mark.parametrize(("words", "printed"), [(["su"], "submit\nsuspend\n:4\n"), (["submit", "job."], ":0\n")])
-def test_kubectl_is_answered_as_it_asks(words: list[str], printed: str, capsys, monkeypatch) -> None:
+def test_kubectls_completion_requests_are_answered(words: list[str], printed: str, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["kubectl_complete-etj", *words])
     plugin.complete()
     assert capsys.readouterr().out == printed

@@ -1,4 +1,4 @@
-"""Completion as a person meets it: a real shell on a terminal, a line half typed, and Tab.
+"""Completion in real shells: a terminal, an incomplete line, and Tab.
 
 bash is tested in CI; zsh and fish at night, where they are installed.
 """
@@ -50,7 +50,7 @@ def shell(name: str) -> object:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of somebody who has installed the completions as the help says; a manifest lies there, too."""
+    """A home directory with the completions installed as described in the help, and a manifest."""
     home = tmp_path_factory.mktemp("home")
     program = home / "bin" / "elastrain"
     program.parent.mkdir()
@@ -74,7 +74,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 class Terminal:
-    """A shell on a pseudo-terminal, and all that it has printed."""
+    """A shell on a pseudo-terminal, and its output."""
 
     def __init__(self, command: list[str], environment: dict[str, str], where: Path) -> None:
         self.pid, self.descriptor = pty.fork()
@@ -87,7 +87,7 @@ class Terminal:
         os.write(self.descriptor, text.encode())
 
     def wait_for(self, text: str) -> None:
-        """Until ``text`` has been printed since the last wait. Control sequences are left out."""
+        """Wait until ``text`` has been printed since the last wait, without control sequences."""
         until = time.monotonic() + SECONDS
         while text not in self.printed:
             ready, _, _ = select.select([self.descriptor], [], [], max(0.0, until - time.monotonic()))
@@ -99,7 +99,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def running(name: str, home: Path, environment: dict[str, str]) -> Iterator[Terminal]:
-    """An interactive shell that has read the completions, as its user would have set it up."""
+    """An interactive shell that has read the completions, as in a user's setup."""
     commands = {
         "bash": (["bash", "--norc", "--noprofile", "-i"], f"source {home}/elastrain.bash"),
         "zsh": (["zsh", "-f", "-i"], f"fpath=({home}/zsh $fpath); autoload -Uz compinit; compinit -u -D"),
@@ -128,7 +128,7 @@ def test_the_first_tab_of_a_shell_completes(name: str, home: Path, environment: 
 
 @pytest.mark.parametrize("name", [shell("fish")])
 @pytest.mark.parametrize(("typed", "completed"), LINES)
-def test_fish_offers_what_completes_the_line(
+def test_fish_offers_completions_of_the_line(
     name: str, typed: str, completed: str, home: Path, environment: dict[str, str]
 ) -> None:
     asked = [name, "--no-config", "-c", f"source {home}/elastrain.fish; complete -C {typed!r}"]
@@ -138,5 +138,5 @@ def test_fish_offers_what_completes_the_line(
     assert completed.rpartition(" ")[2] in [line.partition("\t")[0] for line in shown.stdout.splitlines()]
 
 
-def test_zsh_is_told_once_where_the_script_is_sourced() -> None:
+def test_zsh_sources_the_script_once() -> None:
     assert "compdef _elastrain_completion elastrain" in completion.script(completion.Shell.ZSH)

@@ -1,6 +1,6 @@
-"""What a newcomer meets first: a cluster that is not as it should be, and words that are nearly right.
+"""First encounters of a new user: a misconfigured cluster, and mistyped words.
 
-The cluster is a small HTTP server here, so that it can be as wrong as it likes.
+The cluster is a small HTTP server, so that it can fail in any way.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def shown_job(name: str, status: dict[str, Any] | None = None) -> dict[str, Any]
 
 
 # ---- no cluster, or the wrong one ------------------------------------------------------------------------------------
-def test_without_a_kubeconfig_both_ways_on_are_said(elastrain) -> None:
+def test_without_a_kubeconfig_both_alternatives_are_shown(elastrain) -> None:
     shown = elastrain("list")
     assert shown.exit_code == 3
     assert re.search(r"there is no kubeconfig: .*/config does not exist; .*elastrain run FILE", shown.stderr)
@@ -127,19 +127,19 @@ def test_a_context_that_does_not_exist_is_compared_with_those_that_do(elastrain,
     assert "has no context hree; did you mean here?" in elastrain("list", "--context", "hree").stderr
 
 
-def test_nobody_listening_is_said_with_the_address(elastrain, connect) -> None:
+def test_a_refused_connection_is_reported_with_the_address(elastrain, connect) -> None:
     connect("http://127.0.0.1:1")
     shown = elastrain("list")
     assert shown.exit_code == 3
     assert "http://127.0.0.1:1 refuses connections; is the cluster up?" in shown.stderr
 
 
-def test_a_name_that_nobody_knows_is_said_to_be_so(elastrain, connect) -> None:
+def test_an_unresolvable_name_is_reported(elastrain, connect) -> None:
     connect("https://cluster.invalid:6443")
     assert "the name cluster.invalid does not resolve; is the VPN on?" in elastrain("list").stderr
 
 
-def test_silence_is_bounded_and_said(elastrain, connect, serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_is_reported_within_a_bound(elastrain, connect, serve, monkeypatch: pytest.MonkeyPatch) -> None:
     hold = threading.Event()
     connect(serve(lambda _path: (hold.wait(10), (200, "{}"))[1]).address)
     monkeypatch.setattr("elastrain.client.connection.REQUEST_SECONDS", 0.3)
@@ -169,12 +169,12 @@ def test_a_wrong_answer_is_no_traceback(elastrain, connect, serve, answer, code:
     assert len(shown.stderr.splitlines()) == 1
 
 
-def test_a_server_without_tls_is_said_to_be_so(elastrain, connect, serve) -> None:
+def test_a_server_without_tls_is_reported(elastrain, connect, serve) -> None:
     connect(serve((200, "{}")).address.replace("http:", "https:"))
     assert "does not speak TLS as an API server does" in elastrain("list").stderr
 
 
-def test_an_unknown_certificate_is_said_to_be_the_trouble(elastrain, connect, tmp_path: Path) -> None:
+def test_an_untrusted_certificate_is_reported(elastrain, connect, tmp_path: Path) -> None:
     import ssl
 
     import trustme
@@ -204,7 +204,7 @@ def test_the_environments_proxy_is_used(elastrain, connect, serve) -> None:
     assert proxy.asked[0].startswith("http://cluster.invalid:6443/apis/")
 
 
-def test_no_proxy_keeps_a_network_from_the_proxy(elastrain, connect, serve) -> None:
+def test_no_proxy_excludes_a_network_from_the_proxy(elastrain, connect, serve) -> None:
     proxy = serve((200, json.dumps(JOBS)))
     connect("http://127.1.0.1:1")
     shown = elastrain("list", HTTP_PROXY=proxy.address, NO_PROXY="127.0.0.0/8")
@@ -221,7 +221,7 @@ def test_a_proxy_that_is_away_is_named_without_its_password(elastrain, connect) 
 
 
 # ---- an operator that is not there -----------------------------------------------------------------------------------
-def test_submit_says_so_if_no_operator_takes_note(elastrain, connect, serve, tmp_path: Path, monkeypatch) -> None:
+def test_submit_warns_if_no_operator_observes_the_job(elastrain, connect, serve, tmp_path: Path, monkeypatch) -> None:
     connect(serve((200, json.dumps(shown_job("digits")))).address)
     monkeypatch.setattr("elastrain.cli.cluster.submit.NOTICE_SECONDS", 0.5)
     manifest = tmp_path / "job.yaml"
@@ -237,7 +237,7 @@ def test_submit_says_so_if_no_operator_takes_note(elastrain, connect, serve, tmp
     )
 
 
-def test_status_says_how_long_no_operator_has_looked(elastrain, connect, serve) -> None:
+def test_status_shows_how_long_no_operator_has_observed_the_job(elastrain, connect, serve) -> None:
     def answer(path: str) -> tuple[int, str]:
         found = shown_job("digits") if "digits" in path.partition("?")[0] else JOBS
         return 200, json.dumps(found)
@@ -248,7 +248,7 @@ def test_status_says_how_long_no_operator_has_looked(elastrain, connect, serve) 
     )
 
 
-def test_status_shows_the_job_to_whom_may_not_see_its_pods(elastrain, connect, serve) -> None:
+def test_status_shows_the_job_without_permission_to_read_its_pods(elastrain, connect, serve) -> None:
     denied = 'pods is forbidden: User "ada" cannot list resource "pods" in API group "" in the namespace "research"'
 
     def answer(path: str) -> tuple[int, str]:
@@ -269,7 +269,7 @@ def test_status_shows_the_job_to_whom_may_not_see_its_pods(elastrain, connect, s
     [("stauts", "status"), ("ls", "list"), ("get", "list"), ("apply", "submit"), ("describe", "explain"),
      ("help", "--help"), ("rm", "delete"), ("stop", "suspend")],
 )  # fmt: skip
-def test_a_command_that_is_called_otherwise_elsewhere_is_suggested(elastrain, given: str, meant: str) -> None:
+def test_the_equivalent_of_another_tools_command_is_suggested(elastrain, given: str, meant: str) -> None:
     shown = elastrain(given)
     assert shown.exit_code == 2
     assert f"Did you mean '{meant}'" in shown.stderr
@@ -279,7 +279,7 @@ def test_an_option_that_is_nearly_right_is_suggested(elastrain) -> None:
     assert "--all-namespaces" in elastrain("list", "--all-namespace").stderr
 
 
-def test_the_plugin_suggests_only_what_it_has() -> None:
+def test_the_plugin_suggests_only_its_own_commands() -> None:
     shown = CliRunner().invoke(plugin.app, ["train"])
     assert shown.exit_code == 2
     assert "Did you mean" not in shown.stderr
@@ -306,18 +306,18 @@ def test_a_job_that_is_nearly_right_is_suggested(elastrain, connect, serve) -> N
         ("../x", "is not a job name"),
     ],
 )
-def test_what_cannot_be_a_name_is_refused(elastrain, given: str, words: str) -> None:
+def test_an_invalid_name_is_refused(elastrain, given: str, words: str) -> None:
     shown = elastrain("delete", given)
     assert shown.exit_code == 2
     assert words in " ".join(shown.stderr.replace("│", " ").split())
 
 
-def test_a_name_as_kubectl_prints_it_is_understood(elastrain, connect, serve) -> None:
+def test_a_name_in_kubectls_format_is_accepted(elastrain, connect, serve) -> None:
     server = serve((200, json.dumps({"kind": "Status", "status": "Success"})))
     connect(server.address)
     assert elastrain("delete", "elastictrainingjob.elastrain.dev/digits").stdout == "digits: deleted\n"
     assert server.asked[0].endswith("/elastictrainingjobs/digits")
 
 
-def test_the_version_is_an_option_too(elastrain) -> None:
+def test_the_version_is_also_an_option(elastrain) -> None:
     assert elastrain("--version").stdout == elastrain("version").stdout

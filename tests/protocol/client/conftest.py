@@ -1,4 +1,4 @@
-"""A namespace of one's own on a real API server, and what an operator would write there."""
+"""A separate namespace on a real API server, and the objects that an operator would write."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def jobs(cluster: Cluster) -> Iterator[Jobs]:
 
 @pytest.fixture
 def pod() -> Callable[..., dict[str, Any]]:
-    """``pod("digits", 0)``: a worker as the operator makes it."""
+    """``pod("digits", 0)``: a worker pod of the operator's form."""
 
     def make(job: str, ordinal: int) -> dict[str, Any]:
         labels = {names.LABEL_JOB: job, names.LABEL_ORDINAL: str(ordinal)}

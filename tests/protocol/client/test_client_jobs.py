@@ -42,7 +42,7 @@ def test_a_job_is_submitted_read_changed_and_deleted(cluster, jobs, manifest) ->
     assert jobs.list() == ()
 
 
-def test_the_api_server_knows_what_wrote_a_job(cluster, jobs, manifest) -> None:
+def test_a_job_has_its_field_manager(cluster, jobs, manifest) -> None:
     jobs.submit(manifest())
     shown = cluster.kubectl("get", "etj", "digits", "-o", "json", "--show-managed-fields")
     assert [account["manager"] for account in json.loads(shown)["metadata"]["managedFields"]] == ["elastrain"]
@@ -53,7 +53,7 @@ def test_nothing_is_created_by_a_dry_run(jobs, manifest) -> None:
     assert jobs.list() == ()
 
 
-def test_errors_name_what_is_wrong_and_the_way_out(cluster, jobs, manifest) -> None:
+def test_errors_name_the_cause_and_the_remedy(cluster, jobs, manifest) -> None:
     with pytest.raises(JobNotFound, match=rf"cannot read job nope: namespace {cluster.namespace} has no job nope; "):
         jobs.get("nope")
     jobs.submit(manifest())
@@ -65,12 +65,12 @@ def test_errors_name_what_is_wrong_and_the_way_out(cluster, jobs, manifest) -> N
         jobs.submit(manifest("other", colour="red"))
 
 
-def test_a_cluster_without_elastrain_is_said_to_lack_it() -> None:
+def test_a_cluster_without_elastrain_is_reported() -> None:
     answer = '{"message": "the server could not find the requested resource"}'
     assert isinstance(of_answer("list jobs", "default", "", 404, answer), NotInstalled)
 
 
-def test_a_missing_kubeconfig_a_wrong_context_and_a_dead_server_are_told_apart(cluster, tmp_path: Path) -> None:
+def test_a_missing_kubeconfig_a_wrong_context_and_a_dead_server_are_distinguished(cluster, tmp_path: Path) -> None:
     with pytest.raises(NotConnected, match="there is no kubeconfig"):
         Jobs(kubeconfig=str(tmp_path / "nowhere"))
     with pytest.raises(NotConnected, match="context nope"):
@@ -88,7 +88,7 @@ def test_a_missing_kubeconfig_a_wrong_context_and_a_dead_server_are_told_apart(c
             jobs.list()
 
 
-def test_wrong_credentials_are_said_to_be_so(cluster, tmp_path: Path) -> None:
+def test_wrong_credentials_are_reported(cluster, tmp_path: Path) -> None:
     config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
     config["users"][0]["user"] = {"token": "stolen"}
     wrong = tmp_path / "wrong"
@@ -97,7 +97,7 @@ def test_wrong_credentials_are_said_to_be_so(cluster, tmp_path: Path) -> None:
         jobs.list()
 
 
-def test_a_user_without_a_role_is_told_which_verb_lacks(cluster, tmp_path: Path) -> None:
+def test_the_missing_verb_is_named_to_a_user_without_a_role(cluster, tmp_path: Path) -> None:
     token = cluster.kubectl("create", "serviceaccount", "guest") and cluster.kubectl("create", "token", "guest").strip()
     config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
     config["users"][0]["user"] = {"token": token}
@@ -127,7 +127,7 @@ def test_waiting_ends_when_the_job_does(cluster, jobs, manifest) -> None:
     assert job.status is not None and job.status.phase == "Succeeded"
 
 
-def test_waiting_says_what_it_waited_for_if_it_takes_too_long(cluster, jobs, manifest) -> None:
+def test_a_timeout_names_what_was_awaited(cluster, jobs, manifest) -> None:
     jobs.submit(manifest())
     cluster.says("digits", phase="Running")
     with pytest.raises(TimeoutError, match=r"job digits is Running after 0\.5 s, waited for Succeeded or Failed"):
@@ -167,7 +167,7 @@ def test_files_belong_to_their_job(cluster, jobs, manifest) -> None:
     assert found["metadata"]["ownerReferences"][0]["uid"] == job.metadata["uid"]
 
 
-def test_the_client_works_where_an_event_loop_runs_already(cluster, manifest) -> None:
+def test_the_client_works_inside_a_running_event_loop(cluster, manifest) -> None:
     async def notebook() -> int:
         with Jobs(namespace=cluster.namespace, kubeconfig=cluster.kubeconfig) as jobs:
             jobs.submit(manifest())
@@ -178,7 +178,7 @@ def test_the_client_works_where_an_event_loop_runs_already(cluster, manifest) ->
 
 
 def test_lists_longer_than_a_page_are_complete(jobs, manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastrain.client.asynchronous._PAGE", 2)
+    monkeypatch.setattr("elastrain.reflector.PAGE", 2)
     for i in range(5):
         jobs.submit(manifest(f"job-{i}"))
     assert [j.name for j in jobs.list()] == [f"job-{i}" for i in range(5)]

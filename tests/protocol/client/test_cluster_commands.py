@@ -1,4 +1,4 @@
-"""The commands as a user meets them, on a real API server."""
+"""The commands on a real API server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def environment(cluster, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no operator here, and ``submit`` need not wait for it."""
+    """No operator runs, and ``submit`` does not wait for one."""
     monkeypatch.setattr("elastrain.cli.cluster.submit.NOTICE_SECONDS", 0.05)
 
 
@@ -40,7 +40,7 @@ def job_file(manifest, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_job_lives_by_commands_alone(elastrain, cluster, job_file: Path) -> None:
+def test_a_job_can_be_managed_by_commands_alone(elastrain, cluster, job_file: Path) -> None:
     empty = elastrain("list")
     assert (empty.exit_code, empty.stdout) == (0, "")
     assert empty.stderr == f"no jobs in namespace {cluster.namespace}; elastrain submit FILE starts a job\n"
@@ -55,7 +55,7 @@ def test_a_job_lives_by_commands_alone(elastrain, cluster, job_file: Path) -> No
     assert elastrain("status", "digits").exit_code == 2
 
 
-def test_answers_come_as_data_too(elastrain, job_file: Path) -> None:
+def test_answers_are_also_available_as_data(elastrain, job_file: Path) -> None:
     elastrain("submit", job_file)
     assert json.loads(elastrain("list", "-o", "json").stdout)["items"][0]["metadata"]["name"] == "digits"
     status = yaml.safe_load(elastrain("status", "digits", "-o", "yaml").stdout)
@@ -101,7 +101,7 @@ def test_options_of_a_script_are_refused_for_a_manifest(elastrain, job_file: Pat
     assert (answer.exit_code, "is a manifest;" in answer.stderr) == (2, True)
 
 
-def test_watching_ends_with_the_job_and_tells_how_by_its_exit_code(environment, elastrain, cluster, job_file) -> None:
+def test_watching_ends_with_the_job_and_its_outcome_as_exit_code(environment, elastrain, cluster, job_file) -> None:
     elastrain("submit", job_file)
     cluster.says("digits", phase="Running", step=4, readyReplicas=2, desiredReplicas=2)
     command = [sys.executable, "-m", "elastrain.cli.main", "watch", "digits"]
@@ -113,7 +113,7 @@ def test_watching_ends_with_the_job_and_tells_how_by_its_exit_code(environment, 
     assert watching.wait(30) == 1
 
 
-def test_watching_from_a_pipe_says_what_a_job_waits_for_and_what_it_has_died_of(
+def test_watching_from_a_pipe_shows_why_a_job_waits_and_why_it_failed(
     environment, elastrain, cluster, job_file
 ) -> None:
     elastrain("submit", job_file)
@@ -146,7 +146,7 @@ def test_explain_leads_from_a_job_without_operator_to_the_doctor(elastrain, job_
     ]
 
 
-def test_the_doctor_finds_what_is_missing(elastrain) -> None:
+def test_the_doctor_finds_missing_parts(elastrain) -> None:
     found = elastrain("doctor")
     assert found.exit_code == 3, "there is no operator"
     assert re.search(r"✓ API server: v1\.\d+", found.stdout)
@@ -155,12 +155,12 @@ def test_the_doctor_finds_what_is_missing(elastrain) -> None:
     assert "✗ operator: not installed by the chart\n  → helm install" in found.stdout
 
 
-def test_logs_say_so_if_there_are_no_workers(elastrain, job_file: Path) -> None:
+def test_logs_report_that_there_are_no_workers(elastrain, job_file: Path) -> None:
     elastrain("submit", job_file)
     assert elastrain("logs", "digits").stderr == "digits: has no workers; elastrain explain digits\n"
 
 
-def test_without_a_cluster_the_exit_code_and_the_message_say_so(elastrain, environment, tmp_path: Path) -> None:
+def test_a_missing_cluster_has_its_exit_code_and_message(elastrain, environment, tmp_path: Path) -> None:
     environment["KUBECONFIG"] = str(tmp_path / "nowhere")
     answer = elastrain("list")
     assert answer.exit_code == 3

@@ -1,4 +1,4 @@
-"""The page as a person meets it: in a real Chromium, fed by a cluster that is told what it has."""
+"""The page in a real Chromium, with the data of a fake cluster."""
 
 # ruff: noqa: E501 - objects and JavaScript on one line, as a person would type them
 from __future__ import annotations
@@ -38,13 +38,13 @@ def run(scenario: Callable[[browser.Page], Awaitable[None]]) -> None:
 
 async def picture(page: browser.Page, name: str) -> None:
     if PICTURES:
-        await asyncio.sleep(5.2)  # for the eyes only: charts are drawn with the next frame, ages every 5 s
+        await asyncio.sleep(5.2)  # for the pictures: charts are drawn with the next frame, ages every 5 s
         await page.picture(Path(PICTURES) / f"{name}.png", whole=True)
 
 
 @pytest.fixture
 def filled(fake):
-    """Five jobs in all the states that there are, on four nodes."""
+    """Five jobs in all states, on four nodes."""
     scene.fill(fake, datetime.now(UTC))
     return fake
 
@@ -104,7 +104,7 @@ def test_the_list_shows_what_changes_without_a_reload_and_fits_a_phone(filled, b
     run(scenario)
 
 
-def test_a_job_shows_its_rescales_and_what_other_people_wrote_is_only_text(filled, stage) -> None:
+def test_a_job_shows_its_rescales_and_users_text_is_never_markup(filled, stage) -> None:
     async def scenario(page: browser.Page) -> None:
         async with stage(filled) as s:
             s.clock.append(datetime.now(UTC) - timedelta(minutes=30))
@@ -149,7 +149,7 @@ def test_a_job_shows_its_rescales_and_what_other_people_wrote_is_only_text(fille
     run(scenario)
 
 
-def test_everything_is_reached_by_the_keyboard(filled, stage) -> None:
+def test_everything_is_reachable_by_keyboard(filled, stage) -> None:
     async def scenario(page: browser.Page) -> None:
         async with stage(filled) as s:
             await page.open(s.url)
@@ -200,7 +200,7 @@ def test_accelerators_are_shown_by_job_and_by_node(filled, stage) -> None:
     run(scenario)
 
 
-def test_the_page_says_what_it_cannot_know(fake, body, running, stage, away) -> None:
+def test_the_page_shows_what_is_unknown(fake, body, running, stage, away) -> None:
     async def scenario(page: browser.Page) -> None:
         async with stage(fake) as s:
             await page.open(s.url)
@@ -214,7 +214,7 @@ def test_the_page_says_what_it_cannot_know(fake, body, running, stage, away) -> 
             fake.breaks(away)
             await page.until("document.getElementById('banner').innerText.includes('cannot be read since')")
             assert await page.ask("document.body.dataset.stale") == "true"
-            assert "120 / 1,000" in await page.text(".facts"), "what was known is still there"
+            assert "120 / 1,000" in await page.text(".facts"), "known values are still shown"
             await picture(page, "away")
             fake.breaks(None)
             await page.until("document.getElementById('banner').hidden && document.body.dataset.stale === 'false'")

@@ -1,4 +1,4 @@
-"""`elastrain dashboard` as a user starts it, on a real API server, read in a real browser."""
+"""The command `elastrain dashboard` on a real API server, read in a real browser."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMAND = [sys.executable, "-m", "elastrain.cli.main", "dashboard", "--port", "0
 
 @contextlib.asynccontextmanager
 async def dashboard(kubeconfig: Path | str, *options: str) -> AsyncIterator[str]:
-    """The command, and the address that it prints. It must end well at Ctrl-C."""
+    """Run the command; yields the address that it prints. It must exit with 0 at Ctrl-C."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *options, env={**os.environ, "KUBECONFIG": str(kubeconfig)}, stdout=subprocess.PIPE
     )
@@ -113,7 +113,7 @@ def said(*options: str, **environment: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_port_that_is_taken_is_named_with_the_way_out(cluster) -> None:
+def test_a_taken_port_is_named_with_the_remedy(cluster) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -124,7 +124,7 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(cluster) -> None:
     assert "0 for any free port" in words
 
 
-def test_without_a_cluster_it_says_so_instead_of_an_empty_page(tmp_path: Path) -> None:
+def test_without_a_cluster_it_ends_with_a_message(tmp_path: Path) -> None:
     code, words = said(KUBECONFIG=str(tmp_path / "nowhere"))
     assert code == 3
     assert "there is no kubeconfig" in words and "name it in $KUBECONFIG" in words

@@ -1,4 +1,4 @@
-"""What a browser is answered: by a dashboard of a cluster that is told what it has."""
+"""The answers to a browser, from a dashboard over a fake cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Listener:
         self._content = response.content
 
     async def next(self, event: str):
-        """Data of the next message of that kind."""
+        """Data of the next message of kind ``event``."""
         async with asyncio.timeout(10):
             while True:
                 kind = (await self._content.readline()).decode().removeprefix("event: ").strip()
@@ -77,7 +77,7 @@ async def listed(stage) -> None:
         "/static/%2e%2e/server.py",
     ],
 )
-def test_every_answer_forbids_the_browser_to_run_what_it_is_sent(fake, stage, path: str) -> None:
+def test_every_answer_forbids_the_browser_to_run_its_content(fake, stage, path: str) -> None:
     async def scenario() -> None:
         async with stage(fake) as s:
             answer = await s.client.get(path)
@@ -92,7 +92,7 @@ def test_every_answer_forbids_the_browser_to_run_what_it_is_sent(fake, stage, pa
 
 @pytest.mark.parametrize("path", ["/", "/api/jobs", "/api/stream", "/static/app.js", "/api/jobs/research/digits"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-def test_there_is_no_verb_that_writes(fake, stage, method: str, path: str) -> None:
+def test_no_verb_writes(fake, stage, method: str, path: str) -> None:
     async def scenario() -> None:
         async with stage(fake) as s:
             assert (await s.client.request(method, path)).status == 405
@@ -101,7 +101,7 @@ def test_there_is_no_verb_that_writes(fake, stage, method: str, path: str) -> No
 
 
 @pytest.mark.parametrize("path", ["/", "/static/app.js", "/static/icon.svg", "/api/jobs"])
-def test_what_the_browser_has_already_is_not_sent_again(filled, stage, path: str) -> None:
+def test_cached_content_is_not_sent_again(filled, stage, path: str) -> None:
     async def scenario() -> None:
         async with stage(filled) as s:
             await listed(s)
@@ -113,7 +113,7 @@ def test_what_the_browser_has_already_is_not_sent_again(filled, stage, path: str
     run(scenario)
 
 
-def test_large_answers_are_compressed_for_those_who_can_read_it(filled, stage) -> None:
+def test_large_answers_are_compressed_if_the_client_accepts_it(filled, stage) -> None:
     async def scenario() -> None:
         async with stage(filled) as s:
             s.client.session._auto_decompress = False
@@ -126,7 +126,7 @@ def test_large_answers_are_compressed_for_those_who_can_read_it(filled, stage) -
     run(scenario)
 
 
-def test_jobs_are_told_as_data(filled, stage) -> None:
+def test_jobs_are_available_as_data(filled, stage) -> None:
     async def scenario() -> None:
         async with stage(filled) as s:
             await listed(s)
@@ -144,7 +144,7 @@ def test_jobs_are_told_as_data(filled, stage) -> None:
     run(scenario)
 
 
-def test_a_change_reaches_the_browser_without_being_asked_for(filled, stage, body, running) -> None:
+def test_a_change_is_pushed_to_the_browser(filled, stage, body, running) -> None:
     async def scenario() -> None:
         async with stage(filled) as s:
             await listed(s)
@@ -167,7 +167,7 @@ def test_a_change_reaches_the_browser_without_being_asked_for(filled, stage, bod
     run(scenario)
 
 
-def test_a_job_that_is_not_there_is_told_of_once_it_comes(fake, stage, body) -> None:
+def test_a_missing_job_is_reported_once_it_exists(fake, stage, body) -> None:
     async def scenario() -> None:
         async with stage(fake) as s:
             await listed(s)
@@ -179,7 +179,7 @@ def test_a_job_that_is_not_there_is_told_of_once_it_comes(fake, stage, body) -> 
     run(scenario)
 
 
-def test_pods_that_outlive_their_job_are_no_news_of_it(filled, stage, body) -> None:
+def test_pods_that_outlive_their_job_cause_no_update(filled, stage, body) -> None:
     async def scenario() -> None:
         async with stage(filled) as s:
             await listed(s)
@@ -205,7 +205,7 @@ def test_all_browsers_share_one_watch(filled, stage) -> None:
     run(scenario)
 
 
-def test_a_lost_api_server_is_told_and_what_was_known_stays(filled, stage, away) -> None:
+def test_a_lost_api_server_is_reported_and_known_values_stay(filled, stage, away) -> None:
     async def scenario() -> None:
         async with stage(filled) as s:
             await listed(s)
@@ -225,7 +225,7 @@ def test_a_lost_api_server_is_told_and_what_was_known_stays(filled, stage, away)
     run(scenario)
 
 
-def test_a_silent_stream_beats(fake, stage) -> None:
+def test_a_silent_stream_sends_heartbeats(fake, stage) -> None:
     async def scenario() -> None:
         async with stage(fake, heartbeat=0.05) as s:
             assert (await Listener(await s.client.get("/api/stream")).next("heartbeat"))["now"]
@@ -233,7 +233,7 @@ def test_a_silent_stream_beats(fake, stage) -> None:
     run(scenario)
 
 
-def test_more_browsers_than_there_may_be_are_told_to_come_back(fake, stage, monkeypatch) -> None:
+def test_excess_browsers_are_asked_to_retry(fake, stage, monkeypatch) -> None:
     monkeypatch.setattr(stream, "MOST_BROWSERS", 1)
 
     async def scenario() -> None:
@@ -246,7 +246,7 @@ def test_more_browsers_than_there_may_be_are_told_to_come_back(fake, stage, monk
     run(scenario)
 
 
-def test_a_browser_that_does_not_read_is_let_go_and_holds_nobody_up() -> None:
+def test_a_browser_that_does_not_read_is_disconnected_and_delays_no_other() -> None:
     async def scenario() -> None:
         hub = stream.Hub()
         with hub.listen("") as slow, hub.listen("") as quick:
@@ -259,7 +259,7 @@ def test_a_browser_that_does_not_read_is_let_go_and_holds_nobody_up() -> None:
     run(scenario)
 
 
-def test_another_job_of_the_same_name_begins_anew(filled, stage, body, running) -> None:
+def test_another_job_of_the_same_name_starts_empty(filled, stage, body, running) -> None:
     async def scenario() -> None:
         async with stage(filled) as s:
             await listed(s)
@@ -298,14 +298,14 @@ def test_no_text_can_become_markup_and_nothing_comes_from_elsewhere() -> None:
         )
         elsewhere = set(re.findall(r"https?://[^\s\"']+", source)) - {"http://www.w3.org/2000/svg"}
         assert not elsewhere, file
-        assert not re.search(r"""["'`]/(static|api)/""", source), "behind a path prefix there is nothing"
+        assert not re.search(r"""["'`]/(static|api)/""", source), "an absolute path fails behind a path prefix"
     page = (STATIC / "index.html").read_text()
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?! type=\"module\" src=)", page), (
         "the policy forbids it inline"
     )
 
 
-def test_every_file_that_is_named_is_there() -> None:
+def test_every_referenced_file_exists() -> None:
     named = {
         name for f in STATIC.iterdir() for name in re.findall(r"(?:static|\.)/([\w.]+\.(?:js|css|svg))", f.read_text())
     }
@@ -313,14 +313,14 @@ def test_every_file_that_is_named_is_there() -> None:
 
 
 # ---- the key ---------------------------------------------------------------------------------------------------------
-def test_with_a_key_only_who_has_the_address_may_read(filled, stage) -> None:
+def test_with_a_key_only_its_address_grants_access(filled, stage) -> None:
     async def scenario() -> None:
         async with stage(filled, key="secret") as s:
             for path in ("/", "/api/jobs", "/api/stream", "/static/app.js", "/?key=wrong", "/?key="):
                 assert (await s.client.get(path)).status == 403, path
             assert (await s.client.get("/healthz")).status == 200
             entered = await s.client.get("/?key=secret")
-            assert (entered.status, str(entered.url)) == (200, s.url), "and the key is not in the address any more"
+            assert (entered.status, str(entered.url)) == (200, s.url), "and the key is no longer in the address"
             (cookie,) = s.client.session.cookie_jar
             assert (cookie["httponly"], cookie["samesite"]) == (True, "Lax")
             assert (await s.client.get("/api/jobs")).status == 200

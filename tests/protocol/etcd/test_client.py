@@ -33,8 +33,8 @@ def test_create_fails_if_the_key_exists(client, job_keys):
     assert held.value == b"1"
 
 
-def test_create_counts_as_won_if_the_key_holds_the_same(client, job_keys):
-    """So that a call that is repeated because its answer was lost does not deny its own success."""
+def test_create_succeeds_if_the_key_already_has_the_value(client, job_keys):
+    """A call that is retried after a lost answer must report its own success."""
     client.create(job_keys.target, b"1")
     assert client.create(job_keys.target, b"1")[0]
 
@@ -106,7 +106,7 @@ def test_calls_work_again_soon_after_a_restart(etcd_factory, eventually):
 
 
 # ---- users and permissions -----------------------------------------------------------------------------------------
-def test_a_user_may_do_what_it_is_allowed_to(guarded):
+def test_a_user_may_do_what_it_is_permitted(guarded):
     _, config = guarded
     with EtcdClient(config("trainer")) as client:
         client.put("/elastrain/x", b"1")
@@ -125,7 +125,7 @@ def test_wrong_credentials_are_named_at_once(guarded):
 
 
 def test_a_token_is_renewed_if_etcd_forgot_it(guarded, eventually, job_keys):
-    """Simple tokens live in the memory of etcd: a restart forgets them, as their expiry does."""
+    """Simple tokens are in etcd's memory: a restart invalidates them, as does their expiry."""
     server, config = guarded
     with EtcdClient(config("trainer"), timeout=2.0) as client:
         seen: list[bytes] = []

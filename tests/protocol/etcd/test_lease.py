@@ -60,7 +60,7 @@ def test_a_lease_is_kept_if_etcd_restarts(server, own_client, eventually):
     lease.close()
 
 
-def test_a_new_lease_takes_the_keys_if_the_old_one_ran_out(server, own_client, eventually):
+def test_a_new_lease_takes_the_keys_if_the_old_one_expired(server, own_client, eventually):
     heard: list[str] = []
     callbacks = LeaseCallbacks(on_lost=lambda: heard.append("lost"), on_regained=lambda: heard.append("regained"))
     lease = own_client.lease(2, callbacks)
@@ -75,7 +75,7 @@ def test_a_new_lease_takes_the_keys_if_the_old_one_ran_out(server, own_client, e
     lease.close()
 
 
-def test_a_key_is_written_again_if_somebody_deleted_it(client, job_keys):
+def test_a_key_is_rewritten_if_it_was_deleted(client, job_keys):
     lease = client.lease(60)
     lease.set(job_keys.target, b"1")
     assert lease.flush(5.0)
@@ -86,7 +86,7 @@ def test_a_key_is_written_again_if_somebody_deleted_it(client, job_keys):
     lease.close()
 
 
-def test_a_key_is_written_again_if_its_deletion_is_heard_before_the_answer_to_its_write(client, job_keys, monkeypatch):
+def test_a_key_is_rewritten_if_its_deletion_is_reported_before_the_answer_to_its_write(client, job_keys, monkeypatch):
     lease = client.lease(60)
     write, deletions = client.put, iter([job_keys.target])
 
@@ -108,7 +108,7 @@ def test_too_short_a_lease_is_refused(client):
         client.lease(1)
 
 
-def test_another_thread_goes_on_if_a_call_outlives_its_deadline(own_client, eventually, monkeypatch):
+def test_another_thread_continues_if_a_call_outlives_its_deadline(own_client, eventually, monkeypatch):
     monkeypatch.setattr(lease_module, "STUCK_SECONDS", 0.0)
     comes_back, renew, stuck = threading.Event(), own_client.lease_keepalive, []
 

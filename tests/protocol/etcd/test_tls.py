@@ -1,4 +1,4 @@
-"""TLS: what a wrong file or certificate is called, and certificates that are replaced under a living client."""
+"""TLS: messages about invalid files and certificates, and certificates replaced under a running client."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_missing_ca_for_an_etcd_with_tls_is_named(secure_etcd):
 
 
 # ---- rotation --------------------------------------------------------------------------------------------------------
-def test_lease_and_watch_live_on_if_ca_and_certificate_are_replaced(secure_etcd, other, eventually):
+def test_lease_and_watch_survive_a_replacement_of_ca_and_certificate(secure_etcd, other, eventually):
     """In the order of docs/operations.md: first both authorities are trusted; the former one goes last."""
     heard: list[str] = []
     seen: list[bytes] = []
@@ -102,7 +102,7 @@ def test_lease_and_watch_live_on_if_ca_and_certificate_are_replaced(secure_etcd,
 
 
 def test_calls_work_again_if_the_ca_is_replaced_after_the_certificate(secure_etcd, other, eventually):
-    """The wrong order: an outage, and its end as soon as the file is right. No process has to be started again."""
+    """The wrong order causes an outage that ends as soon as the file is right, without a restart of any process."""
     with EtcdClient(secure_etcd.root, timeout=2.0) as client:
         client.put("/x", b"1")
         secure_etcd.show(other)
@@ -117,12 +117,12 @@ def test_calls_work_again_if_the_ca_is_replaced_after_the_certificate(secure_etc
 
         assert not answers()
         secure_etcd.ca_file.write_text("half of a ro")
-        assert not answers(), "what cannot be read is not taken up"
+        assert not answers(), "an unreadable file is not used"
         secure_etcd.trust(other)
         eventually(answers, within=5.0, what="an answer with the new CA")
 
 
-def test_working_connections_are_left_alone_if_files_change(secure_etcd, other):
+def test_working_connections_are_kept_if_files_change(secure_etcd, other):
     with EtcdClient(secure_etcd.root, timeout=2.0) as client:
         client.put("/x", b"1")
         secure_etcd.trust(other)

@@ -1,4 +1,4 @@
-"""Users with rights on one prefix each: what one job can do to another, and logins that expire."""
+"""Users with permissions on one prefix each: isolation between jobs, and logins that expire."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_job_is_refused_everything_elsewhere(client_of):
     assert theirs.get(THEIRS.target).value == b"1"
 
 
-def test_a_job_hears_nothing_of_another_s_keys(client_of, eventually):
+def test_a_job_cannot_watch_another_s_keys(client_of, eventually):
     states, events = [], []
     watch = client_of(MINE).watch_prefix(MINE.prefix, events.append)
     eventually(lambda: events, what="a watch of one's own")
@@ -104,9 +104,9 @@ def test_a_job_cannot_end_another_s_lease_that_holds_a_key(client_of):
     lease.close()
 
 
-def test_leases_as_such_belong_to_nobody(client_of):
-    """What etcd does not protect, so that docs/operations.md tells no more than is true: who knows the number of a
-    lease may renew it, whoever made it, and end it while it holds no key."""
+def test_leases_without_keys_have_no_owner(client_of):
+    """etcd does not protect leases (see docs/operations.md): any user that knows the number of a lease may renew it,
+    and end it while it holds no key."""
     theirs, mine = client_of(THEIRS), client_of(MINE)
     empty, held = theirs.lease_grant(60), theirs.lease_grant(60)
     theirs.put(THEIRS.member("a"), b"1", lease=held)
@@ -134,7 +134,7 @@ def test_a_password_file_that_is_gone_is_named(secure_etcd, users):
         client.get("/elastrain/x")
 
 
-def test_a_new_password_is_taken_up_by_a_client_that_lives(secure_etcd, users):
+def test_a_new_password_is_used_by_a_running_client(secure_etcd, users):
     users.ensure("trainer", "first", "/elastrain/")
     with EtcdClient(secure_etcd.config("trainer", "first")) as client:
         client.put("/elastrain/x", b"1")
@@ -157,7 +157,7 @@ def test_expired_tokens_are_renewed_unseen(secure_etcd_factory, client_of, event
         tokens, idle = {client.wire._token}, [time.monotonic()]
 
         def renewed() -> bool:
-            """Using a token prolongs it, and etcd looks for expired ones once a second: idle for longer than both."""
+            """Use prolongs a token, and etcd checks for expired ones once a second: stay idle for longer than both."""
             if time.monotonic() - idle[-1] > 2.2:
                 client.put(MINE.target, b"1")
                 tokens.add(client.wire._token)
@@ -165,14 +165,14 @@ def test_expired_tokens_are_renewed_unseen(secure_etcd_factory, client_of, event
             return len(tokens) >= 3
 
         eventually(renewed, within=30.0, what="three tokens")
-        watch.move((Range.prefix(MINE.members),))  # a new stream, with whatever token there is
+        watch.move((Range.prefix(MINE.members),))  # a new stream, with the present token
         lease.set(MINE.member("a"), b"2")
         eventually(lambda: seen[-1] == b"2", what="the watch to go on")
         lease.close()
         watch.close()
 
 
-def test_a_watch_logs_in_anew_if_its_token_has_expired(secure_etcd, client_of, eventually):
+def test_a_watch_logs_in_again_if_its_token_has_expired(secure_etcd, client_of, eventually):
     client = client_of(MINE)
     seen: list[bytes] = []
     client.put(MINE.target, b"1")
@@ -188,7 +188,7 @@ def test_a_watch_logs_in_anew_if_its_token_has_expired(secure_etcd, client_of, e
 
 
 # ---- making users ----------------------------------------------------------------------------------------------------
-def test_everything_may_be_repeated(secure_etcd, users):
+def test_every_operation_is_idempotent(secure_etcd, users):
     assert users.are_checked("root-secret")
     for _ in range(2):
         users.check("root-secret")
@@ -207,8 +207,8 @@ def test_a_removed_user_is_refused_at_once(client_of, users):
         client.get(MINE.target)
 
 
-def test_clients_without_a_token_log_in_if_users_are_checked_from_now_on(etcd_factory, tmp_path):
-    """An operator's first start: it makes users while etcd is open, then closes it under its own feet."""
+def test_clients_without_a_token_log_in_if_authentication_is_enabled(etcd_factory, tmp_path):
+    """An operator's first start: it creates users while authentication is off, then enables it for itself, too."""
     server = etcd_factory()
     path = tmp_path / "password"
     path.write_text("root-secret")

@@ -13,7 +13,7 @@ from elastrain.etcd.wire import messages
 
 
 class Recorder:
-    """What a watch said, and the keys as somebody who believed it would have them."""
+    """The reports of a watch, and the resulting keys."""
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
@@ -89,7 +89,7 @@ def test_deletions_are_reported_if_their_history_was_compacted(etcd_factory, hea
             assert go_on.wait(20)
 
         watch = client.watch_prefix("/x/", slow, heard.on_state)
-        assert blocked.wait(5)  # between its snapshot and its first look at changes
+        assert blocked.wait(5)  # between its snapshot and the first changes
         client.delete("/x/gone")
         revision = client.put("/x/new", b"2")
         compaction = messages.CompactionRequest(revision=revision, physical=True)
@@ -149,12 +149,12 @@ def test_a_quiet_watch_stays_if_etcd_lives(etcd, client, job_keys, heard, eventu
     watch.start()
     eventually(lambda: heard.states == [True])
     done = threading.Event()
-    done.wait(1.5)  # more than twice the silence that is tolerated
+    done.wait(1.5)  # more than twice the tolerated silence
     assert heard.states == [True], "etcd's signs of life must count"
     watch.close()
 
 
-def test_a_watch_goes_on_if_a_callback_raises(client, job_keys, heard, eventually):
+def test_a_watch_continues_if_a_callback_raises(client, job_keys, heard, eventually):
     def fails_once(batch: Batch) -> None:
         heard.on_events(batch)
         if len(heard.batches) == 1:
@@ -167,7 +167,7 @@ def test_a_watch_goes_on_if_a_callback_raises(client, job_keys, heard, eventuall
     watch.close()
 
 
-def test_a_watch_begins_if_etcd_comes_later(etcd_factory, heard, eventually):
+def test_a_watch_starts_if_etcd_starts_later(etcd_factory, heard, eventually):
     server = etcd_factory()
     server.kill()
     with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as client:

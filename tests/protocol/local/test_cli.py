@@ -1,4 +1,4 @@
-"""The command line as a user meets it."""
+"""The command line as processes and in this process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_version(elastrain):
 
 
 @pytest.mark.parametrize("command", ["", "run", "scale", "status", "validate", "audit", "agent"])
-def test_help_teaches_with_an_example(elastrain, command):
+def test_help_has_an_example(elastrain, command):
     shown = elastrain(*command.split(), "--help")
     assert shown.exit_code == 0
     assert re.search(r"(?i)example|train; Ctrl-C drains", shown.stdout)

@@ -28,7 +28,7 @@ def test_a_request_is_answered(tmp_path, server):
     assert running_jobs(tmp_path) == ["digits"]
 
 
-def test_a_refusal_carries_the_words(tmp_path, server):
+def test_a_refusal_has_the_message(tmp_path, server):
     with pytest.raises(ControlError, match=r"replicas: 9: must be between"):
         ask(tmp_path, "digits", {"do": "fail"})
 

@@ -1,4 +1,4 @@
-"""``elastrain run`` as somebody tries it first: with a script, with a mistake in it, with a port that is taken."""
+"""First attempts with ``elastrain run``: a script, a script with a mistake, a port in use."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def test_a_script_that_does_not_exist_is_named(tmp_path: Path) -> None:
         ("/py: can't open file '/here/x.py': [Errno 2] No such file or directory", "are relative to /here"),
     ],
 )
-def test_what_a_first_try_lacks_is_said(tail: str, advice: str) -> None:
+def test_a_missing_part_of_a_first_attempt_is_named(tail: str, advice: str) -> None:
     assert advice in hint(tail, "/py", Path("/here"))
 
 
-def test_a_failure_that_speaks_for_itself_gets_no_advice() -> None:
+def test_a_clear_failure_gets_no_advice() -> None:
     assert hint("ValueError: the batch is empty", "/py", Path("/here")) == ""
 
 
-def test_a_script_runs_with_its_arguments_and_what_it_lacks_is_said(tmp_path: Path) -> None:
+def test_a_script_runs_with_its_arguments_and_a_missing_part_is_named(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys\nprint('got', sys.argv[1:], flush=True)\nimport no_such_module\n")
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "ELASTRAIN_FORK_RANKS": "off", "COLUMNS": "200"}
@@ -71,7 +71,7 @@ def test_a_script_runs_with_its_arguments_and_what_it_lacks_is_said(tmp_path: Pa
     assert run.stdout.rstrip().endswith("where PACKAGE has the module no_such_module")
 
 
-def test_etcd_takes_other_ports_if_somebody_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_etcd_takes_other_ports_if_they_are_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as faster:
         faster.bind(("127.0.0.1", 0))
         faster.listen()

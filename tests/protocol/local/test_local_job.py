@@ -14,7 +14,7 @@ def together(workers: int):
     return condition
 
 
-def test_a_job_grows_is_hit_shrinks_and_drains(manifest, run_job):
+def test_a_job_grows_survives_a_loss_shrinks_and_drains(manifest, run_job):
     job = run_job(manifest(replicas=1))
     job.wait(together(1), timeout=60, what="one worker")
     job.scale(3)
@@ -38,7 +38,7 @@ def test_a_job_grows_is_hit_shrinks_and_drains(manifest, run_job):
     assert job.result is Result.DRAINED
 
 
-def test_a_killed_rank_starts_again_in_its_worker(manifest, run_job):
+def test_a_killed_rank_restarts_in_its_worker(manifest, run_job):
     job = run_job(manifest(replicas=1))
     job.wait(together(1), timeout=60)
     (pid,) = job.worker("fake-0").rank_pids()
@@ -56,7 +56,7 @@ def test_the_job_finishes_if_its_ranks_do(manifest, run_job):
     assert status.progress.finished
 
 
-def test_the_job_fails_with_the_scripts_words_if_it_raises(manifest, run_job):
+def test_the_job_fails_with_the_scripts_message_if_it_raises(manifest, run_job):
     job = run_job(manifest(replicas=1, backoffLimit=1, env={"FAKE_RANK_FAIL": "raise"}))
     status = job.wait(timeout=60)
     assert job.result is Result.FAILED
@@ -70,13 +70,13 @@ def test_scaling_is_refused_with_field_value_and_rule_if_out_of_range(manifest, 
         job.scale(5)
 
 
-def test_waiting_says_what_for_if_the_job_ends_first(manifest, run_job):
+def test_a_failed_wait_names_what_was_awaited_if_the_job_ends_first(manifest, run_job):
     job = run_job(manifest(replicas=1, env={"FAKE_RANK_STEPS": "5"}))
     with pytest.raises(RuntimeError, match="waited for ten workers, but the job ended: finished"):
         job.wait(lambda s: len(s.workers) == 10, timeout=60, what="ten workers")
 
 
-def test_a_spare_stands_by_takes_a_lost_worker_s_place_and_is_replaced(manifest, run_job):
+def test_a_spare_replaces_a_lost_worker_and_is_replaced(manifest, run_job):
     job = run_job(manifest(replicas=2, warmSpares=1))
     job.wait(lambda s: together(2)(s) and s.standing_by == ("fake-2",), timeout=60, what="a spare")
     job.kill_worker("fake-1", "worker")

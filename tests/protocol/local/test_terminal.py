@@ -1,4 +1,4 @@
-"""Pipes whose reader goes, alphabets that lack what we print, and Ctrl-C."""
+"""Closed pipes, limited encodings, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "KUBECONFIG": str(tmp_path / "no-cluster"), "XDG_RUNTIME_DIR": str(tmp_path), "COLUMNS": "80"}
 
 
-def test_a_reader_that_goes_ends_the_command_quietly(environment) -> None:
+def test_the_command_ends_quietly_if_its_reader_closes_the_pipe(environment) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
@@ -34,7 +34,7 @@ def test_a_reader_that_goes_ends_the_command_quietly(environment) -> None:
     assert (run.returncode, run.stderr) == (141, "")
 
 
-def test_words_are_spelled_out_in_an_alphabet_that_lacks_their_signs(environment) -> None:
+def test_symbols_are_spelled_out_in_a_limited_encoding(environment) -> None:
     latin = {**environment, "PYTHONIOENCODING": "iso-8859-1", "NO_COLOR": "1"}
     run = subprocess.run([*PROGRAM, "ls"], capture_output=True, env=latin, timeout=30)
     assert run.returncode == 2
@@ -42,7 +42,7 @@ def test_words_are_spelled_out_in_an_alphabet_that_lacks_their_signs(environment
     assert "Traceback" not in run.stderr.decode("iso-8859-1")
 
 
-def test_signs_that_we_use_have_a_spelling() -> None:
+def test_all_used_symbols_have_a_spelling() -> None:
     assert "a → b │ ✓ ✗".encode("ascii", "replace") != b"a -> b | + x"
     text = "a → b │ ✓ ✗ é"
     error = UnicodeEncodeError("ascii", text, 2, 3, "")
@@ -65,7 +65,7 @@ def test_ctrl_c_while_a_cluster_does_not_answer_is_no_traceback(environment, tmp
             )
         )
         here = {**environment, "KUBECONFIG": str(config)}
-        # Whoever was started in the background, as these tests may be, ignores the signal, and so do its children.
+        # A process started in the background, as these tests may be, ignores the signal, and so do its children.
         command = ["env", "--default-signal=INT", *PROGRAM, "list"]
         run = subprocess.Popen(command, env=here, stderr=subprocess.PIPE, text=True)
         silent.settimeout(30)
@@ -77,7 +77,7 @@ def test_ctrl_c_while_a_cluster_does_not_answer_is_no_traceback(environment, tmp
     assert (run.returncode, errors) == (130, "")
 
 
-def test_a_view_that_nobody_reads_any_more_says_so_once() -> None:
+def test_a_view_without_a_reader_reports_it_once() -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise ReaderGone
@@ -86,5 +86,5 @@ def test_a_view_that_nobody_reads_any_more_says_so_once() -> None:
 
     view = View(Console(file=Closed()), live=False)
     assert not view.reader_gone
-    view.line("digits-0", "hello")  # in a thread that must go on reading what the worker prints
+    view.line("digits-0", "hello")  # in a thread that must continue to read the worker's output
     assert view.reader_gone

@@ -37,7 +37,7 @@ def checks(etcd, job_keys) -> Iterator:
             client = EtcdClient(EtcdConfig.of(etcd.endpoint))
             clients.append(client)
             port = SICK_PORT if worker == sick else 1
-            # The address stands for the node's network, so that the trial has both ends.
+            # The address represents the node's network, so that the trial has both ends.
             me = Participant(id=f"{worker}.x", worker=worker, node=node, address=str(port), port=port)
             verdicts[worker] = Check(client, job_keys, me, wait, trial, period=0.05).run()
 
@@ -57,7 +57,7 @@ def want(client, keys, desired: int) -> None:
     client.put(keys.target, Target(min=1, max=9, desired=desired).encode())
 
 
-def test_the_sick_node_is_told_so_and_the_others_go_on(client, job_keys, checks):
+def test_the_faulty_node_gets_the_verdict_and_the_others_continue(client, job_keys, checks):
     want(client, job_keys, 4)
     verdicts = checks({"w0": "a", "w1": "b", "w2": "c", "w3": "d"}, sick="w2")
     assert {w for w, v in verdicts.items() if v.sick} == {"w2"}
@@ -68,12 +68,12 @@ def test_the_sick_node_is_told_so_and_the_others_go_on(client, job_keys, checks)
     assert client.get_prefix(job_keys.pairs + "participants/")[0] == [], "checks that have ended leave no record"
 
 
-def test_all_workers_of_a_sick_node_are_told_so(client, job_keys, checks):
+def test_all_workers_of_a_faulty_node_get_the_verdict(client, job_keys, checks):
     want(client, job_keys, 5)
     verdicts = checks({"w0": "bad", "w1": "b", "w2": "c", "w3": "d"}, sick="w0", wait=1.0)
     assert verdicts["w0"].sick
     groups = [Group.decode(kv.value) for kv in client.get_prefix(job_keys.pairs + "groups/")[0]]
-    assert sum(len(h.participants) for h in groups) == 4, "the missing fifth was not waited for longer than asked"
+    assert sum(len(h.participants) for h in groups) == 4, "the missing fifth was awaited for the requested time only"
 
 
 def test_verdict_is_unknown_if_no_sum_came_anywhere(client, job_keys, checks):
@@ -96,7 +96,7 @@ def test_second_worker_of_a_node_is_judged_by_the_first_one_s_figures(client, jo
     assert sorted(len(v.reports) > 0 for v in (verdicts["w0"], verdicts["w1"])) == [False, True]
 
 
-def test_worker_that_joins_a_training_job_does_not_wait_for_anybody(client, job_keys, checks):
+def test_worker_that_joins_a_training_job_does_not_wait(client, job_keys, checks):
     want(client, job_keys, 2)
     client.put(job_keys.member("w0.y"), Member(id="w0.y", worker="w0", address="a").encode())
     verdicts = checks({"w1": "b"}, wait=600)
@@ -126,7 +126,7 @@ def test_verdict_is_unknown_if_etcd_is_away(etcd_factory, job_keys):
         assert "unavailable" in Check(client, job_keys, me, 60, by_process("gloo")).run().unknown
 
 
-def test_two_processes_sum_and_say_how_fast(etcd, job_keys):
+def test_two_processes_measure_their_sum(etcd, job_keys):
     with enter.reserved("127.0.0.1") as port:
         command = [sys.executable, "-m", "elastrain.nodecheck.trial", "127.0.0.1", str(port.getsockname()[1])]
         ends = [
@@ -142,7 +142,7 @@ def test_trial_fails_with_a_reason_if_the_partner_does_not_come(monkeypatch):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        monkeypatch.setattr(rounds, "TRIAL_SECONDS", 1.0)  # it accepts, and says nothing
+        monkeypatch.setattr(rounds, "TRIAL_SECONDS", 1.0)  # it accepts, and sends nothing
         with pytest.raises(RuntimeError, match="no sum within 1 s"):
             by_process("gloo")("127.0.0.1", listening.getsockname()[1], 1, "127.0.0.1")
 
@@ -155,7 +155,7 @@ def test_preflight_refuses_the_node_that_the_pairs_blame(monkeypatch, tmp_path, 
     assert (tmp_path / "log").read_text() == "pairs all: all-reduce with b (refused) and c (refused)"
 
 
-def test_preflight_lets_the_node_train_if_nothing_is_known(monkeypatch, tmp_path, capsys):
+def test_preflight_passes_the_node_if_the_verdict_is_unknown(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(preflight, "_checks", lambda *_: iter([preflight.Check("compute", "cpu", True, "exact")]))
     for name in (names.ENV_JOB, names.ENV_ETCD_ENDPOINTS):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""A namespace of the shared API server, with a played kubelet and agents, and operator processes."""
+"""A namespace of the shared API server, with a simulated kubelet and agents, and operator processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["make_spec", "now", "pod_body", "quick_loops", "terminated"]
 
 @pytest.fixture(scope="session")
 def operator_kubeconfig(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an operator that serves all namespaces. The jobs of other areas' tests, which run before, are deleted."""
+    """The kubeconfig of an operator that serves all namespaces. Jobs of earlier tests of other areas are deleted."""
     deleted = apiserver.kubectl("delete", "etj,pods", "--all", "--all-namespaces", "--now", "--wait=false")
     assert deleted.returncode == 0, deleted.stderr
     return operator_account(apiserver, tmp_path_factory.mktemp("operator") / "kubeconfig")
@@ -30,7 +30,7 @@ def operator_kubeconfig(apiserver: ApiServer, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def shared_operators() -> list[OperatorProcess]:
-    """Those that ``operator_process`` has started."""
+    """The operators that ``operator_process`` has started."""
     return []
 
 
@@ -41,8 +41,8 @@ def operator_process(
     shared_operators: list[OperatorProcess],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[[], OperatorProcess]]:
-    """``operator_process()``: the running operator that most tests share; starts it where none runs. Its ``stop()``
-    ends it, if it runs."""
+    """``operator_process()``: the running operator that most tests share; starts it if none runs. Its ``stop()`` ends
+    it if it runs."""
     log = tmp_path_factory.mktemp("operator") / "operator.log"
     started = shared_operators
 
@@ -69,8 +69,8 @@ def operator_factory(
     shared_operators: list[OperatorProcess],
     tmp_path: Path,
 ) -> Iterator[Callable[..., OperatorProcess]]:
-    """``operator_factory(etcd, namespace, *flags)``: an operator of the test's namespace; without ``--capacity``, with
-    no right in any other. The shared one, which serves all namespaces, is stopped before."""
+    """``operator_factory(etcd, namespace, *flags)``: an operator of the test's namespace; without ``--capacity`` it has
+    no permission in any other. It first stops the shared one, which serves all namespaces."""
     namespaced = operator_account(apiserver, tmp_path / "kubeconfig", cluster.namespace)
     for shared in shared_operators:
         shared.stop()
@@ -90,10 +90,10 @@ def operator_factory(
 
 @pytest.fixture
 def cluster(apiserver: ApiServer) -> Cluster:
-    """A namespace of its own on the API server."""
+    """A separate namespace on the API server."""
     found = Cluster(apiserver.kubeconfig, f"test-{time.monotonic_ns()}")
     found.call("POST", "/api/v1/namespaces", {"metadata": {"name": found.namespace}})
-    # A controller creates this one in a whole cluster.
+    # In a complete cluster a controller creates this object.
     account = f"/api/v1/namespaces/{found.namespace}/serviceaccounts"
     found.call("POST", account, {"metadata": {"name": "default"}})
     return found

@@ -1,4 +1,4 @@
-"""Sharing out nodes of a real API server between real jobs; scheduler, kubelet and agents are played by the test."""
+"""Sharing nodes of a real API server between real jobs; the test simulates scheduler, kubelet and agents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Pool:
         full, room = f"{name}.{self.cluster.namespace}", {GPU: str(gpus), "cpu": "8", "memory": "16Gi", "pods": "110"}
         meta = {"name": full, "labels": {"pool": self.cluster.namespace}}
         self.cluster.call("POST", "/api/v1/nodes", {"metadata": meta})
-        # An admission plugin taints new nodes; a controller takes the taint away in a whole cluster.
+        # An admission plugin taints new nodes; in a complete cluster a controller removes the taint.
         self.cluster.merge(f"/api/v1/nodes/{full}", {"spec": {"taints": None}})
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": stamp, "lastHeartbeatTime": stamp}
@@ -59,7 +59,7 @@ def pool(cluster, operator_process, operator_factory, etcd):
     return Pool(cluster)
 
 
-def test_elastic_job_grows_into_a_new_node_and_gives_way_to_a_higher_priority(cluster, pool, play, eventually):
+def test_elastic_job_grows_into_a_new_node_and_yields_to_a_higher_priority(cluster, pool, play, eventually):
     def trains(name: str, workers: int, what: str) -> None:
         eventually(lambda: cluster.status(name).get("readyReplicas") == workers, 60, what)
 
@@ -83,7 +83,7 @@ def test_elastic_job_grows_into_a_new_node_and_gives_way_to_a_higher_priority(cl
     trains("important", 2, "the important job gets its minimum")
     trains("low", 1, "the other keeps its own")
     kept = {n: p["metadata"]["uid"] for n, p in cluster.pods().items() if n.startswith("low")}
-    assert kept.items() <= uids.items(), "the worker that stays is the one that was there"
+    assert kept.items() <= uids.items(), "the existing worker stays"
     assert cluster.status("low")["restarts"] == {"user": 0, "infrastructure": 0, "preemption": 0}
 
     cluster.merge(cluster.job_path("low") + "/scale", {"spec": {"replicas": 2}})

@@ -1,4 +1,4 @@
-"""Credentials of jobs by the operator as a process: a real API server, and an etcd with TLS that checks users."""
+"""Credentials of jobs from an operator process: a real API server, and an etcd with TLS and authentication."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def answers(operator) -> bool:
     return False
 
 
-def test_a_job_has_a_user_and_a_secret_of_its_own_until_it_is_deleted(
+def test_a_job_has_its_own_user_and_secret_until_it_is_deleted(
     cluster, secure_etcd, operator_process, operator_factory, flags, eventually
 ):
     shared = operator_process()  # it serves all namespaces, by another etcd
@@ -62,7 +62,7 @@ def test_a_job_has_a_user_and_a_secret_of_its_own_until_it_is_deleted(
         assert len(users.names()) == 3
         operator.kill()
         cluster.call("DELETE", cluster.job_path("one"))
-        cluster.call("DELETE", f"{cluster.pods_path}/one-0?gracePeriodSeconds=0")  # nobody collects garbage here
+        cluster.call("DELETE", f"{cluster.pods_path}/one-0?gracePeriodSeconds=0")  # no garbage collector runs here
         operator_factory(secure_etcd, cluster.namespace, *flags)
         eventually(lambda: len(users.names()) == 2, 60, "the user of the job that is gone to be removed")
         eventually(lambda: root.get_prefix(jobs[0].prefix)[0] == [], 30, "its records to be removed")

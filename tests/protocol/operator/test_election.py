@@ -1,4 +1,4 @@
-"""The elector against an API server that is played: what it writes, and when it stops."""
+"""The elector against a fake API server: what it writes, and when it stops."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Server:
         return self.body["spec"]["holderIdentity"] if self.body else ""
 
     def steal(self) -> None:
-        """Somebody else holds it now."""
+        """Another replica holds it now."""
         stolen = copy.deepcopy(self.body)
         stolen["spec"]["holderIdentity"] = "thief"
         self._store(stolen)
 
 
 def run(scenario) -> None:
-    """Runs ``scenario(server, elector_of)``; ``elector_of(name)`` is an elector and its tenure."""
+    """Run ``scenario(server, elector_of)``; ``elector_of(name)``: an elector and its tenure."""
 
     async def main() -> None:
         server = Server()
@@ -79,7 +79,7 @@ def run(scenario) -> None:
     asyncio.run(main())
 
 
-def test_first_one_leads_and_may_write():
+def test_the_first_replica_leads_and_may_write():
     async def scenario(server, elector_of):
         elector, tenure = elector_of("a")
         with pytest.raises(NotLeading, match="cannot write"):
@@ -91,7 +91,7 @@ def test_first_one_leads_and_may_write():
     run(scenario)
 
 
-def test_second_one_stands_by_and_leads_at_once_if_the_first_releases():
+def test_the_second_replica_stands_by_and_leads_at_once_after_a_release():
     async def scenario(server, elector_of):
         (first, _), (second, tenure) = elector_of("a"), elector_of("b")
         await first.acquire()
@@ -110,7 +110,7 @@ def test_second_one_stands_by_and_leads_at_once_if_the_first_releases():
     run(scenario)
 
 
-def test_a_dead_one_is_replaced():
+def test_a_dead_leader_is_replaced():
     async def scenario(server, elector_of):
         await elector_of("a")[0].acquire()
         second, _ = elector_of("b")
@@ -133,7 +133,7 @@ def test_leader_stops_writing_before_others_may_lead_if_the_api_server_is_away()
 
 
 @pytest.mark.parametrize("loss", ["steal", "delete"])
-def test_leader_steps_down_and_takes_nothing_back_if_the_lease_is_not_its_own_any_more(loss):
+def test_leader_steps_down_and_restores_nothing_if_it_has_lost_the_lease(loss):
     async def scenario(server, elector_of):
         elector, tenure = elector_of("a")
         await elector.acquire()
@@ -183,7 +183,7 @@ def test_acquisition_waits_for_the_api_server():
     run(scenario)
 
 
-def test_lease_tells_people_who_leads_and_since_when():
+def test_lease_shows_the_leader_and_its_start():
     async def scenario(server, elector_of):
         elector, _ = elector_of("pod-1_abc")
         await elector.acquire()

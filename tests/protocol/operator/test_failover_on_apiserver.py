@@ -16,7 +16,7 @@ pytestmark = pytest.mark.apiserver
 
 @pytest.fixture
 def replica(cluster, etcd, operator_factory):
-    """``replica(seconds)``: one more operator of the test's namespace; all of them share one Lease."""
+    """``replica(seconds)``: another operator of the test's namespace; all share one Lease."""
     lease = f"--lease={cluster.namespace}/operator"
     return lambda seconds: operator_factory(etcd, cluster.namespace, lease, f"--lease-seconds={seconds}")
 
@@ -27,7 +27,7 @@ def lease_path(cluster):
 
 
 def state(operator) -> dict:
-    """What it says of itself; empty while it starts."""
+    """The state that it reports; empty while it starts."""
     with contextlib.suppress(OSError):
         return operator.health()["state"]
     return {}
@@ -41,7 +41,7 @@ def is_role(operator, role: str) -> bool:
 def test_second_operator_stands_by_and_takes_over_at_once_if_the_first_is_stopped(
     cluster, play, replica, lease_path, eventually
 ):
-    # Nobody waits for a lease of a minute to run out here: the first one gives it back.
+    # The test does not wait for the expiry of a one-minute lease: the first operator releases it.
     first = replica(60)
     eventually(lambda: is_role(first, "leader"), 60, "the first leads")
     second = replica(60)
@@ -49,7 +49,7 @@ def test_second_operator_stands_by_and_takes_over_at_once_if_the_first_is_stoppe
     play(cluster.create_job("handed", maxReplicas=3, replicas=2))
     eventually(lambda: cluster.status("handed").get("readyReplicas") == 2, 60, "two workers train")
     eventually(lambda: state(second)["leader"] == state(first)["identity"], 10, "the second knows who leads")
-    assert "jobs" not in state(second), "it has not even looked at them"
+    assert "jobs" not in state(second), "it has not read them"
     before = {n: p["metadata"]["uid"] for n, p in cluster.pods().items()}
 
     first.stop()
@@ -85,10 +85,8 @@ def test_second_operator_takes_over_within_fifteen_seconds_if_the_first_is_kille
     assert cluster.status("killed")["restarts"] == {"user": 0, "infrastructure": 0, "preemption": 0}
 
 
-def test_leader_that_was_frozen_beyond_its_lease_writes_nothing_and_ends(
-    cluster, client, replica, lease_path, eventually
-):
-    """Nobody else writes here: the test itself takes the lease over, so whatever changes is the frozen one's doing."""
+def test_a_leader_frozen_beyond_its_lease_writes_nothing_and_ends(cluster, client, replica, lease_path, eventually):
+    """The test itself takes over the Lease and no other operator runs: any write is the frozen one's."""
     leader = replica(3)
     eventually(lambda: is_role(leader, "leader"), 60, "it leads")
     keys = cluster.create_job("frozen", maxReplicas=4, replicas=2)
@@ -97,7 +95,7 @@ def test_leader_that_was_frozen_beyond_its_lease_writes_nothing_and_ends(
     os.kill(leader.process.pid, signal.SIGSTOP)
     eventually(lambda: age(cluster.call("GET", lease_path)) > timedelta(seconds=4), 30, "its lease has run out")
     taken = cluster.merge(lease_path, {"spec": {"holderIdentity": "another"}})
-    cluster.patch_job("frozen", replicas=4)  # it will want two pods more, another status, another target, an event
+    cluster.patch_job("frozen", replicas=4)  # it would create two pods, and write a status, a target and an event
     before = written(cluster, client, keys)
 
     os.kill(leader.process.pid, signal.SIGCONT)
@@ -109,12 +107,12 @@ def test_leader_that_was_frozen_beyond_its_lease_writes_nothing_and_ends(
 
 
 def age(lease: dict) -> timedelta:
-    """Since its holder, on this very machine, has renewed it."""
+    """Time since the last renewal by its holder, on this machine's clock."""
     return datetime.now(UTC) - datetime.fromisoformat(lease["spec"]["renewTime"])
 
 
 def written(cluster, client, keys) -> dict[str, object]:
-    """All that an operator can write about a job, in the version that it has now."""
+    """The current versions of everything that an operator can write about a job."""
     pods = {name: pod["metadata"]["resourceVersion"] for name, pod in cluster.pods().items()}
     return {
         "job": cluster.job(keys.job)["metadata"]["resourceVersion"],

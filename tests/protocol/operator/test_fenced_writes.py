@@ -1,4 +1,4 @@
-"""What reaches the API server of an operator that leads no more: nothing, or what the server itself refuses."""
+"""Writes of an operator that no longer leads: they are not sent, or the API server refuses them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRITES: dict[str, Callable[[Kube], Awaitable[object]]] = {
 
 
 class Tenure:
-    """Lasts for each of ``left`` seconds when it is asked, and then no more."""
+    """Has each of ``left`` seconds left in turn, and then has ended."""
 
     def __init__(self, *left: float) -> None:
         self.left = list(left)
@@ -40,7 +40,7 @@ def connected(server: str, tenure: Tenure | None = None, **access: Any) -> Kube:
 
 
 def run(scenario: Callable[[Callable[..., Awaitable[Kube]], list[str]], Awaitable[None]]) -> None:
-    """Runs ``scenario(connect, requests)`` beside a server that notes requests and answers none that writes."""
+    """Run ``scenario(connect, requests)`` beside a server that records requests and answers no writes."""
 
     async def main() -> None:
         requests: list[str] = []
@@ -74,7 +74,7 @@ def run(scenario: Callable[[Callable[..., Awaitable[Kube]], list[str]], Awaitabl
     asyncio.run(main())
 
 
-def test_nothing_is_written_if_the_tenure_has_ended_and_reading_goes_on():
+def test_nothing_is_written_after_the_tenure_and_reads_continue():
     async def scenario(connect, requests):
         kube = await connect()
         for write in WRITES.values():
@@ -87,7 +87,7 @@ def test_nothing_is_written_if_the_tenure_has_ended_and_reading_goes_on():
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
-def test_no_write_outlasts_the_tenure_nor_is_it_repeated_after_it(write):
+def test_no_write_outlasts_the_tenure_or_is_retried_after_it(write):
     async def scenario(connect, requests):
         kube = await connect(0.2)  # then it has ended; an attempt would take 10 s otherwise
         with pytest.raises(NotLeading):
@@ -98,7 +98,7 @@ def test_no_write_outlasts_the_tenure_nor_is_it_repeated_after_it(write):
 
 
 @pytest.mark.apiserver
-def test_status_of_an_operator_that_has_not_seen_the_newest_version_is_refused(cluster, shared_operators):
+def test_a_status_based_on_an_old_version_is_refused(cluster, shared_operators):
     for operator in shared_operators:
         operator.stop()  # it would write the status, too
 

@@ -1,4 +1,4 @@
-"""The fence in a real etcd: what an operator writes that does not lead any more is refused by etcd itself."""
+"""The fence in a real etcd: etcd refuses the writes of an operator that no longer leads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEASE = LeaseName(namespace="here", name="operator")
 
 
 class Replica:
-    """An operator by its own account: ``leads`` is what the API server would say, ``late`` what its clock says."""
+    """An operator: ``leads`` is the API server's answer, ``late`` that of its own clock."""
 
     def __init__(self, client: EtcdClient, key: str, name: str) -> None:
         self.leads, self.late = True, False
@@ -60,7 +60,7 @@ def test_leader_writes_and_claims_once(client, replica, fence, job_keys):
     assert b'"holder": "a"' in claimed.value
 
 
-def test_write_of_an_older_leader_is_refused_though_its_clock_says_that_it_leads(client, replica, job_keys):
+def test_a_write_of_an_older_leader_is_refused_before_its_clock_expires(client, replica, job_keys):
     older, newer = replica("a"), replica("b")
     older.etcd.put_all({job_keys.target: b"old"})
     older.leads = False
@@ -77,15 +77,15 @@ def test_write_of_an_older_leader_is_refused_though_its_clock_says_that_it_leads
 @pytest.mark.parametrize("asked_in_time", [True, False])
 def test_older_leader_cannot_claim_after_the_newer_one(replica, job_keys, asked_in_time):
     older, newer = replica("a"), replica("b")
-    # It has read the fence; the proof succeeds if it was asked for just before another took over.
+    # It has read the fence; the proof succeeds if it was requested just before another took over.
     older.before_proof = newer.etcd.claim
     older.leads = asked_in_time
     with pytest.raises(NotLeading):
         older.etcd.claim()
-    newer.etcd.put_all({job_keys.target: b"new"})  # its claim stands
+    newer.etcd.put_all({job_keys.target: b"new"})  # its claim is in force
 
 
-def test_nothing_is_sent_if_the_lease_has_ended_by_the_own_clock(client, replica, job_keys):
+def test_nothing_is_sent_if_the_lease_has_ended_by_the_local_clock(client, replica, job_keys):
     leader = replica("a")
     leader.etcd.put_all({job_keys.target: b"one"})
     leader.late = True
@@ -96,7 +96,7 @@ def test_nothing_is_sent_if_the_lease_has_ended_by_the_own_clock(client, replica
     assert value(client, job_keys.target) == b"one"
 
 
-def test_leader_goes_on_if_etcd_has_lost_its_data(client, replica, fence, job_keys):
+def test_leader_continues_if_etcd_has_lost_its_data(client, replica, fence, job_keys):
     leader = replica("a")
     leader.etcd.put_all({job_keys.target: b"one"})
     client.delete(fence)
@@ -105,7 +105,7 @@ def test_leader_goes_on_if_etcd_has_lost_its_data(client, replica, fence, job_ke
     assert value(client, fence)
 
 
-def test_write_fails_and_is_tried_again_later_if_nobody_can_say_who_leads(client, replica, fence, job_keys):
+def test_a_write_fails_and_is_retried_later_if_leadership_cannot_be_proved(client, replica, fence, job_keys):
     leader = replica("a")
 
     def unreachable() -> None:
@@ -120,7 +120,7 @@ def test_write_fails_and_is_tried_again_later_if_nobody_can_say_who_leads(client
     leader.etcd.put_all({job_keys.target: b"one"})
 
 
-def test_fence_is_no_job_s_key_and_differs_by_lease_and_cluster():
+def test_the_fences_key_belongs_to_no_job_and_differs_by_lease_and_cluster():
     keys = {
         fence_key(cluster, LeaseName(namespace=namespace, name="operator"))
         for cluster in ("default", "a/b/c/d")

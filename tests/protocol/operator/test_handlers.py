@@ -1,4 +1,4 @@
-"""kopf's handlers against a played API server: what reaches the operator, and what never reaches the API server."""
+"""kopf's handlers against a fake API server: what reaches the operator, and what never reaches the API server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Scenario = Callable[[WatchedApi, Seen, Callable[..., Awaitable[None]]], Awaitabl
 
 @pytest.fixture
 def watch(monkeypatch):
-    """``watch(scenario, namespaces=...)``: runs kopf with the handlers while the scenario runs; returns API and app."""
+    """``watch(scenario, namespaces=...)``: run kopf with the handlers during the scenario; returns API and app."""
     monkeypatch.setattr(handlers, "RETRY_DELAYS", (0.01,))
 
     def run(scenario: Scenario, api: WatchedApi | None = None, namespaces: tuple[str, ...] = ()):
@@ -171,7 +171,7 @@ def test_objects_are_listed_again_and_deletions_are_not_reported_if_history_is_g
 
 
 @pytest.mark.parametrize("code", [403, 429, 500, 503])
-def test_operator_goes_on_if_a_list_is_refused_for_a_while(watch, code):
+def test_operator_continues_if_a_list_is_refused_for_a_while(watch, code):
     api = WatchedApi()
     api.refusals = [code] * 12  # more often than kopf tries by default
     api.put("pods", thing("pod"))
@@ -182,7 +182,7 @@ def test_operator_goes_on_if_a_list_is_refused_for_a_while(watch, code):
     watch(scenario, api)
 
 
-def test_other_objects_are_handled_if_one_is_not_understood(watch):
+def test_other_objects_are_handled_if_one_is_unreadable(watch):
     async def scenario(api, app, eventually):
         app.poisoned = "poison"
         await watching(api, eventually)

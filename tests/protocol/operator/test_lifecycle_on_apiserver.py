@@ -1,4 +1,4 @@
-"""Lives of jobs on a real API server and a real etcd: other managers, names used again, deletion, a new template."""
+"""Lifecycles of jobs on a real API server and a real etcd: other managers, reused names, deletion, a new template."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def template(image: str) -> dict:
 
 
 def collect_garbage(cluster, name: str) -> None:
-    """What the garbage collector does in a whole cluster."""
+    """The garbage collector of a complete cluster."""
     for pod, body in cluster.pods().items():
         if body["metadata"]["labels"][names.LABEL_JOB] == name:
             cluster.call("DELETE", f"{cluster.pods_path}/{pod}", {"gracePeriodSeconds": 0})
 
 
 # ---- who manages it --------------------------------------------------------------------------------------------------
-def test_job_of_another_manager_is_left_alone(cluster, play, eventually):
+def test_a_job_of_another_manager_is_ignored(cluster, play, eventually):
     cluster.create_job("theirs", maxReplicas=1, managedBy="kueue.x-k8s.io/multikueue")
     play(cluster.create_job("ours", maxReplicas=1, managedBy="elastrain.dev/operator"))
     eventually(lambda: cluster.status("ours").get("readyReplicas") == 1, 60, "ours trains")
@@ -36,7 +36,7 @@ def test_job_of_another_manager_is_left_alone(cluster, play, eventually):
     assert set(cluster.pods()) == {"ours-0"}
 
 
-def test_job_that_a_queue_holds_back_makes_no_pod_until_it_is_released(cluster, play, eventually):
+def test_a_queued_job_creates_no_pod_until_it_is_released(cluster, play, eventually):
     keys = cluster.create_job("queued", maxReplicas=1, suspend=True, template=template("trainer:1"))
     eventually(lambda: cluster.condition("queued", "Suspended").get("status") == "True", 60, "it is suspended")
     assert not cluster.pods()
@@ -54,7 +54,7 @@ def test_job_of_a_deleted_job_s_name_adopts_none_of_its_pods_and_none_of_its_rec
     player = play(first)
     eventually(lambda: cluster.status("again").get("readyReplicas") == 1, 60, "the first one trains")
     player.close()
-    cluster.call("DELETE", cluster.job_path("again"))  # its pods stay: there is no garbage collector here
+    cluster.call("DELETE", cluster.job_path("again"))  # its pods stay: no garbage collector runs here
     old = {n: p["metadata"]["uid"] for n, p in cluster.pods().items()}
 
     second = cluster.create_job("again", maxReplicas=1)
@@ -64,7 +64,7 @@ def test_job_of_a_deleted_job_s_name_adopts_none_of_its_pods_and_none_of_its_rec
     pods = cluster.pods()
     own = {n for n, p in pods.items() if p["metadata"]["labels"][names.LABEL_JOB_UID] == second.uid}
     assert own.isdisjoint(old)
-    assert {n: pods[n]["metadata"]["uid"] for n in old} == old, "pods of the old job are nobody's business"
+    assert {n: pods[n]["metadata"]["uid"] for n in old} == old, "pods of the old job are not touched"
     assert cluster.status("again")["restarts"] == {"user": 0, "infrastructure": 0, "preemption": 0}
     assert cluster.status("again")["generation"]["number"] >= 1
     collect_garbage(cluster, "again")
@@ -74,7 +74,7 @@ def test_job_of_a_deleted_job_s_name_adopts_none_of_its_pods_and_none_of_its_rec
 
 # ---- deletion in any state -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", ["pending", "suspended", "failed", "managed"])
-def test_job_is_gone_at_once_and_its_records_after_it_if_it_is_deleted(cluster, client, eventually, state):
+def test_a_deleted_job_is_gone_at_once_and_its_records_follow(cluster, client, eventually, state):
     spec = {"suspended": {"suspend": True}, "managed": {"managedBy": "example.com/else"}}.get(state, {})
     keys = cluster.create_job(state, maxReplicas=1, backoffLimit=0, **spec)
     if state in ("pending", "failed"):
@@ -88,10 +88,10 @@ def test_job_is_gone_at_once_and_its_records_after_it_if_it_is_deleted(cluster, 
 
     cluster.call("DELETE", cluster.job_path(state))
 
-    assert not cluster.exists(state), "nothing holds it back"
+    assert not cluster.exists(state), "nothing blocks its deletion"
     collect_garbage(cluster, state)
     eventually(lambda: not client.get_prefix(keys.prefix)[0], 30, "its records are gone")
-    assert not cluster.pods(), "nobody makes pods for it any more"
+    assert not cluster.pods(), "no further pods are created for it"
 
 
 # ---- a changed template ----------------------------------------------------------------------------------------------
@@ -99,7 +99,9 @@ def images(cluster) -> list[str]:
     return sorted(p["spec"]["containers"][0]["image"] for p in cluster.pods().values())
 
 
-def test_template_is_rolled_out_while_enough_train_and_a_bad_one_stops(cluster, play, operator_process, eventually):
+def test_a_template_is_rolled_out_while_enough_workers_train_and_a_bad_one_stops(
+    cluster, play, operator_process, eventually
+):
     keys = cluster.create_job("roll", minReplicas=2, maxReplicas=3, template=template("trainer:1"))
     player = play(keys)
     eventually(lambda: cluster.status("roll").get("readyReplicas") == 3, 60, "three workers train")
@@ -126,13 +128,13 @@ def test_template_is_rolled_out_while_enough_train_and_a_bad_one_stops(cluster, 
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
     cluster.set_trainer(f"roll-{number}", "Pending", waiting)
     eventually(lambda: cluster.condition("roll", "UpToDate").get("reason") == "RolloutStopped", 30, "it stops")
-    assert "image trainer:1" in cluster.condition("roll", "UpToDate")["message"], "as the played kubelet reports it"
+    assert "image trainer:1" in cluster.condition("roll", "UpToDate")["message"], "as the simulated kubelet reports it"
     assert before < set(cluster.pods())
     assert len(player.in_generation) == 3
 
 
 # ---- a bad node ------------------------------------------------------------------------------------------------------
-def test_replacement_keeps_off_the_node_that_failed_its_check(cluster, eventually):
+def test_a_replacement_avoids_the_node_that_failed_its_check(cluster, eventually):
     cluster.create_job("checked", maxReplicas=1, preflight={"minBandwidth": 1000})
     eventually(lambda: "checked-0" in cluster.pods(), 60, "a pod")
     (check,) = cluster.pods()["checked-0"]["spec"]["initContainers"]

@@ -1,4 +1,4 @@
-"""A scrape of the operator as a process, while a job trains, is rescaled, has a straggler, and is deleted."""
+"""Scrapes of an operator process, while a job trains, is rescaled, has a straggler, and is deleted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOW = "local rank 0 computes 10.2 times as long per step as the others do on av
 
 @dataclasses.dataclass
 class Scrape:
-    """What Prometheus would have read."""
+    """The result of a scrape by Prometheus."""
 
     text: str
 
@@ -75,7 +75,7 @@ def test_a_scrape_has_every_metric_and_a_deleted_job_none(cluster, play, client,
         wanted = {series for m in metrics() for series in m.series} | set(OF_THE_PROCESS)
         assert wanted <= found.names()
         assert found.of("elastrain_job_step", **job) == [70]
-        assert found.of("elastrain_job_steps_total", **job) == [73], "three steps were done again"
+        assert found.of("elastrain_job_steps_total", **job) == [73], "three steps were repeated"
         assert found.of("elastrain_job_rescales_total", reason="Grow", **job) == [1]
         assert found.of("elastrain_job_unhealthy_workers", health="slow", **job) == [1]
         assert found.of("elastrain_job_accelerator_seconds_total", use="training", **job)[0] > 0
@@ -86,7 +86,7 @@ def test_a_scrape_has_every_metric_and_a_deleted_job_none(cluster, play, client,
     eventually(lambda: not Scrape(operator.metrics()).of("elastrain_job_step", **job), 30, "its series are gone")
 
 
-def test_the_ledger_goes_on_where_it_was_if_the_operator_is_killed(cluster, play, operator_process, eventually):
+def test_accelerator_seconds_continue_if_the_operator_is_killed(cluster, play, operator_process, eventually):
     play(cluster.create_job("books", maxReplicas=1))
     eventually(lambda: cluster.status("books").get("readyReplicas") == 1, 60, "a worker trains")
     books = cluster.status("books")["acceleratorSeconds"]

@@ -1,4 +1,4 @@
-"""Figures of the operator process: requests by verb and resource, and the server that tells them."""
+"""Metrics of the operator process: requests by verb and resource, and the metrics server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOBS = "/apis/elastrain.dev/v1alpha1/namespaces/team/elastictrainingjobs"
         ("GET", "/api/v1/nodes", ("get", "other")),
     ],
 )
-def test_a_request_is_counted_by_what_rbac_calls_it(method, path, expected):
+def test_a_request_is_counted_by_its_rbac_names(method, path, expected):
     assert process.verb_and_resource(method, path) == expected
 
 
@@ -65,23 +65,23 @@ def test_metrics_are_served_until_it_is_closed(server):
         get(server.port)
 
 
-def test_only_reading_is_offered(server):
+def test_only_get_is_supported(server):
     request = urllib.request.Request(f"http://127.0.0.1:{server.port}/metrics", b"x", method="POST")
     with pytest.raises(urllib.error.HTTPError, match="405"):
         urllib.request.urlopen(request, timeout=5)
 
 
-def test_nothing_is_offered_elsewhere(server):
+def test_other_paths_are_not_found(server):
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=5)
 
 
-def test_a_client_that_says_nothing_is_given_up(server, monkeypatch):
+def test_a_silent_client_is_disconnected(server, monkeypatch):
     monkeypatch.setattr("elastrain_operator.metrics.server._Handler.timeout", 0.1)
     with socket.create_connection(("127.0.0.1", server.port)):
         assert "things_total" in get(server.port), "the next one is served"
 
 
-def test_a_port_that_is_taken_is_said(server):
+def test_a_taken_port_is_reported(server):
     with pytest.raises(OSError, match="in use"):
         MetricsServer(bytes, server.port, "127.0.0.1")

@@ -1,4 +1,4 @@
-"""Dashboard, alerts and documentation speak of metrics and labels that the operator really has."""
+"""Dashboard, alerts and documentation use metrics and labels that the operator actually has."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WORDS = {"and", "or", "unless"}
 
 @dataclass
 class Query:
-    """What a query asks for."""
+    """The metrics and labels of a query."""
 
     metrics: dict[str, set[str]] = field(default_factory=dict)
     """Labels that it selects by, by metric."""
@@ -49,7 +49,7 @@ class Query:
 
 
 def tokens(text: str) -> Iterator[tuple[str, str]]:
-    """Raises ``ValueError`` at what is no token, and where brackets do not match."""
+    """The tokens of a query. Raises ``ValueError`` at an invalid token or an unmatched bracket."""
     at, open_brackets = 0, []
     while at < len(text):
         found = TOKEN.match(text, at)
@@ -68,7 +68,7 @@ def tokens(text: str) -> Iterator[tuple[str, str]]:
 
 
 def parse(text: str) -> Query:
-    """Metrics, labels and groupings of ``text``. A name before ``(`` is a function and must be one that is listed."""
+    """Metrics, labels and groupings of ``text``. A name before ``(`` must be a listed function."""
     query, todo = Query(), list(tokens(text))
     previous: list[str] = []
     while todo:
@@ -92,7 +92,7 @@ def parse(text: str) -> Query:
 
 
 def _inside(todo: list[tuple[str, str]], end: str) -> list[str]:
-    """Names up to the bracket ``end``; takes them from ``todo``."""
+    """Names up to the bracket ``end``; removes them from ``todo``."""
     names = []
     while True:
         kind, word = todo.pop(0)
@@ -103,7 +103,7 @@ def _inside(todo: list[tuple[str, str]], end: str) -> list[str]:
 
 
 def faults(text: str) -> list[str]:
-    """What is wrong with a query; empty: nothing."""
+    """The faults of a query; empty if it is valid."""
     query = parse(text)
     found = [f"no metric {m}" for m in query.metrics if m not in KNOWN]
     labels: set[str] = set(OF_THE_TARGET)
@@ -131,7 +131,7 @@ def test_a_wrong_query_is_found(query, fault):
 
 
 @pytest.mark.parametrize("query", ["rate(elastrain_job_steps_total[5m]", "rat(elastrain_job_step)", "a ? b", "a)"])
-def test_what_is_no_query_is_found(query):
+def test_an_invalid_query_is_found(query):
     with pytest.raises(ValueError, match=r"missing|no function|no PromQL|closes nothing"):
         parse(query)
 
@@ -141,7 +141,7 @@ ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a["alert"])
-def test_alert_asks_for_what_there_is_and_says_what_to_do(alert: dict[str, Any]) -> None:
+def test_alert_uses_existing_metrics_and_has_a_remedy(alert: dict[str, Any]) -> None:
     assert faults(alert["expr"]) == []
     assert set(alert) == {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"[1-9][0-9]*(m|h)", alert["for"])
@@ -154,7 +154,7 @@ def test_alert_asks_for_what_there_is_and_says_what_to_do(alert: dict[str, Any])
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool on PATH")
-def test_promtool_takes_the_alerts() -> None:
+def test_promtool_accepts_the_alerts() -> None:
     result = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -165,7 +165,7 @@ PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda p: p["title"])
-def test_panel_asks_for_what_there_is(panel: dict[str, Any]) -> None:
+def test_panel_uses_existing_metrics(panel: dict[str, Any]) -> None:
     assert panel["description"]
     for target in panel["targets"]:
         assert faults(target["expr"]) == []
@@ -184,7 +184,7 @@ def test_variables_are_filled_by_metrics_that_exist() -> None:
     assert used <= defined, "every variable that is used is defined"
 
 
-def test_panels_have_ids_and_places_of_their_own() -> None:
+def test_panels_have_distinct_ids_and_places() -> None:
     assert len({p["id"] for p in BOARD["panels"]}) == len(BOARD["panels"])
     cells = set()
     for panel in BOARD["panels"]:
@@ -196,7 +196,7 @@ def test_panels_have_ids_and_places_of_their_own() -> None:
         cells |= mine
 
 
-def test_every_metric_is_on_the_dashboard_or_in_an_alert_but_for_three() -> None:
+def test_every_metric_except_three_is_on_the_dashboard_or_in_an_alert() -> None:
     asked = {m for p in PANELS for t in p["targets"] for m in parse(t["expr"]).metrics}
     asked |= {m for a in ALERTS for m in parse(a["expr"]).metrics}
     left = {m.name for m in metrics() if not set(m.series) & asked}

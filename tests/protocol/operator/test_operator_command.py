@@ -1,4 +1,4 @@
-"""The command line of the operator: what it teaches and what it refuses."""
+"""The command line of the operator: its help and its refusals."""
 
 from __future__ import annotations
 

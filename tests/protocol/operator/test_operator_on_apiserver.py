@@ -1,4 +1,4 @@
-"""The operator as a process against a real API server and a real etcd; kubelet and agents are played by the test."""
+"""The operator as a process against a real API server and a real etcd; the test simulates kubelet and agents."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_job_runs_scales_survives_a_loss_and_succeeds(cluster, play, client, eve
     assert "annotations" not in metadata
 
 
-def test_health_endpoint_tells_jobs_and_etcd(cluster, play, operator_process, eventually):
+def test_health_endpoint_shows_jobs_and_etcd(cluster, play, operator_process, eventually):
     play(cluster.create_job("known", maxReplicas=1))
     eventually(lambda: cluster.status("known").get("readyReplicas") == 1, 60, "a worker trains")
     state = operator_process().health()["state"]
@@ -73,7 +73,7 @@ def test_suspended_job_drains_and_resumes(cluster, play, eventually):
     assert player.number > 1
 
 
-def test_job_fails_with_the_script_s_words_if_the_script_fails_too_often(cluster, play, eventually):
+def test_job_fails_with_the_script_s_message_if_the_script_fails_too_often(cluster, play, eventually):
     player = play(cluster.create_job("bad", maxReplicas=1, backoffLimit=1))
     for ordinal in (0, 1):
         eventually(lambda n=ordinal: f"bad-{n}" in player.in_generation, 30, f"worker {ordinal} trains")
@@ -88,7 +88,7 @@ def test_job_fails_with_the_script_s_words_if_the_script_fails_too_often(cluster
     assert cluster.status("bad")["restarts"]["user"] == 2
 
 
-def test_template_is_named_and_a_fix_heals_if_the_api_server_refuses_it(cluster, play, eventually):
+def test_a_refused_template_is_named_and_a_corrected_one_is_used(cluster, play, eventually):
     container = {"name": "trainer", "image": "trainer:1", "command": ["train"], "imagePullPolcy": "Always"}
     play(cluster.create_job("typo", maxReplicas=2, template={"spec": {"containers": [container]}}))
 
@@ -150,7 +150,7 @@ def test_records_are_deleted_if_the_job_is(cluster, play, client, eventually):
     player.close()
 
     cluster.call("DELETE", cluster.job_path("brief"))
-    # What the garbage collector does in a whole cluster.
+    # In a complete cluster the garbage collector does this.
     cluster.call("DELETE", f"{cluster.pods_path}/brief-0")
 
     eventually(lambda: not client.get_prefix(keys.prefix)[0], 30, "the records are gone")
@@ -163,7 +163,7 @@ def test_finished_job_is_deleted_after_its_ttl(cluster, play, eventually):
     eventually(lambda: not cluster.exists("short"), 30, "the job is deleted")
 
 
-def test_job_fails_at_its_deadline_and_its_workers_are_told_to_save_and_leave(cluster, play, eventually):
+def test_job_fails_at_its_deadline_and_its_workers_are_asked_to_save_and_leave(cluster, play, eventually):
     player = play(cluster.create_job("late", maxReplicas=1, activeDeadlineSeconds=2))
     eventually(lambda: cluster.condition("late", "Failed").get("reason") == "DeadlineExceeded", 60, "it is too late")
     eventually(lambda: player.target().desired == 0 and player.target().reason == "Stop", 30, "the workers are told")
@@ -185,7 +185,7 @@ def test_silent_worker_is_replaced_if_its_node_is_not_ready_and_its_lease_has_ex
     assert ("WorkerLost" in dict(cluster.events("node"))) and ("NodeLost" in dict(cluster.events("node"))["WorkerLost"])
 
 
-def test_healthy_job_is_left_alone_if_etcd_is_out(cluster, etcd_factory, operator_factory, eventually):
+def test_a_healthy_job_is_unchanged_during_an_outage_of_etcd(cluster, etcd_factory, operator_factory, eventually):
     etcd = etcd_factory()
     operator_factory(etcd, cluster.namespace)
     cluster.create_job("out", maxReplicas=2)
@@ -205,7 +205,7 @@ def test_healthy_job_is_left_alone_if_etcd_is_out(cluster, etcd_factory, operato
     eventually(lambda: available() == "True", 60, "etcd is back")
 
 
-def test_odd_jobs_say_what_is_odd_and_their_neighbour_trains(cluster, play, eventually):
+def test_invalid_jobs_report_the_problem_and_another_job_trains(cluster, play, eventually):
     container = {"name": "trainer", "image": "trainer:1", "command": ["train"]}
     odd = {
         "initContainers": 5,

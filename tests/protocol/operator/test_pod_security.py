@@ -31,7 +31,7 @@ CHARTS = {
 
 # ---- the published rules ---------------------------------------------------------------------------------------------
 def violations(spec: dict[str, Any]) -> list[str]:
-    """What "restricted" (v1.31) forbids in a pod spec; Linux only."""
+    """Violations of "restricted" (v1.31) in a pod spec; Linux only."""
     pod = spec.get("securityContext") or {}
     found = [f"{field} is set" for field in ("hostNetwork", "hostPID", "hostIPC") if spec.get(field)]
     for volume in spec.get("volumes") or []:
@@ -90,11 +90,11 @@ WORKERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fields", WORKERS.values(), ids=WORKERS.keys())
-def test_worker_is_restricted_if_its_template_does_not_say_otherwise(make_spec, fields):
+def test_worker_is_restricted_by_default(make_spec, fields):
     assert violations(worker(make_spec, **fields)["spec"]) == []
 
 
-def test_what_the_template_says_stays(make_spec):
+def test_fields_of_the_template_are_kept(make_spec):
     asked = {"runAsUser": 0, "capabilities": {"add": ["SYS_PTRACE"]}}
     root = worker(make_spec, trainer={"securityContext": asked})["spec"]
     assert root["containers"][0]["securityContext"] == asked
@@ -120,7 +120,7 @@ def test_what_the_template_says_stays(make_spec):
 
 
 def pod_specs(manifests: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By kind of what makes the pods."""
+    """Pod specs by kind of their owner."""
     return {m["kind"]: m["spec"]["template"]["spec"] for m in manifests if m["kind"] in ("Deployment", "StatefulSet")}
 
 
@@ -133,7 +133,7 @@ def test_operator_and_etcd_are_restricted_and_write_to_volumes_only(rendered, va
         assert all(c["securityContext"]["readOnlyRootFilesystem"] is True for c in spec["containers"])
 
 
-def test_checker_finds_what_is_forbidden():
+def test_the_checker_finds_violations():
     container = {"name": "c", "securityContext": {"privileged": True}, "ports": [{"hostPort": 80}]}
     spec = {"hostNetwork": True, "volumes": [{"name": "v", "hostPath": {}}], "containers": [container]}
     assert len(violations(spec)) == 8
@@ -141,7 +141,7 @@ def test_checker_finds_what_is_forbidden():
 
 # ---- what the API server admits --------------------------------------------------------------------------------------
 def refusal(cluster: Any, spec: dict[str, Any]) -> str:
-    """Why the API server does not admit a pod; empty if it does. (A dry run is treated as a real one is.)"""
+    """Why the API server does not admit a pod; empty if it does. (A dry run is admitted like a real request.)"""
     try:
         cluster.call("POST", f"{cluster.pods_path}?dryRun=All", {"metadata": {"name": "tried"}, "spec": spec})
     except urllib.error.HTTPError as error:
@@ -151,7 +151,7 @@ def refusal(cluster: Any, spec: dict[str, Any]) -> str:
 
 @pytest.fixture
 def restricted(cluster, make_spec, eventually):
-    """A namespace in which the API server itself enforces the standard: a worker that asks for root is refused."""
+    """A namespace in which the API server enforces the standard: it refuses a worker that requests root."""
     enforce = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     cluster.merge(f"/api/v1/namespaces/{cluster.namespace}", enforce)
     root = worker(make_spec, trainer={"securityContext": {"runAsUser": 0}})["spec"]
@@ -161,11 +161,11 @@ def restricted(cluster, make_spec, eventually):
 
 @pytest.mark.apiserver
 @pytest.mark.parametrize("fields", WORKERS.values(), ids=WORKERS.keys())
-def test_api_server_admits_the_worker_where_it_enforces_the_standard(restricted, make_spec, fields):
+def test_the_api_server_admits_the_worker_under_the_enforced_standard(restricted, make_spec, fields):
     assert refusal(restricted, worker(make_spec, **fields)["spec"]) == ""
 
 
 @pytest.mark.apiserver
-def test_api_server_admits_operator_and_etcd_where_it_enforces_the_standard(restricted, rendered):
+def test_the_api_server_admits_operator_and_etcd_under_the_enforced_standard(restricted, rendered):
     for spec in pod_specs(rendered()).values():
         assert refusal(restricted, {**spec, "serviceAccountName": "default"}) == ""

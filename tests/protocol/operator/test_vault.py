@@ -1,4 +1,4 @@
-"""Users of a real etcd and Secrets for jobs: made, repaired, removed, whenever the operator is killed."""
+"""Users of a real etcd and Secrets for jobs: created, repaired and removed, with kills of the operator at any time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class World:
         self.secrets[name] = manifest
 
     def values(self) -> dict[str, str]:
-        """What the job's pods find in their Secret."""
+        """The content of the job's Secret."""
         data = self.secrets["job-etcd-uid-1234"]["data"]
         return {name: base64.b64decode(value).decode() for name, value in data.items()}
 
@@ -86,12 +86,12 @@ def root(secure_etcd):
 
 @pytest.fixture
 def new_vault(config, root, world):
-    """An operator's vault; another one is that of the next operator."""
+    """``new_vault()``: an operator's vault; a second call makes that of the next operator."""
     return lambda changed=config: Vault(EtcdUsers(root), world, world, changed)
 
 
 def logged_in(secure_etcd, world) -> EtcdClient:
-    """A client with what the job's Secret says."""
+    """A client with the credentials in the job's Secret."""
     values = world.values()
     secure_etcd.ca_file.write_text(values["ca.crt"])
     return EtcdClient(secure_etcd.config(values["username"], values["password"]), timeout=2.0)
@@ -101,7 +101,7 @@ def keep(vault, **case):
     asyncio.run(vault.keep(JOB, **case))
 
 
-def test_a_job_gets_a_user_and_a_secret_that_goes_with_it(new_vault, world, secure_etcd):
+def test_a_job_gets_a_user_and_a_secret_that_is_deleted_with_it(new_vault, world, secure_etcd):
     keep(new_vault(), creating=True)
     assert world.writes == ["claim", "secret", "record"]
     manifest = world.secrets["job-etcd-uid-1234"]
@@ -114,14 +114,14 @@ def test_a_job_gets_a_user_and_a_secret_that_goes_with_it(new_vault, world, secu
                 client.put(other, b"1")
 
 
-def test_no_line_of_the_log_holds_the_password(new_vault, world):
+def test_no_log_line_contains_the_password(new_vault, world):
     with capture_logs() as lines:
         keep(new_vault(), creating=True)
     assert [line["event"] for line in lines] == ["issued credentials"]
     assert world.values()["password"] not in str(lines)
 
 
-def test_nothing_is_written_if_all_is_as_it_should_be(new_vault, world):
+def test_nothing_is_written_without_a_change(new_vault, world):
     vault = new_vault()
     keep(vault, creating=True)
     world.writes.clear()
@@ -129,11 +129,11 @@ def test_nothing_is_written_if_all_is_as_it_should_be(new_vault, world):
     keep(vault)
     assert world.writes == []
     keep(vault, creating=True)
-    assert world.writes == ["secret"], "in case somebody deleted it"
+    assert world.writes == ["secret"], "in case it was deleted"
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
-def test_the_next_operator_completes_what_a_killed_one_began(new_vault, world, secure_etcd, failing):
+def test_the_next_operator_completes_the_writes_of_a_killed_one(new_vault, world, secure_etcd, failing):
     world.failing = failing
     with pytest.raises(ApiError):
         keep(new_vault(), creating=True)
@@ -142,7 +142,7 @@ def test_the_next_operator_completes_what_a_killed_one_began(new_vault, world, s
         client.put(KEYS.target, b"1")
 
 
-def test_the_same_password_is_made_again_if_etcd_lost_its_users(new_vault, world, secure_etcd, root):
+def test_the_same_password_is_restored_if_etcd_lost_its_users(new_vault, world, secure_etcd, root):
     keep(new_vault(), creating=True)
     before = world.values()
     with logged_in(secure_etcd, world) as client:
@@ -150,7 +150,7 @@ def test_the_same_password_is_made_again_if_etcd_lost_its_users(new_vault, world
         secure_etcd.kill()
         shutil.rmtree(secure_etcd.data_dir / "data")
         secure_etcd.start()
-        world.records.clear()  # as the mirror will say
+        world.records.clear()  # as the mirror will show
 
         async def operator() -> None:
             vault = new_vault()
@@ -164,9 +164,9 @@ def test_the_same_password_is_made_again_if_etcd_lost_its_users(new_vault, world
             guarding.cancel()
 
         asyncio.run(operator())
-        assert EtcdUsers(root).are_checked("root-secret"), "users are checked again"
+        assert EtcdUsers(root).are_checked("root-secret"), "authentication is enabled again"
         assert world.values() == before
-        client.put(KEYS.target, b"2")  # the worker's client goes on, with its old token and its old files
+        client.put(KEYS.target, b"2")  # the worker's client continues, with its old token and its old files
         with pytest.raises(EtcdDenied):
             client.get("/elastrain/")
 
@@ -202,7 +202,7 @@ def test_another_key_gives_another_password_to_user_and_secret_at_once(new_vault
         client.put(KEYS.target, b"2")
 
 
-def test_nothing_is_made_if_the_records_are_not_known(new_vault, world):
+def test_nothing_is_written_if_the_records_are_unknown(new_vault, world):
     world.outage = Outage()
     keep(new_vault(), live=True)
     assert world.writes == []
@@ -219,7 +219,7 @@ def test_users_of_jobs_that_are_gone_are_found_and_removed(new_vault, world, roo
     assert sorted(EtcdUsers(root).names()) == ["root", "somebody"]
 
 
-def test_a_silent_etcd_holds_nobody_up_for_long(new_vault, secure_etcd, world):
+def test_a_silent_etcd_delays_a_pass_only_briefly(new_vault, secure_etcd, world):
     vault = new_vault()
     secure_etcd.stop()
     with pytest.raises(EtcdUnavailable):

@@ -1,4 +1,4 @@
-"""The documentation: no page is lost, links lead somewhere, what it says of alerts and reasons is complete."""
+"""The documentation: all pages are in the navigation, links are valid, alerts and reasons are complete."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_changelog_names_the_protocol_that_the_next_release_speaks() -> None:
     (said,) = re.findall(
         r"^## Unreleased.*?Protocol between ranks: (\d+)\.", (ROOT / "CHANGELOG.md").read_text(), re.S | re.M
     )
-    assert int(said) == PROTOCOL, "images with different ones cannot train together"
+    assert int(said) == PROTOCOL, "images with different protocols cannot train together"
 
 
 def script(name: str) -> ModuleType:
@@ -130,7 +130,7 @@ NOT_ON_A_CLUSTER = {"Normal", "Warning"}
 
 
 def words_in(node: ast.expr) -> Iterator[str]:
-    """Whole words that an expression may be: a constant, either side of a condition, any value of a table."""
+    """The possible words of an expression: a constant, either side of a condition, any value of a table."""
     match node:
         case ast.Constant(value=str(word)) if WORD.fullmatch(word):
             yield word
@@ -182,14 +182,14 @@ OF_THE_POD = {"Unschedulable"}
 def test_every_reason_that_the_operator_gives_is_documented() -> None:
     given = {word for file in FILES for word in given_reasons(ast.parse(file.read_text()))}
     missing = given - documented() - NOT_ON_A_CLUSTER
-    assert len(given) > 60, "the reasons were not found: has the way changed in which they are given?"
+    assert len(given) > 60, "the reasons were not found: has their form in the code changed?"
     assert not missing, f"docs/reference/conditions.md: no row for {sorted(missing)}"
 
 
-def test_no_reason_is_documented_that_the_operator_does_not_give() -> None:
+def test_every_documented_reason_exists() -> None:
     given = {word for file in FILES for word in given_reasons(ast.parse(file.read_text()))}
     invented = documented() - given - GENERATIONS - COMPOSED - OF_THE_POD
-    assert not invented, f"docs/reference/conditions.md: nobody gives {sorted(invented)}"
+    assert not invented, f"docs/reference/conditions.md: the operator never gives {sorted(invented)}"
 
 
 def test_every_condition_has_a_table_of_its_reasons() -> None:

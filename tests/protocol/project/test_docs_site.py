@@ -1,4 +1,4 @@
-"""The site: it builds without a warning, and its pages load nothing from anybody else."""
+"""The site: it builds without a warning, and its pages load nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOADS = re.compile(r"""<(?:script|img|link|iframe|source|use)\b[^>]*?\b(?:src|hr
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site as `make docs` builds it, in a folder of its own."""
+    """The site as `make docs` builds it, in a separate folder."""
     home = tmp_path_factory.mktemp("site")
     result = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(home)],
@@ -42,7 +42,7 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
     assert not found
 
 
-def test_texts_that_are_kept_elsewhere_are_on_their_pages(site: Path) -> None:
+def test_included_texts_are_on_their_pages(site: Path) -> None:
     for page, words in {
         "project/changelog": "Keep a Changelog",
         "project/licences": "TERMS AND CONDITIONS FOR USE, REPRODUCTION, AND DISTRIBUTION",
@@ -54,6 +54,6 @@ def test_texts_that_are_kept_elsewhere_are_on_their_pages(site: Path) -> None:
         assert "--8&lt;--" not in text and "--8<--" not in text
 
 
-def test_what_is_written_can_be_searched(site: Path) -> None:
+def test_the_pages_can_be_searched(site: Path) -> None:
     (index,) = site.rglob("search*.json")
     assert "lastFailure" in index.read_text()

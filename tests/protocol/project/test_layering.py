@@ -1,4 +1,4 @@
-"""The architecture as a failing check: who may import whom, and what stays out of processes that do not need it."""
+"""The architecture as a failing check: permitted imports, and modules that processes must not load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-# import-linter does not see what a package imports in its own __init__, nor what its dependencies bring: hence these.
+# import-linter sees neither the imports of a package's own __init__ nor those of its dependencies: hence these tests.
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
         ("elastrain.api.manifest, elastrain.api.crd", {"torch", "numpy", "kopf", "kubernetes", "grpc"}),
         ("elastrain.cli.main", {"torch", "kopf", "kubernetes"}),
         ("elastrain.agent", {"torch", "kopf", "kubernetes"}),
-        # Before the zygote runs, and in it: every module is a delay, or one that the training script did not ask for.
+        # Before the zygote runs, and in it: each module is a delay, or one that the training script did not import.
         ("elastrain.agent.process.start", {"torch", "grpc", "pydantic", "structlog", "typer"}),
         ("elastrain.agent.process.zygote", {"torch", "grpc", "pydantic", "structlog", "subprocess"}),
         ("elastrain_operator", {"torch", "numpy"}),

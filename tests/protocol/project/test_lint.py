@@ -1,4 +1,4 @@
-"""The linters run beside the tests: whatever ``make lint`` does is a test of its own here."""
+"""The linters run with the tests: each step of ``make lint`` is a test."""
 
 from __future__ import annotations
 

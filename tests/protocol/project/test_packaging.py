@@ -1,4 +1,4 @@
-"""What is shipped: the wheel's contents, and the Dockerfile's promises as far as they can be read."""
+"""The shipped artifacts: the wheel's contents, and the Dockerfile's promises as far as its text shows them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_wheel_has_both_packages_whole_and_nothing_else(wheel: zipfile.ZipFile) 
     assert shipped == sources
 
 
-def test_wheel_tells_type_checkers_that_it_is_typed(wheel: zipfile.ZipFile) -> None:
+def test_wheel_is_marked_as_typed(wheel: zipfile.ZipFile) -> None:
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(wheel.namelist())
 
 
@@ -94,7 +94,7 @@ def test_image_is_labelled_with_the_projects_version(target: str) -> None:
     assert f'org.opencontainers.image.version="{PROJECT["version"]}"' in stage(target)
 
 
-def test_images_get_the_extra_that_is_theirs() -> None:
+def test_images_install_their_own_extra() -> None:
     assert "/requirements/operator.lock" in stage("operator-environment")
     assert "/requirements/${TRAINER_LOCK}" in stage("trainer-environment")
     assert "ARG TRAINER_LOCK=trainer.lock\n" in stage("trainer-environment")
@@ -103,12 +103,12 @@ def test_images_get_the_extra_that_is_theirs() -> None:
     assert not [r for r in extras["trainer"] + PROJECT["dependencies"] if r.startswith("kopf")]
 
 
-def test_build_context_is_what_is_copied() -> None:
+def test_build_context_contains_only_copied_files() -> None:
     sources = {s for line in re.findall(r"^COPY (?!--)(.*)$", DOCKERFILE, re.M) for s in line.split()[:-1]}
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert sources == allowed
     assert all(os.access(ROOT / source, os.R_OK) for source in sources)
 
 
-def test_no_package_index_is_written_down() -> None:
+def test_no_package_index_is_hard_coded() -> None:
     assert "http" not in DOCKERFILE

@@ -1,4 +1,4 @@
-"""Traces of rescales: ids that every process computes, and a collector that can do no harm."""
+"""Traces of rescales: ids that every process computes, and a collector whose failures are harmless."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastrain import tracing
 from elastrain.tracing import ROOT, Span, Tracer
 
 
-def test_processes_that_know_only_job_and_generation_speak_of_one_trace() -> None:
+def test_job_and_generation_determine_the_trace() -> None:
     sent = []
     for service in ("elastrain-operator", "elastrain-rank"):
         exporter = InMemorySpanExporter()
@@ -30,7 +30,7 @@ def test_processes_that_know_only_job_and_generation_speak_of_one_trace() -> Non
     assert {span.resource.attributes["service.name"] for span in parts} == {"elastrain-operator", "elastrain-rank"}
 
 
-def test_generations_and_jobs_have_traces_of_their_own() -> None:
+def test_generations_and_jobs_have_distinct_traces() -> None:
     assert len({tracing.trace_id(uid, n) for uid in ("a", "b") for n in (1, 2)}) == 4
 
 
@@ -44,7 +44,7 @@ def test_times_are_those_of_the_wall_clock() -> None:
 
 
 class Away(SpanExporter):
-    """A collector that does not answer for a while, and then refuses."""
+    """A collector that first does not answer, and then refuses."""
 
     def __init__(self) -> None:
         self.called, self.release = threading.Event(), threading.Event()

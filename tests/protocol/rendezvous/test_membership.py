@@ -1,4 +1,4 @@
-"""Members against a real etcd; ranks are played by the test."""
+"""Members against a real etcd; the test simulates their ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TTL = 2
 
 
 class Player:
-    """A member whose ranks do what they are told at once."""
+    """A member whose ranks execute everything at once."""
 
     def __init__(self, client, keys, worker: str) -> None:
         self.entered = 0
@@ -51,17 +51,17 @@ class Player:
         return generation
 
     def ended(self, number: int) -> str:
-        """Why a generation cannot go on, as soon as the leader has written it."""
+        """The cause of a generation's end, as soon as the leader has written it."""
         return self.sees(lambda v: number in v.notified).notified[number]
 
     def die(self) -> None:
-        """As by kill -9: nothing is said, the port is closed, the lease runs out."""
+        """As by kill -9: no message, the port is closed, the lease expires."""
         self.probes.close()
         self.member.close()
 
 
 def leader(*players: Player) -> View | None:
-    """What the one sees that leads."""
+    """The leader's view."""
     return next((v for p in players if (v := p.member.view).leader == v.self_id and v.complete), None)
 
 
@@ -71,7 +71,7 @@ def workers(generation: Generation) -> list[str]:
 
 @pytest.fixture
 def play(client, job_keys):
-    """``play("a", "b", ...)`` starts members that form the first generation; wanted are as many."""
+    """``play("a", "b", ...)`` starts members that form the first generation; their number is desired."""
     players: list[Player] = []
 
     def start(*names: str, desired: int | None = None, most: int = 8, with_client: EtcdClient = client) -> list[Player]:
@@ -116,10 +116,10 @@ def test_survivors_do_not_wait_for_the_lease_if_a_generation_breaks(play):
     for p in (b, c):
         p.member.update(broken=1)
     assert workers(b.enter()) == ["b", "c"]
-    assert time.monotonic() - began < TTL, "a closed port is evidence enough"
+    assert time.monotonic() - began < TTL, "a closed port is sufficient evidence"
 
 
-def test_a_silent_member_is_lost_if_its_lease_runs_out(play):
+def test_a_silent_member_is_lost_if_its_lease_expires(play):
     a, b = play("a", "b")
     a.enter(), b.enter()
     b.die()
@@ -141,7 +141,7 @@ def test_a_new_incarnation_joins_under_a_new_id(play):
     assert b.member.record.restarts == 1
 
 
-def test_nothing_happens_if_etcd_restarts(play, etcd_factory, job_keys, eventually):
+def test_a_restart_of_etcd_changes_nothing(play, etcd_factory, job_keys, eventually):
     server = etcd_factory()
     with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as own:
         a, b = play("a", "b", with_client=own)
@@ -158,8 +158,8 @@ def test_nothing_happens_if_etcd_restarts(play, etcd_factory, job_keys, eventual
         a.member.leave(), b.member.leave()
 
 
-def test_nobody_is_lost_if_etcd_was_silent_for_longer_than_the_leases(play, etcd_factory, eventually):
-    """All leases run out together when it wakes: that says nothing about the members."""
+def test_no_member_is_lost_if_etcd_was_silent_for_longer_than_the_leases(play, etcd_factory, eventually):
+    """All leases expire together when it wakes: that proves nothing about the members."""
     server = etcd_factory()
     with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as own:
         a, b = play("a", "b", with_client=own)
@@ -179,7 +179,7 @@ def test_nobody_is_lost_if_etcd_was_silent_for_longer_than_the_leases(play, etcd
         a.member.leave(), b.member.leave()
 
 
-def test_numbers_go_on_if_etcd_lost_its_data(play, etcd_factory, job_keys, eventually):
+def test_numbers_continue_if_etcd_lost_its_data(play, etcd_factory, job_keys, eventually):
     server = etcd_factory()
     with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as own:
         a, b = play("a", "b", with_client=own)
@@ -219,7 +219,7 @@ def test_a_member_that_is_alone_is_fenced_at_its_ttl(play, etcd_factory, eventua
         a.member.leave()
 
 
-def test_a_key_is_restored_if_somebody_deleted_it(play, client, job_keys, eventually):
+def test_a_key_is_restored_if_it_was_deleted(play, client, job_keys, eventually):
     (a,) = play("a")
     a.enter()
     client.delete(job_keys.member(a.member.id))
@@ -268,7 +268,7 @@ def test_start_names_etcd_if_it_is_unreachable(job_keys):
             member.start()
 
 
-def test_a_probe_tells_the_living_from_the_dead():
+def test_a_probe_distinguishes_live_and_dead_members():
     server = ProbeServer(lambda: "a.1", "127.0.0.1")
     assert probe("127.0.0.1", server.port, "a.1") is Evidence.ALIVE
     assert probe("127.0.0.1", server.port, "a.0") is Evidence.DEAD, "another incarnation answers"
@@ -279,7 +279,7 @@ def test_a_probe_tells_the_living_from_the_dead():
 
 # ---- the leader ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("most", "seeing"), [(roster.INLINE, 3), (roster.INLINE + 1, 1)])
-def test_only_the_leader_sees_what_others_say_about_themselves_if_the_job_may_be_large(play, most, seeing):
+def test_only_the_leader_sees_other_members_records_if_the_job_may_be_large(play, most, seeing):
     a, b, c = play("a", "b", "c", most=most)
     for p in (a, b, c):
         p.enter()
@@ -287,7 +287,7 @@ def test_only_the_leader_sees_what_others_say_about_themselves_if_the_job_may_be
     assert sum(len(p.member.view.members) for p in (a, b, c)) == 3 * seeing
 
 
-def test_survivors_of_a_large_job_hear_of_a_loss_from_the_leader(play):
+def test_survivors_of_a_large_job_learn_of_a_loss_from_the_leader(play):
     a, b, c = play("a", "b", "c", most=roster.INLINE + 1)
     for p in (a, b, c):
         p.enter()
@@ -295,7 +295,7 @@ def test_survivors_of_a_large_job_hear_of_a_loss_from_the_leader(play):
     assert [workers(p.enter(within=4 * TTL)) for p in (a, b)] == [["a", "b"]] * 2
 
 
-def test_the_next_one_leads_if_several_die_at_once(play):
+def test_the_next_member_leads_if_several_die_at_once(play):
     a, b, c, d = play("a", "b", "c", "d")
     for p in (a, b, c, d):
         p.enter()
@@ -305,7 +305,7 @@ def test_the_next_one_leads_if_several_die_at_once(play):
     assert d.member.view.leader == d.member.id
 
 
-def test_survivors_are_told_to_give_up_if_they_are_too_few(play, client, job_keys):
+def test_survivors_are_notified_if_they_are_too_few(play, client, job_keys):
     a, b = play("a", "b")
     a.enter(), b.enter()
     client.put(job_keys.target, Target(min=2, max=8, desired=2).encode())
@@ -313,14 +313,14 @@ def test_survivors_are_told_to_give_up_if_they_are_too_few(play, client, job_key
         p.sees(lambda v: v.target.min == 2)
     a.member.leave()
     assert b.ended(1) == "worker a is gone"
-    assert b.member.view.generation.number == 1, "nobody to form another one with"
+    assert b.member.view.generation.number == 1, "too few members for another one"
 
 
-def test_the_job_goes_on_if_the_leader_dies_before_it_has_written_the_generation(play, client, job_keys, monkeypatch):
+def test_the_job_continues_if_the_leader_dies_before_it_has_written_the_generation(play, client, job_keys, monkeypatch):
     a, b, c = play("a", "b", "c")
     for p in (a, b, c):
         p.enter()
-    monkeypatch.setattr(a.member._client, "commit", lambda *_, **__: False)  # all share it: nobody can write
+    monkeypatch.setattr(a.member._client, "commit", lambda *_, **__: False)  # all share it: no member can write
     c.member.leave()
     a.die()
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""The handler by torch's contract, several agents in one process; real torchrun processes are in test_torchrun.py."""
+"""The handler under torch's contract, several agents in one process; test_torchrun.py has real torchrun processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_id() -> str:
 
 @pytest.fixture
 def agent(etcd, run_id, monkeypatch):
-    """``agent("a", nnodes=(1, 2), **rdzv_conf)`` makes a handler as torchrun does: by the entry point's name."""
+    """``agent("a", nnodes=(1, 2), **rdzv_conf)``: a handler made as by torchrun, by the entry point's name."""
     handlers = []
 
     def make(worker: str, nnodes: tuple[int, int] = (1, 2), endpoint: str = "", **conf: object):
@@ -76,7 +76,7 @@ def test_a_new_round_has_a_fresh_store_if_rank_0_stays(agent, side, eventually):
     assert not both.store.check(["stale"])
 
 
-def test_survivors_are_told_to_restart_if_an_agent_is_gone(agent, side, eventually):
+def test_survivors_restart_if_an_agent_is_gone(agent, side, eventually):
     a, b = agent("a"), agent("b")
     meet(side, a, b)
     first, second = (a, b) if a._member.view.leader == a._member.id else (b, a)
@@ -87,7 +87,7 @@ def test_survivors_are_told_to_restart_if_an_agent_is_gone(agent, side, eventual
     assert second.num_nodes_waiting() == 0
 
 
-def test_nobody_is_waiting_if_the_job_is_full(agent, side):
+def test_no_node_waits_if_the_job_is_full(agent, side):
     a, b = agent("a", (1, 2)), agent("b", (1, 2))
     meet(side, a, b)
     spare = agent("spare", (1, 2), join_timeout="2")
@@ -118,12 +118,12 @@ def test_the_operators_target_wins(agent, side, client, run_id):
     assert info.world_size == 1
 
 
-def test_an_agent_ends_quietly_if_the_target_tells_it_to_leave(agent, side, client, run_id, eventually):
+def test_an_agent_ends_quietly_if_the_target_asks_it_to_leave(agent, side, client, run_id, eventually):
     a, b = agent("a"), agent("b")
     meet(side, a, b)
     keys = JobKeys("default", run_id, "torchrun")
     client.put(keys.target, Target(min=1, max=2, desired=1, leaving=("b",)).encode())
-    eventually(lambda: a.num_nodes_waiting() and b.num_nodes_waiting(), what="both to be told to restart")
+    eventually(lambda: a.num_nodes_waiting() and b.num_nodes_waiting(), what="both to restart")
     going = side(b.next_rendezvous)
     assert a.next_rendezvous().world_size == 1
     with pytest.raises(SystemExit) as exit_:
@@ -174,7 +174,7 @@ def test_threads_end_with_the_handler(agent, side, eventually):
     eventually(lambda: not any(t.name in names and t.is_alive() for t in threading.enumerate()), what="threads to end")
 
 
-def test_etcd_and_job_are_those_of_the_worker_if_torchrun_names_none(etcd, run_id, monkeypatch):
+def test_etcd_and_job_default_to_those_of_the_worker(etcd, run_id, monkeypatch):
     monkeypatch.setenv("ELASTRAIN_ETCD_ENDPOINTS", etcd.endpoint)
     monkeypatch.setenv("ELASTRAIN_JOB", run_id)
     handler = registry.get_rendezvous_handler(rendezvous.RendezvousParameters("etcd-v3", "", "none", 1, 1))
@@ -183,7 +183,7 @@ def test_etcd_and_job_are_those_of_the_worker_if_torchrun_names_none(etcd, run_i
     handler._leave()
 
 
-def test_the_way_out_is_named_if_nobody_says_where_etcd_is(monkeypatch):
+def test_the_remedy_is_named_if_no_etcd_endpoint_is_given(monkeypatch):
     monkeypatch.delenv("ELASTRAIN_ETCD_ENDPOINTS", raising=False)
     with pytest.raises(ValueError, match="--rdzv-endpoint=HOST:PORT: give etcd's address"):
         registry.get_rendezvous_handler(rendezvous.RendezvousParameters("etcd-v3", "", "none", 1, 1))

@@ -198,10 +198,6 @@ class Ledger:
         meta = body["metadata"]
         if kind == "jobs" and event == "MODIFIED":
             self.statuses.append(body)
-            # The clock of a drain runs from the status, also where etcd could not be told (the operator was cut off).
-            for entry in body.get("status", {}).get("leaving", ()):
-                for worker in entry["workers"]:
-                    self.leaving.setdefault(worker, self.world.clock.now)
             self.news += 1
         if kind == "pods" and event == "ADDED":
             if meta["name"] in self._names:

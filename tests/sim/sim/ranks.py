@@ -291,7 +291,7 @@ class Rank:
             return
         row = EntryRow(
             step=self.step if self.has_state else -1, size=self.size, reached=max(self.step, self._reached),
-            layout=1, structure=0, overlaps=0, in_portions=0,
+            saved_step=0, layout=1, structure=0, overlaps=0, in_portions=0,
         )  # fmt: skip
 
         def table(rows: dict[int, Any]) -> None:

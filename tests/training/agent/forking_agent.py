@@ -1,9 +1,9 @@
-"""What an agent does about its ranks, and nothing else; told what to do by the lines of its standard input.
+"""An agent's handling of its ranks only, controlled by lines on standard input.
 
-Its one argument is JSON: ``command``, ``variables`` (added to the environment), ``nproc``, ``preload`` (what the zygote
-imports by itself), and the bounds ``warm_seconds`` and ``fork_seconds``. ``start``: start all ranks, and answer when
-they run. ``reap``: answer when all have ended. ``start and kill``: start, and SIGTERM at once, without waiting. Answers
-are JSON lines; the log is on standard error.
+Its one argument is JSON: ``command``, ``variables`` (added to the environment), ``nproc``, ``preload`` (modules that
+the zygote imports), and the bounds ``warm_seconds`` and ``fork_seconds``. ``start``: start all ranks, and answer when
+they run. ``reap``: answer when all have ended. ``start and kill``: start, and send SIGTERM at once. Answers are JSON
+lines; the log is on standard error.
 """
 
 import json
@@ -24,7 +24,7 @@ forker.WARM_SECONDS, forker.FORK_SECONDS = asked["warm_seconds"], asked["fork_se
 environment = {**os.environ, **asked["variables"]}
 become_reaper()
 answers = os.fdopen(os.dup(1), "w", buffering=1)
-os.dup2(2, 1)  # the ranks' output goes with the log
+os.dup2(2, 1)  # the ranks' output goes to the log
 made = launch(asked["command"], environment)
 changes: queue.SimpleQueue[None] = queue.SimpleQueue()
 signal.signal(signal.SIGCHLD, lambda *_: changes.put(None))

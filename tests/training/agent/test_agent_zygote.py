@@ -1,4 +1,4 @@
-"""Ranks as forks of a zygote: nobody can tell them from executed ones, and where it fails they are executed."""
+"""Ranks as forks of a zygote: indistinguishable from executed ones; if the zygote fails, they are executed."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_fork_ends_as_an_executed_rank_ends(agent):
         a.start()
     assert forked.zygote and not executed.zygote
     ends, others = forked.reap(), executed.reap()
-    for end in (*ends, *others):  # the two streams are two pipes: the order between them is chance
+    for end in (*ends, *others):  # the two streams are two pipes: their relative order is random
         end["log_tail"] = sorted(end["log_tail"].splitlines())
     assert ends == others
     assert [(e["code"], e["signal"]) for e in ends] == [(3, 0), (1, 0), (1, 0), (0, 2), (0, 11), (1, 0), (1, 0)]
@@ -159,7 +159,7 @@ def test_a_fork_ends_as_an_executed_rank_ends(agent):
 @pytest.mark.parametrize(
     ("words", "code"), [(["train.py"], "def f(:\n    pass\n"), (["no-such.py"], ""), (["-m", "no_such"], "")]
 )
-def test_a_fork_says_what_the_interpreter_says_about_a_script_that_cannot_run(agent, words, code):
+def test_a_fork_reports_a_script_that_cannot_run_as_the_interpreter_does(agent, words, code):
     tails = []
     for fork in ("on", "off"):
         a = agent(*words, code=code, ELASTRAIN_FORK_RANKS=fork)
@@ -169,7 +169,7 @@ def test_a_fork_says_what_the_interpreter_says_about_a_script_that_cannot_run(ag
     assert tails[0]["code"] in (1, 2)
 
 
-def test_every_fork_draws_random_numbers_of_its_own(agent):
+def test_every_fork_draws_different_random_numbers(agent):
     code = (
         "import torch, numpy, random, os, multiprocessing\n"
         "assert torch.get_num_threads() == 2\n"
@@ -218,7 +218,7 @@ def test_the_next_ranks_are_executed_if_the_zygote_is_killed(agent):
         ("raise RuntimeError('no licence')", "no licence"),
     ],
 )
-def test_ranks_are_executed_if_what_is_preloaded_forbids_a_fork(agent, tmp_path, module, why):
+def test_ranks_are_executed_if_a_preloaded_module_prevents_a_fork(agent, tmp_path, module, why):
     (tmp_path / "heavy.py").write_text(module)
     a = agent("train.py", code="print('hello')", ELASTRAIN_PRELOAD=" heavy,")
     a.start()
@@ -258,7 +258,7 @@ def test_ranks_that_wait_for_the_zygote_can_be_killed(agent, tmp_path):
     ("opened", "calls_cuda"),
     [
         (["/dev/null"], False),
-        (["/dev/null", "/dev/nvidiactl", "/dev/nvidia0"], False),  # NVML, which forks do not mind
+        (["/dev/null", "/dev/nvidiactl", "/dev/nvidia0"], False),  # NVML, which is harmless for forks
         (["/dev/nvidiactl", "/dev/nvidia-uvm"], True),
     ],
 )

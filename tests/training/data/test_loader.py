@@ -1,4 +1,4 @@
-"""The loader is a cursor: it can go on anywhere, for any part."""
+"""The loader is a cursor: it can continue at any step, for any part."""
 
 import ctypes
 import os
@@ -42,7 +42,7 @@ def test_a_stand_in_sample_is_loaded_if_the_part_is_empty() -> None:
 
 
 class Slow:
-    """Sample i is i, and takes a while; says which were begun."""
+    """Sample i is i and takes a while; records the samples that were begun."""
 
     def __init__(self, log: Path, seconds: float) -> None:
         self.log, self.seconds = log, seconds
@@ -61,7 +61,7 @@ class Slow:
         return [(int(pid), int(index)) for pid, index in map(str.split, lines)]
 
 
-def test_workers_stay_and_drop_what_they_had_prefetched_if_the_world_changes(tmp_path) -> None:
+def test_workers_stay_and_drop_prefetched_batches_if_the_world_changes(tmp_path) -> None:
     dataset = Slow(tmp_path / "log", 0.1)
     loader = ElasticLoader(dataset, ORDER, num_workers=2, collate_fn=list)
     fetch(loader, 0, 0, 1)
@@ -72,11 +72,11 @@ def test_workers_stay_and_drop_what_they_had_prefetched_if_the_world_changes(tmp
     assert {pid for pid, _ in begun} == {pid for pid, _ in before}, "workers were replaced"
     needed = {i for step in range(20, 26) for i in ORDER.slice(step, 1, 2).indices}
     stale = [index for _, index in begun[len(before) :] if index not in needed]
-    # The one that each is at; more only while this process is not scheduled. All that was prefetched would be 24.
-    assert len(stale) <= 8, f"samples were begun that nobody needed any more: {stale}"
+    # The current one of each worker; more only while this process is not scheduled. All prefetched ones would be 24.
+    assert len(stale) <= 8, f"stale samples were begun: {stale}"
 
 
-def test_augmentation_of_a_sample_is_the_same_whichever_rank_or_worker_loads_it() -> None:
+def test_augmentation_of_a_sample_is_the_same_on_any_rank_or_worker() -> None:
     class Augmented:
         def __len__(self) -> int:
             return 40
@@ -101,7 +101,7 @@ def test_augmentation_of_a_sample_is_the_same_whichever_rank_or_worker_loads_it(
         assert not epoch(1, 0, epoch=1) & expected
 
 
-def test_what_a_collate_function_draws_depends_on_the_micro_batch_and_not_on_who_collates_it() -> None:
+def test_draws_of_a_collate_function_depend_on_the_micro_batch_only() -> None:
     def masked(samples: list[int]) -> list[tuple[int, float]]:
         return list(zip(samples, torch.rand(len(samples)).tolist(), strict=True))
 
@@ -113,10 +113,10 @@ def test_what_a_collate_function_draws_depends_on_the_micro_batch_and_not_on_who
         expected = batches(0)
         assert batches(2) == expected
         assert batches(0, first=3) == expected[3:]
-        assert len({number for batch in expected for _, number in batch}) == 40, "no two samples get the same"
+        assert len({number for batch in expected for _, number in batch}) == 40, "all samples get different numbers"
 
 
-def test_batched_access_stays_if_only_the_collate_function_draws_and_ends_if_samples_begin_to() -> None:
+def test_batched_access_stays_if_only_the_collate_function_draws_and_ends_if_samples_draw() -> None:
     calls: list[str] = []
 
     class Batched:
@@ -132,19 +132,21 @@ def test_batched_access_stays_if_only_the_collate_function_draws_and_ends_if_sam
             return [[random.random()] if len(calls) > 3 else [0.0] for _ in indices]
 
     def masked(samples: list[list[float]]) -> float:
-        return sum(s.pop() for s in samples) + torch.rand(()).item()  # takes its samples apart, as some do
+        return (
+            sum(s.pop() for s in samples) + torch.rand(()).item()
+        )  # modifies its samples, as some collate functions do
 
     loader = ElasticLoader(Batched(), ORDER, collate_fn=masked)
     with Kept():
         fetch(loader, 0, 0, 1)
-        assert calls == ["batch", "batch"], "noticed, and made again"
+        assert calls == ["batch", "batch"], "the draw was detected, and the batch made again"
         fetch(loader, 1, 0, 1)
         assert calls == ["batch", "batch", "batch"]
         fetch(loader, 2, 0, 1)
         assert calls[3:] == ["batch", *["one"] * 6]
 
 
-def test_own_streams_are_left_alone_if_samples_draw_in_the_training_process() -> None:
+def test_own_streams_are_unchanged_if_samples_draw_in_the_training_process() -> None:
     class Drawing:
         def __len__(self) -> int:
             return 40
@@ -174,7 +176,7 @@ def test_batched_access_is_used_if_the_data_set_has_it_and_draws_nothing() -> No
     assert batch == [f"together {i}" for i in part.indices]
 
 
-def test_the_error_says_so_if_a_worker_process_is_killed(tmp_path) -> None:
+def test_the_error_reports_a_killed_worker_process(tmp_path) -> None:
     dataset = Slow(tmp_path / "log", 0.01)
     loader = ElasticLoader(dataset, ORDER, num_workers=1, collate_fn=list)
     fetch(loader, 0, 0, 1)
@@ -211,7 +213,7 @@ def test_the_kernel_ends_worker_processes_with_their_rank() -> None:
     assert set(batch) == {signal.SIGKILL}
 
 
-def test_micro_batches_come_one_by_one_and_a_repeated_step_begins_anew() -> None:
+def test_micro_batches_come_one_by_one_and_a_repeated_step_starts_over() -> None:
     order = Order(length=40, global_batch_size=6, micro_batch_size=2, shuffle=False)
     loader = ElasticLoader(range(40), order, collate_fn=list)
     first = loader.begin(0, Share(0, 1))

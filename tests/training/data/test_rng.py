@@ -1,4 +1,4 @@
-"""Random numbers by position: the same for whoever computes it, and without a trace in the user's own streams."""
+"""Random numbers by position: the same in every process, and without a trace in the user's own streams."""
 
 import random
 
@@ -16,7 +16,7 @@ def draw() -> list[float]:
 
 
 @given(st.integers(), st.integers(0, 2**40), st.sets(st.integers(0, 2**31), min_size=2, max_size=50))
-def test_keys_are_distinct_in_the_half_that_generators_use_whatever_the_seed(seed, base, counters) -> None:
+def test_keys_are_distinct_in_the_half_that_generators_use_for_any_seed(seed, base, counters) -> None:
     keys = Keys(seed, "step")
     assert len({keys(base + c) % 2**32 for c in counters}) == len(counters)
 
@@ -44,7 +44,7 @@ def test_numbers_belong_to_the_micro_batch_if_ranks_share_it_out_differently(wor
         assert numbers(world) == numbers(other)
 
 
-def test_own_streams_go_on_as_if_nothing_was_drawn_inside() -> None:
+def test_own_streams_continue_as_if_nothing_was_drawn_inside() -> None:
     randomness, part, kept = Randomness(Order(8, 4)), Order(8, 4).slice(0, 0, 1), Kept()
     with Kept():
         torch.manual_seed(5)
@@ -63,7 +63,7 @@ def test_own_streams_go_on_as_if_nothing_was_drawn_inside() -> None:
     assert found == expected
 
 
-def test_a_draw_is_noticed_from_whichever_generator() -> None:
+def test_a_draw_from_any_generator_is_detected() -> None:
     draws = {
         "nothing": lambda: torch.ones(3),
         "torch": lambda: torch.rand(1),
@@ -75,7 +75,7 @@ def test_a_draw_is_noticed_from_whichever_generator() -> None:
     }
     for name, what in draws.items():
         probe = Probe()
-        for _ in range(3):  # it stays in step while nothing is drawn inside, whatever is drawn and seeded in between
+        for _ in range(3):  # it detects nothing without draws inside, for any draws and seeds in between
             with Kept():
                 with probe:
                     assert not probe.drawn()

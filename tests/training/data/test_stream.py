@@ -13,7 +13,7 @@ from elastrain.data.stream import ElasticIterable, StreamEnded, length_of
 
 
 class Numbers:
-    """Position p of epoch e is 1000 * e + p. Counts what is read, and how often it is opened."""
+    """Position p of epoch e is 1000 * e + p. Counts reads and iterations."""
 
     def __init__(self, length: int | None = None, seeks: bool = False) -> None:
         self.seeks, self.length = seeks, length
@@ -62,7 +62,7 @@ def test_every_position_is_read_exactly_once_if_the_world_changes(stream, num_wo
         assert consumed == [*epochs[0], *epochs[1], *epochs[2][:6]]
 
 
-def test_parts_of_others_are_skipped_by_reading_or_by_seeking_as_the_stream_says() -> None:
+def test_other_parts_are_skipped_by_reading_or_by_seeking() -> None:
     for seeks, opened, read in ((False, 1, 26), (True, 5, 10)):
         stream = Numbers(seeks=seeks)
         one = loader(stream)
@@ -77,7 +77,7 @@ def test_it_is_read_again_from_its_beginning_if_it_cannot_be_positioned() -> Non
     assert length_of(Replayed(lambda _: iter(int, 1))) is None
 
 
-def test_error_says_the_way_out_if_a_data_set_states_no_contract() -> None:
+def test_error_names_the_remedy_if_a_data_set_fulfils_no_contract() -> None:
     with pytest.raises(TypeError, match=r"generator has neither .* iter_from.*Replayed"):
         length_of(i for i in range(3))
 

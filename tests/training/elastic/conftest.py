@@ -1,5 +1,5 @@
-"""Groups whose ranks are threads of the test, and a scripted agent: the test itself plays agents and leader, the ranks
-are real processes."""
+"""Groups whose ranks are threads of the test, and a scripted agent: the test simulates agents and leader, the ranks are
+real processes."""
 
 import os
 import signal
@@ -37,13 +37,13 @@ class Rank:
         command: list[str],
         env: dict[str, str],
         locate: Callable[[], m.Located],
+        saved_step: int,
         settings: RankSettings,
     ) -> None:
         self.name = name
         self.reached = locate().step
         """What etcd shows as the job's progress when the rank starts."""
-        self._locate = locate
-        self._settings = settings
+        self._locate, self._saved_step, self._settings = locate, saved_step, settings
         self.received: list[m.RankMessage] = []
         self.log = folder / f"{name}.log"
         path = folder / f"{name}.sock"
@@ -62,8 +62,9 @@ class Rank:
             for line in self._connection.makefile("rb"):
                 message = m.RANK_MESSAGE.validate_json(line)
                 if message.type == "hello":
-                    me = {"member": f"{self.name}.0", "address": "127.0.0.1", "lease_ttl": 5}
-                    self.send(m.Welcome(**me, settings=self._settings, step=self.reached))
+                    place = {"member": f"{self.name}.0", "address": "127.0.0.1", "lease_ttl": 5}
+                    settled = {"settings": self._settings, "saved_step": self._saved_step}
+                    self.send(m.Welcome(**place, **settled, step=self.reached))
                 if message.type == "locate":
                     self.send(self._locate())
                 self.received.append(message)
@@ -83,6 +84,11 @@ class Rank:
     def step(self) -> int:
         reports = self.of_type("report")
         return reports[-1].progress.step if reports else 0
+
+    def saved_step(self) -> int:
+        """Step of the newest checkpoint in its last report; 0: it names none."""
+        checkpoint = next((r.progress.checkpoint for r in self.of_type("report")[-1:]), None)
+        return checkpoint.step if checkpoint else 0
 
     def kill(self, how: int = signal.SIGKILL) -> None:
         self.process.send_signal(how)
@@ -119,10 +125,11 @@ class World:
         **env: str,
     ) -> None:
         script = script or Path(__file__).parent / "train_float64.py"
+        saved_step = max((r.saved_step() for r in self.ranks.values()), default=0)
         settings = RankSettings(audit_dir=str(self.audit), checkpoint=checkpoint)
         for name in ranks:
             command = [sys.executable, str(script), str(self.folder), str(epochs), str(delay)]
-            self.ranks[name] = Rank(self.warm, name, self.folder, command, env, self.located, settings)
+            self.ranks[name] = Rank(self.warm, name, self.folder, command, env, self.located, saved_step, settings)
 
     def located(self) -> m.Located:
         """The position of the job, as etcd shows it."""
@@ -142,7 +149,7 @@ class World:
         self.wait(f"{ranks} ready", lambda: all(self.ranks[r].of_type("ready") for r in ranks))
 
     def propose(self, *ranks: str, reason: str = "Test") -> int:
-        """Propose a generation of these ranks to every rank that lives."""
+        """Propose a generation of these ranks to every live rank."""
         self.number += 1
         members = []
         for offset, name in enumerate(ranks):
@@ -163,12 +170,12 @@ class World:
         )
 
     def progressed(self, rank: str, steps: int) -> None:
-        """Wait until ``rank`` (which must be rank 0) has reported so many more steps."""
+        """Wait until ``rank`` (which must be rank 0) has reported ``steps`` more steps."""
         goal = self.ranks[rank].step() + steps
         self.wait(f"{rank} reaches step {goal}", lambda: self.ranks[rank].step() >= goal)
 
     def finished(self, *ranks: str) -> dict[str, dict]:
-        """Let them run free, and return what each saved at its end."""
+        """Let them run freely; returns what each saved at its end."""
         import torch
 
         (self.folder / "run-free").touch()

@@ -1,4 +1,4 @@
-"""Several micro-batches per step, in real processes: the plain loop body trains as if there was one."""
+"""Several micro-batches per step, in real processes: the plain loop body trains as with one."""
 
 import json
 from pathlib import Path
@@ -36,11 +36,11 @@ def test_steps_are_those_of_whole_batches_if_they_come_in_micro_batches_and_rank
     world.propose("a", "c")
     world.adopted("a", "c")
     world.progressed("a", 4)
-    world.propose("a", "c", "d")  # looks on in its first step, and has no backward in it
+    world.propose("a", "c", "d")  # a learner in its first step, without a backward
     final = world.finished("a", "c", "d")["a"]
 
     assert (final["largest"], expected["largest"]) == (3, 24)
-    assert list(final["losses"]) == list(range(1, final["step"] + 1)), "a step was told twice, or not at all"
+    assert list(final["losses"]) == list(range(1, final["step"] + 1)), "a step was reported twice or not at all"
     assert final["losses"] == pytest.approx(expected["losses"]), "not the mean over the global batch"
     assert final["norms"] == pytest.approx(expected["norms"]), "not the norm of the averaged gradient"
     assert final["lr"] == expected["lr"], "the schedule saw another number of steps"

@@ -1,4 +1,4 @@
-"""What sums the gradients of a generation: decided by each rank alike, from what all have said."""
+"""The transport of a generation's gradients: each rank takes the same decision from all offers."""
 
 import re
 
@@ -26,13 +26,13 @@ def test_nccl_is_offered_if_the_model_is_on_a_cuda_device_and_torch_brings_it() 
         (Here("cuda", "GPU-1", (2, 21, 5)), "NCCL 2.21.5 cannot be aborted safely, 2.25 can: install a newer torch"),
     ],
 )
-def test_tcp_is_offered_with_the_reason_if_nccl_cannot_be_had_and_demanding_it_is_refused(here, why) -> None:
+def test_tcp_is_offered_with_the_reason_if_nccl_is_unavailable_and_demanding_it_is_refused(here, why) -> None:
     assert propose(here, "auto") == Offer(TCP, here.card, why)
     with pytest.raises(ValueError, match=r"ELASTRAIN_BACKEND=nccl, but .*; change that, or set ELASTRAIN_BACKEND=tcp"):
         propose(here, "nccl")
 
 
-def test_tcp_is_offered_if_the_user_says_so() -> None:
+def test_tcp_is_offered_if_the_user_demands_it() -> None:
     assert propose(FIT, "tcp") == Offer(TCP, "GPU-1", "ELASTRAIN_BACKEND=tcp")
 
 
@@ -51,7 +51,7 @@ def test_tcp_is_chosen_if_ranks_share_a_card() -> None:
 
 
 @given(st.lists(st.builds(Offer, st.sampled_from(Backend), st.sampled_from("abc"), st.text()), min_size=1, max_size=6))
-def test_all_ranks_take_the_same_decision_whatever_was_offered(offers) -> None:
+def test_all_ranks_take_the_same_decision_for_any_offers(offers) -> None:
     told = [Offer.decode(offer.encode()) for offer in offers]
     assert told == offers
     safe = all(o.backend is NCCL for o in offers) and len({o.card for o in offers}) == len(offers)
@@ -59,7 +59,7 @@ def test_all_ranks_take_the_same_decision_whatever_was_offered(offers) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what holds without CUDA")
-def test_rank_is_on_the_cpu_and_cuda_is_left_alone_if_there_is_none() -> None:
+def test_rank_is_on_the_cpu_and_cuda_is_not_used_if_there_is_none() -> None:
     assert device_of_rank(3) == torch.device("cpu")
     assert look(torch.device("cpu")) == Here("cpu")
     assert not torch.cuda.is_initialized()
@@ -83,6 +83,6 @@ def test_rank_gets_the_device_of_its_local_rank_and_shares_if_there_are_too_few(
         (0, ["/dev/nvidia0"], "12.8", r"built for CUDA 12\.8\) cannot use them: compare the driver's version"),
     ],
 )
-def test_user_is_told_how_to_use_the_accelerator_if_the_model_does_not(visible, files, build, says) -> None:
+def test_the_user_is_advised_if_the_model_does_not_use_the_accelerator(visible, files, build, says) -> None:
     message = advice(visible, files, build)
     assert (message is None) if says is None else re.search(says, message)

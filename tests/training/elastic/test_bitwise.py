@@ -25,7 +25,7 @@ def start(
 ) -> None:
     options = {"LOADER": json.dumps({"micro_batches": 8, **loader}), "NUMERICS": "bitwise", "RANDOM": "1"}
     for rank in ranks:
-        # The first rank's weights are those of all; whatever else a rank draws by itself must not matter.
+        # All ranks get the first rank's weights; other random draws of a rank must not matter.
         seed = str(len(world.ranks))
         world.start(rank, epochs=epochs, delay=0.08, script=script, SEED=seed, **options, **(env or {}))
     world.ready(*ranks)
@@ -73,7 +73,7 @@ def test_bits_are_those_of_the_fixed_size_run_if_the_world_grows_loses_a_rank_an
 
 
 @pytest.mark.timeout(300)  # four processes that import torch, on a busy machine
-def test_survivors_go_on_with_the_same_bits_if_a_rank_is_killed_in_the_middle_of_a_message(world, alone) -> None:
+def test_survivors_continue_with_the_same_bits_if_a_rank_is_killed_in_the_middle_of_a_message(world, alone) -> None:
     wide = {"WIDTH": "20000"}
     start(alone, "a", epochs=2, env=wide)
     alone.propose("a")
@@ -81,11 +81,11 @@ def test_survivors_go_on_with_the_same_bits_if_a_rank_is_killed_in_the_middle_of
 
     start(world, "a", "b", epochs=2, env=wide)
     # With three ranks and eight micro-batches the third receives four parts of nodes and two of sums in each step, a
-    # third of the 200,004 numbers each: 1.6 MB. It dies in the sixth step, before it can have given anybody a sum.
+    # third of the 200,004 numbers each: 1.6 MB. It dies in the sixth step, before it can have sent a sum.
     start(world, "c", epochs=2, script=VICTIM, env={**wide, "DIE_AFTER": "8500000"})
     world.propose("a", "b", "c")
     world.wait("c kills itself", lambda: world.ranks["c"].process.poll() is not None)
-    # Nobody tells them: their own connections do.
+    # They learn it from their own connections only.
     world.wait("the loss is reported", lambda: all(world.ranks[r].has("broken", step=5) for r in "ab"))
     world.propose("a", "b")
     world.adopted("a", "b")

@@ -1,4 +1,4 @@
-"""Connections between ranks: each is for one purpose, and for who was invited."""
+"""Connections between ranks: each has one purpose, and only invited ranks connect."""
 
 import socket
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from elastrain.elastic.comm.channel import Channels, Purpose, receive
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channels, Channels, Channels]]:
-    """Of ranks 0, 1 and 2."""
+    """The channels of ranks 0, 1 and 2."""
     made = tuple(Channels("127.0.0.1") for _ in range(3))
     yield made
     for channels in made:
@@ -37,7 +37,7 @@ def test_a_connection_is_kept_for_later_if_it_is_for_another_purpose_or_comes_ea
         assert later.keys() == {2} and greeted(later[2])
 
 
-def test_who_was_not_invited_is_turned_away(ends) -> None:
+def test_an_uninvited_client_is_refused(ends) -> None:
     here, stranger, one = ends
     address, port, _ = here.invitation.split()
     refused = stranger.connect(1, f"{address} {port} {'0' * 32}", Purpose.STATE)
@@ -53,7 +53,7 @@ def test_a_wait_for_others_ends_if_it_is_called_off() -> None:
     channels.close()
 
 
-def test_those_who_have_not_come_are_named_if_the_bound_passes() -> None:
+def test_missing_ranks_are_named_if_the_bound_passes() -> None:
     channels = Channels("127.0.0.1")
     with pytest.raises(TimeoutError, match=r"ranks 3, 4 have not connected within 0\.01 s"):
         channels.accept([3, 4], Purpose.STATE, within=0.01)

@@ -1,4 +1,4 @@
-"""Durable checkpoints beside training: what is copied, and when it is written."""
+"""Durable checkpoints beside training: their content, and when they are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elastrain.elastic.state import capture
 
 
 class SlowVolume:
-    """Takes a save down, and ends it when it may."""
+    """Records a save, and ends it when the test permits."""
 
     path = Path("/checkpoints")
 
@@ -48,7 +48,7 @@ def ended(keeper: CheckpointKeeper) -> None:
     assert not keeper._thread.is_alive()
 
 
-def test_what_is_written_is_the_state_of_the_step_though_training_goes_on(keeper, volume) -> None:
+def test_the_saved_state_is_that_of_the_step_if_training_continues(keeper, volume) -> None:
     weights = torch.ones(3)
     save(keeper, 10, {"weights": weights, "step": 10})
     weights += 1
@@ -68,7 +68,7 @@ def test_no_save_begins_while_another_one_runs(keeper, volume) -> None:
     assert len(volume.trees) == 2
 
 
-def test_the_copy_s_memory_is_used_again_until_another_rank_is_rank_0(keeper, volume) -> None:
+def test_the_copy_s_memory_is_reused_until_another_rank_is_rank_0(keeper, volume) -> None:
     volume.may_end.set()
     places = []
     for step in (10, 20, 30):

@@ -1,8 +1,10 @@
-"""Durable checkpoints: complete or not there, never overwritten by a job that has been replaced."""
+"""Durable checkpoints: complete or absent, never overwritten by a replaced job."""
 
 import os
+import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,69 +40,185 @@ def volume(tmp_path: Path) -> CheckpointVolume:
     return CheckpointVolume(tmp_path / "checkpoints", keep=2)
 
 
-def test_tree_comes_back_equal_with_integer_keys_and_tuples(volume) -> None:
-    lineage = volume.begin_lineage(1)
+def test_a_loaded_tree_is_equal_with_integer_keys_and_tuples(volume) -> None:
+    lineage = volume.begin_lineage(volume.lineage)
     saved = volume.save(tree(1.5), step=7, generation=1, lineage=lineage)
     assert volume.complete() == [saved]
     assert same(volume.load(saved), tree(1.5))
 
 
 def test_only_the_newest_are_kept(volume) -> None:
-    lineage = volume.begin_lineage(1)
+    lineage = volume.begin_lineage(volume.lineage)
     for step in (5, 10, 15):
         volume.save(tree(step), step=step, generation=1, lineage=lineage)
     assert [c.step for c in volume.complete()] == [15, 10]
 
 
-def test_save_is_refused_if_the_job_was_started_anew(volume) -> None:
-    old = volume.begin_lineage(3)
-    new = volume.begin_lineage(4)
+def test_save_is_refused_if_the_job_was_restarted(volume) -> None:
+    old = volume.begin_lineage(volume.lineage)
+    new = volume.begin_lineage(volume.lineage)
     volume.save(tree(1), step=5, generation=4, lineage=new)
     with pytest.raises(StaleLineage, match=old):
         volume.save(tree(2), step=6, generation=3, lineage=old)
     assert [c.step for c in volume.complete()] == [5]
 
 
-def test_save_is_refused_if_the_job_is_started_anew_while_it_is_written(volume) -> None:
+def test_save_is_refused_if_the_job_is_restarted_while_it_is_written(volume) -> None:
     class StartedAnew(Pace):
-        """The writer rests between two tensors; meanwhile another start of the job takes the directory over."""
+        """The writer rests between two tensors; meanwhile another start of the job takes over the directory."""
 
         def rest(self) -> None:
-            volume.begin_lineage(4)
+            volume.begin_lineage(volume.lineage)
 
     with pytest.raises(StaleLineage):
-        volume.save(tree(1), step=5, generation=3, lineage=volume.begin_lineage(3), pace=StartedAnew())
+        volume.save(tree(1), step=5, generation=3, lineage=volume.begin_lineage(volume.lineage), pace=StartedAnew())
     assert volume.complete() == []
 
 
+def test_a_start_is_refused_if_another_one_took_the_directory_over_while_it_read_its_checkpoint(volume) -> None:
+    before = volume.lineage
+    later = volume.begin_lineage(before)
+    with pytest.raises(StaleLineage, match=later):
+        volume.begin_lineage(before)
+    assert volume.lineage == later
+
+
+@pytest.mark.parametrize("pattern", [".metadata", "*.distcp"])
+@pytest.mark.parametrize("how", ["missing", "cut off", "empty"])
+def test_a_damaged_file_is_an_os_error(volume, how, pattern) -> None:
+    saved = volume.save(tree(1), step=5, generation=1, lineage=volume.begin_lineage(None))
+    (file,) = saved.path.glob(pattern)
+    content = file.read_bytes()
+    file.unlink() if how == "missing" else file.write_bytes(content[: len(content) // 2 if how == "cut off" else 0])
+    with pytest.raises(OSError, match=saved.path.name):
+        volume.load(saved)
+
+
 def test_saving_a_step_twice_keeps_the_first(volume) -> None:
-    lineage = volume.begin_lineage(1)
+    lineage = volume.begin_lineage(volume.lineage)
     first = volume.save(tree(1), step=5, generation=1, lineage=lineage)
     assert volume.save(tree(1), step=5, generation=2, lineage=lineage) == first
 
 
-def test_checkpoint_of_an_earlier_start_is_replaced_if_the_same_step_is_saved_again(volume) -> None:
-    volume.save(tree(1), step=5, generation=1, lineage=volume.begin_lineage(1))
-    volume.save(tree(2), step=5, generation=4, lineage=volume.begin_lineage(4))
-    (only,) = volume.complete()
-    assert same(volume.load(only), tree(2))
+def test_checkpoint_of_an_earlier_start_is_superseded_if_the_same_step_is_saved_again(volume) -> None:
+    volume.save(tree(1), step=5, generation=1, lineage=volume.begin_lineage(volume.lineage))
+    again = volume.save(tree(2), step=5, generation=4, lineage=volume.begin_lineage(volume.lineage))
+    newest, earlier = volume.complete()
+    assert newest == again
+    assert same(volume.load(newest), tree(2))
+    assert same(volume.load(earlier), tree(1)), "one less than could be kept"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_complete_checkpoints_stay_if_the_disk_is_full(tmp_path) -> None:
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """256 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)], check=True)
-    try:
-        volume = CheckpointVolume(tmp_path)
-        lineage = volume.begin_lineage(1)
-        saved = volume.save(tree(1), step=1, generation=1, lineage=lineage)
-        big = {"tracked": {"model": {"w": torch.zeros(200_000)}}}
-        with pytest.raises(OSError, match=f"No space left on device.*{tmp_path}"):
-            volume.save(big, step=2, generation=1, lineage=lineage)
-        assert volume.complete() == [saved]
-        assert same(volume.load(saved), tree(1))
-        assert not list(tmp_path.glob(".step*")), "the partial checkpoint was left behind"
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def sized(kib: int) -> dict:
+    return {"tracked": {"model": {"w": torch.zeros(kib * 256)}}}
+
+
+def test_complete_checkpoints_stay_if_the_disk_is_full(small_disk) -> None:
+    volume = CheckpointVolume(small_disk)
+    lineage = volume.begin_lineage(volume.lineage)
+    saved = volume.save(tree(1), step=1, generation=1, lineage=lineage)
+    with pytest.raises(OSError, match=f"No space left on device.*{small_disk}"):
+        volume.save(sized(800), step=2, generation=1, lineage=lineage)
+    assert volume.complete() == [saved]
+    assert same(volume.load(saved), tree(1))
+    assert not list(small_disk.glob(".step*")), "the partial checkpoint was left behind"
+
+
+def test_a_save_has_the_room_of_leftovers_if_the_disk_is_full(small_disk) -> None:
+    volume = CheckpointVolume(small_disk)
+    lineage = volume.begin_lineage(volume.lineage)
+    left_behind(volume, 7, lineage)
+    (small_disk / left_behind(volume, 6, lineage)).rename(small_disk / "unreadable-step-000000006.01234567")
+    volume.save(sized(100), step=8, generation=1, lineage=lineage)
+    assert sorted(p.name for p in small_disk.iterdir()) == ["LINEAGE", "step-000000008"]
+
+
+# ---- what a killed process leaves ------------------------------------------------------------------------------------
+def left_behind(volume: CheckpointVolume, step: int, lineage: str) -> str:
+    """A partial checkpoint of 100 KiB."""
+    partial = volume.path / f".step-{step:09d}.{lineage}.{step:08x}"
+    partial.mkdir(parents=True)
+    (partial / "__0_0.distcp").write_bytes(b"x" * 100_000)
+    return partial.name
+
+
+def partials(volume: CheckpointVolume) -> list[str]:
+    return sorted(p.name for p in volume.path.glob(".step-*"))
+
+
+def test_partial_checkpoints_are_swept_if_no_writer_may_complete_them(volume) -> None:
+    old = volume.begin_lineage(volume.lineage)
+    left_behind(volume, 900, old)
+    left_behind(volume, 950, "deleted")
+    lineage = volume.begin_lineage(volume.lineage)
+    left_behind(volume, 6, lineage)
+    at_work = [left_behind(volume, 7, lineage), left_behind(volume, 8, lineage)]
+    volume.save(tree(1), step=7, generation=1, lineage=lineage)
+    assert partials(volume) == at_work, "replicas write the same step; a later one is that of the present rank 0"
+    volume.save(tree(1), step=9, generation=1, lineage=lineage)
+    assert partials(volume) == []
+
+
+def test_a_partial_checkpoint_of_a_later_start_stays_if_a_save_ends_late(volume, monkeypatch) -> None:
+    lineage = volume.begin_lineage(volume.lineage)
+    monkeypatch.setattr(volume, "_refuse_stale", lambda lineage: None)  # it was asked just before the later start
+    at_work = left_behind(volume, 2, volume.begin_lineage(volume.lineage))
+    volume.save(tree(1), step=5, generation=1, lineage=lineage)
+    assert partials(volume) == [at_work]
+
+
+def test_a_sweep_is_bounded_and_fails_no_save(volume, monkeypatch) -> None:
+    old, lineage = volume.begin_lineage(volume.lineage), volume.begin_lineage(volume.lineage)
+    for step in range(20):
+        left_behind(volume, step, old)
+    volume.save(tree(1), step=1, generation=1, lineage=lineage)
+    assert len(partials(volume)) == 12
+    with monkeypatch.context() as patched:
+        patched.setattr(volume, "_delete", lambda path, why="": (_ for _ in ()).throw(PermissionError(13, "no", path)))
+        volume.save(tree(1), step=2, generation=1, lineage=lineage)
+    assert [c.step for c in volume.complete()] == [2, 1]
+
+
+def test_a_writer_fails_and_publishes_nothing_if_its_partial_checkpoint_was_swept_meanwhile(volume) -> None:
+    class Overtaken(Pace):
+        def rest(self) -> None:
+            volume.save(tree(2), step=6, generation=2, lineage=lineage)
+
+    lineage = volume.begin_lineage(volume.lineage)
+    with pytest.raises(FileNotFoundError):
+        volume.save(tree(1), step=5, generation=1, lineage=lineage, pace=Overtaken())
+    assert [c.step for c in volume.complete()] == [6]
+    assert partials(volume) == []
+
+
+def test_no_half_deleted_checkpoint_is_loaded_if_its_deletion_is_cut_off(volume, monkeypatch) -> None:
+    lineage = volume.begin_lineage(volume.lineage)
+    monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: None)  # killed before the first file is deleted
+    for step in (1, 2, 3):
+        volume.save(tree(step), step=step, generation=1, lineage=lineage)
+    assert [c.step for c in volume.complete()] == [3, 2]
+    monkeypatch.undo()
+    volume.save(tree(4), step=4, generation=1, lineage=lineage)
+    assert partials(volume) == []
+
+
+def test_a_late_save_stays_until_the_next_one_though_later_steps_are_there(volume) -> None:
+    lineage = volume.begin_lineage(volume.lineage)
+    for step in (10, 20, 5):
+        saved = volume.save(tree(step), step=step, generation=1, lineage=lineage)
+        assert saved in volume.complete()
+    volume.save(tree(30), step=30, generation=1, lineage=lineage)
+    assert [c.step for c in volume.complete()] == [30, 20]
 
 
 steps = st.integers(0, 1000)
@@ -122,24 +240,24 @@ def test_no_save_is_due_if_only_drains_are_saved_or_nothing_is_new(step, now, at
 
 # ---- beside training ------------------------------------------------------------------------------------------------
 def test_a_save_rests_for_the_processor_time_that_it_took_and_not_for_the_disk(monkeypatch) -> None:
-    took = iter([10.0, 10.5, 10.6, 10.6, 10.6, 70.0, 71.0])  # processor seconds of the thread, at each look
+    took = iter([10.0, 10.5, 10.6, 10.6, 10.6, 70.0, 71.0])  # processor seconds of the thread, at each call
     monkeypatch.setattr(pace.time, "thread_time", lambda: next(took))
     of_a_save, rests = Pace(share=0.25), []
     monkeypatch.setattr(of_a_save._hurry, "wait", rests.append)
     of_a_save.begin()
     for _ in range(3):
         of_a_save.rest()
-    assert rests == pytest.approx([3 * 0.5, 0.0, pace.REST_SECONDS - 3 * 0.5]), "of a long one it is a bounded time"
+    assert rests == pytest.approx([3 * 0.5, 0.0, pace.REST_SECONDS - 3 * 0.5]), "the rests of a long save are bounded"
 
 
-def test_what_was_saved_at_leisure_is_the_same(volume) -> None:
-    saved = volume.save(tree(1.5), step=7, generation=1, lineage=volume.begin_lineage(1), pace=Pace())
+def test_a_paced_save_is_complete(volume) -> None:
+    saved = volume.save(tree(1.5), step=7, generation=1, lineage=volume.begin_lineage(volume.lineage), pace=Pace())
     assert same(volume.load(saved), tree(1.5))
 
 
-def test_a_save_rests_no_more_if_somebody_waits_for_it(volume) -> None:
+def test_a_save_stops_resting_if_training_waits_for_it(volume) -> None:
     of_a_save = Pace(share=1e-9)
-    lineage = volume.begin_lineage(1)
+    lineage = volume.begin_lineage(volume.lineage)
     saving = threading.Thread(
         target=volume.save,
         args=(tree(1.5),),

@@ -14,6 +14,7 @@ from elastrain.elastic.comm.channel import Channels
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.group import DdpGroup, sum_sparse
+from elastrain.elastic.comm.header import Label
 
 
 def test_every_rank_gets_the_values_of_all(pair, each) -> None:
@@ -50,7 +51,7 @@ def test_a_failed_bucket_is_left_local_and_the_group_is_broken(pair) -> None:
     assert waiting.broken
 
 
-def test_a_sum_that_waits_for_a_silent_peer_is_given_up_if_the_generation_is_called_off(pair) -> None:
+def test_a_sum_that_waits_for_a_silent_peer_ends_if_the_generation_is_called_off(pair) -> None:
     waiting, _silent = pair
     threading.Timer(0.05, waiting.call_off, ["member w1 is lost"]).start()
     with pytest.raises(GenerationBroken, match="member w1 is lost"):
@@ -58,7 +59,7 @@ def test_a_sum_that_waits_for_a_silent_peer_is_given_up_if_the_generation_is_cal
 
 
 def test_a_generation_of_one_member_ends_at_once_if_called_off(meeting_point, each) -> None:
-    """Nobody else can have a part in its step, and its place may be given away."""
+    """No other member can share its step, and it may be replaced."""
     place = {"address": "127.0.0.1", "store_port": meeting_point.port}
     alone = GenerationMember(id="m0", worker="w0", rank_offset=0, slots=2, **place)
     g = Generation(number=1, members=(alone,), reason="Test", leader="m0")
@@ -89,14 +90,14 @@ def test_nothing_is_left_open_if_generations_come_and_go(connect) -> None:
     first = cycle(2)
     for number in range(3, 13):
         last = cycle(number)
-    # A leak would show once per group, 30 times; torch itself keeps one or the other after a slow connect.
+    # A leak would show once per group, 30 times; torch itself keeps a few after a slow connect.
     assert last[0] - first[0] < 10, "file descriptors leak"
     assert last[1] - first[1] < 10, "threads leak"
 
 
-def test_what_is_summed_is_completed_first_if_several_transports_sum_it(pair, each, monkeypatch) -> None:
+def test_values_are_completed_first_if_several_transports_sum_them(pair, each, monkeypatch) -> None:
     class Doubled:
-        """Takes float64 only, and sums alone."""
+        """Accepts only float64, and sums locally."""
 
         def __init__(self, tcp) -> None:
             self.tcp = tcp
@@ -104,8 +105,8 @@ def test_what_is_summed_is_completed_first_if_several_transports_sum_it(pair, ea
         def takes(self, tensor: torch.Tensor) -> bool:
             return tensor.dtype == torch.float64
 
-        def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-            return self.tcp.sum(buffer)
+        def sum(self, buffer: torch.Tensor, label: Label) -> torch.futures.Future[torch.Tensor]:
+            return self.tcp.sum(buffer, label)
 
     for c in pair:
         c._transports.insert(0, Doubled(c._tcp))
@@ -119,7 +120,7 @@ def test_what_is_summed_is_completed_first_if_several_transports_sum_it(pair, ea
     assert each(add, pair) == [3, 3]
 
 
-def test_what_is_summed_is_completed_too_if_there_is_one_rank(connect) -> None:
+def test_values_are_completed_if_there_is_one_rank(connect) -> None:
     (alone,), late = connect(1), torch.zeros(1)
     torch.futures.wait_all(alone.sum_together(late, before=lambda: late.fill_(1)))
     assert late.item() == 1
@@ -135,7 +136,7 @@ def test_bytes_of_different_lengths_reach_every_rank(connect, each) -> None:
     assert each(lambda c: c.all_gather_bytes(bytes(range(c.rank))), connect(3)) == [[b"", b"\0", b"\0\1"]] * 3
 
 
-def test_forming_a_generation_ends_with_the_connections_closed_if_a_peer_goes(generation, each, monkeypatch) -> None:
+def test_forming_a_generation_ends_with_closed_connections_if_a_peer_is_lost(generation, each, monkeypatch) -> None:
     accept = Channels.accept
 
     def leave(self: Channels, ranks, *others):

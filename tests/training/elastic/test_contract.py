@@ -9,7 +9,7 @@ def test_every_call_has_a_rule_for_every_phase() -> None:
     assert {call: set(rules) for call, rules in RULES.items()} == {call: set(Phase) for call in Call}
 
 
-def test_every_error_names_the_way_out() -> None:
+def test_every_error_names_the_remedy() -> None:
     for call, rules in RULES.items():
         for phase, rule in rules.items():
             assert bool(rule.way_out) == (rule.effect is Effect.RAISES), (call, phase)

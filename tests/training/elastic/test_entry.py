@@ -1,4 +1,4 @@
-"""The entry that all ranks derive from the rows of all, at the beginning of a generation."""
+"""The entry that all ranks derive from all rows at the start of a generation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import pytest
 
 from elastrain.elastic.membership.entry import Entry, EntryRow
 
-HOLDER = EntryRow(step=7, size=2, reached=7, layout=1, structure=5, overlaps=1, in_portions=1)
-JOINER = EntryRow(step=-1, size=1, reached=7, layout=1, structure=0, overlaps=1, in_portions=1)
+HOLDER = EntryRow(step=7, size=2, reached=7, saved_step=5, layout=1, structure=5, overlaps=1, in_portions=1)
+JOINER = EntryRow(step=-1, size=1, reached=7, saved_step=0, layout=1, structure=0, overlaps=1, in_portions=1)
+
+
+def test_a_checkpoint_is_known_if_one_rank_has_been_told_of_it():
+    assert Entry.of([JOINER, replace(JOINER, saved_step=5), JOINER]).saved_step == 5
 
 
 def test_joiners_are_learners_if_the_holders_of_the_state_can_compute_as_before():
@@ -32,7 +36,7 @@ def test_the_furthest_ranks_give_their_state_if_a_loss_left_others_a_step_behind
         ([HOLDER, HOLDER, replace(JOINER, overlaps=0)], [2]),
         ([HOLDER, HOLDER, replace(JOINER, layout=2)], [2]),
         ([replace(HOLDER, layout=0), replace(HOLDER, layout=0), replace(JOINER, layout=0)], [2]),
-        ([replace(JOINER, size=1), JOINER], [1]),  # nobody holds any state
+        ([replace(JOINER, size=1), JOINER], [1]),  # no rank holds state
     ],
 )
 def test_every_rank_computes_its_part_of_the_first_step_if_not(table, receivers):
@@ -51,5 +55,5 @@ def test_every_rank_computes_its_part_of_the_first_step_if_not(table, receivers)
         ([replace(HOLDER, size=3), replace(HOLDER, size=3), JOINER], False),
     ],
 )
-def test_state_comes_in_portions_if_all_can_and_nothing_of_the_joiners_is_lost_by_it(table, in_portions):
+def test_state_comes_in_portions_if_all_ranks_can_and_no_newer_state_is_lost(table, in_portions):
     assert Entry.of(table).in_portions == in_portions

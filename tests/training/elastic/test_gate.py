@@ -1,4 +1,4 @@
-"""Tracked objects do nothing in a discarded step, whatever order a script makes them in."""
+"""Tracked objects do nothing in a discarded step, for any order of their creation."""
 
 import pickle
 
@@ -24,7 +24,7 @@ class Script:
 
 
 @pytest.mark.parametrize("scheduler_first", [True, False])
-def test_optimizer_and_scheduler_stand_still_if_the_step_is_discarded(scheduler_first) -> None:
+def test_optimizer_and_scheduler_do_nothing_if_the_step_is_discarded(scheduler_first) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     script = Script(Phase.DISCARDED)
@@ -76,7 +76,7 @@ def test_error_names_the_argument_if_it_cannot_be_tracked(name, thing, message) 
 
 
 @pytest.mark.parametrize("phase", [Phase.WARM_UP, Phase.PARTIAL, Phase.DISCARDED])
-def test_a_scaler_and_an_average_stand_still_if_the_step_is_not_committed(phase) -> None:
+def test_a_scaler_and_an_average_do_nothing_if_the_step_is_not_committed(phase) -> None:
     net, script = nn.Linear(2, 1), Script(phase)
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     scaler, average = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1), AveragedModel(net)
@@ -109,7 +109,7 @@ def test_the_reported_loss_is_the_one_before_the_scaler() -> None:
     assert script.unscaled(scaled) is scaled, "a later loss is taken for an earlier one"
 
 
-def test_error_says_where_to_put_a_schedule_that_steps_before_backward() -> None:
+def test_error_names_the_place_for_a_schedule_that_steps_before_backward() -> None:
     script = Script(Phase.FRESH)
     optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)

@@ -29,7 +29,7 @@ def one_step(way: Bitwise, net: nn.Module, model: nn.Module, communicator) -> tu
         with way.body(part, communicator, last=last):
             loss = model(INPUTS[list(part.fetch)]).pow(2).mean()
             inputs = ControlInputs(list, stop=communicator.rank == 1)
-            heard = way.backward(loss, part, inputs, communicator, last=last)
+            heard = way.backward(loss, loss, part, inputs, communicator, last=last)
     return torch.cat(
         [torch.zeros(1) if p.grad is None else p.grad.flatten() for p in net.parameters()]
     ).clone(), heard.sums
@@ -90,7 +90,7 @@ def test_the_group_is_broken_and_a_new_one_gives_the_same_bits_if_a_rank_is_lost
     assert (gradients.numpy().tobytes(), sums[control.LOSS]) in bits(1)
 
 
-def test_error_names_the_argument_if_it_does_not_go_with_the_numerics() -> None:
+def test_error_names_the_argument_if_the_numerics_exclude_it() -> None:
     with pytest.raises(ValueError, match="micro_batches"):
         Bitwise().check(Order(10, 5))
     with pytest.raises(ValueError, match="micro_batches"):

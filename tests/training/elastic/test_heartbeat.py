@@ -1,4 +1,4 @@
-"""A rank's page: what it says when, and what an agent makes of it."""
+"""A rank's page: its content over time, and its reading by an agent."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_pages_are_read_at_the_interval_only(tmp_path) -> None:
     assert pages.due(11.0) is not None
 
 
-def test_stacks_are_printed_at_the_signal_and_the_process_lives_on(capfd) -> None:
+def test_stacks_are_printed_at_the_signal_and_the_process_continues(capfd) -> None:
     stacks_on_demand()
     try:
         pulse.print_stacks(os.getpid())

@@ -42,7 +42,7 @@ def test_the_wait_ends_if_it_is_called_off(generation) -> None:
             waiting.result(10)
 
 
-def test_who_has_not_come_is_named_if_the_time_is_over(generation, monkeypatch) -> None:
+def test_missing_ranks_are_named_after_the_timeout(generation, monkeypatch) -> None:
     monkeypatch.setattr(module, "MEETING_SECONDS", 0.2)
     with pytest.raises(
         TimeoutError, match=r"generation 1: no rank of w1, w2 has come within 0.2 s; do all workers run"
@@ -65,7 +65,7 @@ def test_a_rank_meets_the_others_if_its_member_serves_the_point_later(generation
     later: list[MeetingPoint] = []
 
     def reach(self, end):
-        if not later:  # the first attempt finds nobody
+        if not later:  # the first attempt finds no server
             later.append(MeetingPoint("127.0.0.1"))
         elif g.store != ("127.0.0.1", later[0].port):
             place = g.members[0].model_copy(update={"store_port": later[0].port})
@@ -77,7 +77,7 @@ def test_a_rank_meets_the_others_if_its_member_serves_the_point_later(generation
     later[0].close()
 
 
-def test_a_rank_that_hung_up_has_not_come(generation, each, monkeypatch) -> None:
+def test_a_disconnected_rank_does_not_count(generation, each, monkeypatch) -> None:
     g = generation(2)
     unwanted = threading.Event()
     unwanted.set()
@@ -85,7 +85,7 @@ def test_a_rank_that_hung_up_has_not_come(generation, each, monkeypatch) -> None
         bring(g, 0, called_off=unwanted.is_set)
     monkeypatch.setattr(module, "MEETING_SECONDS", 0.5)
     end = time.monotonic() + 10
-    while True:  # the server learns of it in its own time
+    while True:  # the server detects it later
         try:
             bring(g, 1)
         except TimeoutError as e:
@@ -108,7 +108,7 @@ def test_ranks_of_another_protocol_do_not_meet(generation, each, monkeypatch) ->
 
 
 @pytest.mark.parametrize("rubbish", [b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[1]\n", b"\xff\n", b""])
-def test_the_meeting_goes_on_if_somebody_speaks_another_language(generation, meeting_point, each, rubbish) -> None:
+def test_the_meeting_continues_if_a_client_sends_an_invalid_request(generation, meeting_point, each, rubbish) -> None:
     with socket.create_connection(("127.0.0.1", meeting_point.port)) as stranger:
         stranger.sendall(rubbish)
         stranger.shutdown(socket.SHUT_WR)

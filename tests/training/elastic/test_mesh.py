@@ -35,7 +35,7 @@ def test_everything_arrives_in_order_if_all_send_more_to_all_than_connections_ho
             assert all((value == 10.0 * peer + rank).all() for value in values)
 
 
-def test_what_arrives_may_decide_what_is_sent_and_a_mesh_serves_many_exchanges(pair, each) -> None:
+def test_received_data_may_decide_what_is_sent_and_a_mesh_serves_many_exchanges(pair, each) -> None:
     def relay(c: Communicator) -> list[float]:
         mesh, got = c.mesh, []
         for step in range(3):
@@ -50,7 +50,7 @@ def test_what_arrives_may_decide_what_is_sent_and_a_mesh_serves_many_exchanges(p
     assert each(relay, pair) == [[100.0, 110.0, 120.0], [101.0, 111.0, 121.0]]
 
 
-def test_all_others_give_up_at_once_if_a_rank_is_lost_in_the_middle_of_a_message(connect, each) -> None:
+def test_all_others_fail_at_once_if_a_rank_is_lost_in_the_middle_of_a_message(connect, each) -> None:
     def exchange(c: Communicator) -> str | None:
         try:
             with c.guard():
@@ -86,10 +86,10 @@ def test_the_peers_that_do_not_move_are_named_if_the_bound_passes(pair, monkeypa
 
 
 @pytest.mark.parametrize("gone", [1, 2])
-def test_a_rank_completes_what_it_has_in_full_unless_nobody_else_can_have_it(gone) -> None:
-    """Peers that are gone have given their part, and not taken this rank's."""
+def test_a_rank_completes_a_full_exchange_unless_no_other_rank_can_have_it(gone) -> None:
+    """The gone peers have sent their part, and not received this rank's."""
     ends = {peer: socket.socketpair() for peer in (1, 2)}
-    mesh, got = Mesh({peer: here for peer, (here, _) in ends.items()}, lambda: None), torch.zeros(2)
+    mesh, got = Mesh(0, {peer: here for peer, (here, _) in ends.items()}, lambda: None), torch.zeros(2)
     for peer, (_, there) in ends.items():
         there.sendall(memoryview(torch.ones(1).numpy()))
         mesh.receive(peer, got[peer - 1 : peer])
@@ -105,11 +105,11 @@ def test_a_rank_completes_what_it_has_in_full_unless_nobody_else_can_have_it(gon
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_rank_that_was_frozen_gives_up_what_only_it_has_in_full(monkeypatch, frozen) -> None:
-    """Its peer has sent everything, and left without what this rank had to send."""
+def test_a_frozen_rank_discards_an_exchange_that_only_it_has_in_full(monkeypatch, frozen) -> None:
+    """Its peer has sent everything, and left without this rank's part."""
     here, there = socket.socketpair()
     with here, there:
-        mesh, got = Mesh({1: here}, here.close), torch.empty(3)
+        mesh, got = Mesh(0, {1: here}, here.close), torch.empty(3)
         mesh.receive(1, got, lambda: frozen and time.sleep(0.1))
         there.sendall(memoryview(torch.ones(3).numpy()))
         there.shutdown(socket.SHUT_RDWR)
@@ -120,10 +120,10 @@ def test_a_rank_that_was_frozen_gives_up_what_only_it_has_in_full(monkeypatch, f
         assert got.tolist() == [1, 1, 1]
 
 
-def test_a_rank_that_was_frozen_goes_on_if_nobody_has_left(monkeypatch) -> None:
+def test_a_frozen_rank_continues_if_no_peer_has_left(monkeypatch) -> None:
     here, there = socket.socketpair()
     with here, there:
-        mesh, got = Mesh({1: here}, here.close), torch.empty(1)
+        mesh, got = Mesh(0, {1: here}, here.close), torch.empty(1)
         mesh.receive(1, got)
         there.sendall(memoryview(torch.ones(2).numpy()))  # it is ahead by a message
         monkeypatch.setattr(mesh_module, "FROZEN_SECONDS", -mesh_module.POLL_SECONDS)
@@ -135,7 +135,7 @@ def test_what_a_peer_may_have_completed_is_completed_if_called_off_before_it_was
     here, there = socket.socketpair()
     shut = threading.Event()
     with here, there:
-        mesh, got = Mesh({1: here}, shut.set), torch.empty(LARGE)
+        mesh, got = Mesh(0, {1: here}, shut.set), torch.empty(LARGE)
         assert mesh.begin()
         mesh.receive(1, got)
         peer = threading.Thread(target=there.sendall, args=(memoryview(torch.ones(LARGE).numpy()),))
@@ -144,16 +144,16 @@ def test_what_a_peer_may_have_completed_is_completed_if_called_off_before_it_was
         mesh.run()
         peer.join()
         assert (got == 1).all()
-        assert not shut.is_set(), "the rank still has to say that its part is over"
+        assert not shut.is_set(), "the rank still has to end its exchange"
         mesh.end()
         assert shut.is_set()
 
 
-def test_nothing_begins_any_more_and_the_connections_are_shut_at_once_if_called_off_between_exchanges() -> None:
+def test_no_exchange_begins_and_connections_are_shut_at_once_if_called_off_between_exchanges() -> None:
     here, there = socket.socketpair()
     shut = threading.Event()
     with here, there:
-        mesh = Mesh({1: here}, shut.set)
+        mesh = Mesh(0, {1: here}, shut.set)
         assert mesh.begin()
         mesh.end()
         mesh.call_off()
@@ -165,7 +165,7 @@ def test_an_exchange_with_a_silent_peer_ends_soon_if_called_off(monkeypatch) -> 
     monkeypatch.setattr(mesh_module, "QUIET_SECONDS", 0.01)
     here, there = socket.socketpair()
     with here, there:
-        mesh = Mesh({1: here}, here.close)
+        mesh = Mesh(0, {1: here}, here.close)
         assert mesh.begin()
         mesh.receive(1, torch.empty(1))
         threading.Timer(0.05, mesh.call_off).start()
@@ -177,7 +177,7 @@ def test_an_exchange_that_trickles_ends_if_called_off(monkeypatch) -> None:
     monkeypatch.setattr(mesh_module, "LAST_SECONDS", 0.1)
     here, there = socket.socketpair()
     with here, there:
-        mesh, over = Mesh({1: here}, here.close), threading.Event()
+        mesh, over = Mesh(0, {1: here}, here.close), threading.Event()
 
         def trickle() -> None:
             while not over.wait(0.001):

@@ -1,5 +1,7 @@
 """DDP over exchangeable groups, with both ranks as threads of the test."""
 
+import gc
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -13,7 +15,7 @@ from elastrain.elastic.strategies.replicated import Replicated, ReplicatedModule
 
 
 class TwoTowers(nn.Module):
-    """Its gradients come in another order than its parameters were made in."""
+    """Its gradients come in another order than its parameters were created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +62,7 @@ def test_gradients_are_summed_over_the_group_and_ddp_is_kept_if_the_buckets_are_
 
 
 @pytest.mark.parametrize(("options", "views"), [({}, True), ({"gradient_as_bucket_view": False}, False)])
-def test_gradients_are_views_of_the_buckets_if_the_script_does_not_say_otherwise(options, views) -> None:
+def test_gradients_are_views_of_the_buckets_by_default(options, views) -> None:
     model = warmed_up(**options)
     gradient(model, 1.0)
     early, late = (layer.weight.grad.untyped_storage().data_ptr() for layer in (model.module.early, model.module.late))
@@ -68,7 +70,7 @@ def test_gradients_are_views_of_the_buckets_if_the_script_does_not_say_otherwise
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_micro_batches_add_up_in_views_however_gradients_were_cleared(set_to_none) -> None:
+def test_micro_batches_add_up_in_views_for_both_ways_of_clearing_gradients(set_to_none) -> None:
     model = warmed_up()
     alone = gradient(model, 1.0)
     for _ in range(2):  # the second time gradients are views from the start if they were not set to None
@@ -137,7 +139,7 @@ def test_every_group_can_be_exchanged_for_another(connect, each) -> None:
             torch.testing.assert_close(summed, size * alone)
 
 
-def test_the_same_step_can_be_done_again_after_a_group_broke(pair, connect, each) -> None:
+def test_the_same_step_can_be_repeated_after_a_group_broke(pair, connect, each) -> None:
     models = [warmed_up(), warmed_up()]
     models[0].attach(pair[0], keep=True)
     pair[1].abort("lost")
@@ -166,7 +168,7 @@ def test_no_generation_can_begin_with_the_buckets_if_ddp_has_collectives_of_its_
         torch.testing.assert_close(summed, 2 * alone)
 
 
-def test_all_wrap_anew_if_gradients_came_in_another_order_on_one_rank(pair, each) -> None:
+def test_all_ranks_wrap_anew_if_gradients_came_in_another_order_on_one_rank(pair, each) -> None:
     models = [warmed_up(), warmed_up(flipped=True)]
     assert models[0].layout != models[1].layout
     alone = gradient(warmed_up(), 1.0)
@@ -174,15 +176,41 @@ def test_all_wrap_anew_if_gradients_came_in_another_order_on_one_rank(pair, each
     def rank(c: Communicator) -> list[torch.Tensor]:
         model = models[c.rank]
         model.attach(c, keep=False)
-        return [gradient(model, 1.0) for _ in range(3)]  # DDP has its buckets rebuilt as rank 0 says
+        return [gradient(model, 1.0) for _ in range(3)]  # DDP rebuilds its buckets in rank 0's order
 
     for sums in each(rank, pair):
         for summed in sums:
             torch.testing.assert_close(summed, 2 * alone)
 
 
+@pytest.fixture
+def keeps_garbage() -> Iterator[None]:
+    """Objects in cycles live on, as they do until the next collection."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("keeps_garbage")
+def test_gradients_are_summed_once_if_the_former_ddp_still_expects_a_backward(pair, each) -> None:
+    models = [warmed_up(find_unused_parameters=True) for _ in range(2)]
+    alone = gradient(warmed_up(), 1.0)
+    for model in models:
+        model(torch.ones(2, 3))  # a forward whose backward never comes
+
+    def rank(c: Communicator) -> list[int]:
+        model, sums = models[c.rank], []
+        model.attach(c, keep=False)
+        sum_together = c.sum_together
+        c.sum_together = lambda *buffers, **options: sums.append(len(buffers)) or sum_together(*buffers, **options)
+        torch.testing.assert_close(gradient(model, 1.0), 2 * alone)
+        return sums
+
+    assert each(rank, pair) == [[2, 1]] * 2, "gradients with the control vector; the map of the parameters in use"
+
+
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": False}])
-def test_ranks_hear_what_all_say_with_their_last_gradients(pair, each, options) -> None:
+def test_ranks_receive_all_control_vectors_with_their_last_gradients(pair, each, options) -> None:
     models = [warmed_up(**options) for _ in range(2)]
     keep = all(m.layout for m in models)
 
@@ -207,7 +235,7 @@ def test_ranks_hear_what_all_say_with_their_last_gradients(pair, each, options) 
             assert summed.agreed(0) == (1 if step == 1 else None), f"rank {number}"
 
 
-def test_a_rank_says_what_it_is_connected_to_when_its_last_gradients_are_there(pair, each) -> None:
+def test_a_rank_reports_its_connections_with_its_last_gradients(pair, each) -> None:
     models = [warmed_up() for _ in range(2)]
 
     def rank(c: Communicator) -> list[str]:
@@ -223,7 +251,7 @@ def test_a_rank_says_what_it_is_connected_to_when_its_last_gradients_are_there(p
     assert each(rank, pair) == [["early", "connected"]] * 2
 
 
-def test_a_model_may_return_whatever_ddp_takes() -> None:
+def test_a_model_may_return_any_output_that_ddp_accepts() -> None:
     @dataclass
     class Output:
         logits: torch.Tensor
@@ -243,7 +271,7 @@ def test_a_model_may_return_whatever_ddp_takes() -> None:
     assert model.module.layer.weight.grad is not None
 
 
-def test_error_tells_the_way_out_if_the_loss_does_not_depend_on_the_model(pair) -> None:
+def test_error_names_the_remedy_if_the_loss_does_not_depend_on_the_model(pair) -> None:
     model = warmed_up()
     model.attach(pair[0], keep=True)
     loss = torch.ones((), requires_grad=True) * 2
@@ -292,7 +320,7 @@ def test_a_learner_gets_the_gradients_of_the_others_and_computes_the_next_step(p
 
 
 @pytest.mark.parametrize("options", [{"static_graph": True}, {"find_unused_parameters": True}])
-def test_no_rank_is_a_learner_if_ddp_was_told_to_do_more(options) -> None:
+def test_no_rank_is_a_learner_if_ddp_options_add_collectives(options) -> None:
     assert ReplicatedModule(TwoTowers(), **options).learner is None
 
 

@@ -1,4 +1,4 @@
-"""What only hardware can show. Where there is a GPU: ``pytest -m gpu``, and ``bench/rescale.py --device cuda``."""
+"""Tests that need hardware. With a GPU: ``pytest -m gpu``, and ``bench/rescale.py --device cuda``."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from elastrain.elastic.comm import backend, nccl
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
+from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.transport import Reading
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.slices import Transfer
@@ -32,24 +33,24 @@ def solo(device: torch.device) -> nccl.Nccl:
 
 
 @needs_nccl
-def test_nccl_can_be_aborted_and_made_anew_in_one_process(device) -> None:
+def test_nccl_can_be_aborted_and_recreated_in_one_process(device) -> None:
     for _ in range(3):
         communicator = solo(device)
         buffer = torch.ones(1000, device=device)
-        communicator.sum(buffer).wait()
+        communicator.sum(buffer, Label()).wait()
         assert Reading(buffer)(buffer) == [1.0] * 1000
         assert communicator.error() is None
         communicator.abort("test")
         communicator._aborting.join(10)
         with pytest.raises(RuntimeError):
-            communicator.sum(buffer)
+            communicator.sum(buffer, Label())
         communicator.close()
 
 
 @needs_nccl
 def test_a_healthy_communicator_ends_in_good_order(device) -> None:
     communicator = solo(device)
-    communicator.sum(torch.ones(8, device=device)).wait()
+    communicator.sum(torch.ones(8, device=device), Label()).wait()
     communicator.finish()
     assert communicator._finished
     communicator.close()
@@ -57,7 +58,7 @@ def test_a_healthy_communicator_ends_in_good_order(device) -> None:
 
 def test_ranks_on_one_card_sum_through_the_host_and_read_after_all_copies(pair, each, device) -> None:
     def steps(c: Communicator) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):  # not the default one: order must not come by luck
+        with torch.cuda.stream(torch.cuda.Stream()):  # not the default one: the order must not be accidental
             for step in range(50):
                 big, small = torch.full((2_000_000,), float(step), device=device), torch.ones(10, device=device)
                 for future in [c.sum_bucket(big), c.sum_bucket(small)]:

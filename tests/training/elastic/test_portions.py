@@ -25,7 +25,7 @@ def small_pieces(monkeypatch) -> None:
 
 
 class Trainee:
-    """A model of which some tensors are large, an optimizer with a state for each, and a schedule."""
+    """A model with some large tensors, an optimizer with a state for each, and a schedule."""
 
     def __init__(self, seed: int, optimizer: Callable = torch.optim.AdamW) -> None:
         torch.manual_seed(seed)
@@ -41,7 +41,7 @@ class Trainee:
         return capture.capture(self.tracked)
 
     def step(self, number: int) -> None:
-        """The update that all ranks make, from the same gradients."""
+        """The same update on all ranks, from the same gradients."""
         generator = torch.Generator().manual_seed(number)
         for p in self.model.parameters():
             p.grad = torch.randn(p.shape, generator=generator) if p.requires_grad else None
@@ -65,7 +65,7 @@ def sends(c: Communicator, t: Trainee, sources: list[int], receivers: list[int],
 
 
 def receives(c: Communicator, t: Trainee, sources: list[int], receivers: list[int], steps: int) -> int | None:
-    """Returns the number of steps after which the state was complete, None if it was not before they ended."""
+    """Returns the number of steps after which the state was complete; None if it was not complete at the end."""
     mine = t.tree()
     receiver: StateReceiver | None = StateReceiver(mine, c, Transfer(sources, receivers))
     here, there = (transfer.tensors_of(tree["model"]) for tree in (mine, receiver.opening))
@@ -91,7 +91,7 @@ def receives(c: Communicator, t: Trainee, sources: list[int], receivers: list[in
 
 @pytest.mark.parametrize(("sources", "receivers"), [([0], [1]), ([0, 1], [2]), ([0, 2], [1, 3])])
 @pytest.mark.parametrize("steps", [0, 1, 3, 40])
-def test_joiners_end_with_the_state_of_the_others_whenever_training_ends(
+def test_joiners_end_with_the_state_of_the_others_for_any_end_of_training(
     sources, receivers, steps, small_pieces, connect, each
 ) -> None:
     trainees = [Trainee(seed=r if r in receivers else 0) for r in range(4)]
@@ -114,7 +114,7 @@ def test_joiners_end_with_the_state_of_the_others_whenever_training_ends(
         assert complete[r] is not None or steps < 40
         assert complete[r] is None or complete[r] > 0, "it did not take several steps"
         assert_same(trainees[r].tree(), trainees[sources[0]].tree())
-        assert trainees[r].in_place == [True] * 4, "memory for the model a second time, and a copy of all of it"
+        assert trainees[r].in_place == [True] * 4, "the model was copied into new memory"
 
 
 def assert_same(a: object, b: object) -> None:
@@ -138,13 +138,13 @@ def test_portions_of_a_device_go_through_one_buffer_per_connection(small_pieces,
     assert buffers == [2000, 2000], "one of the source, one of the joiner"
 
 
-def test_joiner_says_so_if_something_beside_the_optimizers_changes_the_model(small_pieces, pair, each) -> None:
+def test_joiner_reports_that_other_code_than_the_optimizers_changes_the_model(small_pieces, pair, each) -> None:
     source, joiner = Trainee(0), Trainee(1)
     source.step(100)
 
     def run(c: Communicator) -> object:
         if c.rank == 0:
-            with torch.no_grad():  # what an average of the weights does, which the other side makes of other weights
+            with torch.no_grad():  # like an average of the weights, which differs on the other side
                 source.step = lambda number: source.model[0].weight.add_(source.model[3].weight)  # type: ignore[method-assign]
                 return sends(c, source, [0], [1], 20)
         joiner.step = lambda number: None  # type: ignore[method-assign]
@@ -158,7 +158,7 @@ def test_joiner_says_so_if_something_beside_the_optimizers_changes_the_model(sma
 
 
 @pytest.mark.parametrize("silent", [0, 1])
-def test_nobody_waits_longer_than_the_generation_lives(silent, small_pieces, pair, each) -> None:
+def test_no_rank_waits_longer_than_the_generation_lives(silent, small_pieces, pair, each) -> None:
     trainees = [Trainee(0), Trainee(1)]
     trainees[0].step(100)
     gone = threading.Event()
@@ -196,7 +196,7 @@ def test_a_state_is_cut_by_parameters_if_torchs_optimizers_step_them(small_piece
 
 
 class Own(torch.optim.SGD):
-    """Nobody knows what its step looks at."""
+    """An optimizer whose step may read any parameter."""
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, Own])
@@ -204,7 +204,7 @@ def test_a_state_travels_whole_if_an_optimizer_may_look_at_several_parameters(op
     assert not portions.may_travel_in_portions(Trainee(0, optimizer).tracked)
 
 
-def test_a_state_travels_whole_if_something_large_belongs_to_no_parameter(small_pieces) -> None:
+def test_a_state_travels_whole_if_a_large_tensor_belongs_to_no_parameter(small_pieces) -> None:
     t = Trainee(0)
     t.step(0)
     average = torch.optim.swa_utils.AveragedModel(t.model)

@@ -1,4 +1,4 @@
-"""Recipes that people copy: what they add to a loop acts once for each committed step, whatever happens."""
+"""Recipes of the documentation: their additions to a loop act exactly once for each committed step."""
 
 import json
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_a_joiner_trains_in_the_loop_in_which_the_others_are(world, undisturbed,
             assert torch.allclose(final[rank]["average"][key], value, rtol=0, atol=1e-10), (rank, key)
 
 
-def test_a_joiner_whose_loop_is_over_asks_to_start_anew_and_the_others_go_on(world, undisturbed) -> None:
+def test_a_joiner_whose_loop_is_over_requests_a_restart_and_the_others_continue(world, undisturbed) -> None:
     world.start("a", "b", "late", epochs=6, script=RECIPE)
     world.ready("a", "b", "late")
     world.propose("a", "b")
@@ -119,7 +119,7 @@ def test_a_drained_rank_has_left_and_not_finished_if_its_script_catches_everythi
     assert (world.folder / f"caught-{pid}").exists(), "the script caught nothing"
     assert world.ranks["b"].of_type("left")
     assert not world.ranks["b"].of_type("finished")
-    assert not (world.folder / f"final-{pid}.pt").exists(), "the script went on as if training had ended"
+    assert not (world.folder / f"final-{pid}.pt").exists(), "the script continued as if training had ended"
 
 
 def test_a_checkpoint_holds_what_the_callbacks_of_its_step_have_done(world) -> None:

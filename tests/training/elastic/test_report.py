@@ -37,7 +37,7 @@ def test_phases_add_up_to_the_pause_if_a_peer_was_lost() -> None:
     assert sum(phases.values()) == 2.0
 
 
-def test_nothing_was_decided_after_the_loss_if_the_next_generation_was_known_already() -> None:
+def test_decide_takes_no_time_if_the_next_generation_was_known_before_the_loss() -> None:
     times = switch(since=10.0, broken=10.5, heard=10.25, connected=10.75, entered=11.0).times
     phases = times.phases(first_commit=11.25)
     assert (phases["detect"], phases["decide"], phases["connect"]) == (0.5, 0.0, 0.25)

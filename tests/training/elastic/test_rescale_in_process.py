@@ -1,12 +1,18 @@
 """Ranks under a scripted leader: real processes, real gloo, planned and unplanned changes."""
 
+import re
 import signal
 
 import torch
 
+from conditions import eventually
+from elastrain.agent.core.endings import error_line
 from elastrain.api import messages as m
 from elastrain.api.settings import CheckpointSpec
 from elastrain.data.audit import verify
+
+PATIENCE = 60.0
+"""Seconds."""
 
 
 def assert_same_parameters(a: dict, b: dict, tolerance: float = 1e-5) -> None:
@@ -72,7 +78,7 @@ def test_all_ranks_end_with_the_same_step_if_one_asks_to_stop(world) -> None:
     assert verdict.ok, verdict.problems
 
 
-def test_survivors_go_on_at_once_if_a_silent_peer_is_declared_lost(world) -> None:
+def test_survivors_continue_at_once_if_a_silent_peer_is_declared_lost(world) -> None:
     world.start("a", "b", "c", epochs=8)
     world.ready("a", "b", "c")
     lost = world.propose("a", "b", "c")
@@ -87,7 +93,7 @@ def test_survivors_go_on_at_once_if_a_silent_peer_is_declared_lost(world) -> Non
     assert verdict.ok, verdict.problems
 
 
-def test_survivors_do_not_notice_if_a_joiner_dies_while_it_prepares(world) -> None:
+def test_survivors_are_unaffected_if_a_joiner_dies_while_it_prepares(world) -> None:
     world.start("a", "b", "j", epochs=8)
     world.ready("a", "b", "j")
     world.propose("a", "b")
@@ -119,7 +125,9 @@ def test_job_resumes_in_another_world_size_if_every_rank_was_killed(world) -> No
     assert final["x"]["commits"][0] > 5, "it began from the start"
     (rescale,) = (r for x in world.ranks["x"].of_type("report")[-1:] for r in x.progress.rescales[-1:])
     assert rescale.from_size == 0
-    assert rescale.lost_steps == max(r.reached for r in world.ranks.values()) - rescale.step, "lost steps are not told"
+    assert rescale.lost_steps == max(r.reached for r in world.ranks.values()) - rescale.step, (
+        "lost steps are not reported"
+    )
     assert_same_parameters(final["x"], final["y"], tolerance=0)
     verdict = verify(world.audit)
     assert verdict.ok, verdict.problems
@@ -140,3 +148,21 @@ def test_state_is_saved_if_all_ranks_are_drained(world) -> None:
     world.wait("both leave", lambda: all(world.ranks[r].process.poll() == 0 for r in "ab"))
     assert (world.folder / "checkpoints" / f"step-{steps['a']:09d}").is_dir()
     assert not list(world.folder.glob("final-*")), "code after the loop ran on a drained rank"
+
+
+def test_the_job_fails_with_both_ranks_and_steps_if_one_leaves_its_loop_before_the_others(world) -> None:
+    world.start("a", "b", "c")
+    world.ready("a", "b", "c")
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    world.progressed("a", 2)
+    (world.folder / "break-2").touch()
+    failed = lambda: [r for r in world.ranks.values() if r.process.poll() == 1]  # noqa: E731
+    eventually(failed, PATIENCE, "a rank fails for good")
+    text = error_line(failed()[0].log.read_text())
+    told = (
+        r"rank 2 left its loop after step (\d+) while rank [01] computes step (\d+) .*: leave the loop by job.stop\(\)"
+    )
+    steps = re.search(told, text)
+    assert steps, text
+    assert int(steps[2]) == int(steps[1]) + 1

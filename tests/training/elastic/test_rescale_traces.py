@@ -1,4 +1,4 @@
-"""A rescale is one trace, put together by a collector from what agents and ranks say of it independently."""
+"""A rescale is one trace, assembled by a collector from the independent spans of agents and ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MANIFEST = Path(__file__).parents[3] / "examples" / "01-digits" / "job.yaml"
 
 
 class Collector(ThreadingHTTPServer):
-    """Takes OTLP over HTTP."""
+    """Accepts OTLP over HTTP."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Receiver)
@@ -85,7 +85,7 @@ def test_growing_is_one_trace_of_agents_and_ranks(collector: Collector, monkeypa
                 found[service, name] += 1
             return dict(found)
 
-        with contextlib.suppress(AssertionError):  # what is there says more
+        with contextlib.suppress(AssertionError):  # the comparison below shows more
             eventually(lambda: counted() == expected)
         assert counted() == expected
     (root,) = [span for _, name, span in collector.spans[trace] if name == "rescale"]

@@ -1,4 +1,4 @@
-"""What a rank makes of its agent's words. The agent is the test; no generation has a place for the rank."""
+"""A rank's handling of its agent's messages. The test is the agent; no generation includes the rank."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.api.messages import AgentMessage, Proposed, Welcome
+from elastrain.api.messages import RANK_MESSAGE, AgentMessage, Broken, Proposed, Welcome
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.api.settings import RankSettings
+from elastrain.elastic.membership import session as session_module
+from elastrain.elastic.membership.link import AgentLost, MessageFailed
 from elastrain.elastic.membership.session import Session
 
 Say = Callable[[AgentMessage], None]
 
 
-def proposed(number: int) -> Proposed:
-    other = GenerationMember(id="b.x", worker="b", address="127.0.0.1", store_port=1, slots=1, rank_offset=0)
-    return Proposed(generation=Generation(number=number, members=(other,), reason="Grow", leader="b.x"))
+def proposed(number: int, *members: str) -> Proposed:
+    """A generation of these members, or of one that is not this rank's."""
+    place = {"address": "127.0.0.1", "store_port": 1, "slots": 1}
+    of = [GenerationMember(id=m, worker=m[0], rank_offset=i, **place) for i, m in enumerate(members or ("b.x",))]
+    return Proposed(generation=Generation(number=number, members=tuple(of), reason="Grow", leader=of[0].id))
 
 
 @pytest.fixture
-def rank(tmp_path: Path) -> Iterator[tuple[Session, Say]]:
-    """The session of local rank 0 of member ``a.x``, and what the agent says to it."""
+def link(tmp_path: Path) -> Iterator[tuple[Session, socket.socket]]:
+    """The session of local rank 0 of member ``a.x``, and the agent's end of its link."""
     path = str(tmp_path / "agent")
     with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as pool:
         listener.bind(path)
@@ -32,13 +36,17 @@ def rank(tmp_path: Path) -> Iterator[tuple[Session, Say]]:
         session = pool.submit(Session, path, 0)
         agent, _ = listener.accept()
         with agent:
-
-            def say(message: AgentMessage) -> None:
-                agent.sendall(message.encode() + b"\n")
-
-            say(Welcome(member="a.x", address="127.0.0.1", lease_ttl=5.0, settings=RankSettings()))
-            yield session.result(timeout=10), say
+            welcome = Welcome(member="a.x", address="127.0.0.1", lease_ttl=5.0, settings=RankSettings())
+            agent.sendall(welcome.encode() + b"\n")
+            yield session.result(timeout=10), agent
             session.result().close()
+
+
+@pytest.fixture
+def rank(link) -> tuple[Session, Say]:
+    """The session, and what the agent says to it."""
+    session, agent = link
+    return session, lambda message: agent.sendall(message.encode() + b"\n")
 
 
 def test_an_older_proposal_is_ignored_if_a_newer_one_has_come_before_it(rank):
@@ -49,3 +57,67 @@ def test_an_older_proposal_is_ignored_if_a_newer_one_has_come_before_it(rank):
     assert (newest.number, communicator) == (6, None)
     with pytest.raises(KeyError):
         session.take(4)
+
+
+@pytest.mark.parametrize(
+    ("error", "has_traceback"),
+    [
+        (OSError("no route"), False),
+        (RuntimeError("refused"), False),
+        (KeyError("offer/1"), True),
+        (ValueError("x"), True),
+    ],
+)
+def test_another_generation_is_asked_for_if_connecting_fails_in_any_way(
+    link, monkeypatch, capsys, error, has_traceback
+):
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(session_module, "Communicator", fail)
+    session, agent = link
+    hear = agent.makefile("rb")
+    assert RANK_MESSAGE.validate_json(hear.readline()).type == "hello"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(session.wait_for_generation, 0)
+        agent.sendall(proposed(1, "a.x", "b.x").encode() + b"\n")
+        agent.settimeout(10)
+        asked = RANK_MESSAGE.validate_json(hear.readline())
+        agent.sendall(proposed(2).encode() + b"\n")
+        newest, _ = waiting.result(timeout=10)
+    assert isinstance(asked, Broken)
+    assert (asked.generation, newest.number) == (1, 2)
+    assert asked.error.startswith(f"{type(error).__name__}: ")
+    assert ("Traceback" in capsys.readouterr().out) == has_traceback
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"type": "abort", "generation": "seven", "reason": "' + 300 * b"x" + b'"}', "generation: Input should be"),
+        (b"{damaged", "Invalid JSON"),
+        (b'{"generation": 1}', "Unable to extract tag"),
+    ],
+)
+def test_the_rank_ends_with_the_message_and_the_reason_if_a_message_cannot_be_read(link, line, reason):
+    session, agent = link
+    agent.sendall(line + b"\n")
+    with ThreadPoolExecutor(1) as pool, pytest.raises(MessageFailed) as failed:
+        pool.submit(session.wait_for_generation, 0).result(timeout=10)
+    assert reason in str(failed.value)
+    assert line[:200].decode() in str(failed.value)
+    assert line[:201].decode() not in str(failed.value) or len(line) <= 200
+
+
+def test_a_message_is_ignored_if_its_type_is_unknown(link):
+    session, agent = link
+    agent.sendall(b'{"type": "of-a-newer-version", "generation": 3}\n' + proposed(4).encode() + b"\n")
+    assert session.wait_for_generation(after=0)[0].number == 4
+
+
+def test_the_agent_counts_as_gone_if_it_ends_in_the_middle_of_a_message(link):
+    session, agent = link
+    agent.sendall(b'{"type": "pro')
+    agent.shutdown(socket.SHUT_WR)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(AgentLost):
+        pool.submit(session.wait_for_generation, 0).result(timeout=10)

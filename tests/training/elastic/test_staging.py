@@ -20,7 +20,7 @@ TREE = {
 
 @pytest.fixture
 def elsewhere(monkeypatch) -> list[int]:
-    """No tensor lies on the host; the sizes of the page-locked buffers that were made for them."""
+    """No tensor is on the host; yields the sizes of the page-locked buffers."""
     made: list[int] = []
 
     def page_locked(size: int, _device: torch.device) -> torch.Tensor:
@@ -49,7 +49,7 @@ def test_state_of_a_device_arrives_in_place_through_one_piece_per_connection(reu
         assert (received[name].data_ptr() == mine[name].data_ptr()) == reuse
     assert elsewhere
     assert set(elsewhere) == {400}
-    assert len(elsewhere) <= 3, "one for the sender's connection, one for the receiver's pieces, one for what is packed"
+    assert len(elsewhere) <= 3, "one for the sender's connection, one for the receiver's pieces, one for packed tensors"
 
 
 def test_tensors_of_the_host_are_used_as_they_are() -> None:

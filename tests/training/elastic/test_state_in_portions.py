@@ -1,4 +1,4 @@
-"""Joiners of a large model, in real processes: their state comes over several steps, and nobody's training shows it."""
+"""Joiners of a large model, in real processes: their state comes over several steps, without an effect on training."""
 
 from pathlib import Path
 
@@ -78,7 +78,7 @@ def test_a_joiner_of_a_script_with_a_loop_for_each_epoch_gets_its_state_over_sev
     assert verify(world.audit).ok
 
 
-def test_state_is_given_whole_if_something_beside_the_optimizer_changes_the_model(world) -> None:
+def test_state_is_sent_whole_if_other_code_than_the_optimizer_changes_the_model(world) -> None:
     start(world, *"abc", FOLLOWER="1", ONE_BY_ONE="1")
     world.propose("a", "b")
     world.adopted("a", "b")
@@ -94,7 +94,7 @@ def test_state_is_given_whole_if_something_beside_the_optimizer_changes_the_mode
 
 
 @pytest.mark.parametrize("victim", ["b", pytest.param("c", marks=pytest.mark.nightly)])
-def test_nothing_is_lost_if_a_giver_or_the_joiner_is_killed_while_the_state_travels(world, victim) -> None:
+def test_nothing_is_lost_if_a_sender_or_the_joiner_is_killed_during_the_transfer(world, victim) -> None:
     start(world, *"abcd", delay=0.3, ONE_BY_ONE="1")
     world.propose("a", "b")
     world.adopted("a", "b")

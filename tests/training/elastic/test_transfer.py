@@ -153,7 +153,7 @@ def test_small_tensors_arrive_as_they_were_when_the_transfer_began(pair, each, s
             assert given.wait(10)
             return transfer.receive(None, c, Transfer([0], [1]))
         sender = transfer.WholeStateSender(tree, c, Transfer([0], [1]))
-        tree["statistics"].fill_(1)  # as a forward does that follows running statistics
+        tree["statistics"].fill_(1)  # like a forward that updates running statistics
         tree["steps"] = 8
         given.set()
         sender.pause()

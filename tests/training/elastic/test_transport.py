@@ -1,5 +1,5 @@
-"""What the runtime may rely on, whatever sums the gradients: the same tests for TCP, for a stand-in of NCCL, and (in
-``test_on_gpu.py``) for the real one."""
+"""The contract of all transports of gradients: the same tests for TCP, for a stand-in of NCCL, and (in
+``test_on_gpu.py``) for the real NCCL."""
 
 import os
 import threading
@@ -24,15 +24,15 @@ class State(Enum):
     REMOTE_ERROR = 1
 
 
-# A stand-in for NCCL on machines without a GPU: ranks are threads, and a device is a queue of things to be done.
+# A stand-in for NCCL on machines without a GPU: ranks are threads, and a device is a queue of work.
 #
-# What it has in common with the real one is what the runtime must cope with: sums are only queued, and their futures
-# are done at once; a queued sum waits for its peers for ever, whatever happens to them; an abort lets the queue go on
-# with garbage in the buffers; and nothing can be called off inside an initialisation.
+# It has the properties of NCCL that the runtime must handle: sums are only queued, and their futures are done at once;
+# a queued sum waits for its peers forever, even after their loss; an abort lets the queue continue with garbage in the
+# buffers; and an initialisation cannot be called off.
 
 
 class Machine:
-    """All devices, and what connects them."""
+    """All devices and their connections."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -69,7 +69,7 @@ class Machine:
 
 
 class Device:
-    """What ``ProcessGroupNCCL`` is to the runtime."""
+    """Replaces ``ProcessGroupNCCL``."""
 
     def __init__(self, machine: Machine, rank: int, world_size: int) -> None:
         self.machine, self.rank, self.world_size = machine, rank, world_size
@@ -169,7 +169,7 @@ only_nccl = pytest.mark.parametrize("form", ["nccl"], indirect=True)
 
 
 def sums(c: Communicator, *values: float) -> list[float]:
-    """What the host reads of the sums of ``values``, when it has waited for all of them."""
+    """The sums of ``values`` as the host reads them after waiting for all."""
     buffers = [torch.tensor([v], dtype=torch.float64) for v in values]
     for future in [c.sum_bucket(b) for b in buffers]:
         future.wait()
@@ -180,7 +180,7 @@ def sums(c: Communicator, *values: float) -> list[float]:
 
 
 def kill(c: Communicator) -> None:
-    """As the kernel does: all connections end, and nobody says why."""
+    """As the kernel does: all connections end, without a cause."""
     c._channels.shut()
 
 
@@ -191,7 +191,7 @@ def test_sums_are_those_of_all_ranks_in_order(form, each) -> None:
         assert not any(c.broken for c in ranks)
 
 
-def test_wait_for_a_peer_ends_with_the_cause_on_record_if_the_own_generation_is_aborted(form) -> None:
+def test_wait_for_a_peer_ends_with_the_recorded_cause_if_the_generation_is_aborted(form) -> None:
     waiting, _silent = form(2)
     threading.Timer(0.05, waiting.abort, ["member w1 is lost"]).start()
     sums(waiting, 1.0)
@@ -205,7 +205,7 @@ def test_wait_for_a_peer_ends_if_the_peer_is_killed(form) -> None:
     assert waiting.broken
 
 
-def test_what_an_abort_has_left_is_never_taken_for_a_sum(form, each) -> None:
+def test_the_rest_of_an_abort_never_counts_as_a_sum(form, each) -> None:
     for number in range(5):
         ranks = form(2, number + 1)
         threading.Timer(0.002 * number, ranks[1].abort, ["lost"]).start()
@@ -220,9 +220,9 @@ def test_what_an_abort_has_left_is_never_taken_for_a_sum(form, each) -> None:
         assert all(all(verdicts) for verdicts in each(train, ranks))
 
 
-def test_the_step_under_way_counts_and_no_other_begins_if_a_generation_is_called_off(form, each, monkeypatch) -> None:
-    """One that is told has brought its part: the other, which is not told, has all it needs to commit the step."""
-    for module in (mesh, communicator_module):  # a busy machine may move nothing for as long as the product waits
+def test_the_current_step_counts_and_no_other_begins_if_a_generation_is_called_off(form, each, monkeypatch) -> None:
+    """The rank that is called off has sent its part: the other, which is not called off, can commit the step."""
+    for module in (mesh, communicator_module):  # on a busy machine no data may move for as long as the product waits
         monkeypatch.setattr(module, "QUIET_SECONDS", 5.0)
     told, other = form(2)
     calling = threading.Timer(0.05, told.call_off, ["its successor is there"])
@@ -240,7 +240,7 @@ def test_the_step_under_way_counts_and_no_other_begins_if_a_generation_is_called
     assert told.broken == "its successor is there"
 
 
-def test_survivors_train_on_in_the_next_generation_if_one_broke(form, each) -> None:
+def test_survivors_continue_in_the_next_generation_if_one_broke(form, each) -> None:
     first = form(3, 1)
     kill(first[2])
     each(lambda c: sums(c, 1.0), first[:2])
@@ -290,7 +290,7 @@ def test_generation_is_aborted_if_nccl_reports_an_error_of_the_network(form, mac
 
 
 @only_nccl
-def test_initialisation_is_left_behind_and_ended_later_if_nobody_wants_it_any_more(form, machine, eventually) -> None:
+def test_initialisation_is_abandoned_and_ended_later_if_it_is_called_off(form, machine, eventually) -> None:
     machine.silent = {0, 1}
     with pytest.raises(CalledOff):
         form(2, called_off=lambda: len(machine.opened) == 2)
@@ -302,14 +302,14 @@ def test_initialisation_is_left_behind_and_ended_later_if_nobody_wants_it_any_mo
 
 
 @only_nccl
-def test_user_is_told_the_way_out_if_nccl_cannot_connect(form, machine) -> None:
+def test_the_remedy_is_named_if_nccl_cannot_connect(form, machine) -> None:
     machine.refuses = "unhandled system error\nsecond line"
     with pytest.raises(nccl.InitialisationFailed, match=r"NCCL: unhandled system error; set NCCL_DEBUG=INFO .*=tcp"):
         form(2)
 
 
 @only_nccl
-def test_user_is_told_the_way_out_if_nccl_does_not_come_back(form, machine, monkeypatch) -> None:
+def test_the_remedy_is_named_if_nccl_does_not_return(form, machine, monkeypatch) -> None:
     monkeypatch.setattr(nccl, "CONNECT_SECONDS", nccl.CONNECT_SECONDS / 300)
     machine.silent = {0, 1}
     with pytest.raises(nccl.InitialisationFailed, match=r"not connected 2 ranks .*NCCL_SOCKET_IFNAME .*=tcp"):
@@ -332,11 +332,11 @@ def test_tcp_is_used_by_all_if_one_rank_has_no_device(machine, generation, each)
         c.close()
 
 
-def test_torchs_own_handling_of_errors_is_off_and_the_user_told_if_it_was_demanded() -> None:
+def test_torchs_error_handling_is_off_with_a_warning_if_it_was_demanded() -> None:
     environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_ENABLE_MONITORING": "1"}
     assert nccl.settings(environ) == ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
     assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0", "its aborts would make garbage look like sums"
-    assert environ["TORCH_NCCL_ENABLE_MONITORING"] == "1", "what does no harm is the user's choice"
+    assert environ["TORCH_NCCL_ENABLE_MONITORING"] == "1", "harmless variables are the user's choice"
     assert nccl.settings({}) == []
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
 
@@ -358,7 +358,7 @@ def test_id_is_shared_once_and_what_torch_adds_stays_local() -> None:
     assert (other.delete_key("n"), other.delete_key("n")) == (True, False)
 
 
-def test_what_another_rank_has_set_for_itself_is_not_taken_for_rank_0_s() -> None:
+def test_values_of_other_ranks_do_not_count_as_rank_0_s() -> None:
     sent: list[bytes] = []
     for rank in (1, 0):  # rank 0's set is its exchange: the others' come before
         store = nccl.IdStore(3, rank, lambda mine: sent.append(mine) or [mine])
@@ -374,3 +374,17 @@ def test_a_broken_generation_raises_where_the_host_waits(form) -> None:
     waiting.abort("lost")
     with pytest.raises(GenerationBroken, match="lost"):
         waiting.barrier()
+
+
+def test_the_wait_ends_with_the_reason_if_a_peer_waits_outside_of_its_loop(form, each) -> None:
+    def train_or_leave(c: Communicator) -> str | None:
+        if c.rank == 0:
+            sums(c, 1.0)
+        else:
+            with pytest.raises(GenerationBroken):
+                c.barrier()
+        return c.diverged
+
+    told = [reason for reason in each(train_or_leave, form(2)) if reason is not None]
+    assert told
+    assert all(t.startswith("rank 1 left its loop after step 0 while rank 0 computes step 1") for t in told)

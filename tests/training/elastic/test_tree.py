@@ -1,4 +1,4 @@
-"""The reduction tree: the association is that of the leaves, whoever holds them."""
+"""The reduction tree: the association depends only on the leaves, not on the ranks that hold them."""
 
 import pytest
 from hypothesis import given
@@ -23,12 +23,12 @@ def on_one_rank(leaves: int) -> str:
     ("leaves", "written_out"),
     [(1, "0"), (2, "(0+1)"), (3, "((0+1)+2)"), (5, "(((0+1)+(2+3))+4)"), (7, "(((0+1)+(2+3))+((4+5)+6))")],
 )
-def test_the_tree_is_the_one_that_is_documented(leaves, written_out) -> None:
+def test_the_tree_is_the_documented_one(leaves, written_out) -> None:
     assert on_one_rank(leaves) == written_out
 
 
 @given(st.integers(1, 70), st.data())
-def test_the_association_is_the_same_if_the_leaves_are_split_anyhow(leaves, data) -> None:
+def test_the_association_is_the_same_for_any_split_of_the_leaves(leaves, data) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, leaves), max_size=12)))
     whole = TreeSum(leaves, add)
     for first, stop in zip([0, *cuts], [*cuts, leaves], strict=True):  # some ranks have no leaf

@@ -18,7 +18,7 @@ def seen(**changes) -> Observation:
     return Observation(**{field: changes.get(field, getattr(QUIET, field)) for field in Observation.__slots__})
 
 
-def test_nothing_is_done_while_sums_are_under_way_and_all_is_well() -> None:
+def test_no_action_while_sums_proceed() -> None:
     assert judge(QUIET)[0] is Act.NOTHING
 
 
@@ -30,16 +30,16 @@ def test_nothing_is_done_while_sums_are_under_way_and_all_is_well() -> None:
         ({"now": 5000.0}, "sums have been under way for 1800 s"),
     ],
 )
-def test_generation_is_aborted_if_what_is_waited_for_cannot_come(changes, why) -> None:
+def test_generation_is_aborted_if_the_awaited_sum_cannot_complete(changes, why) -> None:
     assert judge(seen(**changes)) == (Act.ABORT, why)
 
 
-def test_a_peer_that_left_is_of_no_interest_if_nothing_is_waited_for() -> None:
+def test_a_peer_that_left_is_ignored_if_no_sum_is_awaited() -> None:
     assert judge(seen(device_since=None, hung_up_at=50.0, error="late"))[0] is Act.NOTHING
 
 
 @pytest.mark.parametrize(("after", "act"), [(STUCK_SECONDS - 0.1, Act.NOTHING), (STUCK_SECONDS, Act.END_PROCESS)])
-def test_process_is_ended_if_the_device_does_not_come_back_long_after_the_abort(after, act) -> None:
+def test_process_is_ended_if_the_device_does_not_return_long_after_the_abort(after, act) -> None:
     assert judge(seen(now=100.0 + after, broken_at=100.0, hung_up_at=100.0))[0] is act
 
 
@@ -47,7 +47,7 @@ times = st.none() | st.floats(0, 1e4)
 
 
 @given(st.builds(Observation, st.floats(0, 1e4), times, times, st.none() | st.just("e"), times))
-def test_process_is_never_ended_unless_it_has_waited_for_a_device_since_an_abort(seen) -> None:
+def test_process_is_ended_only_if_it_has_waited_for_a_device_since_an_abort(seen) -> None:
     act, _ = judge(seen)
     if act is Act.END_PROCESS:
         assert seen.device_since is not None and seen.broken_at is not None
@@ -58,7 +58,7 @@ def test_process_is_never_ended_unless_it_has_waited_for_a_device_since_an_abort
         assert act is Act.NOTHING, "no device is waited for"
 
 
-def test_a_killed_peer_is_noticed_by_its_connection_if_sums_are_under_way() -> None:
+def test_a_killed_peer_is_detected_by_its_connection_during_sums() -> None:
     mine, theirs = socket.socketpair()
     aborted = threading.Event()
     causes: list[str] = []
@@ -73,14 +73,14 @@ def test_a_killed_peer_is_noticed_by_its_connection_if_sums_are_under_way() -> N
 
     watch = Watchdog([mine], observe, abort, causes.append)
     theirs.close()
-    assert aborted.wait(10), "the end of the connection was not noticed"
+    assert aborted.wait(10), "the end of the connection was not detected"
     watch.stop()
     watch.stop()
     assert causes == [HUNG_UP]
     mine.close()
 
 
-def test_thread_ends_and_leaves_the_connections_alone_if_it_is_stopped() -> None:
+def test_thread_ends_and_keeps_the_connections_if_it_is_stopped() -> None:
     mine, theirs = socket.socketpair()
 
     def observe(now: float, hung_up_at: float | None) -> Observation:

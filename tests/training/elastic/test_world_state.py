@@ -1,4 +1,4 @@
-"""What a rank takes over with the state of a peer."""
+"""What a rank adopts with a peer's state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def alone() -> World:
     return World(cast("Any", None), cast("Any", None), {}, CheckpointKeeper(None))
 
 
-def test_the_loss_is_that_of_the_last_committed_step_if_a_peer_committed_it():
+def test_the_loss_is_that_of_the_last_step_committed_by_a_peer():
     ahead, behind = alone(), alone()
     for world in (ahead, behind):
         world.commit(2.5, None)
@@ -32,7 +32,7 @@ def test_training_has_ended_for_a_rank_that_takes_over_the_last_step_from_a_peer
     assert behind.stopped
 
 
-def test_callbacks_run_before_a_state_is_adopted_that_contains_what_they_have_done():
+def test_callbacks_run_before_a_state_with_their_effects_is_adopted():
     seen = []
 
     class Counter:
@@ -63,7 +63,7 @@ def test_callbacks_run_before_a_state_is_adopted_that_contains_what_they_have_do
 
 @pytest.mark.parametrize(("receiving", "fit"), [(True, False), (False, True)])
 def test_a_step_is_lost_by_a_receiver_and_not_by_a_sender_if_the_transfer_breaks_off(receiving, fit):
-    """All sums of the step were there, so others have committed it."""
+    """All sums of the step were complete, so other ranks have committed it."""
 
     class BreaksOff:
         def __init__(self) -> None:

@@ -1,5 +1,5 @@
-"""A training script for the tests that catches everything around its loop. It changes the average of the weights by a
-callback, and saves nothing that it was not told to."""
+"""A training script for the tests that catches everything around its loop. A callback changes the average of the
+weights."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ inputs = torch.randn(40, 2, dtype=torch.float64, generator=torch.Generator().man
 
 
 class Average:
-    """Of the weights, by hand."""
+    """An average of the weights."""
 
     def __init__(self, net: nn.Module) -> None:
         self.net, self.values, self.step = net, [p.detach().clone() for p in net.parameters()], 0

@@ -31,6 +31,8 @@ with elastrain.join() as job:
             time.sleep(delay)
         if (out / f"stop-{job.rank}").exists():
             job.stop()
+        if (out / f"break-{job.rank}").exists():
+            break
         optimizer.zero_grad()
         job.backward(nn.functional.cross_entropy(model(x), y))
         optimizer.step()

@@ -1,4 +1,4 @@
-"""A training script for the tests, with what differs between them in the environment.
+"""A training script for the tests, configured by the environment.
 
 ``NUMERICS``; ``LOADER``, options of ``job.dataloader`` as JSON; ``RANDOM``: 1 for a float32 model with dropout on data
 that are augmented at random, 0 for a float64 model without; ``NORM``: sync for SyncBatchNorm; ``SEED`` of this process.
@@ -18,7 +18,7 @@ import elastrain
 
 out, epochs, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 torch.set_num_threads(1)
-torch.manual_seed(int(os.environ["SEED"]))  # each rank another one: the first rank's weights are those of all
+torch.manual_seed(int(os.environ["SEED"]))  # different on each rank: all ranks get the first rank's weights
 random = os.environ["RANDOM"] == "1"
 dtype = torch.float32 if random else torch.float64
 width = int(os.environ.get("WIDTH", "64"))

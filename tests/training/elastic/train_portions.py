@@ -30,7 +30,7 @@ class Model(nn.Module):
         self.frozen = nn.Linear(64, 1024).requires_grad_(False)
         self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(5)))
         self.head = nn.Linear(1024, 3)
-        if os.environ.get("FOLLOWER"):  # a large tensor that something beside the optimizer changes
+        if os.environ.get("FOLLOWER"):  # a large tensor that other code than the optimizer changes
             self.follower = nn.Parameter(torch.zeros(1024, 1024), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""A training script for the tests with what recipes add to a loop: loss scaling, clipping by torch itself, an average
-of the weights, schedules by step and by epoch, frozen statistics, epochs as a loop of their own."""
+"""A training script for the tests with the additions of the recipes: loss scaling, clipping by torch itself, an average
+of the weights, schedules by step and by epoch, frozen statistics, a loop over epochs."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """``train_options.py`` on a rank that kills itself in the middle of an exchange of bitwise mode.
 
-That is when it has received ``DIE_AFTER`` bytes: of the message that is then under way it has a part.
+It dies when it has received ``DIE_AFTER`` bytes, with a part of the current message.
 """
 
 import os

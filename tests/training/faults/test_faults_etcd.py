@@ -1,4 +1,4 @@
-"""What members lean on goes away: etcd, name lookups, clocks that agree. A healthy generation trains on (promise 7)."""
+"""Dependencies of members fail: etcd, name lookups, synchronized clocks. A healthy generation continues (promise 7)."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def test_the_switch_completes_if_etcd_restarts_during_it(job) -> None:
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(5, id="5s"), pytest.param(60, id="60s", marks=pytest.mark.nightly)])
-def test_training_goes_on_and_a_kill_is_healed_afterwards_if_etcd_is_away(job, seconds) -> None:
+def test_training_continues_if_etcd_is_away_and_a_kill_is_healed_afterwards(job, seconds) -> None:
     job.want(2)
     job.start("a", "b")
     first = job.together("a", "b")
     survivor = job["a"].rank_pid
     job.etcd.kill()
-    end = time.monotonic() + seconds  # more than two TTLs: every lease has run out
+    end = time.monotonic() + seconds  # more than two TTLs: every lease has expired
     while time.monotonic() < end:
         job.steps(5)
-    assert max(x["generation"] for x in job.commits()) == first  # there may have been one of `a` alone before
+    assert max(x["generation"] for x in job.commits()) == first  # an earlier generation may have had `a` alone
     job["b"].kill_rank()
     job.wait("a to see the loss, which nobody can tell it", lambda: "generation is broken" in job["a"].out())
     before = job.last_step()
@@ -84,7 +84,7 @@ def test_losses_are_found_and_healed_if_clocks_differ_by_an_hour(job) -> None:
 
 
 class Nameserver:
-    """Listens where a resolver asks; never answers, and remembers who was asked for."""
+    """A nameserver that never answers, and records the requested names."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -115,7 +115,7 @@ mount --bind {0}/hosts /etc/hosts && exec "$@"
 
 @pytest.fixture
 def without_names(tmp_path: Path):
-    """A nameserver that never answers, and a command prefix that knows no other and no hosts file."""
+    """A nameserver that never answers, and a command prefix that allows no other one and no hosts file."""
     (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.97\noptions timeout:1 attempts:1\n")
     (tmp_path / "hosts").write_text("")
     prefix = ["unshare", "-m", "sh", "-c", WITHOUT_NAMES.format(tmp_path), "sh"]

@@ -1,4 +1,4 @@
-"""Ranks that live and do harm: stuck, slow, too few, wrong."""
+"""Live ranks with problems: stuck, slow, too few, failing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def health(job, worker: str) -> str:
     return member.health if member else ""
 
 
-def test_a_rank_stuck_in_user_code_is_named_shown_and_restarted(job) -> None:
+def test_a_rank_stuck_in_user_code_is_named_with_its_stacks_and_restarted(job) -> None:
     job.want(2)
     job.start("a", "b", ELASTRAIN_STUCK_TIMEOUT="2")
     first = job.together("a", "b")
@@ -31,7 +31,7 @@ def test_a_rank_stuck_in_user_code_is_named_shown_and_restarted(job) -> None:
     job.wait("all to be well again", lambda: {health(job, "a"), health(job, "b")} == {""})
 
 
-def test_a_straggler_is_named_in_its_record_and_in_progress_until_it_is_none(job) -> None:
+def test_a_straggler_is_named_in_its_record_and_in_progress_until_it_recovers(job) -> None:
     job.want(3)
     job.start("a", "b", "c", delay=0.03)
     job.together("a", "b", "c")
@@ -40,7 +40,7 @@ def test_a_straggler_is_named_in_its_record_and_in_progress_until_it_is_none(job
     assert "times as long per step" in job.members()["b"].health_message
     assert job.members()["b"].health_rank == 0
     job.wait("progress to name it", lambda: job.progress().stragglers == ("b",))
-    assert [health(job, w) for w in "ac"] == ["", ""], "those that wait were named"
+    assert [health(job, w) for w in "ac"] == ["", ""], "waiting ranks were named"
     (job.folder / "b.slow").unlink()
     job.wait("b to be like the others", lambda: health(job, "b") == "" and job.progress().stragglers == ())
     job.verdict()
@@ -62,7 +62,7 @@ def test_a_straggler_leaves_if_it_is_to_be_excluded_and_enough_remain(job) -> No
     job.verdict()
 
 
-def test_survivors_wait_bounded_and_say_for_what_if_fewer_than_min_are_left(job) -> None:
+def test_survivors_wait_bounded_with_the_reason_if_fewer_than_min_are_left(job) -> None:
     job.want(2, min=2)
     job.start("a", "b", ELASTRAIN_MIN_TIMEOUT="14")
     first = job.together("a", "b")

@@ -1,4 +1,4 @@
-"""Workers that die, fall silent or are cut off, at the worst moment. Promises 1, 2, 5 and 6 hold."""
+"""Workers that die, fall silent or are cut off at the worst time. Promises 1, 2, 5 and 6 hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 FAKE_RANK = Path(__file__).parents[2] / "shared" / "fake_rank.py"
 
 
-def test_survivor_goes_on_and_both_come_back_if_two_ranks_die_in_the_same_step(job) -> None:
+def test_survivor_continues_and_both_return_if_two_ranks_die_in_the_same_step(job) -> None:
     job.want(3)
     job.start("a", "b", "c", delay=0.2)
     first = job.together("a", "b", "c")
@@ -60,17 +60,17 @@ def test_joiner_gets_the_state_from_another_survivor_if_its_source_dies_during_t
     joiner = job["j"].rank_pid
     before = resident(joiner)  # it has not touched its own ballast
     job.wait("some of it to arrive", lambda: resident(joiner) > before + (8 << 20), pause=0.001)
-    os.kill(joiner, signal.SIGSTOP)  # what the test does next takes longer than the rest of the transfer
+    os.kill(joiner, signal.SIGSTOP)  # the next part of the test takes longer than the rest of the transfer
     assert job["j"].adopted <= first, "the transfer was over: use a larger BALLAST_MB"
     job[source].kill_rank()
     os.kill(joiner, signal.SIGCONT)
-    job.together("a", "b", "j", after=first + 1)  # the source is started again, and comes
+    job.together("a", "b", "j", after=first + 1)  # the source has restarted and joins
     verdict = job.verdict()
     assert verdict.pids[other] == (survivor,), "the survivor's process changed"
     assert len(verdict.pids[source]) == 2
 
 
-def test_survivors_go_on_with_the_same_step_if_a_joiner_dies_while_it_gets_their_state(job) -> None:
+def test_survivors_continue_with_the_same_step_if_a_joiner_dies_while_it_gets_their_state(job) -> None:
     job.want(2)
     job.start("a", "b", BALLAST_MB="384")
     first = job.together("a", "b")
@@ -83,12 +83,12 @@ def test_survivors_go_on_with_the_same_step_if_a_joiner_dies_while_it_gets_their
     before = resident(joiner)
     job.wait("some of it to arrive", lambda: resident(joiner) > before + (8 << 20), pause=0.001)
     job["j"].kill_rank()
-    job.together("a", "b", "j", after=first + 1)  # it is started again, and comes
+    job.together("a", "b", "j", after=first + 1)  # it has restarted and joins
     verdict = job.verdict()
     assert {w: verdict.pids[w] for w in "ab"} == {w: (p,) for w, p in pids.items()}, "a survivor's process changed"
 
 
-def test_survivors_go_on_after_the_lease_and_the_thawed_member_joins_again_if_a_node_falls_silent(job) -> None:
+def test_survivors_continue_after_the_lease_and_the_thawed_member_rejoins_if_a_node_falls_silent(job) -> None:
     job.want(3)
     job.start("a", "b", "c")
     first = job.together("a", "b", "c")
@@ -101,14 +101,14 @@ def test_survivors_go_on_after_the_lease_and_the_thawed_member_joins_again_if_a_
     assert {w: verdict.pids[w] for w in "ac"} == {w: (p,) for w, p in pids.items()}, "a survivor's process changed"
 
 
-def test_a_fenced_member_stops_before_its_place_is_given_away(job, proxy) -> None:
+def test_a_fenced_member_stops_before_it_is_replaced(job, proxy) -> None:
     way = proxy(job.etcd.endpoint)
     job.want(3)
     job.start("a", "c")
     job.together("a", "c")
     job.start("b", endpoint=way.endpoint)
     first = job.together("a", "b", "c")
-    way.cut()  # its lease runs out; it trains on with the others until they give it up
+    way.cut()  # its lease expires; it trains with the others until they replace it
     job.steps(3)
     after = job.together("a", "c", after=first)
     os.kill(job["b"].rank_pid, 0)  # it lives

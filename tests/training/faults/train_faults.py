@@ -1,7 +1,7 @@
-"""A training script that does what a test asks for by files: ``<worker>.hang``, ``<worker>.slow``, ``<worker>.raise``.
+"""A training script that tests control by files: ``<worker>.hang``, ``<worker>.slow``, ``<worker>.raise``.
 
-``argv``: a folder, and seconds that a loop body takes. ``BALLAST_MB``: state that goes to joiners besides the model;
-``<worker>.captured`` appears when it is taken from a rank.
+``argv``: a folder, and the seconds of a loop body. ``BALLAST_MB``: additional state for joiners; ``<worker>.captured``
+appears when it is captured on a rank.
 """
 
 import os
@@ -24,7 +24,7 @@ labels = torch.randint(0, 3, (203,), generator=torch.Generator().manual_seed(2))
 
 
 class Ballast:
-    """State without a use. Its memory has not been touched before a peer's state arrives: the test sees that happen."""
+    """Unused state. Its memory is untouched before a peer's state arrives, which the test observes."""
 
     def __init__(self, megabytes: int) -> None:
         self.tensor = torch.empty(megabytes << 20, dtype=torch.uint8)
@@ -52,7 +52,7 @@ with elastrain.join() as job:
     for x, y in job.steps(loader, epochs=100_000):
         time.sleep(10 * delay if asked_for("slow") else delay)
         if asked_for("hang"):
-            (folder / f"{worker}.hang").unlink()  # the next process of this worker goes on
+            (folder / f"{worker}.hang").unlink()  # the next process of this worker continues
             time.sleep(1e6)
         if asked_for("raise"):
             raise ValueError(f"the batch of step {job.step} is bad")

@@ -1,4 +1,4 @@
-"""The examples as local jobs: grown, hit by a kill, and judged at the end."""
+"""The examples as local jobs: grown, hit by a kill, and audited at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 60.0
 
 
 class Trial:
-    """One example under ``elastrain run``, and what it printed."""
+    """One example under ``elastrain run``, and its output."""
 
     def __init__(self, example: str, state: Path, environment: dict[str, str]) -> None:
         self.lines: list[tuple[str, str]] = []
@@ -35,7 +35,7 @@ class Trial:
         )
 
     def await_workers(self, count: int) -> LocalStatus:
-        """Until ``count`` workers train together."""
+        """Wait until ``count`` workers train together."""
         return self.job.wait(
             lambda s: s.in_force == count and s.generation and s.generation.size == count,
             timeout=PATIENCE,
@@ -43,7 +43,7 @@ class Trial:
         )
 
     def await_line(self, text: str, after: int = 0) -> int:
-        """Until ``text`` was printed later than line ``after``; returns the number of lines by then."""
+        """Wait until ``text`` was printed after line ``after``; returns the number of lines at that time."""
         deadline = time.monotonic() + PATIENCE
         while not any(text in line for _, line in self.lines[after:]):
             assert time.monotonic() < deadline and self.job.result is None, f"not printed: {text!r}{self.tail()}"
@@ -63,7 +63,7 @@ def trial(tmp_path: Path) -> Iterator[Callable[..., Trial]]:
     trials: list[Trial] = []
 
     def start(example: str, **environment: str) -> Trial:
-        # The variable is how processes that have left their process group are found.
+        # By this variable, processes that have left their process group are found.
         one = Trial(example, tmp_path / "state", {"ELASTRAIN_TEST_TRIAL": str(tmp_path), **environment})
         trials.append(one)
         one.job.__enter__()
@@ -80,8 +80,8 @@ def trial(tmp_path: Path) -> Iterator[Callable[..., Trial]]:
 
 @pytest.fixture
 def require() -> Callable[[str, str], None]:
-    """``require("lightning", "ELASTRAIN_REQUIRE_LIGHTNING")`` skips where the package is not installed; where the
-    variable is 1 it fails."""
+    """``require("lightning", "ELASTRAIN_REQUIRE_LIGHTNING")`` skips if the package is not installed, or fails if the
+    variable is 1."""
 
     def check(package: str, variable: str) -> None:
         if importlib.util.find_spec(package) is not None:

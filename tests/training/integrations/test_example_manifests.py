@@ -1,4 +1,4 @@
-"""Every example's manifest is one that a cluster takes, and names files that are there."""
+"""Every example's manifest is valid for a cluster, and names existing files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastrain.api.crd import crd
 from elastrain.api.job import trainer_container
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-FOLDERS = sorted(EXAMPLES.glob("[0-9]*"))  # the others are shared by them
+FOLDERS = sorted(EXAMPLES.glob("[0-9]*"))  # the other folders are shared
 SCHEMA = jsonschema.Draft202012Validator(crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
 
 
@@ -31,7 +31,7 @@ def test_the_manifest_is_valid_by_the_crd_and_by_the_models(folder):
         assert (folder / script).is_file(), script
 
 
-def test_names_of_jobs_differ_and_each_example_says_how_it_is_run():
+def test_names_of_jobs_differ_and_each_example_has_its_command():
     jobs = [manifest.load(folder / "job.yaml").name for folder in FOLDERS]
     assert len(set(jobs)) == len(jobs)
     for folder in FOLDERS:

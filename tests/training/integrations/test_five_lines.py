@@ -1,4 +1,4 @@
-"""From DDP to elastic: the difference of the two scripts is what the page shows, and no more than it says."""
+"""From DDP to elastic: the page shows exactly the difference of the two scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMAND = "diff -w -U 0 examples/04-five-lines/ddp.py examples/04-five-lines/ela
 
 
 def difference() -> list[str]:
-    """The lines that differ, by the command that the page names; names and times of the files are left out."""
+    """The lines that differ, by the command on the page, without the names and times of the files."""
     run = subprocess.run(COMMAND.split(), cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 1, run.stderr
     return [line for line in run.stdout.splitlines()[2:] if not line.startswith("@@")]
@@ -29,14 +29,14 @@ def test_the_page_shows_the_difference_of_the_two_scripts():
     assert shown.strip() == expected.strip(), f"docs/integrations.md shows another one; it should be:\n{expected}"
 
 
-def test_five_lines_change_beside_imports():
+def test_five_lines_change_in_addition_to_imports():
     added = [line[1:].strip() for line in difference() if line.startswith("+")]
     changed = [line for line in added if line and not line.startswith(("import ", "from "))]
     assert len(changed) == 5, changed
 
 
 @pytest.mark.nightly
-def test_the_script_before_the_change_is_one_that_works(tmp_path):
+def test_the_script_before_the_change_works(tmp_path):
     pytest.importorskip("torch")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     run = subprocess.run(

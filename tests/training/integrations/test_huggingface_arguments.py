@@ -1,4 +1,4 @@
-"""What an elastic Trainer can be told, and what it refuses, with the reason."""
+"""The arguments of an elastic Trainer, and those that it refuses, with the reason."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_option_without_a_meaning_is_refused_by_its_name(arguments, options, 
         arguments(**options)
 
 
-def test_accelerate_takes_the_process_for_one_that_is_alone(arguments):
+def test_accelerate_sees_a_single_process(arguments):
     import torch.distributed as dist
 
     args = arguments()
@@ -56,7 +56,7 @@ def test_accelerate_takes_the_process_for_one_that_is_alone(arguments):
     assert args.save_strategy == "no"
 
 
-def test_the_way_out_is_named_if_the_arguments_are_the_trainers_own(arguments, monkeypatch, tmp_path):
+def test_the_remedy_is_named_if_the_arguments_are_the_trainers_own(arguments, monkeypatch, tmp_path):
     import torch
     from transformers import TrainingArguments
 

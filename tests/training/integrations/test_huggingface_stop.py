@@ -1,4 +1,4 @@
-"""Early stopping under the elastic Trainer: what a callback asks for, and what it counts, is all ranks'."""
+"""Early stopping under the elastic Trainer: a callback's request and its counts apply to all ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def trainer(require, tmp_path):
-    """Makes a Trainer of a job that has committed some steps; ``stops`` are those at which the job was asked to end."""
+    """Makes a Trainer of a job that has committed some steps; ``stops``: the steps at which the job was stopped."""
     require("transformers", "ELASTRAIN_REQUIRE_HUGGINGFACE")
     import torch
     from transformers import EarlyStoppingCallback
@@ -59,7 +59,7 @@ def commit(trainer, steps: int) -> None:
         trainer._committed()
 
 
-def test_the_job_is_asked_to_end_if_the_metric_has_not_improved_for_as_long_as_the_callback_waits(trainer):
+def test_the_job_is_stopped_if_the_metric_has_not_improved_within_the_callbacks_patience(trainer):
     one = trainer([3.0, 2.0, 2.5, 2.2, 2.1])
     commit(one, 3)
     assert one.job.stops == []
@@ -68,7 +68,7 @@ def test_the_job_is_asked_to_end_if_the_metric_has_not_improved_for_as_long_as_t
     assert one.state.best_metric == 2.0
 
 
-def test_a_joiner_goes_on_counting_where_its_peer_is(trainer):
+def test_a_joiner_continues_its_peers_count(trainer):
     peer, joiner = trainer([3.0, 3.5]), trainer([3.2])
     commit(peer, 2)
     joiner._history.load_state_dict(peer._history.state_dict())

@@ -1,4 +1,4 @@
-"""Loops that rescale in process: no survivor's process is replaced, and the audit log is that of an undisturbed run."""
+"""Loops that rescale in process: survivors keep their processes; the audit log equals that of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def grown_and_hit(one) -> None:
     job.scale(2)
     one.await_workers(2)
     step = job.progress().step
-    # Until the joiner has got its state, the first worker's is the only one.
+    # Until the joiner has received its state, the first worker has the only copy.
     job.wait(lambda s: s.progress.world_size == 2 and s.progress.step > step + 2, timeout=60, what="steps of both")
     survivor = job.worker(f"{name}-1").rank_pids()
     job.kill_worker(f"{name}-0", "rank")

@@ -1,4 +1,4 @@
-"""Launchers that restart: mpirun and TensorFlow's workers go on from what the script has saved."""
+"""Launchers with restarts: mpirun and TensorFlow's workers continue from the script's last save."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def steps(one, pattern: str) -> list[int]:
 
 
 def goes_on(seen: list[int], *, by: int, last: int) -> None:
-    """Each start goes on where the one before had saved. Of a killed worker the last lines may be lost, no work."""
+    """Each start continues from the previous save. A killed worker may lose its last lines, but no work."""
     assert seen[0] <= by
     assert seen[-1] == last
     assert all(later >= earlier - by for earlier, later in pairwise(seen)), f"work was lost: {seen}"
@@ -39,12 +39,12 @@ def grow_and_kill(one, saying: str) -> None:
     one.job.wait(timeout=120)
     assert one.job.result is Result.FINISHED, one.job.message + one.tail()
     blamed = [w.message for w in one.job.status().workers if "ScriptFailed" in w.message]
-    assert not blamed, "a change of size or a lost worker is no failure of the script"
+    assert not blamed, "a change of size or a lost worker does not count as a failure of the script"
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(240)
-def test_mpirun_goes_on_with_the_workers_that_there_are(trial, require, tmp_path):
+def test_mpirun_continues_with_the_existing_workers(trial, require, tmp_path):
     require("mpi4py", "ELASTRAIN_REQUIRE_MPI")
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed (apt-get install openmpi-bin)")
@@ -62,7 +62,7 @@ def test_mpirun_goes_on_with_the_workers_that_there_are(trial, require, tmp_path
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_tensorflow_goes_on_from_its_backup(trial, require, tmp_path):
+def test_tensorflow_continues_from_its_backup(trial, require, tmp_path):
     require("tensorflow", "ELASTRAIN_REQUIRE_TENSORFLOW")
     one = trial("08-tensorflow", EPOCHS="40", EPOCH_SECONDS="0.5", BACKUP=str(tmp_path / "backup"))
     grow_and_kill(one, "by {} workers")

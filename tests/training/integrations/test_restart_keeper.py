@@ -39,7 +39,7 @@ def formed(number: int, *workers: str) -> Generation:
 
 
 class Agent:
-    """The agent's end of the socket, played by the test."""
+    """The agent's end of the socket, in the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,7 +66,7 @@ class Agent:
         return m.RANK_MESSAGE.validate_json(self._lines.readline())
 
     def runs(self, count: int) -> list[str]:
-        """What the programs were told, once there were ``count`` of them."""
+        """The programs' arguments, once ``count`` programs have started."""
         path, deadline = self.folder / "runs", time.monotonic() + 30
         while not path.exists() or path.read_text().count("\n") < count:
             assert time.monotonic() < deadline, f"fewer than {count} runs"
@@ -92,7 +92,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     one.close()
 
 
-def test_the_program_starts_anew_in_each_generation_and_its_end_is_the_end(agent):
+def test_the_program_restarts_in_each_generation_and_its_end_is_final(agent):
     assert agent.ready.type == "ready" and agent.ready.store_port
     agent.says(m.Proposed(generation=formed(1, "a")))
     assert agent.hears() == m.Adopted(generation=1, step=0)
@@ -142,7 +142,7 @@ def test_the_program_is_ended_if_the_worker_is_to_leave(agent):
     assert agent.keeper.wait(30) == 0
 
 
-def test_the_way_out_is_named_if_there_is_no_agent():
+def test_the_remedy_is_named_if_there_is_no_agent():
     with pytest.raises(RuntimeError, match="elastrain run job"):
         restart.Keeper(lambda world: (["true"], {})).keep({})
 
@@ -165,12 +165,12 @@ def test_hostfile_and_discovery_script_name_each_host_once(tmp_path):
 
 
 # ---- mpirun's way to the other workers -------------------------------------------------------------------------------
-NODE = "127.0.0.2"  # this machine, and yet to Open MPI another one than 127.0.0.1
+NODE = "127.0.0.2"  # this machine, but for Open MPI another one than 127.0.0.1
 
 
 @pytest.fixture
 def node(tmp_path):
-    """A node in a process of its own; returns its port."""
+    """A node in a separate process; yields its port."""
     port = restart.free_port(NODE)
     code = f"import sys; from elastrain.contrib.mpi import serve; sys.exit(serve('{NODE}:{port}', 'secret'))"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
@@ -179,7 +179,7 @@ def node(tmp_path):
     process.wait(10)
 
 
-def test_a_node_starts_what_it_is_asked_for_until_all_is_done(node, tmp_path, eventually):
+def test_a_node_starts_requested_commands_until_mpirun_ends(node, tmp_path, eventually):
     port, process = node
     environ = {"ELASTRAIN_MPI_NODES": json.dumps([(NODE, port)]), "ELASTRAIN_MPI_TOKEN": "secret"}
     assert mpi.shell(NODE, ["echo", "started", ">", "here"], environ) == 0
@@ -188,7 +188,7 @@ def test_a_node_starts_what_it_is_asked_for_until_all_is_done(node, tmp_path, ev
     assert process.wait(10) == 0
 
 
-def test_a_node_does_nothing_for_those_who_do_not_know_the_token(node, tmp_path):
+def test_a_node_ignores_requests_without_the_token(node, tmp_path):
     port, process = node
     mpi.ask(NODE, port, token="guessed", command="touch stolen")
     mpi.ask(NODE, port, token="guessed", done=True)
@@ -199,7 +199,7 @@ def test_a_node_does_nothing_for_those_who_do_not_know_the_token(node, tmp_path)
     assert not (tmp_path / "stolen").exists()
 
 
-def test_the_way_out_is_named_if_mpirun_asks_for_an_unknown_host(capsys):
+def test_the_remedy_is_named_if_mpirun_requests_an_unknown_host(capsys):
     environ = {"ELASTRAIN_MPI_NODES": json.dumps([("10.0.0.2", 1)]), "ELASTRAIN_MPI_TOKEN": "secret"}
     assert mpi.shell("10.0.0.9", ["orted"], environ) == 1
     assert "10.0.0.9: not a worker of this generation; its workers: 10.0.0.2" in capsys.readouterr().err

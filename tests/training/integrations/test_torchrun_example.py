@@ -1,4 +1,4 @@
-"""An unmodified torchrun script in elastrain's workers: restarted at each change, it goes on from its snapshot."""
+"""An unmodified torchrun script in elastrain's workers: restarted at each change, it continues from its snapshot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 @pytest.mark.nightly
 @pytest.mark.timeout(240)
-def test_a_torchrun_script_goes_on_from_its_snapshot_if_the_job_grows_and_a_worker_is_killed(trial, tmp_path):
+def test_a_torchrun_script_continues_from_its_snapshot_if_the_job_grows_and_a_worker_is_killed(trial, tmp_path):
     one = trial("03-torchrun", EPOCHS="40", STEP_SECONDS="0.01", SNAPSHOT=str(tmp_path / "snapshot.pt"))
     job = one.job
     seen = one.await_line("by 1 ranks: loss")
@@ -27,10 +27,10 @@ def test_a_torchrun_script_goes_on_from_its_snapshot_if_the_job_grows_and_a_work
 
     assert job.result is Result.FINISHED, job.message + one.tail()
     blamed = [w.message for w in job.status().workers if "ScriptFailed" in w.message]
-    assert not blamed, "a change of size or a lost worker is no failure of the script"
+    assert not blamed, "a change of size or a lost worker does not count as a failure of the script"
     epochs = [int(found[1]) for line in one.printed("ranks: loss") if (found := re.search(r"epoch (\d+) by", line))]
     assert epochs[-1] == 39
-    # Of a killed worker the last lines may be lost, not the work.
-    assert all(later >= earlier for earlier, later in pairwise(epochs)), f"a start did not go on: {epochs}"
+    # A killed worker may lose its last lines, but no work.
+    assert all(later >= earlier for earlier, later in pairwise(epochs)), f"a start did not continue: {epochs}"
     (accuracy,) = one.printed("accuracy on 360 held-out digits")
     assert float(accuracy.split()[-1]) > 0.9

@@ -1,4 +1,4 @@
-"""The examples are run as a user would run them."""
+"""The examples, run like by a user."""
 
 from __future__ import annotations
 

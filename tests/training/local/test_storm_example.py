@@ -1,4 +1,4 @@
-"""The example of the storm: its weather is a function of the seed, its judge sees what is wrong, and it all works."""
+"""The example of the storm: its weather is a function of the seed, its judge detects violations, and the run passes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "02-storm"
 
 @pytest.fixture(scope="module", autouse=True)
 def example() -> Iterator[None]:
-    """Its modules find each other as they do when ``storm.py`` is run."""
+    """The example's modules, importable as when ``storm.py`` runs."""
     sys.path.insert(0, str(EXAMPLE))
     yield
     sys.path.remove(str(EXAMPLE))
@@ -45,7 +45,7 @@ def proof(example) -> ModuleType:
 
 # ---- the weather -----------------------------------------------------------------------------------------------------
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 100), steps=st.integers(20, 1000))
-def test_wanted_size_stays_in_its_range_whatever_the_seed(weather, seed, count, steps):
+def test_desired_size_stays_in_its_range_for_any_seed(weather, seed, count, steps):
     events = weather.forecast(seed, count, steps, smallest=1, largest=4, first=2)
     assert len(events) == count
     assert events == weather.forecast(seed, count, steps, smallest=1, largest=4, first=2)
@@ -54,7 +54,7 @@ def test_wanted_size_stays_in_its_range_whatever_the_seed(weather, seed, count, 
     for event in events:
         assert steps // 10 <= event.due < steps - steps // 10
         if event.kind in (weather.Kind.KILL_RANK, weather.Kind.KILL_WORKER):
-            assert wanted > 1, "nobody would be left"
+            assert wanted > 1, "no worker would be left"
         wanted += {weather.Kind.JOIN: 1, weather.Kind.LEAVE: -1}.get(event.kind, 0)
         assert 1 <= wanted <= 4
 
@@ -65,7 +65,7 @@ def test_every_kind_happens_if_the_storm_is_long(weather):
 
 
 @given(start=st.floats(0.5, 60), count=st.integers(50, 100), steps=st.integers(100, 1000))
-def test_a_worker_has_time_to_start_between_two_events_whatever_the_machine(weather, start, count, steps):
+def test_a_worker_has_time_to_start_between_two_events_on_any_machine(weather, start, count, steps):
     due = [e.due for e in weather.forecast(1, count, steps, smallest=1, largest=4, first=2)]
     between = (due[-1] - due[0]) / (count - 1) * weather.pace(start, count, steps)
     assert start < between < 2 * start
@@ -106,7 +106,7 @@ def test_a_kill_waits_if_only_one_worker_holds_the_state(weather, kill, join):
     assert weather.may_happen(kill, status(shown(0), shown(1)), weather.Holders())
     for too_few in (
         status(shown(0), shown(1, generation=0)),  # has not adopted it yet
-        status(shown(0), shown(1), inside=1),  # a joiner that has been told of a generation without it
+        status(shown(0), shown(1), inside=1),  # a joiner that knows a generation without it
         status(shown(0), shown(1, leaving=True)),
         status(shown(0), shown(1, ended=True)),
     ):
@@ -159,7 +159,7 @@ def test_a_step_counts_once_if_several_ranks_wrote_it_and_one_was_killed_in_the_
     assert not run.contradictions
 
 
-def test_it_is_said_if_ranks_saw_different_losses(proof, tmp_path):
+def test_different_losses_of_ranks_are_reported(proof, tmp_path):
     (tmp_path / "losses.host.1.jsonl").write_text("[1, 2, 5.5]\n")
     (tmp_path / "losses.host.2.jsonl").write_text("[1, 2, 5.25]\n")
     run = proof.Run("run", tmp_path, 1)
@@ -199,7 +199,7 @@ def test_a_broken_promise_is_named(proof, tmp_path, harm, said):
 
 # ---- all of it -------------------------------------------------------------------------------------------------------
 @pytest.mark.nightly
-@pytest.mark.timeout(600)  # 90 s where nothing else runs
+@pytest.mark.timeout(600)  # 90 s on an idle machine
 def test_the_model_is_that_of_an_undisturbed_run_if_a_storm_hits_the_job(tmp_path):
     picture = tmp_path / "storm.svg"
     run = subprocess.run(

@@ -20,12 +20,12 @@ def lines(capsys) -> list[list[str]]:
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_sound_machine_is_fit_and_the_table_says_what_it_has(tmp_path, capsys):
+def test_a_sound_machine_passes_and_the_table_lists_its_devices(tmp_path, capsys):
     assert preflight.run(0, None, 60, tmp_path / "log") == 0
     table = lines(capsys)
     assert [row[:2] for row in table] == [["ok", "compute"], ["ok", "bandwidth"], ["ok", "shared"]]
     assert table[1][-1] == "GB/s"
-    assert not (tmp_path / "log").exists(), "there is nothing to tell the operator"
+    assert not (tmp_path / "log").exists(), "there is nothing to report to the operator"
 
 
 def test_node_is_refused_if_accelerators_are_missing(tmp_path, capsys):
@@ -47,7 +47,7 @@ def test_node_is_refused_if_one_value_is_wrong(monkeypatch, tmp_path):
     assert f"1 of {preflight.MATRIX**2} values wrong" in (tmp_path / "log").read_text()
 
 
-def test_node_is_refused_with_the_driver_s_words_if_a_device_raises(monkeypatch, tmp_path):
+def test_node_is_refused_with_the_driver_s_message_if_a_device_raises(monkeypatch, tmp_path):
     def no_memory(*_):
         raise RuntimeError("CUDA error: an illegal\n memory access")
 
@@ -56,7 +56,7 @@ def test_node_is_refused_with_the_driver_s_words_if_a_device_raises(monkeypatch,
     assert "CUDA error: an illegal memory access" in (tmp_path / "log").read_text()
 
 
-def test_node_is_refused_if_its_memory_is_slower_than_wanted(tmp_path):
+def test_node_is_refused_if_its_memory_is_slower_than_required(tmp_path):
     assert preflight.run(0, 1e9, 60, tmp_path / "log") == 12
     assert "GB/s, at least 1e+09 required" in (tmp_path / "log").read_text()
 

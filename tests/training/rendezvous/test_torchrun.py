@@ -75,7 +75,7 @@ class Cluster:
         return next(a for a in self.agents if a.pid == line.agent)
 
     def kill(self, agent: subprocess.Popen[bytes]) -> None:
-        """As a machine that is switched off: the agent and its ranks, without a word."""
+        """Like a machine that is switched off: the agent and its ranks end without a message."""
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(agent.pid)
             process.suspend()  # so that it does not replace a rank in between
@@ -114,7 +114,7 @@ def test_the_job_grows_and_survives_the_loss_of_rank_0(cluster):
 
 
 @pytest.mark.nightly
-def test_the_job_goes_on_through_three_sizes_and_ends(cluster):
+def test_the_job_continues_through_three_sizes_and_ends(cluster):
     for world in (1, 2, 3):
         cluster.start()
         line = cluster.await_steps(world=world)
@@ -124,7 +124,7 @@ def test_the_job_goes_on_through_three_sizes_and_ends(cluster):
     leaver.wait(PATIENCE)
     assert shrunk.agent != line.agent
     other = next(a for a in cluster.agents if a.poll() is None and a.pid != shrunk.agent)
-    os.kill(other.pid, signal.SIGKILL)  # the agent alone: its rank goes on for a while, and must not disturb
+    os.kill(other.pid, signal.SIGKILL)  # the agent alone: its rank continues for a while, and must not disturb
     last = cluster.await_steps(world=1, after=len(cluster.lines()))
     assert last.agent == shrunk.agent
 
@@ -139,7 +139,7 @@ def test_the_job_ends_if_the_script_ends(cluster):
 
 
 @pytest.mark.nightly
-def test_etcd_may_restart_under_a_running_job(etcd_factory, tmp_path):
+def test_a_running_job_continues_if_etcd_restarts(etcd_factory, tmp_path):
     server = etcd_factory()
     cluster = Cluster(server.endpoint, tmp_path)
     try:
@@ -148,7 +148,7 @@ def test_etcd_may_restart_under_a_running_job(etcd_factory, tmp_path):
         server.kill()
         server.start()
         after = cluster.await_steps(world=2, after=len(cluster.lines()) + 60)
-        assert after.master == before.master, "nobody restarts because etcd did"
+        assert after.master == before.master, "a restart of etcd restarts no rank"
         assert [agent.poll() for agent in agents] == [None, None]
     finally:
         cluster.close()

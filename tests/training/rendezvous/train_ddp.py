@@ -1,4 +1,4 @@
-"""A stock DDP script, as anybody would write it for torchrun: nothing in it knows of elastrain.
+"""A stock DDP script for torchrun, without any use of elastrain.
 
 Usage: train_ddp.py DIRECTORY STEPS. Resumes from DIRECTORY/model.pt and appends one line per step to DIRECTORY/log.
 """

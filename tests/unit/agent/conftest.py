@@ -1,4 +1,4 @@
-"""A core with its history, driven by short calls that read as a story."""
+"""A core with its history, driven by short calls."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Story:
         return self.event(JobSnapshot(self.target, self.generation, dict(self.ended), self.finished, members=members))
 
     def sees(self, generation: Generation | None = None, **fields) -> list[Effect]:
-        """etcd now shows this generation, if given, and what else is given."""
+        """etcd now contains ``generation``, if given, and ``fields``."""
         self.generation = generation or self.generation
         for name, value in fields.items():
             setattr(self, name, value)
@@ -87,7 +87,7 @@ class Story:
         return self
 
     def hears_the_end_of(self, *numbers: int, why: str = "worker b is gone") -> list[Effect]:
-        """The leader says that these generations cannot go on."""
+        """The leader has ended these generations."""
         self.ended.update(dict.fromkeys(numbers, why))
         return self.seen()
 

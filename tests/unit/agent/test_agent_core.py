@@ -1,4 +1,4 @@
-"""The agent's decisions while its ranks start, train and die, as stories about worker ``a``."""
+"""The agent's decisions while its ranks start, train and die: scenarios of worker ``a``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from elastrain.agent.core.abort import REPORT_LATER_SECONDS
 from elastrain.agent.core.events import (
     End,
     Fenced,
+    JobSnapshot,
     KillRanks,
     Leave,
     Publish,
@@ -40,7 +41,7 @@ def test_outcome_is_finished_if_the_job_had_finished_before_the_start(story):
     none(story.log, StartRanks)
 
 
-def test_outcome_is_drained_without_starting_if_the_target_wants_nobody(story):
+def test_outcome_is_drained_without_starting_if_the_target_is_zero(story):
     story.registered()
     ending = only(story.sees(target=Target(min=1, max=4, desired=0)), End).termination
     assert ending.outcome is Outcome.DRAINED
@@ -66,6 +67,13 @@ def test_a_rank_receives_the_settings_that_its_agent_has(story, sent):
     assert AGENT_MESSAGE.validate_json(welcome.encode()).settings == settings
 
 
+def test_a_rank_is_told_how_far_the_job_has_come_and_been_saved(story, sent):
+    story.started()
+    story.event(JobSnapshot(story.target, step=120, saved_step=100))
+    (welcome,) = sent(story.says(Hello(local_rank=0, pid=7)), Welcome)
+    assert (welcome.step, welcome.saved_step) == (120, 100)
+
+
 def test_phase_is_ready_only_if_all_ranks_are(new_story):
     story = new_story(nproc=2).started()
     for rank in (0, 1):
@@ -75,14 +83,14 @@ def test_phase_is_ready_only_if_all_ranks_are(new_story):
     assert (published.phase, published.store_port) == (Phase.READY, 4000)
 
 
-def test_a_late_rank_is_told_the_generation_in_force(story, sent, make_generation):
+def test_a_late_rank_receives_the_generation_in_force(story, sent, make_generation):
     story.started()
     story.sees(generation=make_generation(4, "b"))
     effects = story.says(Hello(local_rank=0, pid=7))
     assert [m.type for m in sent(effects, Welcome | Proposed)] == ["welcome", "proposed"]
 
 
-def test_a_generation_is_passed_on_once(story, sent, make_generation):
+def test_a_generation_is_sent_once(story, sent, make_generation):
     story.ready()
     assert sent(story.sees(generation=make_generation(1, "a")), Proposed)
     assert not sent(story.seen(), Proposed)
@@ -96,13 +104,13 @@ def test_generation_is_published_only_if_all_ranks_adopted_it(new_story, make_ge
 
 
 # ---- loss ----------------------------------------------------------------------------------------------------------
-def test_broken_is_published_if_a_rank_says_so(story, make_generation):
+def test_broken_is_published_if_a_rank_reports_it(story, make_generation):
     story.training_in(make_generation(2, "a", "b"))
     published = only(story.breaks(2), Publish)
     assert (published.broken, published.phase) == (2, Phase.READY)
 
 
-def test_broken_is_published_if_one_of_several_ranks_says_so(new_story, make_generation):
+def test_broken_is_published_if_one_of_several_ranks_reports_it(new_story, make_generation):
     story = new_story(nproc=2).training_in(make_generation(2, "a", "b", slots=2))
     assert only(story.breaks(2, rank=1), Publish).broken == 2
 
@@ -146,7 +154,7 @@ def test_adoption_is_published_only_by_the_member_of_rank_0(story, make_generati
     assert only(story.adopts(2), Publish).generation == 2
 
 
-def test_adoption_is_published_if_it_means_to_stop(story, make_generation):
+def test_adoption_of_the_empty_generation_is_published(story, make_generation):
     story.training_in(make_generation(1, "b", "a"))
     story.sees(generation=make_generation(2, "b"))
     assert only(story.adopts(2), Publish).generation == 2
@@ -159,13 +167,13 @@ def test_abort_is_sent_once_if_the_leader_ends_the_generation(story, sent, make_
     assert not sent(story.seen(), Abort)
 
 
-def test_no_abort_if_the_rank_said_broken_itself(story, sent, make_generation):
+def test_no_abort_if_the_rank_reported_the_failure_itself(story, sent, make_generation):
     story.training_in(make_generation(2, "a", "b"))
     story.breaks(2)
     assert not sent(story.hears_the_end_of(2), Abort)
 
 
-def test_a_connecting_rank_is_told_to_abort_only_the_proposal_if_only_that_has_ended(story, sent, make_generation):
+def test_a_connecting_rank_aborts_only_the_proposal_if_only_that_has_ended(story, sent, make_generation):
     story.training_in(make_generation(2, "a", "b"))
     story.sees(generation=make_generation(3, "a", "b", "c"))
     assert [m.generation for m in sent(story.hears_the_end_of(3), Abort)] == [3]
@@ -183,7 +191,7 @@ def test_no_abort_if_the_rank_is_not_in_the_generation_that_ended(story, sent, m
     assert not sent(story.hears_the_end_of(3), Abort)
 
 
-def test_a_rank_that_hangs_up_breaks_its_generation(story, make_generation):
+def test_a_rank_that_disconnects_breaks_its_generation(story, make_generation):
     story.training_in(make_generation(2, "a", "b"))
     published = only(story.event(RankHungUp(1, 0)), Publish)
     assert (published.broken, published.phase) == (2, Phase.WARMING)
@@ -196,7 +204,7 @@ def test_a_member_that_is_alone_stops_if_it_is_fenced(story, sent, make_generati
     assert abort == Abort(generation=1, reason="etcd has not confirmed the lease for 5.1 s")
 
 
-def test_a_fenced_member_goes_on_in_the_next_generation(story, sent, make_generation):
+def test_a_fenced_member_continues_in_the_next_generation(story, sent, make_generation):
     story.training_in(make_generation(1, "a"))
     story.event(Fenced(5.1))
     assert only(story.breaks(1), Publish).broken == 1
@@ -204,13 +212,13 @@ def test_a_fenced_member_goes_on_in_the_next_generation(story, sent, make_genera
     assert only(story.adopts(2), Publish).generation == 2
 
 
-def test_members_of_a_larger_generation_train_on_if_etcd_is_away(story, sent, make_generation):
+def test_members_of_a_larger_generation_continue_if_etcd_is_away(story, sent, make_generation):
     story.training_in(make_generation(1, "a", "b"))
     assert not sent(story.event(Fenced(60.0)), Abort)
 
 
 # ---- a rank dies ---------------------------------------------------------------------------------------------------
-def test_the_key_goes_at_once_and_siblings_are_killed_if_a_signal_kills_a_rank(new_story, make_generation):
+def test_the_key_is_deleted_at_once_and_siblings_are_killed_if_a_signal_kills_a_rank(new_story, make_generation):
     story = new_story(nproc=2).training_in(make_generation(1, "a", slots=2))
     effects = story.exits(signal=9, rank=1)
     assert effects == [Reincarnate(), KillRanks(9, "rank 1 was killed by signal 9")]
@@ -225,14 +233,14 @@ def test_ranks_restart_under_a_new_id_if_all_are_reaped(new_story, make_generati
     assert welcome.member == "a.x2"
 
 
-def test_words_of_the_dead_incarnation_are_ignored(story, make_generation):
+def test_messages_of_the_dead_incarnation_are_ignored(story, make_generation):
     story.training_in(make_generation(1, "a"))
     story.exits(signal=9)
     assert story.event(RankSaid(1, 0, Ready())) == []
     assert story.event(RankExited(1, 0, code=1)) == []
 
 
-def test_the_worker_fails_if_ranks_are_killed_again_and_again(story):
+def test_the_worker_fails_if_ranks_are_killed_repeatedly(story):
     story.ready()
     for _ in range(MAX_RESTARTS):
         story.exits(signal=9)
@@ -242,7 +250,7 @@ def test_the_worker_fails_if_ranks_are_killed_again_and_again(story):
     assert "SIGKILL" in ending.message
 
 
-def test_restarts_long_ago_do_not_count(story):
+def test_old_restarts_do_not_count(story):
     story.ready()
     for _ in range(3 * MAX_RESTARTS):
         story.exits(signal=11)
@@ -251,7 +259,7 @@ def test_restarts_long_ago_do_not_count(story):
     none(story.log, End)
 
 
-def test_the_worker_fails_with_the_scripts_code_and_words_if_a_rank_raises(new_story, make_generation):
+def test_the_worker_fails_with_the_scripts_code_and_message_if_a_rank_raises(new_story, make_generation):
     story = new_story(nproc=2).training_in(make_generation(1, "a", slots=2))
     log = 'Traceback (most recent call last):\n  File "t.py", line 3, in step\n    x\nValueError: bad batch'
     assert story.exits(code=3, rank=1, log=log)[:2] == [

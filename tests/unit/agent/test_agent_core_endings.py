@@ -1,4 +1,4 @@
-"""How a worker ends, and how it leaves: the agent's decisions, as stories about worker ``a``."""
+"""The end and the leave of a worker: the agent's decisions in scenarios of worker ``a``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def test_the_job_is_finished_if_the_worker_of_rank_0_ends_with_0(story, make_gen
     progress = only(effects, PublishProgress).progress
     assert (progress.finished, progress.step) == (True, 50)
     assert effects[-1].termination.outcome is Outcome.FINISHED
-    assert effects.index(Leave()) > effects.index(PublishProgress(progress)), "the key goes after the news"
+    assert effects.index(Leave()) > effects.index(PublishProgress(progress)), (
+        "the key is deleted after the progress was published"
+    )
 
 
 def test_the_job_is_not_finished_if_another_worker_ends(story, make_generation):
@@ -66,14 +68,14 @@ def test_outcome_is_finished_if_the_script_never_joined(story):
     assert only(effects, End).termination.outcome is Outcome.FINISHED
 
 
-def test_outcome_is_finished_and_says_so_if_the_script_leaves_its_loop_early(story, make_generation):
+def test_outcome_is_finished_with_a_message_if_the_script_leaves_its_loop_early(story, make_generation):
     story.training_in(make_generation(1, "a"))
     ending = only(story.exits(), End).termination
     assert ending.outcome is Outcome.FINISHED
     assert "early" in ending.message
 
 
-def test_a_crash_on_the_way_out_is_forgiven_if_another_worker_holds_rank_0(story, make_generation):
+def test_a_crash_during_exit_is_ignored_if_another_worker_holds_rank_0(story, make_generation):
     story.training_in(make_generation(1, "b", "a"))
     story.finishes()
     assert only(story.exits(signal=11), End).termination.outcome is Outcome.FINISHED
@@ -89,7 +91,7 @@ def test_the_worker_fails_if_one_rank_leaves_the_loop_and_its_sibling_waits_too_
     assert "[0]" in ending.message
 
 
-def test_parked_ranks_are_told_to_exit_if_the_job_finished_without_them(story, sent, make_generation):
+def test_parked_ranks_exit_if_the_job_finished_without_them(story, sent, make_generation):
     story.training_in(make_generation(2, "b", "a"))
     story.breaks(2)
     assert sent(story.sees(finished=True), Exit) == [Exit(reason="the job has finished")]
@@ -102,7 +104,7 @@ def test_ranks_of_a_healthy_generation_finish_by_themselves_if_the_job_has_finis
 
 
 # ---- leaving -------------------------------------------------------------------------------------------------------
-def test_a_drain_keeps_training_until_a_generation_without_us_is_adopted(story, sent, make_generation):
+def test_a_drain_keeps_training_until_a_generation_without_the_worker_is_adopted(story, sent, make_generation):
     story.training_in(make_generation(2, "a", "b"))
     effects = story.event(Signalled(signal.SIGTERM))
     assert only(effects, Publish).phase is Phase.LEAVING
@@ -125,14 +127,14 @@ def test_ranks_exit_at_once_if_they_are_in_no_generation(story, sent):
     assert sent(story.event(Signalled(signal.SIGTERM)), Exit)
 
 
-def test_ranks_are_terminated_if_they_are_not_ready_when_told_to_leave(story):
+def test_ranks_are_terminated_if_they_are_not_ready_when_asked_to_leave(story):
     story.started()
     story.says(Hello(local_rank=0, pid=3))
     assert only(story.event(Signalled(signal.SIGTERM)), KillRanks).signum == signal.SIGTERM
     assert only(story.exits(signal=15), End).termination.outcome is Outcome.DRAINED
 
 
-def test_the_empty_generation_parks_ranks_if_nobody_told_them_to_leave(story, sent, make_generation):
+def test_the_empty_generation_parks_ranks_if_they_were_not_asked_to_leave(story, sent, make_generation):
     story.training_in(make_generation(2, "a", "b"))
     story.sees(generation=make_generation(3))
     effects = story.adopts(3)
@@ -146,7 +148,7 @@ def test_the_empty_generation_parks_ranks_if_nobody_told_them_to_leave(story, se
         Target(min=1, max=4, desired=0, reason="Suspend"),
         Target(min=1, max=4, desired=1, leaving=("a",), reason="Suspend"),
     ],
-    ids=["nobody is wanted", "this worker must leave"],
+    ids=["desired is 0", "this worker must leave"],
 )
 def test_the_target_drains_like_a_signal(story, sent, make_generation, target):
     story.training_in(make_generation(2, "a"))
@@ -156,7 +158,7 @@ def test_the_target_drains_like_a_signal(story, sent, make_generation, target):
     assert only(story.leaves(), End).termination.outcome is Outcome.DRAINED
 
 
-def test_the_member_is_ready_again_if_the_target_takes_its_leave_back(story, make_generation):
+def test_the_member_is_ready_again_if_the_target_withdraws_its_leave(story, make_generation):
     story.training_in(make_generation(2, "a"))
     story.sees(target=Target(min=1, max=4, desired=1, leaving=("a",)))
     assert only(story.sees(target=Target(min=1, max=4, desired=1)), Publish).phase is Phase.READY

@@ -1,4 +1,4 @@
-"""What the agent does about a rank that hangs, a straggler, and a job below its minimum."""
+"""The agent's reactions to a hanging rank, a straggler, and a job below its minimum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from elastrain.api.records import Health, Outcome, Phase, Progress, Target
 
 
 def hangs(story, rank: int = 0, world_size: int = 2) -> list:
-    """The agent looks, looks again after the naming bound, and twice more after the restart bound."""
+    """The agent checks now, again after the bound for naming, and twice more after the bound for a restart."""
     page = {rank: Beat(Where.BODY, story.now, 1, world_size, commits=5, compute=0.1)}
     effects = story.event(Pulse(story.core.incarnation, page))
     for seconds in (NAME_SECONDS + 1, 300.0, 1.0):
@@ -42,7 +42,7 @@ def of(effects, kind) -> list:
 
 @pytest.fixture
 def waited_for(story, make_generation, make_member):
-    """Worker a trains with b, which says that it waits."""
+    """Worker a trains with b, which reports that it waits."""
     story.training_in(make_generation(1, "a", "b"))
     story.sees(others=(make_member("b", generation=1, health="waiting"),))
     return story
@@ -51,13 +51,13 @@ def waited_for(story, make_generation, make_member):
 def test_a_hanging_rank_is_published_its_stacks_printed_and_it_alone_killed(waited_for) -> None:
     effects = hangs(waited_for)
     (stacks,) = of(effects, PrintStacks)
-    assert stacks == PrintStacks(0, 1000), "the pid is the one that the rank has named"
+    assert stacks == PrintStacks(0, 1000), "the pid is that of Hello"
     (kill,) = of(effects, KillRank)
     assert kill.why.startswith("local rank 0 hung in the script's code for 36")
     assert [(p.health, p.health_rank) for p in of(effects, Publish)] == [(Health.STUCK, 0)]
 
 
-def test_it_starts_again_like_a_killed_rank(waited_for) -> None:
+def test_it_restarts_like_a_killed_rank(waited_for) -> None:
     hangs(waited_for)
     effects = waited_for.exits(signal=9)
     (why,) = of(effects, KillRanks)
@@ -65,14 +65,14 @@ def test_it_starts_again_like_a_killed_rank(waited_for) -> None:
     assert Reincarnate() in effects
 
 
-def test_the_worker_fails_and_says_why_if_its_rank_hangs_again_and_again(story, make_generation) -> None:
+def test_the_worker_fails_with_the_cause_if_its_rank_hangs_repeatedly(story, make_generation) -> None:
     story.ready()
     for _ in range(MAX_RESTARTS):
         hangs(story, world_size=1)
         story.exits(signal=9)
         story.registered()
         story.says(Hello(local_rank=0, pid=1))
-        story.now -= 300  # the budget is one of kills in a time
+        story.now -= 300  # the budget limits kills per time
     hangs(story, world_size=1)
     (end,) = of(story.exits(signal=9), End)
     last = end.termination

@@ -1,4 +1,4 @@
-"""Termination records: what they say, and that Kubernetes can read them whole."""
+"""Termination records: their content, and that Kubernetes can read all of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_message_names_the_exit_code_if_nothing_was_printed():
 
 
 @given(st.text(), st.text())
-def test_a_record_fits_into_a_termination_log_whatever_the_script_printed(message, log):
+def test_a_record_fits_into_a_termination_log_for_any_output(message, log):
     long = Termination(outcome=Outcome.FAILED, message=message * 50, log_tail=log * 200, exit_code=1)
     raw = endings.encode(long)
     assert len(raw) < endings.RECORD_BYTES

@@ -36,7 +36,7 @@ def verdict(beat: Beat, now: float, peers: Peers = SOMEBODY_WAITS, watch: Watch 
     return (watch or Watch()).look({0: beat}, peers, now, POLICY)
 
 
-def test_a_rank_is_named_and_its_stacks_asked_for_once_if_it_hangs_in_user_code_and_others_wait() -> None:
+def test_a_rank_is_named_and_its_stacks_requested_once_if_it_hangs_in_user_code_and_others_wait() -> None:
     watch = Watch()
     assert verdict(BODY, NAME_SECONDS - 1, watch=watch) == Verdict()
     named = verdict(BODY, NAME_SECONDS, watch=watch)
@@ -51,7 +51,7 @@ def test_it_is_restarted_after_the_timeout_and_not_before_its_stacks_could_be_pr
     assert (rank, why) == (0, "local rank 0 hung in the script's code for 1001 s")
 
 
-def test_it_is_restarted_never_if_the_timeout_is_0() -> None:
+def test_it_is_never_restarted_if_the_timeout_is_0() -> None:
     watch = Watch()
     for now in (1e6, 1e6 + 1):
         look = watch.look({0: BODY}, SOMEBODY_WAITS, now, Policy(stuck_timeout=0))
@@ -75,7 +75,7 @@ def test_no_rank_is_stuck_if(change, peers) -> None:
     assert verdict(replace(BODY, **change), 1000, peers).health is not Health.STUCK
 
 
-def test_a_rank_that_trains_alone_is_stuck_although_nobody_waits() -> None:
+def test_a_rank_that_trains_alone_is_stuck_although_no_rank_waits() -> None:
     assert verdict(replace(BODY, world_size=1), 1000, Peers()).health is Health.STUCK
 
 
@@ -85,15 +85,15 @@ def test_the_sibling_of_a_stuck_rank_is_evidence_enough_and_not_accused() -> Non
     assert (look.health, look.dump) == (Health.STUCK, (1,))
 
 
-def test_members_say_that_they_wait_one_after_another_until_one_has() -> None:
+def test_members_publish_that_they_wait_in_turn_until_one_has() -> None:
     waiting = {0: replace(BODY, where=Where.COLLECTIVE)}
     half = NAME_SECONDS / 2
     assert not waits(waiting, Peers(0, 4), half - 1, POLICY, said=False)
     assert waits(waiting, Peers(0, 4), half, POLICY, said=False)
     assert not waits(waiting, Peers(2, 4), half, POLICY, said=False)
     assert waits(waiting, Peers(2, 4), NAME_SECONDS, POLICY, said=False), "the first ones may be the stuck ones"
-    assert not waits(waiting, Peers(2, 4, waiting=True), 1000, POLICY, said=False), "once is enough"
-    assert waits(waiting, Peers(0, 4, waiting=True), 1000, POLICY, said=True), "what was said stays said"
+    assert not waits(waiting, Peers(2, 4, waiting=True), 1000, POLICY, said=False), "one report is enough"
+    assert waits(waiting, Peers(0, 4, waiting=True), 1000, POLICY, said=True), "a report stays published"
 
 
 # ---- stragglers ------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def world(times: list[float], commits: int) -> list[dict[int, Beat]]:
 
 
 def judge(watches: list[Watch], times: list[float], now: float, commits: int) -> set[int]:
-    """Places of the members that call themselves slow."""
+    """Places of the members that report themselves as slow."""
     healthy = Peers(0, len(times))
     looks = [
         w.look({0: replace(b[0], since=now)}, healthy, now, POLICY)
@@ -123,7 +123,7 @@ def run(history: list[list[float]], seconds: float = 1.0, steps: int = 5) -> lis
 
 @FEW
 @given(st.integers(2, 50), SECONDS)
-def test_a_uniformly_slow_world_names_nobody(size, seconds) -> None:
+def test_no_rank_is_named_if_all_are_equally_slow(size, seconds) -> None:
     assert run([[seconds] * size] * 10)[-1] == set()
 
 
@@ -138,7 +138,7 @@ def test_a_rank_ten_times_slower_than_the_rest_is_named_and_no_other(size, data)
 
 @FEW
 @given(st.integers(2, 12).flatmap(lambda n: st.lists(SECONDS, min_size=n, max_size=n)))
-def test_at_most_a_third_is_named_whatever_the_times_are(times) -> None:
+def test_at_most_a_third_is_named_for_any_times(times) -> None:
     assert len(run([times] * 10)[-1]) <= (len(times) + 2) // 3
 
 
@@ -159,12 +159,12 @@ def test_a_verdict_stands_for_as_long_as_the_contrary_evidence_needs(history) ->
 
 @FEW
 @given(st.lists(st.booleans(), min_size=5, max_size=25))
-def test_nobody_is_named_if_the_evidence_never_stands_for_long(bad) -> None:
+def test_no_rank_is_named_if_the_evidence_never_holds_for_long(bad) -> None:
     bad = [b and (i % int(HOLD_SECONDS) != 0) for i, b in enumerate(bad)]
     assert not any(run([[1.0 if b else 0.1, 0.1, 0.1] for b in bad]))
 
 
-def test_nobody_is_named_or_cleared_while_no_steps_are_committed() -> None:
+def test_no_verdict_changes_while_no_steps_are_committed() -> None:
     assert not any(run([[1.0, 0.1, 0.1]] * 20, steps=0))
 
 
@@ -192,7 +192,7 @@ def test_nothing_is_compared_before_enough_steps_or_if_the_difference_is_nothing
     assert pace(tiny)[1] == 0
 
 
-def test_a_straggler_that_is_left_alone_is_none_any_more() -> None:
+def test_a_straggler_without_peers_is_no_longer_one() -> None:
     watch = Watch(slow=Verdict(Health.SLOW, "as before"))
     for i in range(10):
         judge([watch], [1.0], 100.0 + i, 20 + 5 * i)
@@ -214,12 +214,12 @@ BEATS = st.builds(
 
 @FEW
 @given(st.dictionaries(st.integers(0, 3), BEATS), st.builds(Peers, st.integers(0, 3), st.integers(1, 4), st.booleans()))
-def test_only_ranks_in_user_code_that_are_waited_for_are_ever_accused(beats, peers) -> None:
+def test_only_ranks_in_user_code_that_others_wait_for_are_stuck(beats, peers) -> None:
     for rank in stuck(beats, peers, 1000.0, POLICY):
         assert beats[rank].where is Where.BODY and beats[rank].commits, "only a rank in the script's code can be stuck"
         others = [b for r, b in beats.items() if r != rank]
         waited_for = peers.waiting or any(b.where is Where.COLLECTIVE for b in others) or beats[rank].world_size == 1
-        assert waited_for, "a rank for which nobody waits is left alone"
+        assert waited_for, "a rank is never stuck while no rank waits for it"
 
 
 # ---- the checkup -----------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def situation(ready: int, least: int, **fields) -> Situation:
     return Situation(me="0.x", members=members, target=Target(min=least, max=9, desired=9), idle=True, **fields)
 
 
-def test_a_job_below_its_minimum_is_told_after_a_while_and_given_up_at_the_bound() -> None:
+def test_a_job_below_its_minimum_is_reported_after_a_while_and_left_at_the_bound() -> None:
     checkup, few = Checkup(Policy(min_timeout=100)), situation(1, 2)
     checkup.look({}, few, 0.0)
     assert checkup.health is Health.OK

@@ -61,7 +61,7 @@ def test_a_module_is_forked(command):
         ("python train.py", {"ELASTRAIN_FORK_RANKS": "off"}, "ELASTRAIN_FORK_RANKS=off"),
     ],
 )
-def test_a_command_is_executed_if_a_fork_could_be_told_from_it(command, environ, why):
+def test_a_command_is_executed_if_a_fork_would_be_distinguishable(command, environ, why):
     answer = plan(command, **environ)
     assert isinstance(answer, Executed)
     assert why in answer.why
@@ -72,7 +72,7 @@ def test_a_variable_without_a_value_counts_as_absent():
 
 
 def test_the_interpreter_is_the_agents_own_only_in_the_same_environment(tmp_path):
-    """A virtual environment's python is a link to the file that all of them share."""
+    """The python of each virtual environment is a link to the same file."""
     other = tmp_path / "python"
     other.symlink_to(Path(sys.executable).resolve())
     path = {"PATH": os.pathsep.join([str(tmp_path), os.environ["PATH"]])}
@@ -82,7 +82,7 @@ def test_the_interpreter_is_the_agents_own_only_in_the_same_environment(tmp_path
     assert not is_own_interpreter("no-such-command", path)
 
 
-def test_the_first_place_that_modules_are_found_in_is_the_scripts_own(tmp_path):
+def test_the_first_path_entry_is_the_scripts_directory(tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").touch()
     (tmp_path / "link.py").symlink_to(tmp_path / "code" / "train.py")

@@ -1,4 +1,4 @@
-"""Promises of the agent's core that hold whatever happens, in any order. A failure's message is the promise."""
+"""Promises of the agent's core that hold for any events in any order. A failure's message is the promise."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ HAPPENINGS = st.one_of(
 
 
 class World:
-    """What surrounds the core, as far as the promises need it: processes that exit once, generations that only grow."""
+    """The core's environment, as far as the promises need it: processes exit once, generation numbers only grow."""
 
     def __init__(self) -> None:
         self.core = Core(builders.settings(nproc=NPROC, stragglers="exclude", min_timeout=50))
@@ -109,7 +109,7 @@ class World:
             if isinstance(effect, Reincarnate):
                 self.feed(Registered(next(self.ids)))
             if isinstance(effect, KillRank | PrintStacks):
-                assert effect.local_rank in self.running, "only a rank that runs is looked at"
+                assert effect.local_rank in self.running, "only a running rank prints its stacks"
             if isinstance(effect, End):
                 assert not self.running, "the agent ends only when every rank has been reaped"
                 assert Leave() in self.history, "the agent leaves before it ends"
@@ -139,7 +139,7 @@ class World:
 
 
 def lives(history: list[object]) -> list[tuple[int, object]]:
-    """Each effect with the number of the incarnation that it falls into."""
+    """Each effect with the number of its incarnation."""
     life, numbered = 0, []
     for effect in history:
         life += isinstance(effect, StartRanks)
@@ -148,7 +148,7 @@ def lives(history: list[object]) -> list[tuple[int, object]]:
 
 
 def to_rank(history: list[object], rank: int) -> list[list[object]]:
-    """What one rank was sent, one list per incarnation."""
+    """The messages sent to one rank, one list per incarnation."""
     lives: list[list[object]] = []
     for effect in history:
         if isinstance(effect, StartRanks):
@@ -175,10 +175,10 @@ def test_the_core_keeps_its_promises(happenings):
             aborted = [m.generation for m in sent if isinstance(m, Abort)]
             hellos = sum(isinstance(m, Welcome) for m in sent)
             if hellos == 1:
-                assert proposed == sorted(set(proposed)), "generations are passed on once, and only newer ones"
+                assert proposed == sorted(set(proposed)), "each generation is sent once, in increasing order"
             assert len(aborted) == len(set(aborted)), "a generation is aborted once"
-            assert set(aborted) <= set(proposed), "only what was passed on can be aborted"
-            assert sum(isinstance(m, Exit) for m in sent) <= 1, "a rank is told to exit once"
+            assert set(aborted) <= set(proposed), "only a sent generation is aborted"
+            assert sum(isinstance(m, Exit) for m in sent) <= 1, "a rank receives one Exit"
 
 
 @examples(200)
@@ -189,7 +189,7 @@ def test_every_drain_ends_in_time(happenings):
     for what in happenings:
         world.happen(what)
     world.feed(Signalled(15))
-    for _ in range(10):  # nobody answers any more, but what is killed dies
+    for _ in range(10):  # no rank answers, but killed ranks die
         due = world.core.deadline()
         if due is not None:
             world.now = max(world.now, due)
@@ -197,5 +197,5 @@ def test_every_drain_ends_in_time(happenings):
         if world.core.mode in (Mode.ENDING, Mode.RESTARTING):
             for rank in sorted(world.running):
                 world.happen(("exit", rank, (0, 9)))
-    assert world.core.mode is Mode.ENDED, "a signal ends the agent within the drain timeout, whatever went before"
+    assert world.core.mode is Mode.ENDED, "a signal ends the agent within the drain timeout, after any history"
     assert world.now <= 30 * 30 + world.core.settings.drain_timeout + 10

@@ -1,4 +1,4 @@
-"""What an agent tells of a change of generation."""
+"""An agent's spans of a change of generation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def target(desired: int) -> Target:
     return Target(min=1, max=4, desired=desired)
 
 
-def test_a_joiner_tells_of_its_start_and_of_its_switch() -> None:
+def test_a_joiner_traces_its_start_and_its_switch() -> None:
     notes = Notes()
     assert notes.note(Registered("w-0.a"), [], 1.0) is None
     assert notes.note(JobSnapshot(target=target(1)), [StartRanks(1)], 1.5) is None
@@ -38,7 +38,7 @@ def settled(now: float = 0.0) -> Notes:
     return notes
 
 
-def test_a_survivor_tells_how_long_a_decision_took_since_the_first_sign() -> None:
+def test_a_survivor_traces_the_decision_from_the_first_sign() -> None:
     notes = settled()
     notes.note(RankSaid(1, 0, Broken(generation=3, step=9, error="reset")), [], 10.0)
     notes.note(JobSnapshot(target=target(2), generation=generation(3), ended={3: "lost"}), [], 10.1)
@@ -48,7 +48,7 @@ def test_a_survivor_tells_how_long_a_decision_took_since_the_first_sign() -> Non
     assert decide.attributes["elastrain.leader"] is False
 
 
-def test_a_wish_is_a_sign_too() -> None:
+def test_a_new_target_is_a_sign() -> None:
     notes = settled()
     notes.note(JobSnapshot(target=target(4), generation=generation(3)), [], 10.0)
     _, (decide,) = notes.note(JobSnapshot(target=target(4), generation=generation(4)), [], 13.0) or (0, [])
@@ -67,8 +67,8 @@ def test_a_generation_that_ended_long_ago_is_no_sign_of_the_next_change() -> Non
     assert (decide.start, decide.attributes["elastrain.sign"]) == (100.0, "target")
 
 
-def test_a_target_that_asks_for_what_is_in_force_is_no_sign() -> None:
-    """The operator takes the names of those that left out of the target when their pods are gone."""
+def test_a_target_that_matches_the_generation_in_force_is_no_sign() -> None:
+    """The operator removes the names of leavers from the target when their pods are gone."""
     notes = settled()
     notes.note(
         JobSnapshot(target=Target(min=1, max=4, desired=2, leaving=("w-2",)), generation=generation(3)), [], 10.0
@@ -79,7 +79,7 @@ def test_a_target_that_asks_for_what_is_in_force_is_no_sign() -> None:
     assert (decide.start, decide.attributes["elastrain.sign"]) == (500.0, "rank ended")
 
 
-def test_a_wish_that_was_withdrawn_is_no_sign() -> None:
+def test_a_withdrawn_target_is_no_sign() -> None:
     notes = settled()
     notes.note(JobSnapshot(target=target(4), generation=generation(3)), [], 10.0)
     notes.note(JobSnapshot(target=target(2), generation=generation(3)), [], 12.0)
@@ -90,7 +90,7 @@ def test_a_wish_that_was_withdrawn_is_no_sign() -> None:
     assert (decide.start, decide.attributes["elastrain.sign"]) == (500.0, "target")
 
 
-def test_nothing_is_told_while_nothing_changes() -> None:
+def test_there_are_no_spans_without_a_change() -> None:
     notes = settled()
     for event in (
         Tick(),
@@ -107,7 +107,7 @@ def test_the_end_of_a_rank_is_a_sign() -> None:
     assert decide.attributes["elastrain.sign"] == "rank ended"
 
 
-def test_a_joiner_tells_nothing_of_the_generation_that_trains_without_it() -> None:
+def test_a_joiner_traces_nothing_of_the_generation_that_trains_without_it() -> None:
     notes = Notes()
     notes.note(Registered("w-0.a"), [], 1.0)
     assert notes.note(JobSnapshot(target=target(2), generation=generation(1, members="w-1.b")), [], 1.5) is None

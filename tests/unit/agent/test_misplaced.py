@@ -7,7 +7,7 @@ import pytest
 import builders
 from effects import none, only
 from elastrain.agent.core.events import End, JobSnapshot, KillRanks, Reincarnate, StartRanks
-from elastrain.agent.core.misplaced import why_misplaced
+from elastrain.agent.core.misplaced import PAUSE_SECONDS, why_misplaced
 from elastrain.agent.core.rank import Rank
 from elastrain.agent.core.restart import MAX_RESTARTS
 from elastrain.api.messages import Adopted, Hello, Locate, Located, Misplaced, Ready
@@ -42,19 +42,24 @@ def test_a_rank_that_stands_by_is_misplaced_if_the_job_has_left_its_loop(loop_en
     assert bool(why_misplaced([waiting(loop_end)], seen)) is misplaced
 
 
+def test_a_spare_rank_restarts_once_a_minute_if_epochs_are_short() -> None:
+    assert not why_misplaced([waiting(100)], at(101), since=PAUSE_SECONDS - 1)
+    assert why_misplaced([waiting(100)], at(101), since=PAUSE_SECONDS)
+
+
 def test_a_rank_that_trains_is_not_misplaced() -> None:
     rank = waiting(100)
     rank.received(Adopted(generation=3, step=90))
     assert not why_misplaced([rank], at(101))
 
 
-def test_a_rank_is_told_the_position_of_the_job_if_it_asks(story, sent) -> None:
+def test_a_rank_receives_the_position_of_the_job_on_request(story, sent) -> None:
     story.started()
     story.says(Hello(local_rank=0, pid=7))
     assert sent(story.says(Locate()), Located) == [Located(step=0, training=False)]
 
 
-def test_ranks_start_anew_any_number_of_times_if_they_are_misplaced(story) -> None:
+def test_ranks_restart_any_number_of_times_if_they_are_misplaced(story) -> None:
     story.ready()
     for incarnation in range(2, MAX_RESTARTS + 4):
         effects = story.says(Misplaced(why="the script of rank 2 is in another loop"))

@@ -1,4 +1,4 @@
-"""Which resource is the accelerator, and how many ranks follow from it; fields with rules of their own."""
+"""The accelerator resource and the number of ranks that follows from it; fields with their own rules."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def test_accelerator_is_the_only_device_or_the_known_one_or_the_named_one(
         ({"nvidia.com/gpu": "1.5"}, None, "[nvidia.com/gpu] (1.5) must be a whole number"),
     ],
 )
-def test_field_and_way_out_are_named_if_it_is_not_clear(limits: dict[str, Any], named: str | None, words: str) -> None:
+def test_field_and_remedy_are_named_if_the_accelerator_is_ambiguous(
+    limits: dict[str, Any], named: str | None, words: str
+) -> None:
     with pytest.raises(AcceleratorUnclear) as caught:
         ranks("auto", with_limits(limits), named)
     assert words in str(caught.value)

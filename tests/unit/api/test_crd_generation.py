@@ -1,4 +1,4 @@
-"""The CRD as generated: in step with the models, structural, and teaching."""
+"""The generated CRD: consistent with the models, structural, and documented."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
 
 # ---- drift -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", [CRD_FILE, CHART_FILE], ids=str)
-def test_committed_file_is_what_the_models_say(path: Path) -> None:
+def test_committed_file_matches_the_models(path: Path) -> None:
     assert (ROOT / path).read_text() == generated_files()[path], "run `python -m elastrain.api.crd --write`"
 
 
@@ -64,7 +64,7 @@ def test_chart_template_is_refused_if_a_docstring_would_be_evaluated_by_helm() -
         to_chart_template(document)
 
 
-def test_yaml_says_where_it_comes_from() -> None:
+def test_yaml_names_its_source() -> None:
     assert to_yaml(crd()).startswith("# Generated from trainer/elastrain/api/job/")
 
 
@@ -127,7 +127,7 @@ def test_defaults_are_those_of_the_models() -> None:
     assert SPEC["properties"]["checkpoint"]["properties"]["keep"]["default"] == 2
 
 
-def test_status_makes_no_demands_that_another_version_of_the_operator_could_fail() -> None:
+def test_status_has_no_rule_that_another_version_of_the_operator_could_break() -> None:
     for path, node in nodes(STATUS):
         takes_any_name = node.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in node
         assert takes_any_name or node["type"] != "object", path
@@ -144,7 +144,7 @@ def test_rules_name_field_value_and_rule() -> None:
             assert "{" not in rule["message"], path
 
 
-def test_columns_show_a_person_how_the_job_is() -> None:
+def test_columns_show_the_state_of_the_job() -> None:
     shown = [c["name"] for c in VERSION["additionalPrinterColumns"] if not c.get("priority")]
     assert shown == ["Phase", "Workers", "Desired", "Generation", "Step", "Age"]
 
@@ -176,7 +176,7 @@ def test_converter_refuses_if_a_field_may_be_anything() -> None:
         structural_schema(Anything)
 
 
-def test_converter_keeps_what_is_said_beside_a_reference() -> None:
+def test_converter_keeps_the_fields_beside_a_reference() -> None:
     class Inner(BaseModel):
         """Of the class."""
 

@@ -1,4 +1,4 @@
-"""Manifests: what is accepted, and what is said about what is not."""
+"""Manifests: accepted ones, and the messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_job_is_read_from_text_and_from_a_file(tmp_path: Path) -> None:
     assert (loads(VALID).name, loads(VALID).spec.replicas) == ("digits", 2)
 
 
-def test_template_is_kept_as_it_came() -> None:
+def test_template_is_kept_unchanged() -> None:
     template = loads(
         valid_but("image: digits:1", "image: digits:1\n          env: [{name: A, value: b}]")
     ).spec.template
@@ -66,7 +66,7 @@ def test_template_is_kept_as_it_came() -> None:
     }
 
 
-def test_other_documents_are_left_to_kubectl_if_one_is_a_job() -> None:
+def test_other_documents_are_ignored_if_one_is_a_job() -> None:
     claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\n"
     assert loads(f"{claim}---\n{VALID}---\n") == loads(VALID)
 
@@ -83,7 +83,7 @@ def test_merge_keys_work() -> None:
     assert loads(text).spec.template["spec"]["containers"][0]["env"][1] == {"name": "B", "value": "b"}
 
 
-def test_job_survives_the_way_through_json() -> None:
+def test_job_survives_a_round_trip_through_json() -> None:
     job = loads(VALID)
     assert ElasticTrainingJob.model_validate_json(job.model_dump_json(by_alias=True, exclude_none=True)) == job
 
@@ -186,13 +186,13 @@ def test_a_long_value_is_shortened() -> None:
         (f"{VALID}---\n{VALID}", "has 2 documents of kind ElasticTrainingJob: must have one"),
     ],
 )
-def test_text_that_is_no_manifest_is_refused_with_the_place(text: str, problem: str) -> None:
+def test_text_that_is_no_manifest_is_refused_with_its_position(text: str, problem: str) -> None:
     (found,) = problems(text)
     assert problem.startswith(found)  # newer Pythons also name the value that is not JSON
 
 
 @given(st.text(max_size=40) | st.tuples(st.integers(0, len(VALID)), st.integers(0, 30), st.text(max_size=8)))
-def test_whatever_is_wrong_is_said_in_one_way(damage: str | tuple[int, int, str]) -> None:
+def test_every_invalid_manifest_raises_the_same_error(damage: str | tuple[int, int, str]) -> None:
     if isinstance(damage, str):
         text = damage
     else:

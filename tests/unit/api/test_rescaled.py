@@ -1,4 +1,4 @@
-"""The sentence of the event Rescaled, there and back."""
+"""The sentence of the event Rescaled: written and read back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PHASE_SECONDS = st.dictionaries(st.sampled_from(PHASES), st.integers(0, 10**6).m
 
 
 @given(st.integers(0, 4096), st.integers(1, 4096), REASONS, st.integers(0, 10**6), st.integers(0, 10**6), PHASE_SECONDS)
-def test_what_was_told_is_read_back(
+def test_a_written_sentence_is_read_back(
     before: int, after: int, reason: str, pause: int, lost: int, phases: dict[str, float]
 ) -> None:
     rescale = LastRescale(
@@ -24,7 +24,7 @@ def test_what_was_told_is_read_back(
     assert rescaled.read(rescaled.tell(rescale)) == rescale
 
 
-def test_the_sentence_is_one_for_people() -> None:
+def test_the_sentence_reads_well() -> None:
     grown = LastRescale(
         from_=2, to=3, reason="Grow", pause_seconds=0.314, lost_steps=0, phases={"transfer": 0.035, "first_step": 0.25}
     )
@@ -35,5 +35,5 @@ def test_the_sentence_is_one_for_people() -> None:
 
 
 @pytest.mark.parametrize("words", ["", "from 2 to 3", "from 2 to 3 ranks (Grow), pause 0.31 s, 0 steps lost\nand more"])
-def test_another_sentence_is_none(words: str) -> None:
+def test_another_sentence_gives_none(words: str) -> None:
     assert rescaled.read(words) is None

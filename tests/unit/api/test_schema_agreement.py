@@ -1,4 +1,4 @@
-"""What pydantic accepts, the CRD's schema accepts, and the other way round: one contract in two languages."""
+"""pydantic and the CRD's schema accept the same specs: one contract in two languages."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_schema_accepts_if_pydantic_does(spec: dict[str, Any]) -> None:
     }
     job = ElasticTrainingJob.model_validate_json(json.dumps(manifest), strict=True)
     SCHEMA.validate(manifest)
-    # ... and so it does for what the operator or the CLI writes back.
+    # ... and it accepts what the operator or the CLI writes back.
     SCHEMA.validate(json.loads(job.model_dump_json(by_alias=True, exclude_none=True)))
 
 

@@ -1,4 +1,4 @@
-"""Reports name the commit and etcd's version, for which programs are asked: not in a unit test."""
+"""Reports contain the commit and etcd's version, which programs print: not in a unit test."""
 
 import pytest
 

@@ -20,7 +20,7 @@ from numerics import Figures, Report, table
     ("values", "words"),
     [([2.0], "2.0"), ([3.0, 1.0, 2.0], "1.0 / 2.0 / 3.0"), ([2.01, 2.02, None], "2.0"), ([None], "–"), ([], "–")],
 )
-def test_a_figure_over_runs_is_written_once_where_they_agree(values: list[float | None], words: str) -> None:
+def test_a_figure_is_written_once_if_all_runs_agree(values: list[float | None], words: str) -> None:
     assert text(values, ".1f") == words
 
 
@@ -100,7 +100,7 @@ def series(threads: float = 0, fds: float = 0, kib: float = 0, at_start: int = 0
     ],
     ids=["nothing", "pools", "a thread a cycle", "a descriptor every five", "torch's own growth", "a communicator"],
 )
-def test_what_grows_with_every_cycle_is_a_leak(samples: list[Footprint], names: list[str]) -> None:
+def test_growth_in_every_cycle_is_a_leak(samples: list[Footprint], names: list[str]) -> None:
     assert leaks(samples, CYCLES) == names
 
 

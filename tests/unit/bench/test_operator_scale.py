@@ -1,4 +1,4 @@
-"""The benchmark of the operator: what it reads from the audit log, how it judges, and what its tables say."""
+"""The benchmark of the operator: parsing of the audit log, verdicts, and tables."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_requests_of_one_user_are_counted_from_a_mark_on(tmp_path):
     assert audit.created_pods(mark) == {"job-0-4": pytest.approx(1893456002.5)}
 
 
-def test_pod_that_was_refused_is_not_created(tmp_path):
+def test_a_refused_pod_does_not_count_as_created(tmp_path):
     log = tmp_path / "audit.log"
     log.write_text(entry("me", "create", "pods", responseStatus={"code": 403}) + "\n")
     assert Audit(log, "me").created_pods(0) == {}
@@ -98,7 +98,7 @@ def test_goal_is_missed_by_the_figure_that_is_beyond_its_bound(report, runs, wor
     assert words in missed.words
 
 
-def test_the_worst_run_counts_and_each_is_held_against_its_own_turn(report):
+def test_the_worst_run_counts_and_each_is_compared_with_its_own_turn(report):
     runs = (batch(seconds=100), elastrain(seconds=105), batch(seconds=30), elastrain(seconds=36))
     missed = goals(report(*runs))[0]
     assert (missed.worst, missed.met) == (pytest.approx(1.2), False)

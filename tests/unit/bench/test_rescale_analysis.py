@@ -24,7 +24,7 @@ def begin(at: float, step: int, *, node: int = 0, pid: int = 0) -> Line:
 
 
 def fired(at: float = 10.0, until: float = 20.0, **facts: object) -> Fired:
-    """An event at which node 2 joins nodes 0 and 1, if nothing else is said."""
+    """An event at which node 2 joins nodes 0 and 1, unless ``facts`` differ."""
     return Fired(
         **{"label": "x", "survivors": (0, 1), "members": (0, 1, 2), "from_size": 2, **facts}, at=at, until=until
     )
@@ -85,7 +85,7 @@ def test_there_is_no_pause_if_nothing_should_have_changed() -> None:
 
 
 # ---- the system's own records ----------------------------------------------------------------------------------------
-def test_own_records_belong_to_the_event_during_which_they_switched() -> None:
+def test_rescale_records_belong_to_the_event_during_which_they_switched() -> None:
     def own(step: int, from_size: int = 3) -> dict[str, object]:
         phases = {"connect": 0.01, "first_step": 0.2}
         return {
@@ -119,11 +119,11 @@ def test_a_step_is_late_and_not_redone_if_a_process_was_stopped_before_it_could_
     late = commit(13, 51, node=1, pid=2)
     after = [commit(14, 54, pid=1), commit(14, 54, node=1, pid=2)]
     assert result(fired(), *before, *alone, late, *after).redone == 0
-    again = commit(13, 51, node=1, pid=3)  # another process, which has nothing of its own: it was set back
+    again = commit(13, 51, node=1, pid=3)  # another process without own state: it was rolled back
     assert result(fired(), *before, *alone, again, *after).redone == 3
 
 
-def test_nothing_is_redone_if_steps_go_on() -> None:
+def test_nothing_is_redone_if_steps_continue() -> None:
     lines = [commit(9 + i + node / 10, 7 + i, node=node) for i in range(3) for node in range(2)]
     assert result(fired(), *lines).redone == 0
 
@@ -173,7 +173,7 @@ def stream(worlds: list[tuple[int, int]], saved_every: int = 3) -> list[Line]:
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 7)), min_size=1, max_size=6))
-def test_each_sample_counts_once_however_often_the_job_was_rolled_back(worlds: list[tuple[int, int]]) -> None:
+def test_each_sample_counts_once_for_any_number_of_roll_backs(worlds: list[tuple[int, int]]) -> None:
     samples = history.lineage_samples(stream(worlds))
     assert (samples.lost, samples.repeated, samples.problems) == (0, 0, ())
 

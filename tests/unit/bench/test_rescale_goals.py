@@ -1,4 +1,4 @@
-"""What an event may cost at most, and when that is called kept."""
+"""The largest cost of an event, and when a goal is kept."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_bound_follows_from_the_undisturbed_step(label: str, figure: str, word
     assert (judged.goal.words, judged.bound) == (words, pytest.approx(bound))
 
 
-def test_the_step_is_that_of_the_larger_size_whichever_way_it_changed() -> None:
+def test_the_step_is_that_of_the_larger_size_for_growth_and_shrinkage() -> None:
     assert goals("kill-node", sizes=(3, 2))["stall"].bound == pytest.approx(0.5)
     assert goals("kill-node", sizes=(2, 1))["stall"].bound == pytest.approx(0.3)
 

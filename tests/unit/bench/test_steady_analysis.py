@@ -47,14 +47,14 @@ def test_a_disturbed_quad_does_not_count() -> None:
     assert analysis.compare(CASE, [disturbed]).micros.median == pytest.approx(50, rel=0.01)
 
 
-def test_the_interval_holds_what_is_true_and_widens_with_noise() -> None:
+def test_the_interval_contains_the_true_value_and_widens_with_noise() -> None:
     calm, loud = (analysis.compare(CASE, [blocks(extra=50e-6, noise=n)]).micros for n in (0.01, 0.1))
     assert calm.low <= 50 <= calm.high
     assert loud.low <= 50 <= loud.high
     assert loud.high - loud.low > calm.high - calm.low
 
 
-def test_what_a_start_has_by_luck_widens_the_interval() -> None:
+def test_random_differences_between_starts_widen_the_interval() -> None:
     lucky, unlucky = ([blocks(extra=50e-6 + luck, noise=0.01) for luck in of] for of in ((0, 0, 0), (-2e-4, 0, 2e-4)))
     alike, apart = (analysis.compare(CASE, starts).micros for starts in (lucky, unlucky))
     assert apart.low <= 50 <= apart.high

@@ -1,4 +1,4 @@
-"""What the commands print about jobs."""
+"""The commands' output about jobs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ RUNNING = {
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0, "0s"), (119, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (200_000, "2d")]
 )
-def test_ages_read_as_kubectl_says_them(seconds: int, words: str) -> None:
+def test_ages_have_kubectls_format(seconds: int, words: str) -> None:
     assert view.age(NOW - timedelta(seconds=seconds), NOW) == words
 
 
@@ -63,7 +63,7 @@ def test_a_clock_that_is_behind_the_clusters_shows_no_negative_age() -> None:
     assert view.age(NOW + timedelta(seconds=5), NOW) == "0s"
 
 
-def test_a_line_tells_size_step_and_pause_and_a_wide_one_why() -> None:
+def test_a_line_shows_size_step_and_pause_and_a_wide_one_the_reason() -> None:
     line = " ".join(shown(view.table([job(RUNNING)], NOW, namespaces=True, wide=True)).splitlines()[1].split())
     assert line == "default digits Running 3/4 128 0.31 s 2h 1 4 5 (Lost) 3 of 4 workers train"
 
@@ -82,7 +82,7 @@ def test_details_show_why_the_phases_of_the_pause_workers_and_events() -> None:
 
 
 # ---- explain -------------------------------------------------------------------------------------------------------
-def test_a_missing_operator_is_the_explanation_if_nobody_has_looked_at_the_job() -> None:
+def test_a_missing_operator_is_the_explanation_if_the_job_has_no_status() -> None:
     assert [(r.text, r.change) for r in explain(job(), ())] == [
         ("no operator has observed the job", "elastrain doctor")
     ]
@@ -100,16 +100,16 @@ def test_a_suspended_job_is_resumed_by_a_command() -> None:
     assert reason.change == "elastrain resume digits"
 
 
-def test_workers_that_cannot_start_are_told_together_with_the_remedy() -> None:
+def test_workers_that_cannot_start_are_shown_with_the_remedy() -> None:
     stuck = {"phase": "Pending", "reason": "Unschedulable", "message": "0/3 nodes: insufficient nvidia.com/gpu"}
     reasons = explain(job(RUNNING), [worker(0), worker(2, **stuck), worker(3, **stuck)])
     assert reasons[0].text == "digits-2, digits-3: Unschedulable: 0/3 nodes: insufficient nvidia.com/gpu"
     assert reasons[0].change == "free or add nodes with these resources, or lower replicas"
 
 
-def test_workers_that_start_are_named_and_nobody_is_told_to_want_more_meanwhile() -> None:
+def test_starting_workers_are_named_without_advice_to_grow() -> None:
     reasons = explain(job(RUNNING), [worker(0), worker(3, phase="Pending")])
-    assert [r.text for r in reasons[:-1]] == ["digits-3: starting"], "how many train is said once"
+    assert [r.text for r in reasons[:-1]] == ["digits-3: starting"], "the number of training workers is shown once"
     assert reasons[-1].text.startswith("3 of 4 desired workers train")
     assert "elastrain scale" not in reasons[-1].change
 
@@ -128,7 +128,7 @@ def test_the_last_reason_is_what_bounds_the_size(spec: dict[str, int], wanted: i
 
 
 # ---- warm spares ---------------------------------------------------------------------------------------------------
-def test_details_tell_how_many_warm_spares_are_ready() -> None:
+def test_details_show_the_number_of_ready_warm_spares() -> None:
     text = shown(view.details(job(RUNNING | {"spares": {"ready": 1, "desired": 2}}, warmSpares=2), [], [], NOW))
     assert "3/4 workers (min 1, max 4)  spares 1/2  step 128" in text
 
@@ -150,7 +150,7 @@ def test_missing_spares_are_explained(more: dict[str, Any], says: str | None) ->
 
 
 # ---- pods ----------------------------------------------------------------------------------------------------------
-def test_a_worker_that_is_not_scheduled_tells_the_schedulers_words() -> None:
+def test_an_unscheduled_worker_quotes_the_scheduler() -> None:
     pod = {
         "metadata": {"name": "digits-3", "labels": {names.LABEL_ORDINAL: "3"}},
         "status": {"phase": "Pending", "conditions": [
@@ -160,7 +160,7 @@ def test_a_worker_that_is_not_scheduled_tells_the_schedulers_words() -> None:
     assert (found.ordinal, found.phase, found.reason, found.message) == (3, "Pending", "Unschedulable", "no node")
 
 
-def test_a_worker_that_is_being_deleted_is_terminating_and_one_that_starts_has_nothing_to_say() -> None:
+def test_a_deleted_worker_is_terminating_and_a_starting_one_has_no_message() -> None:
     meta = {"name": "digits-3", "deletionTimestamp": "2026-01-01T12:00:00Z"}
     starting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
     found = worker_of({"metadata": meta, "status": {"phase": "Pending", "containerStatuses": [starting]}})
@@ -184,7 +184,7 @@ BUSY = RUNNING | {
 }  # fmt: skip
 
 
-def test_details_show_how_far_it_is_how_fast_and_why_it_is_not_larger() -> None:
+def test_details_show_progress_speed_and_why_the_job_is_not_larger() -> None:
     text = shown(view.details(job(BUSY), [], [], NOW))
     assert "step 128/1840, epoch 5, loss 0.08218, 10,343 samples/s, 1h12m left" in text
     assert "why not larger: 0 of 8 nvidia.com/gpu are free" in text
@@ -192,19 +192,19 @@ def test_details_show_how_far_it_is_how_fast_and_why_it_is_not_larger() -> None:
     assert "Traceback" not in text, "it lives"
 
 
-def test_details_say_nothing_of_a_loss_that_the_script_does_not_report() -> None:
+def test_details_show_no_loss_if_the_script_reports_none() -> None:
     progress = {key: value for key, value in BUSY["progress"].items() if key != "loss"}
     unknown = job(BUSY | {"progress": progress})
     assert "epoch 5, 10,343 samples/s" in shown(view.details(unknown, [], [], NOW))
     assert view.position_of(unknown) == ", step 128"
 
 
-def test_a_line_tells_step_and_loss_where_they_are_known() -> None:
+def test_a_line_shows_step_and_loss_if_they_are_known() -> None:
     assert view.position_of(job(BUSY)) == ", step 128, loss 0.08218"
     assert view.position_of(job({"phase": "Pending"})) == ""
 
 
-def test_a_failed_job_shows_the_last_words_of_its_rank() -> None:
+def test_a_failed_job_shows_the_last_lines_of_its_rank() -> None:
     failed = BUSY | {"phase": "Failed", "conditions": [condition("Failed", "True", "backoffLimit (2) reached")]}
     text = shown(view.details(job(failed), [], [], NOW))
     assert "backoffLimit (2) reached" in text
@@ -224,7 +224,7 @@ def test_nothing_is_cut_on_a_narrow_terminal() -> None:
     assert long + "-12" in "".join(line[:20].strip() for line in texts[0].splitlines() if "last" not in line)
 
 
-def test_a_change_that_the_operator_has_not_noted_is_said() -> None:
+def test_a_change_that_the_operator_has_not_observed_is_reported() -> None:
     old = job(RUNNING)
     old.metadata["generation"] = 2
     assert "has not observed the last change" in view.summary(old, NOW)
@@ -233,5 +233,5 @@ def test_a_change_that_the_operator_has_not_noted_is_said() -> None:
     assert view.unobserved(fresh, NOW - timedelta(hours=2) + timedelta(seconds=3)) == ""
 
 
-def test_explain_says_why_it_is_not_larger() -> None:
+def test_explain_shows_why_the_job_is_not_larger() -> None:
     assert "0 of 8 nvidia.com/gpu are free" in [reason.text for reason in explain(job(BUSY), [])]

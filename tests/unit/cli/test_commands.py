@@ -1,4 +1,4 @@
-"""Where commands look and what they exit with, beside a client that is played."""
+"""The namespaces that commands use and their exit codes, with a fake client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def manifest(**metadata: str) -> dict[str, Any]:
 
 
 class Jobs:
-    """The client: ``phase`` is that of every job, ``error`` what every reading call raises, ``waited`` where."""
+    """The client: ``phase`` of every job; ``error`` is raised by every read; ``waited``: the awaited jobs."""
 
     phase = "Running"
     error: Exception | None = None
@@ -79,7 +79,7 @@ def test_a_submitted_job_is_waited_for_in_the_namespace_of_its_manifest(jobs, tm
 
 
 @pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", EXIT_FAILED)])
-def test_watch_exits_with_how_the_job_ended(jobs, phase: str, code: int) -> None:
+def test_the_exit_code_of_watch_is_the_jobs_outcome(jobs, phase: str, code: int) -> None:
     jobs.phase = phase
     assert commands.watch(Place(), "digits") == code
 
@@ -94,7 +94,7 @@ def test_watch_exits_with_how_the_job_ended(jobs, phase: str, code: int) -> None
         (Refused("a rule"), EXIT_REFUSED),
     ],
 )
-def test_a_command_exits_with_what_is_wrong(jobs, capsys, error: Exception, code: int) -> None:
+def test_the_exit_code_of_a_command_is_its_error(jobs, capsys, error: Exception, code: int) -> None:
     jobs.error = error
     assert commands.suspend(Place(), "digits") == code
     assert capsys.readouterr().err == f"{error}\n"

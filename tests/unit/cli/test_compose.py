@@ -21,11 +21,11 @@ def composed(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("file", "name"), [("train.py", "train"), ("a/Train_GPT-2.py", "train-gpt-2")])
-def test_the_job_is_called_as_the_script(file: str, name: str) -> None:
+def test_the_job_is_named_after_the_script(file: str, name: str) -> None:
     assert job_name(PurePath(file)) == name
 
 
-def test_a_name_that_cannot_be_made_is_asked_for() -> None:
+def test_a_name_is_required_if_none_can_be_derived() -> None:
     with pytest.raises(BadScript, match=r"1\.py: the file name yields no valid job name.*--name"):
         job_name(PurePath("1.py"))
 

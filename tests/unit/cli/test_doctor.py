@@ -1,4 +1,4 @@
-"""What ``elastrain doctor`` makes of what it finds."""
+"""The findings of ``elastrain doctor``."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def pod(name: str, ready: str) -> dict[str, Any]:
         (doctor.accelerators([{"status": {"allocatable": {"nvidia.com/gpu": "8"}}}] * 2), "ok", "16 nvidia.com/gpu"),
     ],
 )
-def test_a_finding_says_what_is_and_how_to_mend_it(finding: doctor.Finding, state: str, words: str) -> None:
+def test_a_finding_has_its_state_and_its_remedy(finding: doctor.Finding, state: str, words: str) -> None:
     assert finding.state == state
     assert words in f"{finding.text} {finding.fix}"

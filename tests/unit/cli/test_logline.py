@@ -1,4 +1,4 @@
-"""What ``elastrain logs`` makes of a line."""
+"""The formatting of log lines by ``elastrain logs``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastrain.cli.cluster.logline import readable
 TOLD = {"level": "info", "logger": "elastrain.agent.presence", "timestamp": "2026-11-22T01:56:49.840741Z"}
 
 
-def test_what_an_agent_says_reads_as_a_sentence():
+def test_an_agents_log_line_reads_as_a_sentence():
     said = {"number": 2, "reason": "Grow", "workers": ["shown-0", "shown-1"], "event": "generation", **TOLD}
     line = readable(json.dumps(said))
     assert line.plain == "agent 01:56:49 generation  number=2 reason=Grow workers=shown-0,shown-1"
@@ -24,7 +24,7 @@ def test_a_value_of_several_words_is_quoted():
 
 
 @pytest.mark.parametrize(("level", "style"), [("warning", "yellow"), ("error", "bold red")])
-def test_what_went_wrong_stands_out(level, style):
+def test_warnings_and_errors_stand_out(level, style):
     assert readable(json.dumps(TOLD | {"event": "rank ended", "level": level})).style == style
 
 
@@ -45,7 +45,7 @@ def test_a_trace_follows_on_lines_of_its_own():
         "",
     ],
 )
-def test_what_a_script_prints_stays_as_it_is(printed):
+def test_a_scripts_output_is_unchanged(printed):
     assert readable(printed).plain == printed
 
 

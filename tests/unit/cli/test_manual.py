@@ -1,4 +1,4 @@
-"""``--help`` reads well: in the width of the terminal, one sentence for each command, nothing about Python's types."""
+"""``--help``: in the width of the terminal, one sentence for each command, without Python types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shown(*words: str, program: typer.Typer = app) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_help_speaks_of_python_types(command: str) -> None:
+def test_no_help_mentions_python_types(command: str) -> None:
     assert not re.search(r"<(bool|str|int|path|list|float)|\{\w+\}", shown(command))
 
 
@@ -47,7 +47,7 @@ def test_the_plugin_lists_the_same_commands_without_panels() -> None:
     assert not any(f"─ {panel} ─" in top for panel in PANELS)
 
 
-def test_the_usage_line_is_what_one_would_type() -> None:
+def test_the_usage_line_can_be_typed() -> None:
     assert "elastrain scale [OPTIONS] JOB REPLICAS" in shown("scale")
     assert "elastrain status [OPTIONS] [JOB]" in shown("status")
     assert "elastrain submit [OPTIONS] FILE [-- ARG...]" in shown("submit")

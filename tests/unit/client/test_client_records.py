@@ -1,4 +1,4 @@
-"""What the client makes of the API server's objects."""
+"""The client's records of API objects."""
 
 from elastrain.api.records import Outcome, Termination
 from elastrain.client.records import worker_of
@@ -9,12 +9,12 @@ def ended(message: str) -> dict:
     return {"metadata": {"name": "digits-0"}, "status": {"phase": "Failed", "containerStatuses": [{"state": state}]}}
 
 
-def test_worker_has_its_agents_last_words_if_it_has_left_any() -> None:
+def test_worker_has_its_termination_record_if_there_is_one() -> None:
     last = Termination(outcome=Outcome.FAILED, reason="ScriptFailed", message="KeyError: 'rate' (train.py:4)")
     worker = worker_of(ended(last.encode().decode()))
     assert (worker.reason, worker.message) == ("ScriptFailed", "KeyError: 'rate' (train.py:4)")
 
 
-def test_worker_has_kubernetes_words_if_its_agent_has_left_none() -> None:
+def test_worker_has_kubernetes_message_without_a_termination_record() -> None:
     worker = worker_of(ended("out of disk"))
     assert (worker.reason, worker.message) == ("Error", "out of disk")

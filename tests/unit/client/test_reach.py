@@ -1,4 +1,4 @@
-"""Why a cluster is not reached, and what is said about it."""
+"""Errors of an unreachable cluster and their messages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_proxys_password_is_not_shown() -> None:
         (ConnectionResetError(104, "Connection reset by peer"), "(Connection reset by peer)"),
     ],
 )
-def test_what_happened_is_said_in_words(error: BaseException, words: str) -> None:
+def test_an_error_is_explained(error: BaseException, words: str) -> None:
     assert words in reach.why(error, SERVER, None, 15.0).replace("[Errno 104] ", "")
 
 
@@ -83,7 +83,7 @@ def denial(user: str, verb: str, where: str = ' in the namespace "research"') ->
         (422, '{"kind": "Status", "message": "spec.replicas: 9"}', Refused, "spec.replicas: 9"),
     ],
 )  # fmt: skip
-def test_an_answer_becomes_an_error_with_the_way_out(code: int, body: str, kind: type, words: str) -> None:
+def test_an_error_response_becomes_an_error_with_a_remedy(code: int, body: str, kind: type, words: str) -> None:
     error = errors.of_answer("list jobs", "research", "digits", code, body)
     assert type(error) is kind
     assert words in str(error)
@@ -113,11 +113,11 @@ def test_a_broken_kubeconfig_is_named(config: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[", "contexts: 5", "contexts: [{}]", "\x00"])
-def test_what_is_no_kubeconfig_has_no_contexts(config: Path, text: str) -> None:
+def test_an_invalid_kubeconfig_has_no_contexts(config: Path, text: str) -> None:
     config.write_text(text)
     assert kubeconfig.contexts([config]) == ()
 
 
-def test_several_kubeconfigs_are_looked_at(config: Path) -> None:
+def test_several_kubeconfigs_are_read(config: Path) -> None:
     environ = {"KUBECONFIG": f"/nowhere:{config}"}
     assert kubeconfig.contexts(kubeconfig.places(environ=environ)) == ("prod-eu", "dev")

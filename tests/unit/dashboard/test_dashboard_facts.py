@@ -1,4 +1,4 @@
-"""What is kept of the API server's objects."""
+"""The facts kept of API objects."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from elastrain.dashboard import facts
 
 
 def test_a_job_is_kept_without_its_template(body) -> None:
-    key, kept = facts.job(body("job"))
-    assert key == "research/digits"
+    kept = facts.job(body("job"))
     assert "hidden" not in str(kept.body), "a template's environment may hold secrets"
     assert kept.body["spec"]["maxReplicas"] == 4
 
@@ -27,10 +26,10 @@ def test_a_job_is_kept_without_its_template(body) -> None:
         (None, (facts.CPU_WORKERS, 1)),
     ],
 )
-def test_a_worker_holds_what_it_is_limited_to(body, limits, holds) -> None:
+def test_a_worker_holds_its_limits(body, limits, holds) -> None:
     pod = body("pod", "digits", 0)
     pod["spec"]["containers"][0]["resources"] = {"limits": limits}
-    _, kept = facts.pod(pod)
+    kept = facts.pod(pod)
     assert (kept.resource, kept.count) == holds
 
 
@@ -39,11 +38,11 @@ def test_a_worker_holds_what_it_is_limited_to(body, limits, holds) -> None:
     [("", "Pending", 0), ("n", "Pending", 1), ("n", "Running", 1), ("n", "Succeeded", 0), ("n", "Failed", 0)],
 )
 def test_accelerators_are_held_from_the_binding_to_the_end(body, node: str, phase: str, count: int) -> None:
-    _, kept = facts.pod(body("pod", "digits", 0, node=node, phase=phase))
+    kept = facts.pod(body("pod", "digits", 0, node=node, phase=phase))
     assert kept.count == count
 
 
-def test_a_pod_of_nobodys_job_does_not_matter(body) -> None:
+def test_a_pod_without_a_job_is_ignored(body) -> None:
     pod = body("pod", "digits", 0)
     del pod["metadata"]["labels"]
     assert facts.pod(pod) is None
@@ -52,4 +51,4 @@ def test_a_pod_of_nobodys_job_does_not_matter(body) -> None:
 def test_a_node_is_kept_with_its_devices(body) -> None:
     node = body("node", "a", gpus=4, ready=False)
     node["spec"]["unschedulable"] = True
-    assert facts.node(node) == ("a", facts.NodeFacts("a", ready=False, cordoned=True, devices=(("nvidia.com/gpu", 4),)))
+    assert facts.node(node) == facts.NodeFacts("a", ready=False, cordoned=True, devices=(("nvidia.com/gpu", 4),))

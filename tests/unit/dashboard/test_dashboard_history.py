@@ -32,7 +32,7 @@ def test_a_change_of_size_is_kept_at_once_and_everything_else_now_and_then() -> 
     assert figures.shown()["time"] == [0, 5, 10]
 
 
-def test_what_is_not_known_is_null_in_json() -> None:
+def test_an_unknown_value_is_null_in_json() -> None:
     figures = Figures()
     figures.add(0, step=None, loss=None, ready=0, desired=1)
     assert json.loads(json.dumps(figures.shown(), allow_nan=False))["loss"] == [None]
@@ -49,6 +49,6 @@ def test_shares_are_bounded_and_add_up(moments: list[dict[str, int]]) -> None:
         assert sum(column[i] for column in shown["parts"].values()) == sum(moments[int(second)].values())
 
 
-def test_the_largest_are_told_apart_and_the_rest_together() -> None:
+def test_the_largest_are_shown_separately_and_the_rest_together() -> None:
     assert largest({"a": 1, "b": 3, "c": 2, "d": 0}, most=2) == {"b": 3, "c": 2, OTHERS: 1}
     assert largest({"a": 1}, most=2) == {"a": 1}

@@ -1,4 +1,4 @@
-"""What the page gets to know of a job and of the accelerators."""
+"""The page's data about a job and the accelerators."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from elastrain.dashboard import accelerators, facts, picture, timeline
 
 @pytest.fixture
 def job(body, running):
-    return job_of(facts.job(body("job", status=running))[1].body)
+    return job_of(facts.job(body("job", status=running)).body)
 
 
-def test_a_row_says_how_far_how_large_and_why_not_larger(job) -> None:
+def test_a_row_shows_progress_size_and_why_the_job_is_not_larger(job) -> None:
     row = picture.row(job)
     assert row["key"] == "research/digits"
     assert (row["phase"], row["ready"], row["desired"], row["min"], row["max"]) == ("Running", 2, 3, 1, 4)
@@ -24,10 +24,10 @@ def test_a_row_says_how_far_how_large_and_why_not_larger(job) -> None:
     assert row["why"] == "not grown: 0 nvidia.com/gpu idle, 1 needed for the next worker"
 
 
-def test_a_job_that_no_operator_has_seen_has_a_row_too(body) -> None:
+def test_a_job_without_a_status_has_a_row(body) -> None:
     new = body("job", replicas=2)
     new["status"] = {}
-    row = picture.row(job_of(facts.job(new)[1].body))
+    row = picture.row(job_of(facts.job(new).body))
     assert (row["phase"], row["ready"], row["desired"], row["step"], row["goodput"]) == ("Pending", 0, 2, None, None)
 
 
@@ -35,7 +35,7 @@ def test_nothing_held_is_no_goodput_of_zero() -> None:
     assert picture.goodput(AcceleratorSeconds()) is None
 
 
-def test_a_job_of_another_version_is_shown_with_what_is_wrong(body) -> None:
+def test_a_job_of_another_version_is_shown_with_its_error(body) -> None:
     row = picture.unreadable(body("job", status={"phase": "Running"}), "job digits is of another version")
     assert (row["key"], row["phase"], row["ready"], row["why"]) == (
         "research/digits",
@@ -46,9 +46,9 @@ def test_a_job_of_another_version_is_shown_with_what_is_wrong(body) -> None:
 
 
 def test_details_have_phases_in_their_order_and_the_newest_first(job, body, running) -> None:
-    worker = facts.pod(body("pod", "digits", 0))[1].worker
+    worker = facts.pod(body("pod", "digits", 0)).worker
     events = [
-        facts.event(body("event", "digits", "Scaling", f"n{i}", f"2030-01-01T00:0{i}:00Z"))[1].event for i in range(3)
+        facts.event(body("event", "digits", "Scaling", f"n{i}", f"2030-01-01T00:0{i}:00Z")).event for i in range(3)
     ]
     moments = timeline.merged((), [], job.status.last_rescale)
     shown = picture.detail(job, [worker], events, moments)
@@ -65,9 +65,9 @@ def test_details_have_phases_in_their_order_and_the_newest_first(job, body, runn
     json.dumps(shown, allow_nan=False)
 
 
-def test_of_very_many_workers_those_that_do_not_run_are_told_first(job, body) -> None:
+def test_workers_that_do_not_run_come_first_if_there_are_many(job, body) -> None:
     pods = [
-        facts.pod(body("pod", "digits", n, phase="Running" if n else "Pending"))[1].worker
+        facts.pod(body("pod", "digits", n, phase="Running" if n else "Pending")).worker
         for n in range(picture.WORKERS + 5)
     ]
     shown = picture.detail(job, pods, [], ())
@@ -76,9 +76,9 @@ def test_of_very_many_workers_those_that_do_not_run_are_told_first(job, body) ->
 
 
 # ---- accelerators --------------------------------------------------------------------------------------------------
-def test_accelerators_are_told_by_node_and_by_job(body) -> None:
-    pods = [facts.pod(body("pod", *which))[1] for which in (("a", 0, "n1", 2), ("a", 1, "n2", 2), ("b", 0, "n2", 1))]
-    nodes = [facts.node(body("node", name, 4))[1] for name in ("n1", "n2", "n3")]
+def test_accelerators_are_shown_by_node_and_by_job(body) -> None:
+    pods = [facts.pod(body("pod", *which)) for which in (("a", 0, "n1", 2), ("a", 1, "n2", 2), ("b", 0, "n2", 1))]
+    nodes = [facts.node(body("node", name, 4)) for name in ("n1", "n2", "n3")]
     (gpus,) = accelerators.picture(pods, nodes)
     assert (gpus["resource"], gpus["total"], gpus["held"]) == ("nvidia.com/gpu", 12, 5)
     assert gpus["jobs"] == [{"key": "research/a", "count": 4}, {"key": "research/b", "count": 1}]
@@ -90,13 +90,13 @@ def test_accelerators_are_told_by_node_and_by_job(body) -> None:
 
 
 def test_without_nodes_there_are_those_that_workers_run_on_and_no_total(body) -> None:
-    (gpus,) = accelerators.picture([facts.pod(body("pod", "a", 0, "n1", 2))[1]], None)
+    (gpus,) = accelerators.picture([facts.pod(body("pod", "a", 0, "n1", 2))], None)
     assert (gpus["total"], gpus["held"]) == (None, 2)
     assert [(n["name"], n["total"], n["ready"]) for n in gpus["nodes"]] == [("n1", None, None)]
 
 
 def test_workers_without_accelerators_are_counted_apart(body) -> None:
-    pods = [facts.pod(body("pod", "a", n, "n1", 0))[1] for n in range(3)]
-    gpus, workers = accelerators.picture(pods, [facts.node(body("node", "n1", 2))[1]])
+    pods = [facts.pod(body("pod", "a", n, "n1", 0)) for n in range(3)]
+    gpus, workers = accelerators.picture(pods, [facts.node(body("node", "n1", 2))])
     assert (gpus["held"], gpus["total"]) == (0, 2)
     assert (workers["resource"], workers["held"], workers["total"]) == (facts.CPU_WORKERS, 3, None)

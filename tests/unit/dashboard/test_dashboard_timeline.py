@@ -23,24 +23,24 @@ def event(what: LastRescale, time: datetime, reason: str = rescaled.REASON) -> E
     return Event(time=time, type="Normal", reason=reason, message=rescaled.tell(what), count=1)
 
 
-def test_the_one_of_the_status_and_its_event_are_the_same() -> None:
+def test_the_rescale_in_the_status_and_its_event_are_one() -> None:
     last = rescale(time=NOW)
     (only,) = merged((), [event(last, NOW + timedelta(seconds=1))], last)
     assert only == Moment(NOW, last), "the status is more exact"
     assert merged((only,), [event(last, NOW + timedelta(seconds=1))], last) == (only,)
 
 
-def test_equal_ones_at_other_times_are_others() -> None:
+def test_equal_rescales_at_other_times_are_distinct() -> None:
     events = [event(rescale(), NOW), event(rescale(), NOW + timedelta(minutes=10))]
     assert [m.time for m in merged((), events, None)] == [NOW, NOW + timedelta(minutes=10)]
 
 
-def test_those_that_the_api_server_forgets_stay_known() -> None:
+def test_rescales_stay_known_after_their_events_expire() -> None:
     known = merged((), [event(rescale(), NOW)], None)
     assert merged(known, [], rescale(to=3, time=NOW + timedelta(hours=2)))[0] == known[0]
 
 
-def test_other_events_tell_nothing() -> None:
+def test_other_events_are_ignored() -> None:
     assert merged((), [event(rescale(), NOW, reason="Scaling")], None) == ()
 
 

@@ -46,7 +46,7 @@ def test_verdict_is_good_if_ranks_died_before_they_could_write(data) -> None:
     assert judge(lines, ORDER).ok
 
 
-def test_verdict_is_good_if_a_joiner_looked_on_while_the_others_computed_the_batch(lines) -> None:
+def test_verdict_is_good_if_a_joiner_was_a_learner_while_the_others_computed_the_batch(lines) -> None:
     looked_on = [line(4, 0, 3, share=Share(0, 2)), line(4, 1, 3, share=Share(2, 2)), line(4, 2, 3, share=Share(1, 2))]
     assert judge([x for x in lines if x.step != 4] + looked_on, ORDER).ok
 
@@ -70,7 +70,7 @@ def test_redone_steps_are_counted_if_a_later_generation_commits_them_again(lines
         (lambda x: [replace(y, share=Share(2, 2)) if y.step == 4 else y for y in x], "trained on"),
     ],
 )
-def test_verdict_is_bad_and_says_why_if_the_logs_break_the_promise(lines, break_it, problem) -> None:
+def test_verdict_is_bad_with_the_cause_if_the_logs_break_the_promise(lines, break_it, problem) -> None:
     verdict = judge(break_it(lines), ORDER)
     assert not verdict.ok
     assert any(problem in p for p in verdict.problems), verdict.problems

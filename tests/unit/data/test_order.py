@@ -40,7 +40,7 @@ def test_global_batch_is_exact_if_it_does_not_divide_by_the_world(order, step, w
 
 
 @given(orders, st.integers(0, 500))
-def test_samples_before_counts_what_the_batches_hold(order, step) -> None:
+def test_samples_before_is_the_sum_of_the_batches(order, step) -> None:
     assert order.samples_before(step + 1) - order.samples_before(step) == len(order.batch(step))
 
 

@@ -29,7 +29,7 @@ def test_environment_is_read_back_as_written(tmp_path):
         ({"endpoints": "a", "ca": "/nowhere"}, "CA: '/nowhere' is not a file"),
     ],
 )
-def test_wrong_configuration_is_named(arguments, message):
+def test_an_invalid_configuration_is_named(arguments, message):
     with pytest.raises(ValueError, match=message.replace("[", r"\[")):
         EtcdConfig.of(**arguments)
 

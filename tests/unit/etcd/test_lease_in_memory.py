@@ -1,4 +1,4 @@
-"""What a lease counts from, by an etcd in memory: no server runs, and no time passes but that of the test's clock."""
+"""The start of a lease's time, with an etcd in memory: no server, and only the test's clock advances."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def lease(etcd: Etcd) -> Iterator[Lease]:
     held.close(revoke=False)
 
 
-def test_a_renewal_counts_from_when_it_was_sent_if_its_answer_is_slow(etcd, lease):
-    """etcd may have renewed it then, and counts from there."""
+def test_a_renewal_counts_from_its_sending_if_its_answer_is_slow(etcd, lease):
+    """etcd may have renewed the lease at that time, and counts from it."""
     etcd.keepalive_seconds = 1.5
     etcd.now += TTL / 3
     lease.set("key", b"value")  # wakes the thread, which finds the renewal due

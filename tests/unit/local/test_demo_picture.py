@@ -1,4 +1,4 @@
-"""The picture at the end of the demo says what happened, in the terminal and in a file."""
+"""The picture at the end of the demo shows the run, in the terminal and in a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @pytest.fixture(scope="module")
 def tour() -> Iterator[ModuleType]:
-    """Its modules find each other as they do when ``demo.py`` is run."""
+    """The demo's modules, importable as when ``demo.py`` runs."""
     sys.path.insert(0, str(EXAMPLES / "01-digits"))
     import tour
 
@@ -61,7 +61,7 @@ def test_the_terminal_shows_sizes_and_pauses(tour: ModuleType, shown, width: int
     assert "2 ▼  29.0 s  3 → 2 ranks (Drain): pause 28 ms" in text
 
 
-def test_what_two_runs_differ_by_is_measured_step_by_step(shown) -> None:
+def test_two_runs_are_compared_step_by_step(shown) -> None:
     assert shown.apart == 0.0
     shown.calm.losses[7] += 0.25
     assert shown.apart == 0.25

@@ -1,4 +1,4 @@
-"""What a person reads while a local job runs."""
+"""The lines that a user reads while a local job runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def progress(**fields) -> Progress:
     return Progress(**{"generation": 1, "world_size": 2, "members": 2, "step": 100, **fields})
 
 
-def test_nothing_is_said_twice():
+def test_no_line_is_printed_twice():
     now = status(WorkerStatus(name="j-0", pid=1, phase="ready"), progress=progress())
     assert changes(None, now)
     assert changes(now, now) == []
@@ -35,13 +35,13 @@ def test_a_worker_is_followed_from_start_to_end():
     assert changes(ready, ended) == ["j-0 failed at step 3: ScriptFailed: KeyError: 1"]
 
 
-def test_a_restart_in_place_is_told():
+def test_a_restart_in_place_is_shown():
     before = status(WorkerStatus(name="j-0", pid=7, phase="ready"))
     after = status(WorkerStatus(name="j-0", pid=7, phase="warming", restarts=1))
     assert changes(before, after) == ["j-0: a rank was killed; its ranks are started again"]
 
 
-def test_what_is_wrong_with_a_worker_is_told_and_when_it_is_well_again():
+def test_a_workers_trouble_and_its_recovery_are_shown():
     well = status(WorkerStatus(name="j-0", pid=7, phase="ready"))
     slow = status(WorkerStatus(name="j-0", pid=7, phase="ready", health="slow", message="10 times as long"))
     assert changes(well, slow) == ["j-0 is a straggler: 10 times as long"]
@@ -49,7 +49,7 @@ def test_what_is_wrong_with_a_worker_is_told_and_when_it_is_well_again():
     assert changes(slow, well) == ["j-0 is healthy again"]
 
 
-def test_a_generation_and_its_rescale_are_told_once():
+def test_a_generation_and_its_rescale_are_shown_once():
     formed = builders.generation(2, "j-0.x")
     rescale = Rescale(generation=2, from_size=1, to_size=2, reason="Grow", step=90, pause_seconds=0.0521)
     before, after = status(), status(generation=formed, progress=progress(rescales=(rescale,)))
@@ -70,7 +70,7 @@ def test_a_pause_explains_itself_if_its_phases_are_known():
     assert "pause 200 ms (detect 20 ms, first step 150 ms), no step lost" in rescale_line(rescale)
 
 
-def test_a_failed_checkpoint_is_told_with_its_reason():
+def test_a_failed_checkpoint_is_shown_with_its_reason():
     failed = progress(checkpoint=CheckpointState(error="write /c: No space left on device"))
     assert changes(status(progress=progress()), status(progress=failed)) == [
         "checkpoint failed: write /c: No space left on device"

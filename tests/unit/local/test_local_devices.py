@@ -1,4 +1,4 @@
-"""How many ranks ``nprocPerNode: auto`` means on this machine."""
+"""The number of ranks of ``nprocPerNode: auto`` on this machine."""
 
 from __future__ import annotations
 

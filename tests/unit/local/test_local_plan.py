@@ -28,7 +28,7 @@ def observed(*workers: Worker, desired: int = 2, **fields) -> Observed:
     return Observed(**{"min": 1, "max": 4, "desired": desired, "backoff_limit": 1, "workers": workers, **fields})
 
 
-def test_workers_are_started_if_there_are_fewer_than_wanted():
+def test_workers_are_started_if_there_are_fewer_than_desired():
     assert plan(observed(worker(0), desired=3), 0.0).start == 2
 
 
@@ -37,28 +37,28 @@ def test_a_lost_worker_is_replaced_at_once():
     assert plan(observed(worker(0), lost), 100.0).start == 1
 
 
-def test_a_drained_worker_is_replaced_if_it_is_still_wanted():
+def test_a_drained_worker_is_replaced_if_the_desired_number_is_unchanged():
     assert plan(observed(worker(0), worker(1, ended=DRAINED)), 100.0).start == 1
 
 
-def test_the_youngest_are_told_to_leave_if_there_are_more_than_wanted():
+def test_the_youngest_are_asked_to_leave_if_there_are_more_than_desired():
     decided = plan(observed(worker(0), worker(1), worker(2), worker(3)), 0.0)
     assert decided.target.leaving == ("w-3", "w-2")
     assert decided.target.desired == 2
 
 
-def test_workers_that_do_not_train_yet_are_told_to_leave_first():
+def test_workers_that_do_not_train_yet_are_asked_to_leave_first():
     decided = plan(observed(worker(0), worker(1, ready=False), worker(2)), 0.0)
     assert decided.target.leaving == ("w-1",)
 
 
-def test_no_other_worker_is_told_to_leave_while_one_is_on_its_way_out():
+def test_no_other_worker_is_asked_to_leave_while_one_is_leaving():
     decided = plan(observed(worker(0), worker(1), worker(2, leaving=True)), 0.0)
     assert decided.target.leaving == ("w-2",)
     assert decided.start == 0
 
 
-def test_a_failed_script_is_tried_again_within_the_limit():
+def test_a_failed_script_is_retried_within_the_limit():
     decided = plan(observed(worker(0, ended=failed()), desired=1), 100.0)
     assert (decided.start, decided.result) == (1, None)
 
@@ -100,7 +100,7 @@ def test_a_command_that_cannot_be_run_fails_the_job_at_once():
     assert plan(observed(worker(0, ended=failed("Usage")), backoff_limit=6), 100.0).result is Result.FAILED
 
 
-def test_nothing_is_started_and_nobody_sent_away_if_the_job_has_finished():
+def test_no_worker_is_started_or_asked_to_leave_if_the_job_has_finished():
     decided = plan(observed(worker(0), finished=True), 0.0)
     assert (decided.start, decided.target.leaving, decided.result) == (0, (), None)
     assert decided.target.desired == 2, "at 0, every worker would have to leave"
@@ -112,7 +112,7 @@ def test_the_job_is_finished_if_a_script_that_never_joined_ended_with_0():
 
 
 @pytest.mark.parametrize(("stopping", "desired", "reason"), [(True, 2, "Stop"), (False, 0, "Suspend")])
-def test_everybody_is_drained_if_the_user_stops_or_suspends_the_job(stopping, desired, reason):
+def test_all_workers_are_drained_if_the_user_stops_or_suspends_the_job(stopping, desired, reason):
     running = plan(observed(worker(0), stopping=stopping, desired=desired), 0.0)
     assert (running.target.desired, running.target.reason, running.result) == (0, reason, None)
     ended = plan(observed(worker(0, ended=DRAINED), stopping=stopping, desired=desired), 0.0)
@@ -131,11 +131,13 @@ def test_a_plan_keeps_its_promises(workers, desired, finished, stopping, now):
     decided = plan(seen, now)
     running = {w.name for w in workers if w.ended is None}
     going = {w.name for w in workers if w.leaving} & running | set(decided.target.leaving)
-    assert set(decided.target.leaving) <= running, "only who runs can leave"
-    assert len(running - going) + decided.start <= max(desired, len(running)), "no more workers than wanted are started"
+    assert set(decided.target.leaving) <= running, "only running workers can leave"
+    assert len(running - going) + decided.start <= max(desired, len(running)), (
+        "no more workers than desired are started"
+    )
     assert not decided.start or len(running - going) + decided.start == desired
-    assert decided.result is None or not running, "a job is over only when nothing runs"
-    assert not (decided.start and decided.result), "nothing is started for a job that is over"
+    assert decided.result is None or not running, "a job is over only when no worker runs"
+    assert not (decided.start and decided.result), "no worker is started for a job that is over"
 
 
 # ---- warm spares ----------------------------------------------------------------------------------------------------
@@ -145,7 +147,7 @@ def test_a_spare_is_started_when_the_job_trains_and_not_before():
     assert plan(observed(worker(0), worker(1), worker(2, ready=False), spares=1), 0.0).start == 0
 
 
-def test_whoever_trains_leaves_at_a_shrink_though_a_spare_would_cost_less():
+def test_training_workers_leave_at_a_shrink_before_spares():
     decided = plan(observed(worker(0), worker(1), worker(2), worker(3, ready=False), spares=1), 0.0)
     assert (decided.target.leaving, decided.start) == (("w-2",), 0)
 

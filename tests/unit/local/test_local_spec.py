@@ -1,4 +1,4 @@
-"""What a manifest means on this machine."""
+"""A manifest's meaning on this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_command_is_that_of_the_container_with_its_variables(manifest, tmp_p
     assert local_spec(job, tmp_path).command == ("python", "t.py", "--n", "3")
 
 
-def test_all_workers_are_wanted_here_if_the_manifest_leaves_the_size_to_the_cluster(manifest, tmp_path):
+def test_max_replicas_are_desired_if_the_manifest_leaves_the_size_to_the_cluster(manifest, tmp_path):
     elastic, fixed = loads(manifest().read_text()), loads(manifest(replicas=2).read_text())
     assert elastic.spec.replicas is None
     assert local_spec(elastic, tmp_path).desired == elastic.spec.max_replicas
@@ -43,13 +43,13 @@ def test_a_variable_of_the_user_wins_over_the_manifest(manifest, tmp_path):
     assert spec.environment["N"] == "4"
 
 
-def test_the_manifests_directory_is_used_and_said_if_the_images_does_not_exist(manifest, tmp_path):
+def test_the_manifests_directory_is_used_with_a_note_if_the_images_does_not_exist(manifest, tmp_path):
     spec = local_spec(with_container(manifest(), workingDir="/no/such/directory"), tmp_path)
     assert spec.directory == tmp_path
     assert "workingDir: /no/such/directory does not exist here" in spec.notes[0]
 
 
-def test_what_only_a_cluster_knows_is_left_out_and_said(manifest, tmp_path):
+def test_cluster_only_fields_are_ignored_with_a_note(manifest, tmp_path):
     field = {"fieldRef": {"fieldPath": "spec.nodeName"}}
     spec = local_spec(with_container(manifest(), env=[{"name": "NODE", "valueFrom": field}]), tmp_path)
     assert "NODE" not in spec.environment

@@ -37,7 +37,7 @@ def shown(width: int = 160) -> str:
     return console.file.getvalue()
 
 
-def test_the_picture_says_how_the_job_stands():
+def test_the_picture_shows_the_state_of_the_job():
     text = shown()
     assert "digits  Running  1 of 1 workers (min 1, max 4)  generation 2 (Drain)" in text
     assert "step 50/100" in text
@@ -47,14 +47,14 @@ def test_the_picture_says_how_the_job_stands():
     assert "2 → 1 ranks (Drain) at step 9: pause 50 ms, no step lost" in text
 
 
-def test_the_picture_shows_who_runs_and_who_failed_but_not_who_left():
+def test_the_picture_shows_running_and_failed_workers_but_not_those_that_left():
     text = shown()
     assert "digits-0" in text
     assert "digits-1" not in text
     assert "KeyError: [1]" in text, "what a script said is not markup"
 
 
-def test_the_plain_view_prints_what_workers_print_as_it_is():
+def test_the_plain_view_prints_workers_output_unchanged():
     console = Console(file=io.StringIO(), width=40)
     with View(console, live=False) as view:
         view.line("digits-0", "a [red]long[/red] line " * 5)

@@ -1,4 +1,4 @@
-"""Who is measured with whom, and who is blamed for a bad pair."""
+"""Which nodes are paired, and which node is blamed for a bad pair."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def participant(number: int, node: str | None = None, reports: tuple[Report, ...
 
 @dataclass
 class World:
-    """Nodes that measure as they are told; a pair is bad if one of its ends is sick."""
+    """Nodes with given measurements; a pair is bad if one of its ends is faulty."""
 
     size: int
     sick: frozenset[int] = frozenset()
@@ -77,7 +77,7 @@ worlds = st.integers(0, 14).flatmap(
 
 
 @given(worlds)
-def test_nobody_is_twice_in_a_round_and_no_pair_meets_twice(world):
+def test_no_participant_is_twice_in_a_round_and_no_pair_repeats(world):
     rounds, _ = world.play()
     assert len(rounds) <= MOST_ROUNDS
     for pairs in rounds:
@@ -88,7 +88,7 @@ def test_nobody_is_twice_in_a_round_and_no_pair_meets_twice(world):
 
 
 @given(worlds)
-def test_only_sick_nodes_are_blamed_whoever_dies_meanwhile(world):
+def test_only_faulty_nodes_are_blamed_if_any_node_dies_meanwhile(world):
     _, blamed = world.play()
     assert blamed <= {f"w{n}" for n in world.sick}, "a node is blamed for its partner's fault"
 
@@ -96,7 +96,7 @@ def test_only_sick_nodes_are_blamed_whoever_dies_meanwhile(world):
 @given(st.integers(3, 40).flatmap(lambda size: st.tuples(st.just(size), st.integers(0, size - 1), st.booleans())))
 def test_the_one_sick_node_of_three_or_more_is_always_found(drawn):
     size, sick, slow = drawn
-    slow = slow and size > 3  # of three nodes only one pair works well: that is not enough to say what is usual
+    slow = slow and size > 3  # of three nodes only one pair is good: too few to define the usual rate
     assert World(size, frozenset({sick}), slow=slow).play()[1] == {f"w{sick}"}
 
 
@@ -113,7 +113,7 @@ def test_of_two_nodes_neither_is_blamed():
     assert (len(rounds), blamed) == (1, set())
 
 
-def test_nobody_is_blamed_if_nothing_works_anywhere():
+def test_no_node_is_blamed_if_all_pairs_fail():
     assert World(8, frozenset(range(8))).play()[1] == set(), "that is not one node's fault"
 
 
@@ -137,7 +137,7 @@ def test_message_names_the_partners_and_the_figures():
     assert sick.message.count("(refused)") == 2
 
 
-def test_slow_pair_says_what_is_usual():
+def test_a_slow_pair_has_the_usual_figures():
     fast = {f"w{n}": participant(n, reports=(Report(round=0, partner=f"w{n ^ 1}", ok=True, **GOOD),)) for n in range(6)}
     slow = {i: Report(round=0, partner="x", ok=True, latency=0.02, rate=1.0) for i in ("w6", "w7")}
     there = fast | {i: participant(int(i[1:]), reports=(r,)) for i, r in slow.items()}
@@ -153,7 +153,7 @@ def test_pair_is_unknown_if_one_end_has_not_reported():
     }
     assert judge([(("w0", "w1"),)], there) == []
     assert not is_over([("w0", "w1")], 0, there)
-    assert is_over([("w0", "w1")], 0, {"w0": there["w0"]}), "who has gone is not waited for"
+    assert is_over([("w0", "w1")], 0, {"w0": there["w0"]}), "a gone participant is not awaited"
 
 
 def test_one_worker_of_each_node_is_measured():
@@ -163,7 +163,7 @@ def test_one_worker_of_each_node_is_measured():
     assert [c.id for c in chosen] == ["w0", "w2", "w3", "w4"]
 
 
-def test_group_forms_when_all_wanted_workers_are_there_or_the_wait_is_over():
+def test_a_group_forms_when_all_desired_workers_have_come_or_the_wait_is_over():
     assert is_complete(4, 0, 4, waited=0, wait=60)
     assert is_complete(1, 4, 5, waited=0, wait=60), "a job that grows by one does not wait for its members"
     assert not is_complete(3, 0, 4, waited=59, wait=60)

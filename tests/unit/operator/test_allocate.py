@@ -1,4 +1,4 @@
-"""Sharing out the cluster: one example for each rule. What holds for all cases is in test_allocate_properties.py."""
+"""Sharing the cluster out: one example per rule. test_allocate_properties.py has the general properties."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_elastic_job_starts_with_all_that_it_may_have_if_there_is_room():
     assert sizes([node("n")], job("a", 1, 4)) == {"a": 4}
 
 
-def test_elastic_job_starts_with_what_fits_and_says_what_the_next_worker_needs():
+def test_elastic_job_starts_with_the_workers_that_fit_and_reports_what_the_next_one_needs():
     got = shares([node("n", 10)], replace(job("a", 1, 4, per=4), nproc=4))["a"]
     assert (got.size, got.reason) == (2, "NoRoom")
     assert got.message == f"not grown: 2 {GPU} idle, 4 needed for the next worker (nprocPerNode 4)"
 
 
-def test_room_that_is_in_pieces_is_said_to_be():
+def test_fragmented_room_is_reported():
     got = shares([node("n", 3), node("m", 3)], job("a", 1, 4, on=("x",), per=4))["a"]
     assert got.message == f"not grown: 6 {GPU} idle, at most 3 on one node, 4 needed for the next worker"
 
@@ -95,7 +95,7 @@ def test_cpu_only_job_is_placed_by_its_requests():
     assert got.message == "not grown: 2 cpu idle, 3 needed for the next worker"
 
 
-def test_what_else_is_short_is_said_if_accelerators_are_not():
+def test_another_scarce_resource_is_reported_if_accelerators_are_free():
     kind = Kind((("cpu", 4000), (GPU, 1), ("pods", 1)))
     n = Node("n", {"cpu": 1000, GPU: 8, "pods": 10})
     got = shares([n], replace(job("a", 1, 8, on=("n",)), kind=kind))["a"]
@@ -109,11 +109,11 @@ def test_only_nodes_that_take_the_worker_count():
     assert sizes(nodes, job("a", 1, 8, place=pool)) == {"a": 2}
 
 
-def test_nodes_that_the_operator_keeps_off_take_no_new_workers():
+def test_excluded_nodes_get_no_new_workers():
     assert sizes([node("sick"), node("n", 2)], job("a", 1, 8, place=Place(avoid=("sick",)))) == {"a": 2}
 
 
-def test_it_is_said_if_no_node_takes_the_worker():
+def test_it_is_reported_if_no_node_accepts_the_worker():
     got = shares([node("n")], job("a", place=Place(selector=(("pool", "h200"),))))["a"]
     assert got.size == 0
     assert "no ready, uncordoned node with pool=h200 matches" in got.message
@@ -156,7 +156,7 @@ def test_required_affinity_is_that_of_kubernetes(operator, values, holds):
     )
 
 
-def test_node_that_is_not_ready_takes_nobody_but_is_not_left_either():
+def test_unready_node_gets_no_workers_but_keeps_its_own():
     silent = node("n", ready=False, taints=(Taint("node.kubernetes.io/not-ready", effect="NoExecute"),))
     assert not takes(silent, Place())
     assert not lets_go(silent, Place())
@@ -164,14 +164,14 @@ def test_node_that_is_not_ready_takes_nobody_but_is_not_left_either():
     assert (got.size, got.replace, got.shaky) == (2, frozenset(), {"a-0"})
 
 
-def test_worker_on_a_node_that_goes_is_replaced_if_there_is_room_elsewhere():
+def test_worker_on_a_departing_node_is_replaced_if_there_is_room_elsewhere():
     a = job("a", 1, 2, on=("n", "m"))
     assert shares([node("n", cordoned=True), node("m", 2)], a)["a"].replace == {"a-0"}
     full = shares([node("n", cordoned=True), node("m", 1)], a)["a"]
     assert (full.size, full.replace, full.shaky) == (2, frozenset(), {"a-0"})
 
 
-def test_at_least_the_minimum_goes_on_training_if_all_nodes_go():
+def test_at_least_the_minimum_continues_to_train_if_all_nodes_depart():
     a = job("a", 2, 3, on=("n", "n", "n"))
     assert len(shares([node("n", going=True), node("m")], a)["a"].replace) == 1
 
@@ -183,13 +183,13 @@ def test_surplus_is_given_back_if_a_job_is_below_its_minimum():
     assert (got["old"].size, got["new"].size) == (2, 0)
     assert len(got["old"].release) == 2
     assert "other workers are leaving for them" in got["new"].message
-    # Those have been asked to leave, and hold their places until they have left.
+    # The surplus was asked to leave, and holds its places until it has left.
     old = replace(old, workers=old.workers[:2], size=2)
     assert sizes([node("n", 4)], old, new, leaving=[Held("n", gpus(1))] * 2) == {"old": 2, "new": 0}
     assert sizes([node("n", 4)], old, new) == {"old": 2, "new": 2}
 
 
-def test_nobody_is_shrunk_below_its_minimum_whatever_the_priority():
+def test_no_job_is_shrunk_below_its_minimum_for_any_priority():
     low, high = job("low", 4, 4, on=("n",) * 4), job("high", 1, 4, priority=100)
     got = shares([node("n", 4)], low, high)
     assert (got["low"].size, got["high"].size) == (4, 0)
@@ -217,29 +217,29 @@ def test_shares_are_of_what_is_above_the_minima():
     assert sizes([node("n", 8)], job("a", 4, 8), job("b", 1, 8, created=1.0)) == {"a": 6, "b": 2}
 
 
-def test_namespaces_share_by_weight_however_many_jobs_they_have():
+def test_namespaces_share_by_weight_for_any_number_of_jobs():
     one, *many = job("one", 1, 20), *(job(f"m{i}", 1, 20, namespace="other", created=float(i)) for i in range(3))
     got = sizes([node("n", 22)], one, *many, policy=Policy(weights={"ns": 2}))
     assert got["one"] - 1 == 12
     assert sum(n - 1 for name, n in got.items() if name != "one") == 6
 
 
-def test_accelerators_count_by_what_a_worker_holds():
+def test_accelerators_count_by_the_workers_requests():
     small, large = job("small", 1, 16, per=1), job("large", 1, 4, per=4, created=1.0)
     assert sizes([node("n", 13)], small, large) == {"small": 5, "large": 2}
 
 
-def test_what_is_equal_stays_as_it_is():
+def test_equal_shares_stay_unchanged():
     got = shares([node("n", 5)], job("a", 1, 8, on=("n",) * 2), job("b", 1, 8, on=("n",) * 3, created=1.0))
     assert (got["a"].size, got["b"].size) == (2, 3)
 
 
-def test_equal_gives_only_if_it_keeps_more_than_the_other_had():
+def test_a_job_gives_to_an_equal_only_if_it_keeps_more_than_the_other_had():
     rich, poor = job("rich", 1, 8, on=("n",) * 6), job("poor", 1, 8, on=("n",), created=1.0)
-    assert sizes([node("n", 7)], rich, poor) == {"rich": 4, "poor": 1}, "grows when the others have left"
+    assert sizes([node("n", 7)], rich, poor) == {"rich": 4, "poor": 1}, "grows when the other workers have left"
 
 
-def test_job_is_let_in_by_priority_then_age_and_small_ones_pass_a_large_one():
+def test_jobs_are_admitted_by_priority_then_age_and_small_ones_pass_a_large_one():
     waiting = [job("large", 8, 8), job("old", 2, 2, created=1.0), job("new", 2, 2, created=2.0)]
     assert sizes([node("n", 2)], *waiting) == {"large": 0, "old": 2, "new": 0}
     waiting[2] = replace(waiting[2], priority=1)
@@ -270,12 +270,12 @@ def test_job_waits_if_its_minimum_is_beyond_the_quota():
     assert "namespace ns's quota" in got.message
 
 
-def test_quota_that_became_smaller_takes_what_is_above_the_minimum_only():
+def test_a_reduced_quota_takes_only_workers_above_the_minimum():
     assert sizes([node("n")], job("a", 2, 8, on=("n",) * 5), policy=Policy(quotas={"ns": {GPU: 1}})) == {"a": 2}
 
 
 # ---- is it worth it? ------------------------------------------------------------------------------------------------
-def test_job_that_was_resized_a_moment_ago_is_left_alone():
+def test_a_recently_resized_job_keeps_its_size():
     a = replace(job("a", 1, 4, on=("n",) * 2), resized=NOW - timedelta(seconds=20))
     made = allocate(Snapshot((node("n"),), (a,)), Policy(), NOW)
     assert (made.shares["a"].size, made.shares["a"].reason, made.again) == (2, "ResizedRecently", 40)
@@ -283,7 +283,7 @@ def test_job_that_was_resized_a_moment_ago_is_left_alone():
     assert (later.shares["a"].size, later.again) == (4, None)
 
 
-def test_hysteresis_holds_up_no_minimum_and_no_higher_priority():
+def test_hysteresis_delays_no_minimum_and_no_higher_priority():
     low = replace(job("low", 1, 4, on=("n",) * 4), resized=NOW)
     assert sizes([node("n", 4)], low, job("new", 2, 2, created=1.0))["low"] == 2
     assert sizes([node("n", 4)], low, job("high", 1, 8, on=("m",), priority=1))["low"] == 1
@@ -297,7 +297,7 @@ def test_job_does_not_grow_if_its_pause_costs_more_than_the_growth_gains():
     assert sizes([node("n", 9)], replace(a, pause=1.0)) == {"a": 9}
 
 
-def test_what_does_not_pay_for_one_is_left_to_others():
+def test_capacity_that_does_not_pay_for_one_job_goes_to_others():
     slow, quick = (
         replace(job("slow", 1, 9, on=("n",) * 8, priority=1), pause=100.0),
         job("quick", 1, 9, on=("n",), created=1.0),
@@ -317,23 +317,23 @@ def test_job_that_does_not_get_faster_does_not_grow():
 
 
 @pytest.mark.parametrize(("workers", "speed"), [(1, 0.5), (2, 1.0), (3, 1.4), (4, 1.8), (8, 3.4)])
-def test_speed_is_what_was_measured_and_reckoned_in_between_and_beyond(workers, speed):
+def test_speed_is_interpolated_between_measurements_and_extrapolated_beyond(workers, speed):
     assert worth._speed(((2, 1.0), (4, 1.8)), workers) == pytest.approx(speed)
 
 
-def test_equal_does_not_give_if_its_pause_costs_more_than_the_worker_brings():
+def test_a_job_does_not_give_to_an_equal_if_its_pause_costs_more_than_the_worker_gains():
     rich = replace(job("rich", 1, 8, on=("n",) * 6), pause=200.0)
     assert sizes([node("n", 7)], rich, job("poor", 1, 8, on=("n",), created=1.0)) == {"rich": 6, "poor": 1}
 
 
 # ---- warm spares ----------------------------------------------------------------------------------------------------
 def with_spares(found: Job, spares: int, *standing: str) -> Job:
-    """``found`` with as many spares wanted, and those that stand by already on these nodes."""
+    """``found`` with ``spares`` desired spares, and existing ones on the nodes ``standing``."""
     more = tuple(Worker(f"{found.name}-spare-{i}", n, found.kind.demand, spare=True) for i, n in enumerate(standing))
     return replace(found, spares=spares, workers=(*found.workers, *more))
 
 
-def test_spares_get_what_is_left_when_all_have_what_they_may_have():
+def test_spares_get_the_room_that_no_worker_may_use():
     got = shares(
         [node("n", 5)], with_spares(job("a", 1, 2, on=("n", "n")), 2), with_spares(job("b", 1, 1, on=("n",)), 2)
     )
@@ -364,7 +364,7 @@ def test_job_grows_into_its_own_spare():
     assert (got.size, got.spares, got.release) == (3, 0, frozenset())
 
 
-def test_spares_are_within_the_quota_and_the_first_to_go_when_it_is_used():
+def test_spares_count_against_the_quota_and_leave_first():
     policy = Policy(quotas={"ns": {GPU: 3}})
     roomy = with_spares(job("a", 1, 2, on=("n", "n"), elastic=False), 2)
     assert shares([node("n")], roomy, policy=policy)["a"].spares == 1

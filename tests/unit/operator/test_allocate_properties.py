@@ -1,4 +1,4 @@
-"""What holds for every sharing, whatever comes and goes: random clusters, and a played one that obeys the allocator.
+"""Properties of every allocation: random clusters, and a simulated one that follows the allocator.
 
 The messages of the assertions are the promises.
 """
@@ -44,7 +44,7 @@ class Played:
 
 
 class World:
-    """Plays scheduler, kubelet and jobs: does at once what the allocator says, and checks every promise on the way."""
+    """Simulates scheduler, kubelet and jobs: executes each allocation at once, and checks every promise."""
 
     def __init__(self, nodes: list[Node], policy: Policy) -> None:
         self.now = START
@@ -97,12 +97,12 @@ class World:
         return dataclasses.replace(job.spec, workers=workers, size=job.size, trains=job.trains, resized=job.resized)
 
     def round(self) -> bool:
-        """Share out and obey; whether anything has changed."""
+        """Allocate and execute; returns whether anything has changed."""
         before = self._picture()
         seen = self.snapshot()
         made = allocate(seen, self.policy, self.now)
         self._check(seen, made.shares)
-        self.leaving = []  # whoever was asked to leave has left
+        self.leaving = []  # leaving workers have left
         for uid, share in made.shares.items():
             self._obey(self.jobs[uid], share)
         self._schedule()
@@ -125,7 +125,7 @@ class World:
             job.workers[f"{job.spec.name}-{job.births}"] = ""
 
     def _schedule(self) -> None:
-        """Binds what fits, on the node with most room: not where the allocator thought."""
+        """Bind what fits, to the node with the most room: not where the allocator expected."""
         free = {name: Counter(node.room) for name, node in self.nodes.items()}
         for held in self.leaving:
             if held.node in free:
@@ -165,20 +165,22 @@ class World:
             share, bound = shares[job.uid], sum(1 for w in job.workers if w.node)
             assert share.size is not None
             assert share.size <= job.cap, "never more than maxReplicas, or replicas"
-            assert share.size == 0 or share.size >= job.min, "nobody holds accelerators below its minimum"
+            assert share.size == 0 or share.size >= job.min, "no job holds accelerators below its minimum"
             if job.trains:
-                assert share.size >= job.min, "nobody that trains is shrunk below its minimum"
+                assert share.size >= job.min, "no training job is shrunk below its minimum"
                 staying = {w.name for w in job.workers if w.node} - share.release
-                assert len(staying) >= min(bound, job.min), "nobody that trains loses a worker of its minimum"
+                assert len(staying) >= min(bound, job.min), "no training job loses a worker of its minimum"
                 kept = [w for w in job.workers if w.trains and w.name not in share.release | share.replace]
                 was = sum(w.trains for w in job.workers)
-                assert len(kept) >= min(was, job.min), "at least the minimum goes on training if workers are replaced"
-            assert share.spares <= (job.spares if job.trains else 0), "no spares but those that a training job asks for"
+                assert len(kept) >= min(was, job.min), "at least the minimum continues to train if workers are replaced"
+            assert share.spares <= (job.spares if job.trains else 0), (
+                "only training jobs get spares, and at most the requested number"
+            )
             if share.reason == "NoRoom" and share.size:
                 others = [o for o in seen.jobs if o.kind == job.kind and shares[o.uid].spares]
                 assert not others, "no spare takes an accelerator that a growing job needs"
             if not job.elastic and not (job.trains and share.size == job.min):
-                assert share.reason not in ("ResizedRecently", "NotWorthIt"), "what the user asks for need not pay"
+                assert share.reason not in ("ResizedRecently", "NotWorthIt"), "fixed replicas need not pay"
             real = share.size if not job.trains or share.size > job.min else min(share.size, bound)
             for resource, amount in job.kind.demand:
                 asked[resource] += amount * (real + share.spares)
@@ -192,7 +194,7 @@ class World:
             assert held.get(namespace, 0) <= most, "a quota is exceeded only by minima that were there before it"
 
     def settle(self) -> None:
-        """Until nothing changes, and then for two more rounds of time."""
+        """Run until nothing changes, and then for two more rounds of time."""
         for _ in range(30):
             self.now += timedelta(seconds=self.policy.hysteresis + 1)
             if not self.round() and not self.round():
@@ -201,7 +203,7 @@ class World:
             raise AssertionError("the sharing comes to rest")
         for _ in range(2):
             self.now += timedelta(seconds=self.policy.hysteresis + 1)
-            assert not self.round(), "what was shared out stays as it is: no flapping"
+            assert not self.round(), "a stable allocation does not flap"
 
 
 NODES = st.lists(
@@ -245,7 +247,7 @@ HAPPENINGS = st.lists(
 
 @examples(150)
 @given(NODES, POLICIES, HAPPENINGS)
-def test_promises_are_kept_and_the_cluster_comes_to_rest_whatever_comes_and_goes(nodes, policy, happenings):
+def test_promises_are_kept_and_the_cluster_comes_to_rest_for_any_history(nodes, policy, happenings):
     world = World(nodes, policy)
     for what, how in happenings:
         if what == "wait":
@@ -258,7 +260,7 @@ def test_promises_are_kept_and_the_cluster_comes_to_rest_whatever_comes_and_goes
 
 @examples(60)
 @given(NODES, POLICIES, st.lists(SPECS, max_size=6), st.randoms(use_true_random=False))
-def test_answer_does_not_depend_on_the_order_of_what_is_given(nodes, policy, specs, random):
+def test_answer_does_not_depend_on_the_order_of_the_input(nodes, policy, specs, random):
     world = World(nodes, policy)
     for wanted in specs:
         world.arrive(wanted)
@@ -279,8 +281,8 @@ def test_answer_does_not_depend_on_the_order_of_what_is_given(nodes, policy, spe
     st.sampled_from([{}, {"a": 2}]),
     st.lists(st.integers(0, 9), max_size=3),
 )
-def test_nobody_has_more_than_another_could_use_by_more_than_one_worker(slots, wanted, weights, ended):
-    """One kind of worker, one priority: the share of each is max-min fair up to one worker."""
+def test_shares_are_max_min_fair_up_to_one_worker(slots, wanted, weights, ended):
+    """One kind of worker, one priority: shares are max-min fair up to one worker."""
     world = World([Node("n", {GPU: slots, "pods": 100})], Policy(weights=weights))
     for least, more, namespace in wanted:
         world.arrive(spec(least, more, 1, "", namespace=namespace))
@@ -302,12 +304,12 @@ def test_nobody_has_more_than_another_could_use_by_more_than_one_worker(slots, w
             if other != namespace:
                 fair = (has - 1) / weights.get(other, 1) <= by_namespace[namespace] / weights.get(namespace, 1)
                 assert fair, "namespaces share by their weights"
-    assert not hungry or sum(j.size for j in jobs) == slots, "nothing is left idle that somebody could use"
+    assert not hungry or sum(j.size for j in jobs) == slots, "no usable accelerator is left idle"
 
 
 @examples(60)
 @given(st.integers(1, 12), st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6), st.integers(0, 2)), max_size=5))
-def test_nobody_holds_more_than_its_minimum_while_a_higher_priority_wants_more(slots, wanted):
+def test_no_job_holds_more_than_its_minimum_while_a_higher_priority_needs_more(slots, wanted):
     world = World([Node("n", {GPU: slots, "pods": 100})], Policy())
     for least, more, priority in wanted:
         world.arrive(spec(least, more, 1, "", namespace="a", priority=priority))
@@ -315,11 +317,11 @@ def test_nobody_holds_more_than_its_minimum_while_a_higher_priority_wants_more(s
     let_in = [j for j in world.jobs.values() if j.size]
     for low, high in itertools.product(let_in, let_in):
         if low.spec.priority < high.spec.priority and high.size < high.spec.cap:
-            assert low.size == low.spec.min, "what is above the minima is the higher priority's"
+            assert low.size == low.spec.min, "the higher priority gets everything above the minima"
 
 
 def crowd(jobs: int, settled: bool) -> Snapshot:
-    """Jobs of four workers that would like twice as many, on nodes of eight GPUs; settled: they fill the cluster."""
+    """Jobs of four workers with a cap of eight, on nodes with eight GPUs; settled: they fill the cluster."""
     kind = Kind((("cpu", 1000), (GPU, 1), ("pods", 1)))
     nodes = tuple(Node(f"n{i:05}", {"cpu": 64000, GPU: 8, "pods": 110}) for i in range(jobs // 2))
     made = []
@@ -341,7 +343,7 @@ def test_cost_grows_no_faster_than_the_cluster(settled):
     assert many <= 20 * 3000
 
 
-def test_the_example_of_the_documentation_is_what_happens():
+def test_the_example_of_the_documentation_is_true():
     """docs/capacity.md"""
     world = World([Node(f"n{i}", {GPU: 4, "pods": 20}) for i in range(2)], Policy())
 

@@ -1,4 +1,4 @@
-"""Executing plans: the order of writes, and what a refusal leaves behind."""
+"""Executing plans: the order of writes, and the state after a refusal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVERYTHING = Plan(
 
 
 class World:
-    """API server and etcd that note what is written; ``errors`` are raised once by the call of that name."""
+    """API server and etcd that record writes; ``errors`` are raised once by the call of that name."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -91,7 +91,7 @@ def execute(world, make_spec):
     return run
 
 
-def test_record_comes_first_deeds_after_it(world, execute):
+def test_the_record_is_written_before_the_actions(world, execute):
     state = execute(EVERYTHING)
     assert world.calls == [
         "status", "target", "event Scaling", "create job-0", "create job-1", "event WorkersCreated", "delete job-9",
@@ -109,14 +109,14 @@ def test_record_comes_first_deeds_after_it(world, execute):
         ("target", EtcdUnavailable("etcd:2379", "write", "down")),
     ],
 )
-def test_nothing_is_done_if_the_record_could_not_be_written(world, execute, call, error):
+def test_no_action_follows_if_the_record_could_not_be_written(world, execute, call, error):
     world.errors[call] = error
     with pytest.raises(type(error)):
         execute(EVERYTHING)
     assert world.calls[-1] == call
 
 
-def test_ordinals_wait_for_their_pods_if_etcd_could_not_be_told_of_them(world, execute):
+def test_ordinals_are_kept_for_their_pods_if_etcd_fails(world, execute):
     world.errors["target"] = EtcdUnavailable("etcd:2379", "write", "down")
     state = LoopState()
     with pytest.raises(EtcdUnavailable):
@@ -132,19 +132,19 @@ def test_start_is_one_event(world, execute):
     assert world.calls == ["target", "event TargetSet", "create job-0"]
 
 
-def test_status_is_written_on_the_condition_that_the_job_is_as_it_was_seen(world, execute):
+def test_status_is_written_only_if_the_job_is_unchanged(world, execute):
     state = execute(Plan(status=JobStatus(phase="Running")), LoopState(version="7"))
     execute(Plan(status=JobStatus(phase="Suspended")), state)
     assert world.versions == ["7", "8"]
 
 
-def test_event_that_cannot_be_recorded_holds_nothing_up(world, execute):
+def test_an_event_that_cannot_be_recorded_stops_nothing(world, execute):
     world.errors["event Scaling"] = ApiError("record", 403, "Forbidden", "no")
     execute(EVERYTHING)
     assert world.calls[-1] == "delete job"
 
 
-def test_api_server_is_asked_once_if_it_refuses_the_template(world, execute):
+def test_one_pod_is_tried_if_the_api_server_refuses_the_template(world, execute):
     world.errors["create job-0"] = ApiError("create", 422, "Invalid", "spec.containers[0].image: Required value")
     state = execute(Plan(create=(0, 1, 2)))
     assert world.calls == ["create job-0"]
@@ -176,7 +176,7 @@ def test_no_pod_is_created_if_it_could_not_log_in_to_etcd(world, execute, error,
 
 
 @pytest.mark.parametrize("error", [ApiError("x", 503, "", "busy"), EtcdUnavailable("etcd:2379", "add a user", "down")])
-def test_creation_is_tried_again_with_the_same_ordinals_if_credentials_could_not_be_made_yet(world, execute, error):
+def test_creation_is_retried_with_the_same_ordinals_if_credentials_are_not_available_yet(world, execute, error):
     world.errors["keep creating"] = error
     state = LoopState()
     with pytest.raises(type(error)):
@@ -184,7 +184,7 @@ def test_creation_is_tried_again_with_the_same_ordinals_if_credentials_could_not
     assert (world.calls, state.refusal, state.unborn) == (["keep creating"], None, (0, 1))
 
 
-def test_pod_of_an_earlier_creation_that_was_not_heard_of_is_taken_as_created(world, execute):
+def test_a_pod_of_an_earlier_creation_counts_as_created_if_its_response_was_lost(world, execute):
     execute(Plan(create=(0,)))
     state = execute(Plan(create=(0,)))
     assert (state.refusal, state.unborn) == (None, ())
@@ -192,7 +192,7 @@ def test_pod_of_an_earlier_creation_that_was_not_heard_of_is_taken_as_created(wo
 
 
 @pytest.mark.parametrize("owners", [[], [{"kind": "ElasticTrainingJob", "name": "job", "uid": "an-earlier-job"}]])
-def test_ordinal_is_spent_if_its_name_belongs_to_something_else(world, execute, owners):
+def test_ordinal_is_used_up_if_its_name_belongs_to_another_object(world, execute, owners):
     world.pods["job-0"] = {"metadata": {"name": "job-0", "uid": "x", "ownerReferences": owners}}
     state = execute(Plan(create=(0,)))
     assert (state.refusal.reason, state.unborn) == ("NameTaken", ())

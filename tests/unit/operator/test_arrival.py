@@ -48,38 +48,38 @@ def told(made: Plan) -> tuple[str, str]:
         ((member(1, Phase.READY),), "Starting", "its ranks are ready for the next generation"),
     ],
 )
-def test_status_says_how_far_a_worker_has_come_if_it_runs_and_does_not_train(make_spec, members, reason, words):
+def test_status_shows_a_workers_progress_if_it_runs_and_does_not_train(make_spec, members, reason, words):
     assert told(decide(make_spec, [pod(0), pod(1)], *members)) == (
         reason,
         f"1 of 2 workers train; pod job-1: {words}" + (" its output" if not members else ""),
     )
 
 
-def test_a_usual_start_is_not_explained_and_looked_at_again_when_it_is_none_any_more(make_spec):
+def test_a_normal_start_is_not_explained_until_it_takes_too_long(make_spec):
     made = decide(make_spec, [pod(0), pod(1, age=ARRIVAL_PATIENCE - 10)])
     assert told(made) == ("Starting", "1 of 2 workers train")
     assert made.requeue_after == 10
 
 
-def test_nobody_is_accused_if_etcd_is_not_known(make_spec):
+def test_no_worker_has_trouble_if_etcd_is_unknown(make_spec):
     assert told(decide(make_spec, [pod(0), pod(1)], known=False))[0] == "EtcdUnavailable"
 
 
-def test_only_a_silent_agent_is_worth_an_event(make_spec):
+def test_only_a_silent_agent_causes_an_event(make_spec):
     silent = decide(make_spec, [pod(0), pod(1)])
     slow = decide(make_spec, [pod(0), pod(1)], member(1, Phase.WARMING))
     assert "AgentNotHeard" in [n.reason for n in silent.events]
     assert "Starting" not in [n.reason for n in slow.events]
 
 
-def test_what_cannot_go_on_by_itself_is_told_before_what_merely_takes_long(make_spec):
+def test_a_permanent_obstacle_is_reported_before_a_slow_start(make_spec):
     pull = Trouble("ImagePullFailed", "pod job-2: ErrImagePull")
     pods = [pod(0), pod(1), pod(2, started=False, trouble=pull)]
     made = decide(make_spec, pods, member(1, Phase.WARMING), replicas=3)
     assert told(made) == ("ImagePullFailed", "1 of 3 workers train; pod job-2: ErrImagePull (and 1 more)")
 
 
-def test_a_node_that_the_job_itself_keeps_off_is_named_if_there_is_no_room(make_spec):
+def test_a_node_that_the_job_excludes_is_named_if_there_is_no_room(make_spec):
     no_room = Trouble("Unschedulable", "pod job-1: 0/3 nodes are available: 3 node(s) didn't match affinity")
     until = (NOW + timedelta(hours=1)).isoformat()
     excluded = ExcludedNode(node="gpu-7", until=until, reason="PreflightFailed", message="bandwidth")

@@ -1,6 +1,6 @@
-"""Whatever a manifest says, the operator's own path (validate, plan, render) ends in pods or in words; it never raises.
+"""For any manifest, the operator (validate, plan, render) produces pods or a message; it never raises.
 
-Manifests are made from the CRD's own schema, with fields that only Kubernetes knows strewn in, and then mutated.
+Manifests are generated from the CRD's schema, with additional Kubernetes fields, and then mutated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
 META = {"namespace": "ns", "name": "job", "uid": "uid", "generation": 3}
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}]}}
 
-# Field names of Kubernetes that the schema leaves open, with values that could be meant.
+# Field names of Kubernetes that the schema leaves open, with plausible values.
 PLAUSIBLE: dict[str, list[Any]] = {
     "initContainers": [[{"name": "fetch", "image": "fetch:1"}], []],
     "volumes": [[{"name": "data", "emptyDir": {}}]],
@@ -128,7 +128,7 @@ def mutated(draw: st.DrawFn, valid: st.SearchStrategy[Any], most: int = 3) -> An
 
 
 def outcome(body: dict[str, Any]) -> tuple[Plan, list[dict[str, Any]], str]:
-    """What the operator makes of a job: its plan, the pods it renders, and why it renders none."""
+    """The operator's result for a job: its plan, the rendered pods, and why it renders none."""
     status = parse.job_status(body)
     try:
         spec = parse.job_spec(body)
@@ -143,10 +143,10 @@ def outcome(body: dict[str, Any]) -> tuple[Plan, list[dict[str, Any]], str]:
 
 
 def check(body: dict[str, Any]) -> str:
-    """Every outcome is one that a person, or the API server, can use. Returns the words, if there are any."""
+    """Check that users or the API server can use the result. Returns the message, if there is one."""
     made, pods, said = outcome(body)
     if said:
-        # One "field: value: rule" at least; names of fields are whatever somebody wrote.
+        # At least one "field: value: rule"; field names are arbitrary.
         assert re.match(r"spec\b.*: .+: .+", said, re.DOTALL), said
     for pod in pods:
         json.dumps(pod, allow_nan=False)
@@ -163,19 +163,19 @@ MANY = examples(300, HealthCheck.filter_too_much)
 
 @MANY
 @given(mutated(instances(SCHEMA["spec"])))
-def test_any_spec_becomes_pods_or_words_that_name_field_value_and_rule(spec):
+def test_any_spec_becomes_pods_or_a_message_with_field_value_and_rule(spec):
     check({"metadata": META, "spec": spec})
 
 
 @MANY
 @given(mutated(st.builds(lambda more: {"spec": {**more, **TEMPLATE["spec"]}}, strewn), most=1))
-def test_any_template_becomes_pods_or_words_that_name_field_value_and_rule(template):
+def test_any_template_becomes_pods_or_a_message_with_field_value_and_rule(template):
     check({"metadata": META, "spec": {"maxReplicas": 2, "template": template}})
 
 
 @MANY
 @given(mutated(instances(SCHEMA["status"])))
-def test_any_status_is_read_or_written_anew(status):
+def test_any_status_is_read_or_rewritten(status):
     check({"metadata": META, "spec": {"maxReplicas": 2, "template": TEMPLATE}, "status": status})
 
 
@@ -210,23 +210,23 @@ def test_any_status_is_read_or_written_anew(status):
         ),
     ],
 )  # fmt: skip
-def test_words_name_field_value_and_rule(spec, words):
+def test_a_message_names_field_value_and_rule(spec, words):
     assert check({"metadata": META, "spec": spec}) == words
 
 
-def test_job_of_two_thousand_million_workers_is_created_bit_by_bit():
+def test_a_job_of_two_thousand_million_workers_is_created_in_batches():
     made, pods, said = outcome({"metadata": META, "spec": {"maxReplicas": 2**31 - 1, "template": TEMPLATE}})
     assert (len(made.create), len(pods), said) == (workers.BATCH, 2, "")
 
 
 @pytest.mark.parametrize("label", ["-1", "99999999999999999999", "one", ""])
-def test_pod_with_a_label_that_we_never_gave_is_no_worker(pod_body, label):
+def test_a_pod_with_an_invalid_label_is_not_a_worker(pod_body, label):
     body = pod_body(0)
     body["metadata"]["labels"][names.LABEL_ORDINAL] = label
     assert parse.pod(body) is None
 
 
-def test_endless_grace_is_for_ever(pod_body):
+def test_an_excessive_grace_period_is_bounded(pod_body):
     body = pod_body(0)
     body["spec"]["terminationGracePeriodSeconds"] = 2**63 - 1
     assert drain.deadline(parse.pod(body), NOW, 30.0).year > 2060

@@ -9,14 +9,12 @@ from datetime import UTC, datetime
 import pytest
 
 from conditions import until
+from elastrain.reflector import Problem
 from elastrain_operator import capacity as capacity_module
 from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Policy
 from elastrain_operator.capacity import Capacity
-from elastrain_operator.kube.client import ApiError
 from elastrain_operator.model import Pod
-from elastrain_operator.observe import reflector as reflector_module
 from elastrain_operator.observe.inventory import Inventory
-from elastrain_operator.observe.reflector import Reflector
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -44,12 +42,10 @@ def wants(uid: str, least: int = 1, most: int = 4, **fields) -> Claims:
 def _quick(monkeypatch):
     monkeypatch.setattr(capacity_module, "COALESCE", 0.001)
     monkeypatch.setattr(capacity_module, "REST", 0.001)
-    monkeypatch.setattr(reflector_module, "RETRY_DELAYS", (0.01,))
-    monkeypatch.setattr(reflector_module, "RESUME_DELAY", 0.001)
 
 
 def run(cluster: Cluster, scenario) -> None:
-    """Runs ``scenario(capacity, told)`` beside the sharing; ``told``: UIDs of jobs that got another share."""
+    """Run ``scenario(capacity, told)`` beside the allocations; ``told``: UIDs of jobs whose share has changed."""
 
     async def main():
         told: list[str] = []
@@ -77,7 +73,7 @@ def test_jobs_get_their_shares_once_for_each_change():
     run(Cluster(8), scenario)
 
 
-def test_mere_progress_is_no_reason_to_share_out_anew():
+def test_progress_alone_causes_no_allocation():
     early = replace(wants("a", remaining=100.0), speed=(2, 1.5))
     late = replace(wants("a", remaining=90.0), speed=(2, 1.6))
     assert early.differs(None)
@@ -99,7 +95,7 @@ def test_speeds_at_different_sizes_are_remembered(monkeypatch):
     run(Cluster(8), scenario)
 
 
-def test_workers_that_nobody_claims_hold_their_room():
+def test_workers_without_claims_hold_their_room():
     async def scenario(shared, told):
         shared.pod_seen("gone", Pod("gone-0", "u0", 0, NOW, node="n0", demand=ONE), "u0")
         shared.claim("a", wants("a"))
@@ -110,7 +106,7 @@ def test_workers_that_nobody_claims_hold_their_room():
     run(Cluster(4), scenario)
 
 
-def test_workers_on_their_way_out_hold_their_room():
+def test_leaving_workers_hold_their_room():
     async def scenario(shared, told):
         shared.claim("old", Claims(None, leaving=(Held("n0", ONE),)))
         shared.claim("a", wants("a"))
@@ -121,7 +117,7 @@ def test_workers_on_their_way_out_hold_their_room():
     run(Cluster(4), scenario)
 
 
-def test_suspended_job_is_let_in_anew():
+def test_a_suspended_job_is_admitted_again():
     async def scenario(shared, told):
         shared.claim("a", wants("a"))
         await until(lambda: shared.share_of("a").size == 4, "its share")
@@ -131,7 +127,7 @@ def test_suspended_job_is_let_in_anew():
     run(Cluster(4), scenario)
 
 
-def test_few_jobs_get_new_words_at_a_time(monkeypatch):
+def test_few_jobs_get_new_explanations_at_a_time(monkeypatch):
     monkeypatch.setattr(capacity_module, "NEW_EXPLANATIONS", 1)
     cluster = Cluster(8)
     bulky = Kind(((GPU, 16), ("pods", 1)))
@@ -148,7 +144,7 @@ def test_few_jobs_get_new_words_at_a_time(monkeypatch):
     run(cluster, scenario)
 
 
-def test_sharing_goes_on_if_it_fails_once(monkeypatch):
+def test_allocations_continue_after_a_failure(monkeypatch):
     faults, logged = [RuntimeError("a fault of ours")], []
     real = capacity_module.allocate
     monkeypatch.setattr(capacity_module, "allocate", lambda *a: _raise(faults.pop()) if faults else real(*a))
@@ -185,7 +181,7 @@ def test_jobs_keep_their_size_until_the_cluster_is_known():
     run(cluster, scenario)
 
 
-def test_new_jobs_begin_with_their_minimum_if_a_permission_is_missing():
+def test_new_jobs_start_with_their_minimum_if_a_permission_is_missing():
     cluster = Cluster(4)
     cluster.problem, cluster.denied = "nodes is forbidden", True
 
@@ -201,100 +197,7 @@ def test_new_jobs_begin_with_their_minimum_if_a_permission_is_missing():
     run(cluster, scenario)
 
 
-# ---- lists and watches -----------------------------------------------------------------------------------------------
-class Source:
-    """An API server of one resource: ``objects`` by name; ``events`` are handed out one watch at a time."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, int] = {}
-        self.events: list[list[dict] | Exception] = []
-        self.refusals: list[Exception] = []
-        self.lists = 0
-
-    @staticmethod
-    def body(name: str, value: int) -> dict:
-        return {"metadata": {"name": name, "uid": name, "resourceVersion": str(value)}, "value": value}
-
-    async def list_pages(self, path, what, query):
-        self.lists += 1
-        if self.refusals:
-            raise self.refusals.pop(0)
-        for name, value in self.objects.items():
-            yield [self.body(name, value)], "1"
-        yield [], "1"
-
-    async def changes(self, path, what, query, version):
-        batch = self.events.pop(0) if self.events else []
-        if isinstance(batch, Exception):
-            raise batch
-        for event in batch:
-            yield event
-        if not self.events and not batch:
-            await asyncio.sleep(3600)
-
-
-def reflect(source: Source, scenario) -> None:
-    async def main():
-        changes: list[int] = []
-        seen = Reflector(
-            source, "/things", "things", parse=lambda b: b["value"] or None, on_change=lambda: changes.append(1)
-        )
-        task = asyncio.create_task(seen.run())
-        try:
-            await asyncio.wait_for(scenario(seen, changes), 10)
-        finally:
-            task.cancel()
-
-    asyncio.run(main())
-
-
-def event(kind: str, name: str, value: int) -> dict:
-    return {"type": kind, "object": Source.body(name, value)}
-
-
-def test_list_and_watch_keep_what_matters():
-    source = Source()
-    source.objects = {"a": 1, "b": 2, "unimportant": 0}
-    source.events = [
-        [event("MODIFIED", "a", 1), event("ADDED", "c", 3), event("DELETED", "b", 2), event("MODIFIED", "c", 0)]
-    ]
-
-    async def scenario(seen, changes):
-        await until(lambda: seen.values == {"a": 1} and len(changes) == 4, "what is left")
-        assert seen.problem is None
-        await asyncio.sleep(0.01)
-        assert len(changes) == 4, "what looks the same is no change"
-
-    reflect(source, scenario)
-
-
-def test_watch_is_resumed_without_a_list_and_listed_anew_if_its_place_is_gone():
-    source = Source()
-    source.objects = {"a": 1}
-    source.events = [ApiError("watch", 0, "", "reset"), [event("ADDED", "b", 5)], ApiError("watch", 410, "", "too old")]
-
-    async def scenario(seen, changes):
-        await until(lambda: seen.values == {"a": 1, "b": 5}, "the watch goes on")
-        await until(lambda: source.lists == 2 and seen.values == {"a": 1}, "a second list")
-        assert seen.problem is None, "what was known stays so"
-
-    reflect(source, scenario)
-
-
-def test_refusal_is_told_until_it_is_lifted():
-    source = Source()
-    source.objects = {"a": 1}
-    source.refusals = [ApiError("list things", 403, "Forbidden", "things is forbidden")]
-
-    async def scenario(seen, changes):
-        await until(lambda: seen.denied, "the refusal")
-        assert "things is forbidden" in seen.problem
-        await until(lambda: seen.values == {"a": 1}, "the next attempt")
-        assert (seen.problem, seen.denied) == (None, False)
-
-    reflect(source, scenario)
-
-
+# ---- what the cluster has --------------------------------------------------------------------------------------------
 class Everything:
     """An API server with one node, one pod on it and two priority classes."""
 
@@ -320,12 +223,12 @@ class Everything:
     async def list_pages(self, path, what, query):
         yield self.BODIES[path], "1"
 
-    async def changes(self, path, what, query, version):
+    async def changes(self, path, what, query):
         await asyncio.sleep(3600)
         yield {}
 
 
-def test_inventory_is_what_nodes_have_and_other_pods_leave():
+def test_inventory_is_the_nodes_capacity_minus_other_pods():
     async def main():
         inventory = Inventory(Everything(), lambda: None)
         task = asyncio.create_task(inventory.run())
@@ -336,3 +239,14 @@ def test_inventory_is_what_nodes_have_and_other_pods_leave():
         task.cancel()
 
     asyncio.run(main())
+
+
+def test_cluster_stays_known_in_an_outage_but_not_without_a_permission():
+    inventory = Inventory(Everything(), lambda: None)
+    assert inventory.problem == "the nodes of the cluster are not listed yet"
+    for kept in inventory._all:
+        kept.listed = True
+    inventory._others.problem = Problem("no answer", NOW, denied=False)
+    assert (inventory.problem, inventory.denied) == (None, False)
+    inventory._others.problem = Problem("pods is forbidden", NOW, denied=True)
+    assert (inventory.problem, inventory.denied) == ("pods is forbidden", True)

@@ -55,9 +55,9 @@ def test_log_tail_is_kept_if_the_script_failed():
 
 
 @pytest.mark.parametrize("record", [DRAINED, FINISHED])
-def test_worker_is_not_lost_if_it_did_what_it_was_for(record):
+def test_worker_is_not_lost_if_it_finished_or_drained(record):
     assert judge(dataclasses.replace(POD, ending=Ending(NOW, record, 0))) is None
 
 
-def test_finished_worker_is_not_lost_though_it_is_evicted_afterwards():
+def test_finished_worker_is_not_lost_if_it_is_evicted_afterwards():
     assert judge(dataclasses.replace(POD, ending=Ending(NOW, FINISHED, 0), disruption="EvictionByEvictionAPI")) is None

@@ -1,4 +1,4 @@
-"""The mirror of etcd: what it believes, and when it says that it does not know."""
+"""The mirror of etcd: its records, and when they count as unknown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import dataclasses
 
 import pytest
 
+import builders
+from elastrain.api import roster
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, Progress, Target
 from elastrain.etcd import Batch, Delete, EtcdDenied, EtcdUnavailable, KeyValue, Put, WatchState
@@ -20,7 +22,7 @@ LOST = WatchState(connected=False, error=EtcdUnavailable("etcd:2379", "watch", "
 
 
 class FakeEtcd:
-    """Keeps what is put; the test plays the watch."""
+    """Records writes; the test delivers the watch's events."""
 
     def __init__(self) -> None:
         self.stored: dict[str, bytes] = {}
@@ -44,7 +46,7 @@ def batch(*changes, snapshot: bool = False) -> Batch:
 
 
 def run(scenario):
-    """Runs ``scenario(mirror, etcd, woken)`` in an event loop; ``woken`` collects who was woken."""
+    """Run ``scenario(mirror, etcd, woken)`` in an event loop; ``woken`` collects the woken jobs."""
 
     async def main():
         etcd, woken = FakeEtcd(), []
@@ -69,7 +71,7 @@ def test_nothing_is_known_before_the_first_full_list():
     run(scenario)
 
 
-def test_records_are_read_as_the_watch_tells_them_and_only_that_job_is_woken():
+def test_records_follow_the_watch_and_only_their_job_is_woken():
     async def scenario(mirror, etcd, woken):
         mirror.heard(WatchState(connected=True))
         mirror.take(batch((KEYS.target, TARGET.encode()), (KEYS.member(MEMBER.id), MEMBER.encode()), snapshot=True))
@@ -83,7 +85,7 @@ def test_records_are_read_as_the_watch_tells_them_and_only_that_job_is_woken():
     run(scenario)
 
 
-def test_nobody_is_woken_by_what_this_operator_has_written_itself():
+def test_no_job_is_woken_by_this_operators_own_writes():
     async def scenario(mirror, etcd, woken):
         mirror.heard(WatchState(connected=True))
         mirror.take(batch(snapshot=True))
@@ -94,12 +96,12 @@ def test_nobody_is_woken_by_what_this_operator_has_written_itself():
         mirror.take(batch(*etcd.stored.items()))
         assert (mirror.of(KEYS).target, woken, steps) == (TARGET, [], [KEYS])
         mirror.take(batch((KEYS.target, TARGET.encode())))
-        assert woken == [KEYS], "this one is somebody else's"
+        assert woken == [KEYS], "another client wrote this one"
 
     run(scenario)
 
 
-def test_job_is_woken_by_its_own_target_if_somebody_is_asked_to_leave():
+def test_job_is_woken_by_its_own_target_if_a_worker_is_asked_to_leave():
     async def scenario(mirror, etcd, woken):
         mirror.heard(WatchState(connected=True))
         mirror.take(batch(snapshot=True))
@@ -128,7 +130,7 @@ def test_short_reconnect_is_no_outage():
     ("error", "reason"),
     [(LOST.error, "EtcdUnavailable"), (EtcdDenied("etcd:2379", "me", "watch", "permission denied"), "EtcdDenied")],
 )
-def test_nothing_is_known_if_etcd_stays_away_and_everybody_is_told(error, reason):
+def test_nothing_is_known_if_etcd_stays_away_and_all_jobs_are_woken(error, reason):
     async def scenario(mirror, etcd, woken):
         mirror.heard(WatchState(connected=True))
         mirror.take(batch((KEYS.target, TARGET.encode()), snapshot=True))
@@ -142,7 +144,7 @@ def test_nothing_is_known_if_etcd_stays_away_and_everybody_is_told(error, reason
     run(scenario)
 
 
-def test_job_is_not_known_if_one_of_its_records_cannot_be_read():
+def test_job_is_unknown_if_one_of_its_records_is_unreadable():
     async def scenario(mirror, etcd, woken):
         mirror.heard(WatchState(connected=True))
         mirror.take(batch((KEYS.target, TARGET.encode()), (KEYS.generation, b"{}"), snapshot=True))
@@ -152,11 +154,45 @@ def test_job_is_not_known_if_one_of_its_records_cannot_be_read():
     run(scenario)
 
 
+@pytest.mark.parametrize("key", [KEYS.leader, KEYS.ended, KEYS.closed, KEYS.issued, KEYS.rosters + "strange"])
+def test_job_is_known_if_a_record_that_plans_do_not_use_cannot_be_read(key):
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch((key, b"{"), (KEYS.target, TARGET.encode()), snapshot=True))
+        assert (mirror.of(KEYS).target, mirror.issued(KEYS)) == (TARGET, None)
+
+    run(scenario)
+
+
+def test_job_is_not_known_until_all_members_of_a_large_generation_are():
+    large = builders.generation(1, *(f"job-{i}" for i in range(100)))
+    parts = [(KEYS.roster(1, i), part.encode()) for i, part in enumerate(roster.split(large))]
+
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch((KEYS.generation, roster.header(large).encode()), *parts[1:], snapshot=True))
+        assert mirror.of(KEYS) is None
+        mirror.take(batch(parts[0]))
+        assert (mirror.of(KEYS).generation, mirror.of(KEYS).earlier(1)) == (large, large.members)
+
+    run(scenario)
+
+
+def test_nothing_is_kept_of_a_job_without_records():
+    async def scenario(mirror, etcd, woken):
+        written = ((KEYS.target, TARGET.encode()), (KEYS.member(MEMBER.id), MEMBER.encode()), (KEYS.progress, b"{"))
+        mirror.take(batch(*written, snapshot=True))
+        mirror.take(batch(*(key for key, _ in written), KEYS.pairs_group("a")))
+        assert mirror._jobs == {}
+
+    run(scenario)
+
+
 def test_only_records_that_this_cluster_wrote_are_offered_to_the_sweeper():
     async def scenario(mirror, etcd, woken):
         await mirror.put_target(KEYS, TARGET)
         foreign = JobKeys("ns", "job", "of-another-cluster")
-        written = [*etcd.stored.items(), (foreign.target, TARGET.encode()), (foreign.prefix + "owner", b"there")]
+        written = [*etcd.stored.items(), (foreign.target, TARGET.encode()), (foreign.owner, b"there")]
         mirror.take(batch(*written, snapshot=True))
         assert mirror.jobs() == [KEYS]
         await mirror.delete_records(KEYS)
@@ -165,7 +201,7 @@ def test_only_records_that_this_cluster_wrote_are_offered_to_the_sweeper():
     run(scenario)
 
 
-def test_steps_alone_are_told_apart_from_what_is_urgent():
+def test_steps_alone_are_distinguished_from_urgent_changes():
     progress = Progress(generation=1, world_size=2, members=2, step=10, loss=0.5)
 
     async def main():

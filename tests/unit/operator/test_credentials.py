@@ -1,4 +1,4 @@
-"""Which credentials a job has, and when they are due."""
+"""A job's credentials, and when they must be written."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min
     [
         (None, False, False, Due()),  # a job that was never started, or has ended
         (None, True, False, Due(user=True, secret=True)),
-        (None, False, True, Due(user=True, secret=True)),  # its pods are of before, or etcd lost its data
+        (None, False, True, Due(user=True, secret=True)),  # its pods are older, or etcd lost its data
         (NOW, False, True, Due()),
-        (NOW, True, True, Due(secret=True)),  # somebody may have deleted it
+        (NOW, True, True, Due(secret=True)),  # it may have been deleted
         (FORMER, False, True, Due(secret=True)),  # the CA was replaced
         (FORMER, False, False, Due()),
         (OTHER_KEY, False, True, Due(user=True, secret=True)),  # never a Secret with a password that etcd does not have
         (OTHER_KEY, True, False, Due(user=True, secret=True)),
     ],
 )
-def test_what_is_due(issued, creating, live, expected):
+def test_due_credentials(issued, creating, live, expected):
     assert credentials.due(issued, NOW, creating=creating, live=live) == expected
 
 
@@ -44,9 +44,9 @@ def test_what_is_due(issued, creating, live, expected):
 def test_workers_never_start_without_a_user_and_a_secret(issued: Issued | None, creating: bool, live: bool):
     due = credentials.due(issued, NOW, creating=creating, live=live)
     if creating:
-        assert due.secret, "a pod is created only after its Secret was seen to"
+        assert due.secret, "a pod is created only after its Secret was written"
         assert due.user or (issued and issued.key == NOW.key), "and only with a user that has its password"
-    assert not due.user or due.secret, "a user is made with its Secret: nobody else is told the password"
+    assert not due.user or due.secret, "a user is created with its Secret, which alone has the password"
 
 
 @given(clusters, jobs)
@@ -61,7 +61,7 @@ def test_a_user_belongs_to_one_cluster(mine, other, keys):
 
 
 @pytest.mark.parametrize("name", ["root", "", "elastrain/", "elastrain/c/", "elastrain/c/a/b", "x/elastrain/c/a/b/d"])
-def test_other_users_are_nobody_s(name):
+def test_other_users_belong_to_no_job(name):
     assert credentials.owner("c", name) is None
 
 

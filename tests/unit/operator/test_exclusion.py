@@ -1,4 +1,4 @@
-"""Nodes that new workers keep off for a while, and the pods that follow from it."""
+"""Nodes that new workers avoid for a while, and the resulting pods."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_losses_outside_the_window_do_not_count():
     assert after(exclusions, loss("a"), now=NOW + exclusion.WINDOW).nodes == ()
 
 
-def test_one_failed_check_is_enough():
+def test_one_failed_check_excludes_the_node():
     assert after(NodeExclusions(), loss("a", "PreflightFailed")).excluded[0].reason == "PreflightFailed"
 
 
@@ -56,11 +56,11 @@ def test_one_failed_check_is_enough():
     [("ScriptFailed", Cause.USER), ("Preempted", Cause.PREEMPTION), ("OOMKilled", Cause.INFRASTRUCTURE),
      ("Evicted", Cause.INFRASTRUCTURE), ("Deleted", Cause.INFRASTRUCTURE)],
 )  # fmt: skip
-def test_node_is_not_blamed_for_what_is_not_its_fault(reason, cause):
+def test_node_is_not_blamed_for_unrelated_losses(reason, cause):
     assert after(NodeExclusions(), *[loss("a", reason, cause)] * 5) == NodeExclusions()
 
 
-def test_exclusion_ends_by_the_clock_and_counting_starts_anew():
+def test_exclusion_expires_and_counting_restarts():
     exclusions = after(NodeExclusions(), loss("a", "PreflightFailed"))
     assert after(exclusions, now=at(COOLDOWN - 1)).nodes == ("a",)
     exclusions = after(exclusions, now=at(COOLDOWN))
@@ -74,7 +74,7 @@ def test_nothing_is_excluded_or_remembered_if_the_cooldown_is_zero():
     )
 
 
-def test_memory_is_bounded_and_the_newest_stay():
+def test_the_records_are_bounded_and_the_newest_stay():
     exclusions = NodeExclusions()
     for n in range(100):
         exclusions = after(exclusions, loss(f"bad-{n}", "PreflightFailed"), loss(f"odd-{n}"))
@@ -93,7 +93,7 @@ def refused(ordinal: int, node: str) -> Pod:
     return Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, NOW, ending=ending, over=True, node=node)
 
 
-def test_next_worker_keeps_off_the_node_that_failed_its_check_until_the_cooldown_ends(make_spec):
+def test_next_worker_avoids_the_node_that_failed_its_check_until_the_cooldown_ends(make_spec):
     spec, seen = (
         make_spec(maxReplicas=1, nodeCooldownSeconds=COOLDOWN),
         Observed(JOB, (refused(0, "a"),), Coordination()),
@@ -127,7 +127,7 @@ def test_check_that_could_not_run_is_not_the_node_s_fault(pod_body, code, cause,
 
 
 # ---- the pod ---------------------------------------------------------------------------------------------------------
-def test_pod_keeps_off_each_node_in_each_alternative_of_its_template():
+def test_pod_avoids_each_node_in_each_alternative_of_its_template():
     key = "requiredDuringSchedulingIgnoredDuringExecution"
     zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [z]}]} for z in ("x", "y")]
     pods = {"podAntiAffinity": {"kept": True}}
@@ -142,7 +142,7 @@ def test_pod_keeps_off_each_node_in_each_alternative_of_its_template():
 
 
 @pytest.mark.parametrize("affinity", ["here", {"nodeAffinity": 1}, {"nodeAffinity": {}}, None])
-def test_affinity_of_any_shape_is_survived(affinity):
+def test_an_affinity_of_any_shape_raises_nothing(affinity):
     body = {"affinity": affinity}
     nodecheck.keep_off(body, ())
     assert body == {"affinity": affinity}
@@ -176,7 +176,7 @@ def test_check_runs_first_with_the_trainer_s_image_user_and_devices():
     assert len(body["initContainers"]) == 2
 
 
-def test_check_can_meet_others_if_pairs_are_wanted():
+def test_check_can_reach_etcd_if_pairs_are_requested():
     trainer = {"name": "trainer", "image": "i", "env": [{"name": "ELASTRAIN_JOB", "value": "j"}]}
     body = {"containers": [trainer]}
     wanted = PreflightSpec(pairs=PairsSpec(wait_seconds=30))
@@ -186,10 +186,10 @@ def test_check_can_meet_others_if_pairs_are_wanted():
     (check,) = body["initContainers"]
     assert check["command"][-1] == "--pairs-wait=30"
     assert check["env"] == trainer["env"]
-    assert check["volumeMounts"] == trainer["volumeMounts"][1:], "what logs in to etcd, and nothing else"
+    assert check["volumeMounts"] == trainer["volumeMounts"][1:], "only the etcd credentials"
 
 
-def test_check_gets_no_credentials_if_pairs_are_not_wanted():
+def test_check_gets_no_credentials_if_pairs_are_not_requested():
     trainer = {"name": "trainer", "image": "i"}
     body = {"containers": [trainer]}
     for wanted in (None, PreflightSpec()):

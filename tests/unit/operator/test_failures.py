@@ -40,7 +40,7 @@ def test_an_earlier_incident_is_not_mixed_in():
     )
 
 
-def test_the_predecessor_of_a_worker_that_failed_at_once_is_no_companion():
+def test_the_predecessor_of_a_worker_that_failed_at_once_is_not_in_its_incident():
     assert quote([failed(0, ago=4), failed(1, ago=1, lived=2)], 500) == "last: ScriptFailed: worker job-1: boom 1"
 
 
@@ -87,7 +87,7 @@ def test_status_has_the_first_failure_with_its_rank_and_a_bounded_log():
     assert len(shown.log_tail) == TAIL_CHARS
 
 
-def test_it_stays_if_companions_fail_after_it():
+def test_it_stays_if_others_of_the_incident_fail_after_it():
     first = last_failure(None, [failed(2, ago=9)], NOW)
     assert last_failure(first, [failed(1, ago=4)], NOW) is first
     assert last_failure(first, [], NOW) is first
@@ -98,7 +98,7 @@ def test_it_changes_with_the_next_incident():
     assert last_failure(first, [failed(1, ago=4)], NOW).worker == "job-1"
 
 
-def test_a_script_s_error_is_shown_before_a_companion_that_was_only_killed():
+def test_a_script_s_error_is_shown_before_a_killed_rank():
     killed = failed(1, ago=6, cause=Cause.INFRASTRUCTURE)
     assert last_failure(None, [killed, failed(2, ago=4)], NOW).worker == "job-2"
     shown = last_failure(None, [killed], NOW)

@@ -1,4 +1,4 @@
-"""What pods get without their template asking, and that the template has the last word."""
+"""Defaults of pods, and that the template takes precedence."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_auto_is_one_rank_for_each_accelerator_and_one_without(worker, resources
     assert variable(trainer, "ELASTRAIN_NPROC_PER_NODE") == str(ranks)
 
 
-def test_worker_is_refused_if_nobody_can_tell_its_accelerator(worker):
+def test_worker_is_refused_if_its_accelerator_is_ambiguous(worker):
     several = limits(example_com__chip=2, example_com__link=1)
     with pytest.raises(TemplateInvalid, match=r"example.com/chip, example.com/link.*spec\.accelerator"):
         worker(several, nprocPerNode="auto")
@@ -70,11 +70,11 @@ def test_shared_memory_is_half_of_the_memory_limit(worker, memory, size):
     assert {"name": defaults.SHM_VOLUME, "mountPath": "/dev/shm"} in trainer["volumeMounts"]
 
 
-def test_shared_memory_is_what_the_node_gives_if_there_is_no_limit(worker):
+def test_shared_memory_is_the_nodes_default_without_a_limit(worker):
     assert shm(worker()[0]) == {"medium": "Memory"}
 
 
-def test_shared_memory_is_as_the_spec_says(worker):
+def test_shared_memory_follows_the_spec(worker):
     assert shm(worker(limits(memory="8Gi"), sharedMemory="1Gi")[0]) == {"medium": "Memory", "sizeLimit": "1Gi"}
     assert shm(worker(sharedMemory="none")[0]) is None
 

@@ -1,4 +1,4 @@
-"""Stragglers and workers that hang: named with rank, node and figures, told once."""
+"""Stragglers and hanging workers: named with rank, node and figures, with one event each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_condition_names_rank_worker_node_figures_and_since_when():
     assert claim.message == f"rank 5 (worker c on node node-c): {SLOW}; since 2030-01-01T00:00:00+00:00"
 
 
-def test_who_hangs_is_named_before_who_is_slow():
+def test_hanging_workers_are_named_before_slow_ones():
     workers = health.unhealthy([], seen(a=(Health.SLOW, SLOW), b=(Health.STUCK, HANGS)), NOW)
     assert [(w.worker, w.ranks, w.health) for w in workers] == [("b", "1-4", "stuck"), ("a", "0", "slow")]
     claim = health.claim(workers, FORCE)
@@ -54,20 +54,20 @@ def test_the_rank_itself_is_named_if_its_agent_says_which_one():
     assert worker.ranks == "2"
 
 
-def test_since_is_kept_while_the_accusation_stands():
+def test_since_is_kept_while_the_verdict_holds():
     first = health.unhealthy([], seen(a=(Health.SLOW, SLOW)), NOW)
     assert health.unhealthy(first, seen(a=(Health.SLOW, SLOW)), LATER) == first
     assert health.unhealthy(first, seen(a=(Health.STUCK, HANGS)), LATER)[0].since == LATER.isoformat()
 
 
 @pytest.mark.parametrize("word", [Health.OK, Health.WAITING, Health.BELOW_MIN, "a word of a newer agent"])
-def test_who_only_waits_is_not_accused(word):
+def test_waiting_workers_are_not_reported(word):
     assert health.unhealthy([], seen(a=(word, "words")), NOW) == []
     assert health.claim([], FORCE).status == "True"
     assert health.claim([], None).status == "Unknown"
 
 
-def test_a_thousand_stragglers_fill_no_status():
+def test_a_thousand_stragglers_do_not_fill_the_status():
     many = tuple(
         Member(id=str(n), worker=f"w-{n}", address="x", health=Health.SLOW, health_message="m" * 5000)
         for n in range(1000)
@@ -83,7 +83,7 @@ def told(before, after, **fields) -> list[tuple[str, str]]:
     return [(n.reason, n.severity) for n in events.events_of(old, new, None, None, ())]
 
 
-def test_each_accusation_is_told_once_and_its_end_too():
+def test_each_verdict_and_its_end_cause_one_event():
     one = health.unhealthy([], seen(a=(Health.SLOW, SLOW)), NOW)
     two = health.unhealthy(one, seen(a=(Health.SLOW, SLOW), b=(Health.STUCK, HANGS)), LATER)
     assert told([], one) == [("Straggler", Severity.WARNING)]
@@ -92,6 +92,6 @@ def test_each_accusation_is_told_once_and_its_end_too():
     assert told(two, one) == [("WorkerHealthy", Severity.NORMAL)]
 
 
-def test_the_end_of_the_job_clears_nobody():
+def test_the_end_of_the_job_causes_no_recovery_event():
     one = health.unhealthy([], seen(a=(Health.SLOW, SLOW)), NOW)
     assert told(one, [], completion_time=NOW.isoformat()) == []

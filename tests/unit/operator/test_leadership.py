@@ -1,4 +1,4 @@
-"""Who leads: each rule by example, and two promises over random clocks, delays, losses and stalls."""
+"""Leader election: each rule by example, and two promises over random clocks, delays, losses and stalls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def led(sent: float = 100.0) -> LeaseObservation:
 
 
 # ---- standing by -----------------------------------------------------------------------------------------------------
-def test_nobody_decides_before_a_first_look():
+def test_no_decision_before_the_first_read():
     assert decide(FREE, 100.0, TERMS) == Wait(0.0)
 
 
@@ -47,7 +47,7 @@ def test_lease_is_acquired_if_there_is_none_or_it_was_released():
     assert decide(saw(FREE, Record("7", "", 10.0), 100.0), 100.0, TERMS) == Acquire()
 
 
-def test_lease_is_acquired_if_its_holder_was_silent_for_its_duration_as_seen_here():
+def test_lease_is_acquired_if_its_holder_was_silent_for_its_duration():
     observation = saw(FREE, OTHER, 100.0)
     assert decide(observation, 100.0, TERMS) == Wait(1.0)
     observation = saw(observation, OTHER, 109.5)
@@ -55,24 +55,24 @@ def test_lease_is_acquired_if_its_holder_was_silent_for_its_duration_as_seen_her
     assert decide(observation, 110.0, TERMS) == Acquire()
 
 
-def test_a_renewal_begins_the_wait_anew():
+def test_a_renewal_restarts_the_wait():
     observation = saw(saw(FREE, OTHER, 100.0), Record("6", "other", 10.0), 109.9)
     assert decide(observation, 110.0, TERMS) == Wait(1.0)
 
 
-def test_the_holder_s_own_duration_counts_not_ours():
+def test_the_holder_s_duration_counts():
     observation = saw(FREE, Record("5", "other", 60.0), 100.0)
     assert decide(observation, 159.0, TERMS) == Wait(1.0)
     assert decide(observation, 160.0, TERMS) == Acquire()
 
 
-def test_the_holder_s_time_is_waited_out_if_somebody_deletes_its_lease():
+def test_the_holder_s_tenure_is_awaited_if_its_lease_is_deleted():
     observation = saw(saw(FREE, OTHER, 100.0), None, 105.0)
     assert decide(observation, 114.0, TERMS) == Wait(1.0)
     assert decide(observation, 115.0, TERMS) == Acquire()
 
 
-def test_lease_is_taken_up_if_the_answer_to_its_acquisition_was_lost():
+def test_lease_is_recognized_if_the_response_to_its_acquisition_was_lost():
     assert decide(saw(FREE, MINE, 100.0), 100.0, TERMS) == Acquire()
 
 
@@ -136,7 +136,7 @@ class Replica:
         return self.offset + self.rate * self.world.now
 
     def wake(self) -> None:
-        """One decision, carried out as ``election.py`` does."""
+        """One decision, executed as in ``election.py``."""
         if not self.alive:
             return
         match decide(self.observation, self.clock(), TERMS):
@@ -169,7 +169,7 @@ class Replica:
         self._call(lambda: self.world.server.write(known, me, TERMS.duration), answered)
 
     def _call(self, on_server: Callable[[], object], on_answer: Callable[[object], LeaseObservation | None]) -> None:
-        """A request and its answer, each of which may be late or lost; after ``attempt`` seconds it is given up."""
+        """A request and its answer, each of which may be late or lost; it times out after ``attempt`` seconds."""
         there, back = self.world.delay(), self.world.delay()
         life, given_up = self.observation.me, TERMS.attempt / self.rate
         if not self.world.loses():
@@ -218,7 +218,7 @@ class World:
         return self.faults and self.chance.random() < 0.1
 
     def stall(self) -> float:
-        """The process is stopped for so long, while its clock goes on."""
+        """Seconds for which the process is stopped while its clock advances."""
         return self.chance.choice([3.0, 8.0, 30.0]) if self.faults and self.chance.random() < 0.05 else 0.0
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
@@ -245,10 +245,10 @@ class World:
 
 @examples(150)
 @given(st.integers(0, 2**32))
-def test_two_never_lead_at_once_though_clocks_drift_requests_are_lost_and_processes_stall(seed):
+def test_two_never_lead_at_once_if_clocks_drift_requests_are_lost_and_processes_stall(seed):
     world = World(seed, faults=True, skew=0.15)
     world.run(300)
-    assert world.tenures, "somebody leads at some time"
+    assert world.tenures, "some replica leads at some time"
 
 
 @examples(100)

@@ -1,4 +1,4 @@
-"""The ledger of accelerator seconds: its parts add up to what was held, whatever happens."""
+"""Accelerator seconds: the parts always add up to the total held."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ TRAINING = account(None, PODS, TRAIN, report(), at(0))
 
 
 # ---- what goes where -------------------------------------------------------------------------------------------------
-def test_books_begin_when_the_job_is_first_seen():
+def test_usage_begins_with_the_first_observation():
     assert total(TRAINING) == 0
     assert (TRAINING.held, TRAINING.in_generation, TRAINING.use) == (4, 4, "training")
 
@@ -67,7 +67,7 @@ def test_time_in_a_generation_is_training_and_outside_of_it_waiting():
     assert (later.training, later.waiting) == (40 + 20, 20)
 
 
-def test_a_reported_pause_is_taken_from_the_next_seconds_and_nothing_from_earlier_ones():
+def test_a_reported_pause_is_taken_from_the_next_seconds_only():
     told = account(TRAINING, PODS, TRAIN, report(2, 100, 0.5, rescale(2, pause=3.0)), at(10))
     assert (told.training, told.rescaling, told.owed_rescaling) == (40, 0, 12)
     later = account(told, PODS, TRAIN, None, at(20))
@@ -107,29 +107,29 @@ def test_lost_steps_are_priced_when_the_pace_is_known():
     assert (priced.owed_redone, priced.unpriced_steps, priced.redone_steps) == (20, 0, 10)
 
 
-def test_what_was_measured_before_the_books_began_is_not_in_them():
+def test_earlier_measurements_are_not_included():
     began = account(None, PODS, TRAIN, report(7, 100, 0.5, rescale(7, 99.0, lost=5)), at(0))
     assert (began.owed_rescaling, began.redone_steps) == (0, 0)
 
 
 @pytest.mark.parametrize("word", [float("inf"), float("nan"), -5.0])
-def test_what_cannot_be_a_time_is_not_booked(word):
+def test_an_invalid_time_is_not_booked(word):
     told = account(TRAINING, PODS, TRAIN, report(2, 90, word, rescale(2, word, lost=10)), at(10))
     assert (told.owed_rescaling, told.owed_redone, told.unpriced_steps) == (0, 0, 10)
     assert account(TRAINING, PODS, TRAIN, report(2, 90, 0.5, rescale(2, 0.0, lost=-10)), at(10)).redone_steps == 0
 
 
 # ---- what was held ---------------------------------------------------------------------------------------------------
-def test_a_pod_that_ended_while_no_operator_looked_is_counted_to_its_end():
+def test_a_pod_that_ended_without_an_operator_is_counted_to_its_end():
     ended = (over(PODS[0], 5), PODS[1])
     assert total(account(TRAINING, ended, None, None, at(100))) == pytest.approx(2 * 5 + 2 * 100)
 
 
-def test_a_pod_that_vanished_is_counted_until_somebody_looked():
+def test_a_pod_that_vanished_is_counted_until_the_next_observation():
     assert total(account(TRAINING, PODS[:1], None, None, at(100))) == pytest.approx(400)
 
 
-def test_a_pod_holds_from_its_binding_to_a_node_on():
+def test_a_pod_holds_accelerators_from_its_binding():
     pending = dataclasses.replace(pod(2), bound=None)
     late = pod(3, bound=7)
     assert total(account(TRAINING, (pending, late), None, None, at(0))) == 0
@@ -137,29 +137,29 @@ def test_a_pod_holds_from_its_binding_to_a_node_on():
     assert total(account(began, (pending, late), Place(), None, at(10))) == pytest.approx(3)
 
 
-def test_a_worker_that_has_ended_holds_while_its_sidecars_run():
+def test_an_ended_worker_holds_accelerators_while_its_sidecars_run():
     sidecar = dataclasses.replace(PODS[0], ending=Ending(at(5)))
     assert account(TRAINING, (sidecar, PODS[1]), TRAIN, None, at(10)).held == 4
 
 
-def test_a_clock_that_goes_back_takes_nothing_back():
+def test_a_clock_that_goes_back_decreases_nothing():
     later = account(TRAINING, PODS, TRAIN, None, at(10))
     assert total(account(later, PODS, TRAIN, None, at(3))) == total(later)
     assert account(later, PODS, TRAIN, None, at(3)).until == later.until
 
 
-def test_between_passes_the_books_go_on_as_they_were():
+def test_usage_continues_between_passes():
     told = account(TRAINING, PODS, TRAIN, report(2, 100, 0.5, rescale(2, pause=3.0)), at(10))
     assert continued(told, at(20)) == account(told, PODS, TRAIN, None, at(20)).model_copy(update={"until": told.until})
     assert continued(AcceleratorSeconds(), at(20)) == AcceleratorSeconds()
 
 
-def test_time_alone_is_no_news_and_a_change_of_use_is():
+def test_a_change_of_use_is_written_and_time_alone_is_not():
     later = account(TRAINING, PODS, TRAIN, report(), at(10))
     assert not accelerator_seconds.differs(TRAINING, later)
     assert accelerator_seconds.differs(later, later.model_copy(update={"use": "rescaling"}))
     assert accelerator_seconds.differs(later, later.model_copy(update={"held": 2}))
-    assert not accelerator_seconds.differs(later, later.model_copy(update={"held": 6})), "new pods speak for themselves"
+    assert not accelerator_seconds.differs(later, later.model_copy(update={"held": 6})), "new pods need no status write"
     assert accelerator_seconds.differs(None, later)
 
 
@@ -195,7 +195,7 @@ def test_a_generation_trains_until_it_is_known_to_be_broken(coordination, finish
     assert place(FORCE, coordination, finishing) == expected
 
 
-def test_nobody_trains_in_no_generation_or_an_empty_one():
+def test_no_worker_trains_without_a_generation_or_in_an_empty_one():
     assert place(None, seen("a"), False) == Place()
     assert place(GenerationStatus(number=4, size=0, reason="Suspend"), seen("a"), False) == Place()
 
@@ -212,7 +212,7 @@ HAPPENINGS = st.one_of(
 
 
 class History:
-    """A job whose every change is looked at when it happens, and what its pods have really held."""
+    """A job that is observed at every change, and what its pods actually held."""
 
     def __init__(self) -> None:
         self.now, self.held, self.ordinal, self.slack = 0.0, 0.0, 0, 1e-6
@@ -264,7 +264,7 @@ class History:
 
 @examples(150)
 @given(st.lists(HAPPENINGS, max_size=40))
-def test_the_parts_add_up_to_what_was_held_whatever_happens_and_no_operator_loses_any(history):
+def test_the_parts_add_up_to_the_total_for_any_history_and_operator(history):
     story = History()
     for what in history:
         story.happen(what)

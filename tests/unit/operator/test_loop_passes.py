@@ -1,4 +1,4 @@
-"""When a job's loop looks at its job, and when it lets news wait."""
+"""When a job's loop makes a pass, and when a change may wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Counting(World):
 
 
 def run_counting(scenario) -> None:
-    """Runs ``scenario(world, jobs)`` after both workers of a job were created and the loop has come to rest."""
+    """Run ``scenario(world, jobs)`` after both workers of a job were created and the loop is idle."""
 
     async def at_rest(world, jobs):
         jobs.see(body(), lambda _: world.watched)
@@ -41,7 +41,7 @@ def run_counting(scenario) -> None:
     run(at_rest, Counting())
 
 
-def test_echo_of_our_own_status_makes_no_pass():
+def test_the_echo_of_an_own_status_causes_no_pass():
     async def scenario(world, jobs):
         before = world.passes
         echo = body()
@@ -57,7 +57,7 @@ def test_echo_of_our_own_status_makes_no_pass():
     run_counting(scenario)
 
 
-def test_pod_that_looks_as_it_was_created_makes_no_pass():
+def test_an_unchanged_new_pod_causes_no_pass():
     async def scenario(world, jobs):
         before = world.passes
         for pod in world.pods.values():
@@ -71,7 +71,7 @@ def test_pod_that_looks_as_it_was_created_makes_no_pass():
     run_counting(scenario)
 
 
-def test_what_happens_in_a_few_moments_is_one_pass(monkeypatch):
+def test_concurrent_changes_cause_one_pass(monkeypatch):
     monkeypatch.setattr(loops, "PACE", 0.1)
 
     async def scenario(world, jobs):
@@ -87,12 +87,12 @@ def test_what_happens_in_a_few_moments_is_one_pass(monkeypatch):
 
 
 @pytest.mark.parametrize(("took", "apart"), [(0.0, 0.2), (0.1, 0.2), (0.3, 0.6), (25.0, 1.0)])
-def test_job_rests_for_as_long_as_a_pass_took_within_bounds(monkeypatch, took, apart):
+def test_a_job_pauses_for_as_long_as_a_pass_took_within_bounds(monkeypatch, took, apart):
     monkeypatch.setattr(loops, "PACE", 0.2)
     assert loops.pace(took) == pytest.approx(apart)
 
 
-def test_start_that_goes_on_as_expected_is_looked_at_later_and_trouble_at_once(monkeypatch):
+def test_expected_changes_of_a_start_wait_and_trouble_does_not(monkeypatch):
     async def scenario(world, jobs):
         before, pods = world.passes, [parse.pod(p) for p in world.pods.values()]
         monkeypatch.setattr(loops, "ROUTINE", 60.0)
@@ -103,12 +103,12 @@ def test_start_that_goes_on_as_expected_is_looked_at_later_and_trouble_at_once(m
         assert world.passes == before, "its members' records say when it trains"
         jobs.pod_seen("uid", replace(pods[0], trouble=Trouble("Unschedulable", "no node")))
         await until(lambda: world.passes > before, "a pass for the trouble")
-        assert jobs._loops["uid"]._later is None, "what waited was looked at with it"
+        assert jobs._loops["uid"]._later is None, "the waiting change was handled with it"
 
     run_counting(scenario)
 
 
-def test_what_waits_is_looked_at_by_the_earliest_of_its_times(monkeypatch):
+def test_waiting_changes_are_handled_at_the_earliest_of_their_times(monkeypatch):
     monkeypatch.setattr(loops, "STATUS_INTERVAL", 60.0)
 
     async def scenario(world, jobs):
@@ -121,7 +121,7 @@ def test_what_waits_is_looked_at_by_the_earliest_of_its_times(monkeypatch):
     run_counting(scenario)
 
 
-def test_steps_are_looked_at_when_the_next_status_is_due(monkeypatch):
+def test_steps_are_handled_when_the_next_status_is_due(monkeypatch):
     monkeypatch.setattr(loops, "STATUS_INTERVAL", 0.1)
 
     async def scenario(world, jobs):

@@ -1,4 +1,4 @@
-"""One loop per job: what it does when watch, API server or etcd are late or wrong."""
+"""One loop per job: its behavior if watch, API server or etcd are late or wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loop_world import body, named, run
 pytestmark = pytest.mark.usefixtures("quick_loops")
 
 
-def test_pods_are_created_once_though_the_watch_is_late():
+def test_pods_are_created_once_if_the_watch_is_late():
     async def scenario(world, jobs):
         jobs.see(body(), lambda _: world.watched)
         await until(lambda: len(world.pods) == 2, "two pods")
@@ -32,7 +32,7 @@ def test_pods_are_created_once_though_the_watch_is_late():
     run(scenario)
 
 
-def test_pod_that_the_watch_never_showed_is_replaced_if_the_api_server_says_that_it_is_gone(monkeypatch):
+def test_a_pod_that_the_watch_never_showed_is_replaced_if_it_is_gone(monkeypatch):
     monkeypatch.setattr(loops, "UNSEEN", timedelta(seconds=0.05))
 
     async def scenario(world, jobs):
@@ -41,7 +41,7 @@ def test_pod_that_the_watch_never_showed_is_replaced_if_the_api_server_says_that
         await asyncio.sleep(0.1)
         jobs.wake("uid")
         await asyncio.sleep(0.05)
-        assert set(world.pods) == {"job-0", "job-1"}, "both exist, so nothing is done"
+        assert set(world.pods) == {"job-0", "job-1"}, "both exist, so the loop does nothing"
         del world.pods["job-0"]
         await asyncio.sleep(0.1)
         jobs.wake("uid")
@@ -60,21 +60,21 @@ def test_pass_is_repeated_if_it_fails(fault):
     run(scenario)
 
 
-def test_pass_is_repeated_as_soon_as_the_newer_version_is_seen_if_the_job_has_changed_meanwhile(monkeypatch):
+def test_pass_is_repeated_with_the_newer_version_if_the_job_has_changed_meanwhile(monkeypatch):
     monkeypatch.setattr(loops, "RETRY_DELAYS", (60.0,))
 
     async def scenario(world, jobs):
         world.failures = [ApiError("write", 409, "Conflict", "the object has been modified")]
         jobs.see(body(), lambda _: world.watched)
         await until(lambda: not world.failures, "a refused status")
-        assert not world.pods, "what follows the status is not done without it"
+        assert not world.pods, "no action follows a failed status write"
         jobs.see(body(replicas=2), lambda _: world.watched)
         await until(lambda: len(world.pods) == 2, "two pods")
 
     run(scenario)
 
 
-def test_job_stands_still_if_nothing_answers_and_converges_afterwards_with_the_same_pods():
+def test_job_is_unchanged_during_an_outage_and_converges_afterwards_with_the_same_pods():
     async def scenario(world, jobs):
         jobs.see(body(), lambda _: world.watched)
         await until(lambda: len(world.pods) == 2, "two pods")
@@ -98,7 +98,7 @@ def test_newer_of_two_versions_counts():
     assert loops.newest(None, None) is None
 
 
-def test_poisoned_job_says_so_and_slows_no_other(monkeypatch):
+def test_a_poisoned_job_reports_the_fault_and_delays_no_other(monkeypatch):
     passes = []
     healthy = plan.plan
 
@@ -122,15 +122,15 @@ def test_poisoned_job_says_so_and_slows_no_other(monkeypatch):
         for _ in range(20):
             jobs.wake("poison")
             await asyncio.sleep(0.01)
-        assert len(passes) == 2, "the third one is not due yet, whatever happens"
+        assert len(passes) == 2, "the third one is not due yet"
         told = [s["conditions"][0] for s in world.statuses if s["conditions"][0]["reason"] == "OperatorFault"]
-        assert len(told) == 1, "it is said once"
+        assert len(told) == 1, "the fault is reported once"
         assert "ZeroDivisionError: a fault of ours" in told[0]["message"]
 
     run(scenario)
 
 
-def test_loop_goes_on_if_even_the_fault_cannot_be_told(monkeypatch):
+def test_loop_continues_if_the_fault_cannot_be_reported(monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("a fault of ours")
 
@@ -157,7 +157,7 @@ def test_nothing_is_done_if_the_job_is_being_deleted():
     run(scenario)
 
 
-def test_invalid_spec_is_said_and_healed():
+def test_invalid_spec_is_reported_and_can_be_corrected():
     async def scenario(world, jobs):
         jobs.see(body(maxReplicas=0), lambda _: world.watched)
         await until(lambda: world.statuses, "a status")

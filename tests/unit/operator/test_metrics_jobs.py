@@ -1,4 +1,4 @@
-"""Series of jobs: from what their loops saw last, and gone with the job."""
+"""Series of jobs: from their loops' last observations, and gone with the job."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def scrape(*meters: JobMeter, seconds: float = 0.0) -> dict[tuple[str, ...], flo
     }
 
 
-def test_a_job_is_told_as_its_loop_last_saw_it():
+def test_a_jobs_series_are_its_loops_last_observation():
     found = scrape(meter())
     assert {k: found[k] for k in found if k[0] in _PLAIN} == {
         ("elastrain_job_phase", "Running"): 1,
@@ -111,7 +111,7 @@ _PLAIN = {
 }  # fmt: skip
 
 
-def test_the_ledger_goes_on_between_passes():
+def test_accelerator_seconds_grow_between_passes():
     name = "elastrain_job_accelerator_seconds_total"
     assert {k[1]: v for k, v in scrape(meter(), seconds=10).items() if k[0] == name} == {
         "training": 90, "rescaling": 5, "waiting": 2, "redone": 3, "spare": 0,
@@ -125,7 +125,7 @@ def test_a_job_that_does_not_train_has_no_speed_and_no_end():
     assert found["elastrain_job_step",] == 100
 
 
-def test_a_job_of_which_etcd_tells_nothing_keeps_its_step():
+def test_a_job_keeps_its_step_if_etcd_is_unknown():
     seen = JobMeter()
     seen.saw(JobRef("team", "bert", "uid"), STATUS, Observed(JobRef("team", "bert", "uid")), None, USAGE)
     assert scrape(seen)["elastrain_job_step",] == 100
@@ -134,7 +134,7 @@ def test_a_job_of_which_etcd_tells_nothing_keeps_its_step():
 def test_series_vanish_with_the_job():
     assert [k for k in scrape(meter()) if k[0].startswith("elastrain_job")]
     assert scrape() == {}
-    assert scrape(JobMeter()) == {}, "not looked at yet"
+    assert scrape(JobMeter()) == {}, "no pass yet"
 
 
 def test_a_job_has_a_bounded_number_of_series():
@@ -149,7 +149,7 @@ def test_a_job_has_a_bounded_number_of_series():
 # ---- rescales --------------------------------------------------------------------------------------------------------
 def test_rescales_are_counted_when_they_are_new_and_the_start_is_none():
     found = meter(report=REPORT.model_copy(update={"rescales": (rescale(1, 9.0), rescale(2, 9.0))}))
-    assert not found.tally.by_reason, "they were before this operator's time"
+    assert not found.tally.by_reason, "they were before this operator's start"
     more = (rescale(2, 9.0), rescale(3, 0.07), rescale(4, 0.3, "Lost"), rescale(5, 2.0, "Start", from_size=0))
     later = REPORT.model_copy(update={"generation": 5, "rescales": more})
     found.saw(JobRef("team", "bert", "uid"), STATUS, observed(later), USAGE, USAGE)
@@ -170,7 +170,7 @@ def test_every_pause_falls_into_the_buckets_that_it_fits(pause):
 
 
 # ---- the text --------------------------------------------------------------------------------------------------------
-def test_the_text_says_of_each_metric_what_it_is_and_which_labels_it_has():
+def test_the_text_has_type_help_and_labels_of_each_metric():
     found = {f.name: f for f in text_string_to_metric_families(JobSeries(lambda: [meter()]).text())}
     for family in Families().all():
         read = found[family.name.removesuffix("_total")]
@@ -179,6 +179,6 @@ def test_the_text_says_of_each_metric_what_it_is_and_which_labels_it_has():
 
 
 @given(st.text())
-def test_any_label_is_read_as_it_was_meant(text):
+def test_any_label_is_read_back(text):
     (family,) = text_string_to_metric_families(f'x{{a="{escaped(text)}"}} 1\n')
     assert family.samples[0].labels == {"a": text}

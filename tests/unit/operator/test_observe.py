@@ -1,4 +1,4 @@
-"""What the operator reads off raw objects."""
+"""The operator's parsing of raw objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def running(now):
     return {"running": {"startedAt": now.isoformat()}}
 
 
-def test_pod_is_neither_started_nor_ended_if_kubelet_has_said_nothing(pod_body):
+def test_pod_is_neither_started_nor_ended_without_a_report_of_the_kubelet(pod_body):
     pod = parse.pod(pod_body(3))
     assert (pod.name, pod.ordinal, pod.uid) == ("job-3", 3, "uid-3")
     assert not (pod.started or pod.ready or pod.ending or pod.over or pod.terminating or pod.trouble)
@@ -31,7 +31,7 @@ def test_nothing_is_returned_if_the_pod_is_not_a_worker(pod_body):
     assert parse.pod(pod_body(0, labels={})) is None
 
 
-def test_worker_has_ended_if_its_trainer_has_though_a_sidecar_runs(pod_body, terminated, now):
+def test_worker_has_ended_if_its_trainer_has_and_a_sidecar_runs(pod_body, terminated, now):
     record = Termination(outcome=Outcome.DRAINED, step=7)
     pod = parse.pod(pod_body(phase="Running", state=terminated(0, record)))
     assert pod.ending.record == record
@@ -46,7 +46,7 @@ def test_ending_has_no_record_if_the_termination_message_is_not_the_agent_s(pod_
     assert pod.over
 
 
-def test_ending_says_why_kubelet_ended_the_pod_if_no_container_ever_ran(pod_body):
+def test_ending_has_the_kubelets_reason_if_no_container_ever_ran(pod_body):
     pod = parse.pod(pod_body(phase="Failed", status={"reason": "Evicted", "message": "low on memory"}))
     assert (pod.ending.reason, pod.ending.message, pod.ending.exit_code) == ("Evicted", "low on memory", None)
 
@@ -90,7 +90,7 @@ def test_container_that_is_being_created_is_trouble_only_after_a_while(pod_body)
         ("pod has unbound immediate PersistentVolumeClaims", "VolumeFailed"),
     ],
 )
-def test_unscheduled_pod_says_what_the_scheduler_says(pod_body, words, reason):
+def test_unscheduled_pod_quotes_the_scheduler(pod_body, words, reason):
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
     assert parse.pod(pod_body(conditions=[condition])).trouble == Trouble(reason, f"pod job-0: {words}")
 
@@ -115,7 +115,7 @@ def test_pod_holds_its_accelerators_from_its_binding_on(pod_body, now):
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at}
     assert parse.pod(pod_body(conditions=[scheduled])).bound == now + timedelta(seconds=3)
     assert parse.pod(pod_body(conditions=[{**scheduled, "status": "False"}])).bound is None
-    assert parse.pod(pod_body(state=running(now))).bound == now, "bound by hand: it says so by starting"
+    assert parse.pod(pod_body(state=running(now))).bound == now, "bound by hand: its start counts"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def report(**fields) -> Progress:
     return Progress(generation=1, world_size=2, members=2, **{**known, **fields})
 
 
-def test_status_says_how_far_how_fast_and_when_it_is_done():
+def test_status_has_progress_speed_and_estimated_end():
     status = progress_status(None, report(), NOW)
     assert (status.step, status.of, status.epoch, status.samples_per_second) == (100, 1000, 2, 512.0)
     assert datetime.fromisoformat(status.eta) == NOW + timedelta(seconds=450)
@@ -31,18 +31,18 @@ def test_time_alone_changes_nothing():
     assert progress_status(first, report(step=101), NOW).step == 101
 
 
-def test_pace_shows_up_as_soon_as_it_is_known():
+def test_pace_is_reported_as_soon_as_it_is_known():
     unknown = progress_status(None, report(step_seconds=None), NOW)
     assert (unknown.samples_per_second, unknown.eta) == (None, None)
     assert progress_status(unknown, report(), NOW).samples_per_second == 512.0
 
 
 @pytest.mark.parametrize("fields", [{"total_steps": None}, {"step_seconds": None}, {"finished": True}])
-def test_no_end_is_foretold_if(fields):
+def test_no_end_is_estimated_if(fields):
     assert progress_status(None, report(**fields), NOW).eta is None
 
 
-def test_an_end_that_no_calendar_has_is_bounded():
+def test_an_end_beyond_the_calendar_is_bounded():
     assert progress_status(None, report(total_steps=10**15), NOW).eta.startswith("2129")
 
 
@@ -57,12 +57,12 @@ def test_an_end_that_no_calendar_has_is_bounded():
     ],
     ids=["infinite", "no number", "negative", "too large", "before the beginning"],
 )
-def test_whatever_a_job_reports_the_status_can_be_written(fields):
+def test_the_status_can_be_written_for_any_report(fields):
     status = progress_status(None, report(**fields), NOW)
     json.dumps(status.model_dump(mode="json"), allow_nan=False)
 
 
-def test_nothing_is_divided_by_nothing():
+def test_zero_steps_are_not_divided_by():
     assert samples_per_second(report(step=0)) is samples_per_second(report(step_seconds=0.0)) is None
     assert eta_seconds(report(step=2000)) == 0
 
@@ -71,7 +71,7 @@ def test_nothing_is_divided_by_nothing():
     ("reported", "told"),
     [(None, None), (2.3456789, 2.34568), (float("nan"), None), (float("inf"), None), (-1e-9, -1e-9), (0.0, 0.0)],
 )
-def test_the_loss_is_told_to_six_digits_if_it_is_a_number(reported, told):
+def test_the_loss_is_reported_to_six_digits_if_it_is_finite(reported, told):
     status = progress_status(None, report(loss=reported), NOW)
     assert status.loss == told
     json.dumps(status.model_dump(mode="json"), allow_nan=False)

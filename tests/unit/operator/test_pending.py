@@ -42,7 +42,7 @@ def test_worker_is_late_at_the_deadline_and_not_before():
 
 
 @pytest.mark.parametrize("fields", [{"terminating": True}, {"trouble": Trouble("SchedulingGated", "queued")}])
-def test_worker_is_not_late_if_somebody_holds_it_back(fields):
+def test_worker_is_not_late_if_a_queue_holds_it_back(fields):
     assert pending.late([pod(0, started=False, **fields)], 60, NOW) == ()
 
 
@@ -58,20 +58,20 @@ def test_late_worker_is_withdrawn_if_enough_others_run(make_spec):
     assert "worker job-9 did not start: ImagePullFailed: pod job-9, container trainer: image trainer:1" in ready.message
     assert [n.reason for n in made.events].count("WorkersWithdrawn") == 1
     assert made.requeue_after == 60
-    assert made.status.restarts.infrastructure == 0, "a worker that never ran is no loss"
+    assert made.status.restarts.infrastructure == 0, "a worker that never ran does not count as lost"
 
 
-def test_withdrawn_worker_is_tried_again_after_the_same_time(make_spec):
+def test_withdrawn_worker_is_retried_after_the_same_time(make_spec):
     before = decide(make_spec, [pod(0), pod(1), pod(9, started=False)], minReplicas=2, maxReplicas=3).status
     again = decide(make_spec, [pod(0), pod(1)], before, NOW + seconds(59), minReplicas=2, maxReplicas=3)
     assert not again.create
-    assert not [n for n in again.events if n.reason == "WorkersWithdrawn"], "told once"
+    assert not [n for n in again.events if n.reason == "WorkersWithdrawn"], "one event"
     later = decide(make_spec, [pod(0), pod(1)], before, NOW + seconds(60), minReplicas=2, maxReplicas=3)
     assert len(later.create) == 1
     assert later.status.withdrawal is None
 
 
-def test_nobody_waits_for_a_withdrawal_if_too_few_are_left(make_spec):
+def test_a_withdrawal_ends_if_too_few_workers_are_left(make_spec):
     before = decide(make_spec, [pod(0), pod(1), pod(9, started=False)], minReplicas=2, maxReplicas=3).status
     assert len(decide(make_spec, [pod(0)], before, NOW + seconds(1), minReplicas=2, maxReplicas=3).create) == 2
 
@@ -98,7 +98,7 @@ def test_nothing_is_late_if_there_is_no_deadline(make_spec):
     assert made.status.phase == "Pending"
 
 
-def test_pod_in_a_queue_is_seen_as_such(pod_body):
+def test_a_queued_pod_is_recognized(pod_body):
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "Scheduling is blocked"}
     assert parse.pod(pod_body(conditions=[gated])).trouble.reason == pending.QUEUED
 

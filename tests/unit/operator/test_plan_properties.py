@@ -1,93 +1,47 @@
-"""What holds for every plan, whatever happens: random histories of faults and wishes in a played world.
+"""Properties of every plan: random histories of faults and changes of the spec in a simulated world.
 
-The world plays API server, kubelet, etcd and agents as plain values, and executes plans as ``apply.py`` does. The
-messages of the assertions are the promises.
+The messages of the assertions are the promises.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-import builders
 from budgets import examples
-from elastrain.api.job import AcceleratorSeconds, JobSpec, JobStatus, Leaving
-from elastrain.api.records import Generation, Member, Outcome, Phase, Progress, Target, Termination
+from elastrain.api.job import JobStatus, Leaving
+from elastrain.api.records import Outcome, Progress, Target, Termination
 from elastrain_operator.allocation.model import Share
-from elastrain_operator.model import Coordination, Ending, JobRef, LoopState, Observed, Plan, Pod
-from elastrain_operator.plan import plan
+from elastrain_operator.model import Coordination, LoopState, Observed, Plan, Pod
 from elastrain_operator.policy.ending import verdict
 from elastrain_operator.policy.losses import lost
 from elastrain_operator.policy.size import leaving
 from elastrain_operator.policy.size import wanted as size
+from job_world import JobWorld
 
-JOB = JobRef("default", "job", "uid", 1)
 LIMIT = 3
 MAX = 4
-TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}]}}
 ENDINGS = {
     "script": Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="boom"),
     "killed": Termination(outcome=Outcome.FAILED, exit_code=137, signal=9, reason="RankKilled"),
 }
 
 
-class World:
+class World(JobWorld):
     def __init__(self) -> None:
-        self.now = datetime(2030, 1, 1, tzinfo=UTC)
-        self.spec = JobSpec.model_validate({"maxReplicas": MAX, "backoffLimit": LIMIT, "template": TEMPLATE})
-        self.status = JobStatus()
-        self.pods: dict[str, Pod] = {}
-        self.records = Coordination()
-        self.reachable = True
-        self.written: datetime | None = None
-        self.usage: AcceleratorSeconds | None = None
+        super().__init__(maxReplicas=MAX, backoffLimit=LIMIT)
         self.ordinals: set[int] = set()
         self.script_failures = 0
         self.other_losses = 0
-        self.share: Share | None = None
-        self.stubborn: set[str] = set()
-        """Workers that do not leave when they are asked to."""
 
-    # ---- the operator ----------------------------------------------------------------------------------------------
-    @property
-    def draining(self) -> dict[str, datetime]:
-        """Since when workers are asked to leave, as the status has it."""
-        return leaving.since(self.status)
-
-    def observed(self) -> Observed:
-        pods = tuple(sorted(self.pods.values(), key=lambda p: p.ordinal))
-        records = self.records if self.reachable else None
-        return Observed(JOB, pods, records, share=self.share)
-
+    # ---- what must hold at every pass ------------------------------------------------------------------------------
     def wanted(self) -> int:
         return size.wanted(self.spec, self.status, self.share)
 
-    def operate(self) -> Plan:
-        """One pass, with every promise checked on the way."""
-        seen = self.observed()
-        state = LoopState(status_written=self.written, usage=self.usage)
-        made = plan(self.spec, self.status, seen, self.now, state)
-        self._check(seen, made)
-        self.usage = made.usage or self.usage
-        if made.status is not None:
-            self.status, self.written = made.status, self.now
-        if made.target is not None:
-            self.records = dataclasses.replace(self.records, target=made.target)
-        for ordinal in made.create:
-            self.ordinals.add(ordinal)
-            self.pods[f"job-{ordinal}"] = Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, self.now)
-        for deletion in made.delete:
-            pod = self.pods[deletion.pod]
-            if pod.ending or not pod.started:
-                self._vanish(pod.name)
-            else:
-                self.pods[pod.name] = dataclasses.replace(pod, terminating=True)
-        return made
-
-    def _check(self, seen: Observed, made: Plan) -> None:
+    def check(self, seen: Observed, made: Plan) -> None:
         status = made.status or self.status
         asked = set(leaving.since(status))
         ended = verdict.terminal_condition(status) is not None
@@ -99,15 +53,16 @@ class World:
         desired = self.wanted()
 
         if made.create:
-            assert len(staying) + len(made.create) <= desired, "never more workers than are wanted"
+            assert len(staying) + len(made.create) <= desired, "never more workers than desired"
         assert not set(made.create) & self.ordinals, "an ordinal never names two pods"
+        self.ordinals |= set(made.create)
         if not ended and not self.spec.suspend and seen.coordination:
-            chosen = asked - set(self.draining)
+            chosen = asked - self.draining
             if chosen and not set(chosen) <= set(seen.coordination.target.leaving if seen.coordination.target else ()):
                 assert len(staying) >= self.spec.min_replicas, "never below minReplicas by the operator's own choice"
         if seen.coordination is None and not ended:
-            assert not made.create, "no worker is created while etcd is not known"
-            assert made.target is None, "no target is decided while etcd is not known"
+            assert not made.create, "no worker is created while etcd is unknown"
+            assert made.target is None, "no target is decided while etcd is unknown"
         for deletion in made.delete:
             self._check_deletion(seen, self.pods[deletion.pod], ended, silent, asked)
         true = [c.type for c in status.conditions if c.status == "True"]
@@ -120,56 +75,24 @@ class World:
         self._check_books(made)
 
     def _check_books(self, made: Plan) -> None:
-        if self.usage and made.usage:
+        if self.state.usage and made.usage:
             for part in ("training", "rescaling", "waiting", "redone", "spare"):
-                assert getattr(made.usage, part) >= getattr(self.usage, part), "no part of the ledger decreases"
-            assert made.usage.in_generation <= made.usage.held, "nobody trains with what is not held"
+                assert getattr(made.usage, part) >= getattr(self.state.usage, part), "no part of the ledger decreases"
+            assert made.usage.in_generation <= made.usage.held, "training uses only held accelerators"
 
     def _check_deletion(self, seen: Observed, pod: Pod, ended: bool, silent: set[str], asked: set[str]) -> None:
         if pod.ending or ended or not pod.started or pod.name in silent:
             return
-        assert seen.coordination is not None, "no running worker is deleted while etcd is not known"
+        assert seen.coordination is not None, "no running worker is deleted while etcd is unknown"
         assert pod.name in asked, "a running worker is deleted only after it was asked to leave"
-        drain_over = self.now - self.draining.get(pod.name, self.now) >= timedelta(seconds=pod.grace)
+        drain_over = self.now - self.asked_since.get(pod.name, self.now) >= timedelta(seconds=pod.grace)
         assert drain_over or not pod.ready, "a running worker is deleted only when it has left or its deadline passed"
 
-    # ---- everything else -------------------------------------------------------------------------------------------
-    def live(self) -> list[Pod]:
-        return [p for p in self.pods.values() if not p.ending and not p.terminating]
-
-    def running(self) -> list[Pod]:
-        return [p for p in self.live() if p.started and p.ready]
-
-    def kubelet(self) -> None:
-        """Pods start; those that are being deleted go."""
-        for pod in list(self.pods.values()):
-            if pod.terminating:
-                self._vanish(pod.name)
-            elif not pod.started and not pod.ending:
-                self.pods[pod.name] = dataclasses.replace(pod, started=True, ready=True, bound=self.now)
-
-    def agents(self) -> None:
-        """Members register, form the generation that the target asks for, and leave."""
-        target, finished = self.records.target, self.records.progress and self.records.progress.finished
-        if not self.reachable or target is None or finished:
-            return
-        staying = [p for p in self.running() if p.name not in target.leaving and target.desired]
-        staying = sorted(staying, key=lambda p: p.ordinal)[: target.max]
-        number = self.records.generation.number if self.records.generation else 0
-        current = {m.worker for m in self.records.generation.members} if self.records.generation else set()
-        if {p.name for p in staying} != current and (len(staying) >= target.min or not target.desired):
-            number += 1
-            self.records = dataclasses.replace(self.records, generation=_generation(number, staying))
-        members = tuple(_member(p.name, number) for p in staying)
-        self.records = dataclasses.replace(self.records, members=members)
-        for pod in self.running():
-            if (pod.name in target.leaving or not target.desired) and pod.name not in self.stubborn:
-                self._end(pod.name, Termination(outcome=Outcome.DRAINED))
-
+    # ---- what happens ----------------------------------------------------------------------------------------------
     def lose(self, pod: Pod, how: str) -> None:
         self.script_failures += how == "script"
         self.other_losses += how == "killed"
-        self._end(pod.name, ENDINGS[how])
+        self.end(pod.name, ENDINGS[how])
 
     def delete(self, pod: Pod) -> None:
         self.other_losses += 1
@@ -178,7 +101,7 @@ class World:
     def lose_node(self, pod: Pod) -> None:
         self.other_losses += 1
         self.pods[pod.name] = dataclasses.replace(pod, ready=False, went_unready=True)
-        self._unregister(pod.name)
+        self.unregister(pod.name)
 
     def turn_stubborn(self, pod: Pod) -> None:
         self.stubborn.add(pod.name)
@@ -189,40 +112,6 @@ class World:
     def finish(self) -> None:
         done = Progress(generation=1, world_size=1, members=1, step=9, finished=True)
         self.records = dataclasses.replace(self.records, progress=done)
-
-    def _end(self, name: str, record: Termination) -> None:
-        ending = Ending(self.now, record, record.exit_code)
-        self.pods[name] = dataclasses.replace(self.pods[name], ending=ending, over=True, ready=False)
-        self._unregister(name)
-
-    def _vanish(self, name: str) -> None:
-        self.pods.pop(name, None)
-        self._unregister(name)
-
-    def _unregister(self, name: str) -> None:
-        members = tuple(m for m in self.records.members if m.worker != name)
-        self.records = dataclasses.replace(self.records, members=members)
-
-    def settle(self) -> None:
-        """Let everything that is due happen, until nothing changes."""
-        self.reachable = True
-        for _ in range(40):
-            before = (self.status, dict(self.pods), self.records)
-            self.kubelet()
-            self.agents()
-            made = self.operate()
-            if before == (self.status, dict(self.pods), self.records) and made.requeue_after is None:
-                return
-            self.now += timedelta(seconds=min(made.requeue_after or 1, 400))
-        raise AssertionError("the world comes to rest")
-
-
-def _member(name: str, generation: int) -> Member:
-    return Member(id=name, worker=name, address="a", phase=Phase.READY, generation=generation)
-
-
-def _generation(number: int, pods: list[Pod]) -> Generation:
-    return builders.generation(number, *(p.name for p in pods))
 
 
 HAPPENINGS = st.one_of(
@@ -246,7 +135,7 @@ def happen(world: World, what: object) -> None:
         case "agents":
             world.agents()
         case "restart_operator":
-            world.written, world.usage = None, None
+            world.state = LoopState()
         case "outage":
             world.reachable = False
         case "return":
@@ -254,14 +143,14 @@ def happen(world: World, what: object) -> None:
         case "wait":
             world.now += timedelta(seconds=20)
         case ("scale", int(size)):
-            world.spec = world.spec.model_copy(update={"replicas": size})
+            world.fields["replicas"] = size
         case ("share", int(most), int(which)):
             named = {"release": frozenset({f"job-{which}"}), "replace": frozenset({f"job-{which + 1}"})}
             world.share = Share(most, "NoRoom", "not grown", **named)
         case ("suspend", bool(on)):
-            world.spec = world.spec.model_copy(update={"suspend": on})
+            world.fields["suspend"] = on
         case (("script" | "killed" | "delete" | "lose_node" | "turn_stubborn") as fault, int(which)):
-            running = sorted(world.running(), key=lambda p: p.ordinal)
+            running = world.running()
             if not running:
                 return
             victim = running[which % len(running)]
@@ -273,29 +162,28 @@ def happen(world: World, what: object) -> None:
 
 @examples(80)
 @given(HISTORIES)
-def test_the_wanted_workers_train_in_the_end_whatever_happened(history):
+def test_the_desired_workers_train_in_the_end_for_any_history(history):
     world = World()
     for what in history:
         happen(world, what)
     world.settle()
     if verdict.terminal_condition(world.status):
         assert world.status.restarts.user > LIMIT, "a job fails only when its script failed too often"
-        assert not world.live(), "nothing of a failed job goes on"
+        assert not world.live(), "no worker of a failed job keeps running"
         return
-    training = {m.worker for m in world.records.generation.members} if world.records.generation else set()
-    assert len(world.live()) == world.wanted(), "as many workers as are wanted exist"
-    assert training == {p.name for p in world.live()}, "all of them are in the generation"
-    assert world.records.target and not world.records.target.leaving, "nobody is asked to leave for ever"
+    assert len(world.live()) == world.wanted(), "the desired number of workers exists"
+    assert world.placed() == {p.name for p in world.live()}, "all of them are in the generation"
+    assert world.records.target and not world.records.target.leaving, "no worker stays asked to leave forever"
     assert world.status.phase == ("Suspended" if world.spec.suspend else "Running")
 
 
 @examples(60)
 @given(HISTORIES)
-def test_a_plan_that_was_executed_has_nothing_left_to_do(history):
+def test_plans_are_idempotent(history):
     world = World()
     for what in history:
         happen(world, what)
-    for _ in range(5):  # one that is replaced is asked, deleted, made anew
+    for _ in range(5):  # a replaced worker is asked, deleted, recreated
         made = world.operate()
     assert (made.create, made.delete, made.target, made.events) == ((), (), None, ()), "plans are idempotent"
     assert made.status is None, "a status is written only when it changes"
@@ -322,18 +210,18 @@ def test_a_worker_that_does_not_leave_is_deleted_at_its_deadline():
     world = World()
     world.settle()
     world.turn_stubborn(world.pods["job-3"])
-    world.spec = world.spec.model_copy(update={"replicas": 3})
+    world.fields["replicas"] = 3
     world.operate()
-    world.spec = world.spec.model_copy(update={"replicas": 4})
+    world.fields["replicas"] = 4
     made = world.operate()
-    assert set(world.draining) == {"job-3"}, "who was asked to leave stays asked, though it is wanted again"
+    assert world.draining == {"job-3"}, "a worker that was asked to leave stays asked, even if it is desired again"
     assert not made.create or made.create == (4,)
     made = world.operate()
     assert not made.delete
     world.now += timedelta(seconds=60)
     assert [d.why for d in world.operate().delete] == ["drain deadline passed"]
     world.operate()
-    assert not world.status.restarts.infrastructure, "a worker that we deleted is not lost"
+    assert not world.status.restarts.infrastructure, "a worker that the operator deleted is not lost"
 
 
 def test_no_status_is_written_because_time_passes():
@@ -344,11 +232,12 @@ def test_no_status_is_written_because_time_passes():
         assert world.operate().status is None
 
 
-def test_the_clock_of_a_drain_goes_on_if_the_operator_is_replaced():
+def test_the_drain_deadline_is_unchanged_if_the_operator_is_replaced():
     world = World()
     world.settle()
     world.turn_stubborn(world.pods["job-3"])
-    world.spec = world.spec.model_copy(update={"replicas": 3})
+    world.fields["replicas"] = 3
+    world.operate()
     world.operate()
     asked = world.now
     world.now += timedelta(seconds=50)
@@ -359,27 +248,41 @@ def test_the_clock_of_a_drain_goes_on_if_the_operator_is_replaced():
     assert [d.why for d in world.operate().delete] == ["drain deadline passed"]
     world.kubelet()
     world.operate()
-    assert not world.status.leaving, "who is gone is forgotten"
+    assert not world.status.leaving, "a gone worker is removed from the status"
 
 
-def test_nobody_is_created_or_sent_away_while_scripts_end():
+def test_the_clock_of_a_drain_begins_when_etcd_shows_that_the_worker_was_asked():
     world = World()
     world.settle()
-    world._end("job-3", Termination(outcome=Outcome.FINISHED, step=9))
-    world.spec = world.spec.model_copy(update={"replicas": 1})
+    world.fields["replicas"] = 3
+    before = world.records
+    assert world.operate().target.leaving == ("job-3",)
+    world.records = before  # the operator was cut off from etcd before it could write the target
+    world.now += timedelta(seconds=600)
+    assert not world.operate().delete
+    assert not world.status.leaving
+    world.operate()
+    assert world.status.leaving == [Leaving(since=world.now.isoformat(), workers=["job-3"])]
+
+
+def test_no_worker_is_created_or_asked_to_leave_while_scripts_end():
+    world = World()
+    world.settle()
+    world.end("job-3", Termination(outcome=Outcome.FINISHED, step=9))
+    world.fields["replicas"] = 1
     made = world.operate()
-    assert (made.create, made.delete, world.draining) == ((), (), {}), "rank 0 may still save"
+    assert (made.create, made.delete, world.draining) == ((), (), frozenset()), "rank 0 may still save"
     for name in ("job-1", "job-2"):
-        world._end(name, Termination(outcome=Outcome.FINISHED, step=9))
+        world.end(name, Termination(outcome=Outcome.FINISHED, step=9))
     world.lose(world.pods["job-0"], "killed")
-    assert world.operate().create == (4,), "rank 0's worker was lost: another does what is missing"
+    assert world.operate().create == (4,), "rank 0's worker was lost: a new one completes the job"
 
 
 def test_an_ordinal_is_not_used_again_if_the_job_was_suspended_meanwhile():
     world = World()
     world.settle()
     for suspend in (True, False):
-        world.spec = world.spec.model_copy(update={"suspend": suspend})
+        world.fields["suspend"] = suspend
         world.settle()
     assert {p.ordinal for p in world.live()} == {4, 5, 6, 7}
 
@@ -391,6 +294,6 @@ def test_no_worker_is_touched_if_etcd_has_lost_its_data():
     world.pods = {n: dataclasses.replace(p, ready=False, went_unready=True) for n, p in before.items()}
     world.wipe_etcd()
     made = world.operate()
-    assert not made.delete, "an empty etcd is not taken for lost workers"
+    assert not made.delete, "an empty etcd does not mean lost workers"
     assert made.target == Target(min=1, max=MAX, desired=MAX, reason="Start"), "the target is published again"
     assert not world.status.restarts.infrastructure

@@ -1,4 +1,4 @@
-"""The memory of worker pods: what it keeps, and which changes it reports."""
+"""The store of worker pods: its content, and the changes that it reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OTHER = JobKeys("default", "other", "other-uid")
 
 @pytest.fixture
 def worker(pod_body):
-    """``worker(ordinal, ...)``: a worker pod as the API server shows it."""
+    """``worker(ordinal, ...)``: a worker pod in the API server's form."""
 
     def build(ordinal: int, job: JobKeys = JOB, **fields) -> dict:
         labels = {names.LABEL_ORDINAL: str(ordinal), names.LABEL_JOB: job.job, names.LABEL_JOB_UID: job.uid}

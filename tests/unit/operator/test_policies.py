@@ -1,4 +1,4 @@
-"""The smaller decisions, each on its own."""
+"""The smaller policies, one by one."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def ended(ordinal: int, record: Termination = FAILED, ago: float = 0.0, **fields
 
 
 def records(*names: str, number: int = 1, adopted: int | None = None, **fields) -> Coordination:
-    """A generation of these workers, adopted by all of them unless said otherwise."""
+    """A generation of these workers; by default all of them have adopted it."""
     adopted = number if adopted is None else adopted
     members = tuple(Member(id=n, worker=n, address="a", generation=adopted) for n in names)
     return Coordination(generation=builders.generation(number, *names), members=members, **fields)
 
 
 # ---- who comes -------------------------------------------------------------------------------------------------------
-def test_leaving_terminating_silent_and_ended_pods_are_no_workers():
+def test_leaving_terminating_silent_and_ended_pods_do_not_count_as_workers():
     pods = (pod(0), pod(1), pod(2, terminating=True), pod(3), ended(4))
     assert workers.active(pods, {"job-1"}, {"job-3"}) == (pods[0],)
 
@@ -59,14 +59,14 @@ def test_refused_ordinals_are_used_before_new_ones_and_never_twice():
     assert workers.ordinals(3, (2, 3), (pod(3), pod(5)), 4) == (2, 6, 7)
 
 
-def test_leaving_worker_is_released_only_by_its_end_its_silence_or_its_deadline():
+def test_a_leaving_worker_is_released_only_by_its_end_its_silence_or_its_deadline():
     due = NOW + seconds(60)
     here = records("job-0")
     assert drain.released(pod(0), here, due, NOW) is None
     assert drain.released(pod(0), None, due, NOW) is None
-    assert drain.released(pod(1), here, due, NOW) is None, "Ready: it is about to end by itself"
+    assert drain.released(pod(1), here, due, NOW) is None, "Ready: it exits by itself"
     assert drain.released(pod(1, ready=False), here, due, NOW) == "no longer a member"
-    assert drain.released(pod(1, ready=False), None, due, NOW) is None, "nobody knows"
+    assert drain.released(pod(1, ready=False), None, due, NOW) is None, "membership is unknown"
     assert drain.released(ended(0, DRAINED), here, due, NOW) == "ended"
     assert drain.released(pod(0, started=False), here, due, NOW) == "never started"
     assert drain.released(pod(0), here, due, due) == "drain deadline passed"
@@ -99,13 +99,13 @@ def test_next_worker_does_not_wait_if_the_last_one_had_trained_for_long():
     assert restarts.not_before(RestartCounts(user=5), [ended(1)], NOW) is None
 
 
-def test_next_worker_waits_if_workers_are_killed_again_and_again():
+def test_next_worker_waits_if_workers_are_killed_repeatedly():
     killed = Termination(outcome=Outcome.FAILED, signal=9, reason="RankKilled")
     young = [dataclasses.replace(ended(n, killed), created=NOW - seconds(20)) for n in range(3)]
     assert restarts.not_before(RestartCounts(infrastructure=3), young, NOW) == NOW + seconds(20)
 
 
-def test_failed_pods_stay_for_their_logs_but_for_old_ones_and_drained_ones_go():
+def test_failed_pods_stay_for_their_logs_except_old_ones_and_drained_ones_are_deleted():
     pods = [*(ended(n, ago=100 - n) for n in range(5)), ended(5, DRAINED)]
     gone = clean.ended(pods, frozenset(p.uid for p in pods[:5]), NOW)
     assert {d.pod for d in gone} == {"job-5", "job-0", "job-1"}
@@ -131,7 +131,7 @@ def test_ended_worker_is_deleted_if_its_sidecars_hold_resources():
         (CleanPodPolicy.NONE, {"job-2"}, {"job-2"}),
     ],
 )
-def test_finished_job_keeps_the_pods_that_its_policy_says(policy, at_once, later):
+def test_finished_job_keeps_the_pods_of_its_policy(policy, at_once, later):
     pods = [ended(0), pod(1), pod(2, started=False, ready=False), pod(3, terminating=True)]
     for wait, expected in ((0, at_once), (clean.FINISH_GRACE, later)):
         gone = clean.finished(pods, policy, ConditionType.SUCCEEDED, NOW, NOW + seconds(wait))
@@ -141,7 +141,7 @@ def test_finished_job_keeps_the_pods_that_its_policy_says(policy, at_once, later
 FINISHED = Termination(outcome=Outcome.FINISHED, step=9)
 
 
-def test_job_succeeds_if_progress_says_finished():
+def test_job_succeeds_if_progress_is_finished():
     finished = Progress(generation=1, world_size=1, members=1, step=9, finished=True)
     assert verdict.success([pod(0)], Coordination(progress=finished)).message == "training finished at step 9"
 
@@ -163,7 +163,7 @@ def test_job_is_finishing_while_workers_of_that_time_run():
     done = ended(0, FINISHED)
     assert verdict.finishing([done, pod(1)], None)
     assert not verdict.finishing([ended(0), pod(1)], None)
-    assert not verdict.finishing([done], None), "rank 0's worker was lost: others have to do what is missing"
+    assert not verdict.finishing([done], None), "rank 0's worker was lost: new workers complete the job"
     assert not verdict.finishing([done, dataclasses.replace(pod(2), created=NOW + seconds(1))], None)
     said = Member(id="job-0", worker="job-0", address="a", phase=Phase.FINISHED)
     assert verdict.finishing([pod(0)], Coordination(members=(said,)))
@@ -201,7 +201,7 @@ def test_ttl_runs_from_completion():
         (0, 2, False, "Start"),
     ],
 )
-def test_target_says_why_its_size_changed(make_spec, before, replicas, suspend, reason):
+def test_target_has_the_reason_of_its_size(make_spec, before, replicas, suspend, reason):
     previous = None if before is None else Target(min=1, max=4, desired=before, reason="Before")
     desired = 0 if suspend else replicas
     made = target.target(make_spec(replicas=replicas, suspend=suspend), desired, previous, (), stop=False)
@@ -250,19 +250,19 @@ def status(kind: ConditionType, truth: str, reason: str, message: str = "") -> J
     return JobStatus(conditions=[condition])
 
 
-def test_trouble_is_told_once_though_its_words_change():
+def test_trouble_causes_one_event_if_its_message_changes():
     pulling = status(ConditionType.PODS_READY, "False", "ImagePullFailed", "ErrImagePull")
     backing_off = status(ConditionType.PODS_READY, "False", "ImagePullFailed", "ImagePullBackOff")
     assert told(JobStatus(), pulling) == ["ImagePullFailed"]
     assert told(pulling, backing_off) == []
 
 
-def test_life_as_usual_is_not_told():
+def test_normal_operation_causes_no_events():
     starting = status(ConditionType.PODS_READY, "False", "Starting")
     assert told(JobStatus(), starting) == told(starting, status(ConditionType.PODS_READY, "True", "AllTrain")) == []
 
 
-def test_resumption_and_recovery_are_told():
+def test_resumption_and_recovery_cause_events():
     suspended = status(ConditionType.SUSPENDED, "True", "Drained")
     assert told(suspended, status(ConditionType.SUSPENDED, "False", "Active")) == ["Resumed"]
     failed = status(ConditionType.CHECKPOINT_HEALTHY, "False", "SaveFailed")

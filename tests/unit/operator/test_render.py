@@ -1,4 +1,4 @@
-"""Pod manifests. The golden files are what a reviewer reads; ``UPDATE_GOLDEN=1`` writes them anew."""
+"""Pod manifests. Reviewers read the golden files; ``UPDATE_GOLDEN=1`` rewrites them."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def test_manifest_is_as_reviewed(case, make_spec):
     golden = GOLDEN / f"{case}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(made)
-    assert made == golden.read_text(), f"if this is meant, run with UPDATE_GOLDEN=1 and review {golden.name}"
+    assert made == golden.read_text(), f"if this is intended, run with UPDATE_GOLDEN=1 and review {golden.name}"
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_sibling_is_what_would_have_been_rendered_for_its_ordinal(case, make_spec):
+def test_a_sibling_equals_the_manifest_rendered_for_its_ordinal(case, make_spec):
     fields, settings = CASES[case]
     first = manifest.pod(JOB, make_spec(**fields), 0, settings)
     before = json.dumps(first)
@@ -97,7 +97,7 @@ def test_spec_is_not_changed_by_rendering(make_spec):
     assert json.dumps(spec.template) == before
 
 
-def test_template_is_refused_if_nothing_says_what_to_run(make_spec):
+def test_template_is_refused_without_a_command(make_spec):
     spec = make_spec().model_copy(update={"template": {"spec": {"containers": [{"name": "trainer", "image": "i"}]}}})
     with pytest.raises(
         manifest.TemplateInvalid, match=r"spec\.template\.spec\.containers\[trainer\]\.command: must be set"

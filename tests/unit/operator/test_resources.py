@@ -1,4 +1,4 @@
-"""Quantities, what pods request, and what nodes say."""
+"""Quantities, requests of pods, and facts about nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_quantity_is_read_as_kubernetes_reads_it(resource, text, value):
 
 
 @pytest.mark.parametrize("text", ["", "many", "1 Gi", "0x10", "1e99999", "--1", "1KB"])
-def test_what_is_no_quantity_is_refused_by_name(text):
+def test_an_invalid_quantity_is_refused_by_name(text):
     with pytest.raises(ValueError, match="is not a quantity"):
         resources.quantity("cpu", text)
 
@@ -39,7 +39,7 @@ def container(**requests) -> dict:
     return {"resources": {"requests": {k.replace("_", "/"): v for k, v in requests.items()}}}
 
 
-def test_pod_requests_what_the_scheduler_counts():
+def test_a_pods_requests_are_those_of_the_scheduler():
     pod = {
         "containers": [container(cpu="1", memory="1Gi"), container(cpu="500m")],
         "initContainers": [container(cpu="4"), {**container(cpu="250m"), "restartPolicy": "Always"}],
@@ -48,7 +48,7 @@ def test_pod_requests_what_the_scheduler_counts():
     assert dict(resources.demand(pod)) == {"cpu": 4250, "memory": 2**30, "pods": 1}
 
 
-def test_limit_counts_where_nothing_is_requested():
+def test_limit_counts_without_a_request():
     pod = {"containers": [{"resources": {"limits": {GPU: 2, "cpu": "4"}, "requests": {"cpu": "1"}}}]}
     assert dict(resources.demand(pod)) == {GPU: 2, "cpu": 1000, "pods": 1}
 
@@ -64,13 +64,13 @@ def body(**status) -> dict:
     return {"metadata": {"name": "n"}, "status": {"allocatable": {GPU: "8"}, "conditions": ready, **status}}
 
 
-def test_node_is_as_it_says():
+def test_a_nodes_facts_are_parsed():
     raw = body()
     raw["spec"] = {"taints": [{"key": GPU, "effect": "NoSchedule"}], "unschedulable": True}
     facts = nodes.node(raw)
     assert (facts.allocatable, facts.taints) == ({GPU: 8}, (Taint(GPU),))
     assert (facts.ready, facts.cordoned, facts.going) == (True, True, False)
-    assert not nodes.node(body(conditions=[])).ready, "what says nothing is not ready"
+    assert not nodes.node(body(conditions=[])).ready, "without a condition it is not ready"
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_node_is_as_it_says():
         {"metadata": {"name": "n", "deletionTimestamp": "2030-01-01T00:00:00Z"}},
     ],
 )
-def test_node_goes_if_that_was_announced(change):
+def test_node_is_departing_if_that_was_announced(change):
     assert nodes.node({**body(), **change}).going
 
 
-def test_kind_is_what_the_template_asks_for():
+def test_kind_follows_the_template():
     required = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}
     spec = {
         "containers": [{"name": "trainer", "resources": {"limits": {GPU: "4"}}}],

@@ -9,22 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import builders
 from budgets import examples
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Termination
-from elastrain_operator.model import Coordination, Ending, JobRef, LoopState, Observed, Plan, Pod, Refusal, Trouble
+from elastrain_operator.model import Coordination, Observed, Plan, Pod, Refusal, Trouble
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.size import leaving, rollout
+from job_world import JOB, JobWorld, template
 
-JOB = JobRef("default", "job", "uid", 1)
-DRAINED = Termination(outcome=Outcome.DRAINED)
 FAILED = Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="boom")
 UNSCHEDULABLE = Trouble("Unschedulable", "0/3 nodes are available")
-
-
-def template(image: str) -> dict:
-    return {"spec": {"containers": [{"name": "trainer", "image": image, "command": ["python", "train.py"]}]}}
 
 
 def spec(image: str = "a", **fields) -> JobSpec:
@@ -34,109 +28,44 @@ def spec(image: str = "a", **fields) -> JobSpec:
 VERSIONS = {image: rollout.version(spec(image).template) for image in "abc"}
 
 
-class World:
-    """API server, cluster and agents as plain values; ``operate`` checks what must hold at every moment."""
+class World(JobWorld):
+    """A cluster with room for some pods, and images that cannot be pulled or whose script fails."""
 
     def __init__(self, **fields) -> None:
-        self.fields = {"minReplicas": 2, "maxReplicas": 3, **fields}
-        self.image = "a"
-        self.now = datetime(2030, 1, 1, tzinfo=UTC)
-        self.status, self.pods, self.records = JobStatus(), {}, Coordination()
+        super().__init__(**{"minReplicas": 2, "maxReplicas": 3, **fields})
         self.room, self.broken, self.failing = 99, set(), set()
-        self.refusal: Refusal | None = None
-
-    @property
-    def draining(self) -> dict[str, datetime]:
-        """Since when workers are asked to leave, as the status has it."""
-        return leaving.since(self.status)
-
-    @property
-    def spec(self) -> JobSpec:
-        return spec(self.image, **self.fields)
-
-    def live(self) -> list[Pod]:
-        return [p for p in self.pods.values() if not p.ending]
-
-    def training(self) -> set[str]:
-        return {m.worker for m in self.records.generation.members} if self.records.generation else set()
 
     def versions(self) -> list[str]:
         return sorted(next(i for i, v in VERSIONS.items() if v == p.template) for p in self.live())
 
-    def operate(self) -> Plan:
-        pods = tuple(sorted(self.pods.values(), key=lambda p: p.ordinal))
-        seen = Observed(JOB, pods, self.records)
-        made, spec = plan(self.spec, self.status, seen, self.now, LoopState(refusal=self.refusal)), self.spec
-        trained = self.training() & {p.name for p in self.live()}
+    def check(self, seen: Observed, made: Plan) -> None:
+        spec, trained = self.spec, self.training()
         leavers = set(leaving.since(made.status or self.status))
         gone = trained & leavers
-        asked = gone - set(self.draining) - set(self.records.target.leaving if self.records.target else ())
+        asked = gone - self.draining
         if asked:
             too_many = max(len(trained) - spec.desired_replicas, 0)
             assert len(trained - gone) >= spec.min_replicas, "never below minReplicas"
             assert len(asked) <= spec.max_unavailable + too_many, "never more at a time than maxUnavailable"
         staying = [p for p in self.live() if p.name not in leavers]
         assert len(staying) + len(made.create) <= spec.desired_replicas + spec.max_unavailable, "few pods more"
-        self.status = made.status or self.status
-        if made.target:
-            self.records = dataclasses.replace(self.records, target=made.target)
-        for ordinal in made.create if self.refusal is None else ():
-            name = f"job-{ordinal}"
-            self.pods[name] = Pod(name, f"uid-{ordinal}", ordinal, self.now, template=VERSIONS[self.image])
         for deletion in made.delete:
-            assert deletion.pod not in trained - gone, "nobody who trains is deleted without being asked"
-            del self.pods[deletion.pod]
-        return made
+            assert deletion.pod not in trained - gone, "no training worker is deleted without being asked"
+
+    def started(self, pod: Pod) -> Pod:
+        image = next(i for i, v in VERSIONS.items() if v == pod.template)
+        if sum(p.started for p in self.live()) >= self.room:
+            return dataclasses.replace(pod, trouble=UNSCHEDULABLE)
+        if image in self.broken:
+            trouble = Trouble("ImagePullFailed", f"pod {pod.name}: image {image}: not found")
+            return dataclasses.replace(pod, trouble=trouble)
+        return super().started(pod)
 
     def kubelet(self) -> None:
-        for pod in list(self.live()):
-            image = next(i for i, v in VERSIONS.items() if v == pod.template)
-            running = sum(p.started for p in self.live())
-            if pod.started:
-                continue
-            if running >= self.room:
-                change = {"trouble": UNSCHEDULABLE}
-            elif image in self.broken:
-                change = {"trouble": Trouble("ImagePullFailed", f"pod {pod.name}: image {image}: not found")}
-            else:
-                change = {"started": True, "ready": True, "trouble": None}
-            self.pods[pod.name] = dataclasses.replace(pod, **change)
-            if image in self.failing and change.get("started"):
+        super().kubelet()
+        for pod in self.running():
+            if pod.template in {VERSIONS[image] for image in self.failing}:
                 self.end(pod.name, FAILED)
-
-    def agents(self) -> None:
-        target = self.records.target
-        if target is None:
-            return
-        ready = [p.name for p in sorted(self.live(), key=lambda p: p.ordinal) if p.started]
-        able = [n for n in ready if n not in target.leaving]
-        stayers = [n for n in able if n in self.training()]
-        wanted = (stayers + [n for n in able if n not in stayers])[: max(target.desired, len(stayers))]
-        number = self.records.generation.number if self.records.generation else 0
-        if set(wanted) != self.training() and len(wanted) >= target.min:
-            number += 1
-            self.records = dataclasses.replace(self.records, generation=builders.generation(number, *wanted))
-        members = tuple(Member(id=n, worker=n, address="a", phase=Phase.READY, generation=number) for n in able)
-        self.records = dataclasses.replace(self.records, members=members)
-        for name in set(ready) & set(target.leaving) - self.training():
-            self.end(name, DRAINED)
-
-    def end(self, name: str, record: Termination) -> None:
-        ending = Ending(self.now, record, record.exit_code)
-        self.pods[name] = dataclasses.replace(self.pods[name], ending=ending, over=True, ready=False)
-        members = tuple(m for m in self.records.members if m.worker != name)
-        self.records = dataclasses.replace(self.records, members=members)
-
-    def settle(self, rounds: int = 120) -> None:
-        """Until nothing changes and nothing is due by the clock."""
-        for _ in range(rounds):
-            before = (self.status, dict(self.pods), self.records)
-            self.kubelet()
-            self.agents()
-            made = self.operate()
-            if made.requeue_after is None and before == (self.status, self.pods, self.records):
-                return
-            self.now += timedelta(seconds=min(made.requeue_after or 1, 60))
 
     def up_to_date(self) -> tuple[str, str, str]:
         found = next(c for c in self.status.conditions if c.type == "UpToDate")
@@ -151,8 +80,8 @@ def world() -> World:
 
 
 # ---- a good template -------------------------------------------------------------------------------------------------
-def test_every_worker_is_replaced_and_said_to_be(world):
-    assert not [c for c in world.status.conditions if c.type == "UpToDate"], "nothing to tell before a change"
+def test_every_worker_is_replaced_and_the_condition_shows_it(world):
+    assert not [c for c in world.status.conditions if c.type == "UpToDate"], "no condition before a change"
     world.image = "b"
     reasons = []
     for _ in range(30):
@@ -167,17 +96,17 @@ def test_every_worker_is_replaced_and_said_to_be(world):
 def test_replacement_is_created_and_ready_before_an_old_worker_is_asked_to_leave(world):
     world.image = "b"
     made = world.operate()
-    assert (len(made.create), world.draining) == (1, {})
+    assert (len(made.create), world.draining) == (1, frozenset())
     world.operate()
     assert not world.draining, "it does not run yet"
     assert world.up_to_date()[2].endswith("1 replaced at a time; waiting for job-3 to train")
     world.kubelet()
     world.agents()
     world.operate()
-    assert set(world.draining) == {"job-2"}
+    assert world.draining == {"job-2"}
 
 
-def test_as_many_are_replaced_at_a_time_as_the_spec_says():
+def test_max_unavailable_workers_are_replaced_at_a_time():
     world = World(minReplicas=1, maxReplicas=4, maxUnavailable=2)
     world.settle()
     world.image = "b"
@@ -212,13 +141,13 @@ def test_running_workers_keep_their_template_if_max_unavailable_is_zero(world):
     assert world.versions() == ["a", "a", "b"], "a lost worker's replacement is of the present template"
 
 
-def test_workers_of_an_operator_that_did_not_say_the_version_are_left_alone(world):
+def test_workers_without_a_version_are_not_replaced(world):
     world.pods = {n: dataclasses.replace(p, template="") for n, p in world.pods.items()}
     made = world.operate()
-    assert (made.create, world.draining) == ((), {})
+    assert (made.create, world.draining) == ((), frozenset())
 
 
-def test_nobody_is_replaced_while_etcd_is_away(world):
+def test_no_worker_is_replaced_while_etcd_is_away(world):
     world.image, world.records = "b", None
     made = plan(world.spec, world.status, Observed(JOB, tuple(world.pods.values()), None), world.now)
     assert made.create == ()
@@ -226,12 +155,12 @@ def test_nobody_is_replaced_while_etcd_is_away(world):
 
 
 # ---- a full cluster --------------------------------------------------------------------------------------------------
-def test_old_worker_makes_room_if_the_cluster_has_none(world):
+def test_an_old_worker_leaves_first_if_the_cluster_has_no_room(world):
     world.room, world.image = 3, "b"
     world.operate()
     world.kubelet()
     world.operate()
-    assert not world.draining, "room may come by itself in a moment"
+    assert not world.draining, "room may become free in a moment"
     world.now += timedelta(seconds=rollout.ROOM_PATIENCE)
     world.operate()
     assert len(world.draining) == 1
@@ -239,14 +168,14 @@ def test_old_worker_makes_room_if_the_cluster_has_none(world):
     assert world.versions() == ["b", "b", "b"]
 
 
-def test_old_worker_makes_room_if_the_quota_is_used_up(world):
+def test_an_old_worker_leaves_first_if_the_quota_is_used_up(world):
     world.image = "b"
-    world.refusal = Refusal("QuotaExceeded", "exceeded quota", world.now, 1, JOB.generation)
+    world.state.refusal = Refusal("QuotaExceeded", "exceeded quota", world.now, 1, JOB.generation)
     world.operate()
     assert len(world.draining) == 1
 
 
-def test_nobody_makes_room_if_all_are_needed():
+def test_no_worker_leaves_first_if_all_are_needed():
     world = World(minReplicas=3)
     world.settle()
     world.room, world.image = 3, "b"
@@ -259,7 +188,7 @@ def test_nobody_makes_room_if_all_are_needed():
 
 
 def scene(world: World, *more: Pod, **fields) -> rollout.Scene:
-    """The moment at which ``world`` wants image b, with ``more`` workers."""
+    """The scene after a change of ``world`` to image b, with ``more`` workers."""
     workers = (*world.live(), *more)
     made = rollout.Scene(
         workers=workers, pods=workers, version=VERSIONS["b"], desired=3, minimum=1, at_a_time=1, leaving=0,
@@ -272,14 +201,14 @@ def newcomer(world: World, ordinal: int, **fields) -> Pod:
     return Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, world.now, template=VERSIONS["b"], **fields)
 
 
-def test_no_other_worker_makes_room_while_one_is_missing(world):
+def test_no_other_worker_leaves_first_while_one_is_missing(world):
     waiting = [newcomer(world, n, trouble=UNSCHEDULABLE) for n in (3, 4)]
     assert len(rollout.rollout(scene(world, waiting[0])).leave) == 1
     del world.pods["job-0"]
     assert rollout.rollout(scene(world, *waiting)).leave == ()
 
 
-def test_no_other_worker_leaves_or_comes_while_one_is_on_its_way_out(world):
+def test_no_other_worker_leaves_or_is_created_while_one_is_leaving(world):
     ready = newcomer(world, 3, started=True, ready=True)
     joins = Member(id=ready.name, worker=ready.name, address="a", phase=Phase.READY)
     members = dataclasses.replace(world.records, members=(*world.records.members, joins))
@@ -304,7 +233,7 @@ def test_no_further_pod_is_created_while_one_waits_for_room(world):
 
 
 # ---- a bad template --------------------------------------------------------------------------------------------------
-def test_roll_out_stops_with_the_pod_s_words_if_the_new_image_cannot_be_pulled(world):
+def test_roll_out_stops_with_the_pod_s_message_if_the_new_image_cannot_be_pulled(world):
     world.image, world.broken = "b", {"b"}
     world.settle()
     assert world.versions() == ["a", "a", "a", "b"]
@@ -322,9 +251,9 @@ def test_roll_out_stops_after_one_failure_if_the_new_script_fails(world):
     assert "ScriptFailed: worker job-3: boom" in world.up_to_date()[2]
 
 
-def test_roll_out_says_so_if_the_api_server_refuses_the_new_template(world):
+def test_roll_out_reports_that_the_api_server_refuses_the_new_template(world):
     world.image = "b"
-    world.refusal = Refusal("TemplateInvalid", "spec.template: no such field", world.now, 1, JOB.generation)
+    world.state.refusal = Refusal("TemplateInvalid", "spec.template: no such field", world.now, 1, JOB.generation)
     world.operate()
     assert not world.draining
     assert "TemplateInvalid: spec.template: no such field" in world.up_to_date()[2]
@@ -348,7 +277,7 @@ def test_newcomer_that_waits_to_join_leaves_if_the_template_is_set_back(world):
     world.image = "a"
     world.settle()
     assert world.versions() == ["a", "a", "a"]
-    assert {"job-0", "job-1", "job-2"} == world.training(), "nobody who trained was replaced"
+    assert {"job-0", "job-1", "job-2"} == world.training(), "no training worker was replaced"
 
 
 # ---- whatever happens ------------------------------------------------------------------------------------------------
@@ -363,7 +292,7 @@ HAPPENINGS = st.one_of(
 
 @examples(60)
 @given(st.lists(HAPPENINGS, max_size=40))
-def test_all_workers_are_of_the_last_template_in_the_end_and_enough_train_all_the_time(history):
+def test_all_workers_have_the_last_template_in_the_end_and_enough_train_at_all_times(history):
     world = World(maxReplicas=4, minReplicas=2, replicas=3)
     world.settle()
     for what in history:
@@ -381,9 +310,9 @@ def test_all_workers_are_of_the_last_template_in_the_end_and_enough_train_all_th
     world.room = max(world.room, world.spec.desired_replicas)
     world.settle()
     assert world.versions() == [world.image] * world.spec.desired_replicas
-    assert world.training() == {p.name for p in world.live()}
+    assert world.placed() == {p.name for p in world.live()}
 
 
-def test_version_is_of_the_content_and_not_of_its_order():
+def test_version_depends_on_the_content_and_not_on_its_order():
     assert rollout.version({"a": 1, "b": [1, 2]}) == rollout.version({"b": [1, 2], "a": 1})
     assert rollout.version({"a": 1}) != rollout.version({"a": 2})

@@ -1,4 +1,4 @@
-"""Which news of a pod can wait a moment."""
+"""Which changes of a pod can wait."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFUSED = Trouble("ImagePullFailed", "no such image")
     ("before", "now"),
     [(None, CREATED), (None, READY), (CREATED, BOUND), (BOUND, CREATING), (CREATING, STARTED), (STARTED, READY)],
 )
-def test_news_can_wait_if_a_start_goes_on_as_expected(before, now):
+def test_a_change_can_wait_if_it_is_a_normal_step_of_a_start(before, now):
     assert is_routine(before, now)
 
 
@@ -39,7 +39,7 @@ def test_news_can_wait_if_a_start_goes_on_as_expected(before, now):
     ],
 )
 @pytest.mark.parametrize("before", [None, CREATED, READY])
-def test_news_cannot_wait_if_the_pod_is_in_trouble_or_ends(before, change):
+def test_a_change_cannot_wait_if_the_pod_is_in_trouble_or_ends(before, change):
     assert not is_routine(before, replace(before or CREATED, **change))
 
 
@@ -53,5 +53,5 @@ def test_news_cannot_wait_if_the_pod_is_in_trouble_or_ends(before, change):
         (CREATED, replace(CREATED, created=NOW + timedelta(seconds=1))),
     ],
 )
-def test_news_cannot_wait_if_it_is_anything_but_a_step_onwards(before, now):
+def test_a_change_cannot_wait_if_it_is_not_a_step_of_a_start(before, now):
     assert not is_routine(before, now)

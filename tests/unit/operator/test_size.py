@@ -1,4 +1,4 @@
-"""How a job's plan follows its share of the cluster, and what it says about it."""
+"""How a job's plan and conditions follow its share of the cluster."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def condition(status: JobStatus, kind: str) -> tuple[str, str, str] | None:
         ({"minReplicas": 2, "suspend": True}, 3, share(None, blind=True), 0),
     ],
 )
-def test_wanted_size_is_the_share_within_what_the_user_says(make_spec, fields, before, given, wanted):
+def test_desired_size_is_the_share_within_the_spec(make_spec, fields, before, given, wanted):
     assert size.wanted(make_spec(**fields), JobStatus(desired_replicas=before), given) == wanted
 
 
-def test_nothing_is_said_or_done_about_a_new_job_before_the_allocator_has_seen_it(make_spec):
+def test_a_new_job_has_no_status_and_no_action_before_the_allocator_answers(make_spec):
     made = plan(make_spec(), JobStatus(), Observed(JOB, coordination=Coordination(), share=share(None)), NOW)
     assert (made.status, made.target, made.create, made.events) == (None, None, (), ())
     assert made.claims.job.cap == 4
@@ -70,7 +70,7 @@ def test_nothing_is_said_or_done_about_a_new_job_before_the_allocator_has_seen_i
     assert blind.create == (0,)
 
 
-def test_job_that_waits_for_its_minimum_creates_nothing_and_says_why_once(make_spec):
+def test_a_job_that_waits_for_its_minimum_creates_nothing_and_reports_the_reason_once(make_spec):
     waits = share(0, "MinimumUnavailable", "waits: 2 workers must start together")
     made = plan(make_spec(minReplicas=2), JobStatus(), Observed(JOB, coordination=Coordination(), share=waits), NOW)
     assert made.create == ()
@@ -81,10 +81,10 @@ def test_job_that_waits_for_its_minimum_creates_nothing_and_says_why_once(make_s
     again = plan(
         make_spec(minReplicas=2), made.status, Observed(JOB, coordination=Coordination(made.target), share=other), NOW
     )
-    assert again.events == (), "other numbers are no event"
+    assert again.events == (), "changed figures cause no event"
 
 
-def test_shrink_asks_those_to_leave_whom_the_allocator_named(make_spec):
+def test_the_workers_that_the_allocator_selected_leave_at_a_shrink(make_spec):
     given = share(1, release=frozenset({"job-0"}))
     status = JobStatus(desired_replicas=2, next_ordinal=2)
     made = plan(
@@ -95,7 +95,7 @@ def test_shrink_asks_those_to_leave_whom_the_allocator_named(make_spec):
 
 
 def test_a_worker_is_not_deleted_before_it_was_asked_to_leave(make_spec):
-    starting = pod(1, ready=False)  # its agent is not registered yet, so it looks as if it had left
+    starting = pod(1, ready=False)  # its agent has not registered yet, so it seems to have left
     etcd, status = trained("job-0", desired=2), JobStatus(desired_replicas=2, next_ordinal=2)
     first = plan(make_spec(replicas=1), status, Observed(JOB, (pod(0), starting), etcd), NOW)
     assert (first.target.leaving, first.delete) == (("job-1",), ())
@@ -111,7 +111,7 @@ def test_the_next_ordinal_stays_if_the_pods_that_had_the_last_ones_are_gone(make
     assert made.status.next_ordinal == 5
 
 
-def test_worker_on_a_node_that_goes_leaves_and_another_is_made(make_spec):
+def test_a_worker_on_a_departing_node_leaves_and_another_is_created(make_spec):
     given = share(2, replace=frozenset({"job-0"}), shaky=frozenset({"job-0"}))
     etcd = trained("job-0", "job-1", desired=2)
     status = JobStatus(desired_replicas=2, next_ordinal=2)
@@ -125,7 +125,7 @@ def test_worker_on_a_node_that_goes_leaves_and_another_is_made(make_spec):
     assert second.claims.leaving == (Held("n0", ONE),)
 
 
-def test_claims_tell_pause_speed_and_what_remains(make_spec):
+def test_claims_have_pause_speed_and_remaining_time(make_spec):
     report = Progress(generation=1, world_size=2, members=2, step=40, total_steps=100, step_seconds=0.5)
     etcd = trained("job-0", "job-1", desired=2, progress=report)
     pods = (pod(0), pod(1), pod(2, ending=Ending(NOW), node="n9"))
@@ -135,26 +135,26 @@ def test_claims_tell_pause_speed_and_what_remains(make_spec):
     job = claims.job
     assert (job.remaining, claims.speed, job.nproc, job.elastic, job.trains) == (30.0, (2, 2.0), 2, True, True)
     assert job.created == NOW.timestamp()
-    assert [w.name for w in job.workers] == ["job-0", "job-1"], "who stays longest comes first"
+    assert [w.name for w in job.workers] == ["job-0", "job-1"], "the worker that stays longest comes first"
     assert claims.leaving == (Held("n9", ONE),)
 
 
-def test_job_without_members_that_trained_is_not_said_to_train(make_spec):
-    old = trained("job-8", desired=2)  # nobody of it is left
+def test_a_job_without_members_that_trained_does_not_claim_to_train(make_spec):
+    old = trained("job-8", desired=2)  # none of its workers is left
     etcd = Coordination(old.target, (), old.generation)
     status = JobStatus(desired_replicas=2, generation=GenerationStatus(number=1, size=1, reason="Start"))
     seen = Observed(JOB, (pod(9, started=False, ready=False),), etcd, share=share(2))
     assert not plan(make_spec(), status, seen, NOW).claims.job.trains
 
 
-def test_members_that_stopped_with_their_state_are_said_to_train(make_spec):
+def test_stopped_members_with_state_claim_to_train(make_spec):
     etcd = trained("job-0", desired=2)
     stopped = Coordination(etcd.target, etcd.members, Generation(number=2, reason="Drain", leader="l"))
     status = JobStatus(desired_replicas=2, generation=GenerationStatus(number=2, size=0, reason="Drain"))
     assert plan(make_spec(), status, Observed(JOB, (pod(0),), stopped, share=share(2)), NOW).claims.job.trains
 
 
-def test_ended_and_suspended_jobs_claim_nothing_and_do_not_say_that_they_could_grow(make_spec):
+def test_ended_and_suspended_jobs_claim_nothing_and_have_no_condition_grown(make_spec):
     done = trained("job-0", desired=1, progress=Progress(generation=1, world_size=1, members=1, step=9, finished=True))
     first = plan(make_spec(), JobStatus(), Observed(JOB, (pod(0),), trained("job-0", desired=1), share=share(1)), NOW)
     assert condition(first.status, "Grown")
@@ -165,7 +165,7 @@ def test_ended_and_suspended_jobs_claim_nothing_and_do_not_say_that_they_could_g
     assert suspended.claims.job is None
 
 
-def test_condition_is_taken_back_if_the_cluster_is_not_shared_out_any_more(make_spec):
+def test_condition_becomes_unknown_if_the_cluster_is_no_longer_shared_out(make_spec):
     first = plan(make_spec(), JobStatus(), Observed(JOB, (pod(0),), trained("job-0", desired=1), share=share(1)), NOW)
     later = plan(make_spec(), first.status, Observed(JOB, (pod(0),), trained("job-0", desired=1)), NOW)
     assert condition(later.status, "Grown")[:2] == ("Unknown", "NotShared")

@@ -1,9 +1,8 @@
-"""Warm spares: how many there are, who of them stands by, and that they are nobody's reason to wait."""
+"""Warm spares: their number, which stand by, and that no worker waits for them."""
 
 from __future__ import annotations
 
-import dataclasses
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -11,27 +10,20 @@ from hypothesis import strategies as st
 
 import builders
 from budgets import examples
-from elastrain.api.job import GenerationStatus, JobSpec, JobStatus, SparesStatus
+from elastrain.api.job import GenerationStatus, JobSpec, SparesStatus
 from elastrain.api.records import Member, Outcome, Phase, Target, Termination
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.model import Coordination, Ending, JobRef, Observed, Plan, Pod
-from elastrain_operator.plan import plan
+from elastrain_operator.model import Coordination, Observed, Plan
 from elastrain_operator.pod import manifest
 from elastrain_operator.policy.report import accelerator_seconds
-from elastrain_operator.policy.size import rollout, spares, victims
+from elastrain_operator.policy.size import leaving, rollout, spares, victims
+from job_world import JOB, START, JobWorld, template
 from workers import workers_at
 
-JOB = JobRef("default", "job", "uid", 1)
-START = datetime(2030, 1, 1, tzinfo=UTC)
 FORCE = GenerationStatus(number=1, size=3, reason="Start")
 LOST = Termination(outcome=Outcome.FAILED, exit_code=137, signal=9, reason="RankKilled")
-DRAINED = Termination(outcome=Outcome.DRAINED)
-
-
-def template(image: str = "a") -> dict:
-    return {"spec": {"containers": [{"name": "trainer", "image": image, "command": ["python", "train.py"]}]}}
 
 
 def spec(image: str = "a", **fields) -> JobSpec:
@@ -61,7 +53,7 @@ def share(**fields) -> Share:
         "those that are there, while the cluster is not known",
     ],
 )  # fmt: skip
-def test_spares_wanted(fields, desired, generation, given_share, expected):
+def test_desired_spares(fields, desired, generation, given_share, expected):
     assert spares.wanted(spec(**fields), desired, 4, generation, given_share) == expected
 
 
@@ -84,11 +76,11 @@ def records(trains: int, ready: int = 0, warming: int = 0, desired: int = 3) -> 
     ],
     ids=["ready and not needed", "not ready yet", "about to join", "everybody stops", "nothing is known"],
 )
-def test_a_spare_stands_by_if_it_is_ready_and_the_generation_is_as_large_as_is_wanted(seen, expected):
+def test_a_spare_stands_by_if_it_is_ready_and_the_generation_has_the_desired_size(seen, expected):
     assert spares.standing_by(seen) == expected
 
 
-def test_status_says_how_many_are_ready_and_keeps_it_while_etcd_is_not_known():
+def test_status_has_the_ready_spares_and_keeps_them_while_etcd_is_unknown():
     told = spares.status(spec(warmSpares=2), None, 2, frozenset({"job-3"}))
     assert told == SparesStatus(ready=1, desired=2)
     assert spares.status(spec(warmSpares=2), told, 2, None) == told
@@ -99,11 +91,11 @@ def test_status_says_how_many_are_ready_and_keeps_it_while_etcd_is_not_known():
 pod = workers_at(START, age=0.0, node="n")
 
 
-def test_whoever_trains_leaves_at_a_shrink_though_a_spare_would_cost_less():
+def test_training_workers_leave_at_a_shrink_before_spares():
     workers = [pod(i) for i in range(4)]
     chosen = victims.choose(workers, 2, 1, records(3, ready=1), None, spares=1)
     assert [p.name for p in chosen] == ["job-2"], (
-        "the members keep whom they have: a spare's leave would shrink nothing"
+        "the members keep their generation: a spare's leave would shrink nothing"
     )
 
 
@@ -122,14 +114,14 @@ def test_a_spare_prefers_a_node_without_workers_of_its_job():
     (preferred,) = body["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert preferred["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
     assert preferred["podAffinityTerm"]["labelSelector"]["matchLabels"] == {"elastrain.dev/job-uid": "uid"}
-    assert "nodeAffinity" in body, "bad nodes are kept off all the same"
+    assert "nodeAffinity" in body, "excluded nodes are avoided nevertheless"
     ordinary = manifest.pod(JOB, spec(), 2, CONFIG)
-    assert "affinity" not in ordinary["spec"], "other workers go where the scheduler likes"
+    assert "affinity" not in ordinary["spec"], "the scheduler places other workers freely"
     assert manifest.sibling(ordinary, JOB, 3, stands_by=True) == manifest.pod(JOB, spec(), 3, CONFIG, stands_by=True)
-    assert "affinity" not in ordinary["spec"], "what siblings share is left alone"
+    assert "affinity" not in ordinary["spec"], "shared fields are not changed"
 
 
-def test_a_spare_s_template_has_the_last_word_about_anti_affinity():
+def test_the_templates_anti_affinity_takes_precedence_for_a_spare():
     own = template()
     own["spec"]["affinity"] = {"podAntiAffinity": {}}
     body = manifest.pod(JOB, spec(template=own), 3, CONFIG, stands_by=True)["spec"]
@@ -144,92 +136,22 @@ def test_accelerator_seconds_of_a_spare_are_booked_as_such():
     later = accelerator_seconds.account(usage, pods, None, None, START + timedelta(seconds=10))
     assert (later.training, later.spare, later.waiting) == (20, 10, 0)
     assert accelerator_seconds.continued(later, START + timedelta(seconds=20)).spare == 20, (
-        "etcd's silence changes nothing"
+        "an outage of etcd changes nothing"
     )
 
 
 # ---- a whole life ---------------------------------------------------------------------------------------------------
-class World:
-    """API server, kubelet and agents as plain values. The members let a ready worker in wherever one is missing, as the
-    leader does; ``operate`` checks what must hold at every moment."""
-
+class World(JobWorld):
     def __init__(self, **fields) -> None:
-        self.fields, self.image = {"minReplicas": 1, "replicas": 3, "warmSpares": 1, **fields}, "a"
-        self.now = START
-        self.status, self.pods, self.records = JobStatus(), {}, Coordination()
+        super().__init__(**{"minReplicas": 1, "maxReplicas": 3, "replicas": 3, "warmSpares": 1, **fields})
 
-    @property
-    def spec(self) -> JobSpec:
-        return spec(self.image, **self.fields)
-
-    def live(self) -> list[Pod]:
-        return [p for p in self.pods.values() if not p.ending]
-
-    def training(self) -> set[str]:
-        placed = {m.worker for m in self.records.generation.members} if self.records.generation else set()
-        return placed & {p.name for p in self.live()}
-
-    def operate(self) -> Plan:
-        seen = Observed(JOB, tuple(sorted(self.pods.values(), key=lambda p: p.ordinal)), self.records)
-        made = plan(self.spec, self.status, seen, self.now)
-        self.status = made.status or self.status
-        leaving = {w for entry in self.status.leaving for w in entry.workers}
-        staying = [p for p in self.live() if p.name not in leaving]
+    def check(self, seen: Observed, made: Plan) -> None:
+        asked = set(leaving.since(made.status or self.status))
+        staying = [p for p in self.live() if p.name not in asked]
         most = self.spec.desired_replicas + (self.spec.warm_spares if self.training() else 0)
         assert len(staying) + len(made.create) <= max(most, len(staying)) + self.spec.max_unavailable, "few pods more"
-        if made.target:
-            self.records = dataclasses.replace(self.records, target=made.target)
-        version = rollout.version(self.spec.template)
-        for ordinal in made.create:
-            self.pods[f"job-{ordinal}"] = Pod(f"job-{ordinal}", f"uid-{ordinal}", ordinal, self.now, template=version)
         for deletion in made.delete:
-            assert deletion.pod not in self.training() - leaving, "nobody who trains is deleted without being asked"
-            del self.pods[deletion.pod]
-        return made
-
-    def kubelet(self) -> None:
-        for p in list(self.live()):
-            self.pods[p.name] = dataclasses.replace(p, started=True, ready=True, bound=p.bound or self.now)
-
-    def agents(self) -> None:
-        target = self.records.target
-        if target is None:
-            return
-        started = [p.name for p in sorted(self.live(), key=lambda p: p.ordinal) if p.started]
-        able = [n for n in started if n not in target.leaving] if target.desired else []
-        stayers = [n for n in able if n in self.training()]
-        wanted = stayers + [n for n in able if n not in stayers][: max(target.desired - len(stayers), 0)]
-        newest = self.records.generation
-        number = newest.number if newest else 0
-        placed = [m.worker for m in newest.members] if newest else []
-        if sorted(wanted) != sorted(placed) and (len(wanted) >= target.min or not target.desired):
-            number += 1
-            newest = builders.generation(number, *wanted)
-        inside = {m.worker for m in newest.members} if newest else set()
-        members = tuple(
-            Member(id=n, worker=n, address="a", phase=Phase.READY, generation=number if n in inside else 0)
-            for n in able
-        )
-        self.records = dataclasses.replace(self.records, generation=newest, members=members)
-        for name in set(started) - set(able):
-            self.end(name, DRAINED)
-
-    def end(self, name: str, record: Termination) -> None:
-        ending = Ending(self.now, record, record.exit_code)
-        self.pods[name] = dataclasses.replace(self.pods[name], ending=ending, over=True, ready=False)
-        members = tuple(m for m in self.records.members if m.worker != name)
-        self.records = dataclasses.replace(self.records, members=members)
-
-    def settle(self) -> None:
-        for _ in range(120):
-            before = (self.status, dict(self.pods), self.records)
-            self.kubelet()
-            self.agents()
-            made = self.operate()
-            if before == (self.status, self.pods, self.records) and made.requeue_after is None:
-                return
-            self.now += timedelta(seconds=min(made.requeue_after or 1, 400))
-        raise AssertionError("the world comes to rest")
+            assert deletion.pod not in self.training() - asked, "no training worker is deleted without being asked"
 
     def settled(self) -> tuple[int, int, SparesStatus | None]:
         self.settle()
@@ -243,9 +165,9 @@ def world() -> World:
     return made
 
 
-def test_a_spare_is_made_when_the_job_trains_and_counts_as_no_replica():
+def test_a_spare_is_created_when_the_job_trains_and_is_not_a_replica():
     world = World()
-    assert len(world.operate().create) == 3, "those who start together do not wait for a spare"
+    assert len(world.operate().create) == 3, "the first workers do not wait for a spare"
     world.kubelet()
     world.agents()
     made = world.operate()
@@ -255,16 +177,16 @@ def test_a_spare_is_made_when_the_job_trains_and_counts_as_no_replica():
     assert [c.status for c in world.status.conditions if c.type == "PodsReady"] == ["True"]
 
 
-def test_a_spare_has_taken_the_place_of_a_lost_worker_before_the_operator_looks(world):
+def test_a_spare_replaces_a_lost_worker_before_the_operator_reacts(world):
     world.end("job-1", LOST)
     world.agents()
     assert world.training() == {"job-0", "job-2", "job-3"}
     made = world.operate()
-    assert (made.create, made.stand_by) == ((4,), (4,)), "what is made anew is the spare"
+    assert (made.create, made.stand_by) == ((4,), (4,)), "the new pod is the spare"
     assert world.settled() == (3, 4, SparesStatus(ready=1, desired=1))
 
 
-def test_a_spare_joins_if_one_worker_more_is_wanted_and_another_is_made(world):
+def test_a_spare_joins_if_another_worker_is_desired_and_a_new_one_is_created(world):
     world.fields |= {"maxReplicas": 4, "replicas": 4}
     made = world.operate()
     assert made.target is not None
@@ -274,14 +196,14 @@ def test_a_spare_joins_if_one_worker_more_is_wanted_and_another_is_made(world):
     assert world.settled() == (4, 5, SparesStatus(ready=1, desired=1))
 
 
-def test_spares_go_with_a_suspension_and_come_back_after_it(world):
+def test_spares_leave_at_a_suspension_and_return_after_it(world):
     world.fields["suspend"] = True
     assert world.settled() == (0, 0, SparesStatus(ready=0, desired=0))
     world.fields["suspend"] = False
     assert world.settled() == (3, 4, SparesStatus(ready=1, desired=1))
 
 
-def test_spares_go_if_none_are_asked_for_any_more(world):
+def test_spares_leave_if_none_are_requested(world):
     before = world.training()
     world.fields["warmSpares"] = 0
     assert world.settled() == (3, 3, None)
@@ -292,13 +214,13 @@ def test_a_changed_template_replaces_spares_before_any_worker_that_trains(world)
     before, world.image = world.training(), "b"
     made = world.operate()
     assert not made.create
-    assert [e.workers for e in world.status.leaving] == [["job-3"]], "the spare goes first"
+    assert world.draining == {"job-3"}, "the spare leaves first"
     while not world.training() - before:
         world.kubelet()
         world.agents()
         world.operate()
         world.now += timedelta(seconds=1)
-    assert len(world.training()) == 3, "a new spare takes an old worker's place: nobody is missing meanwhile"
+    assert len(world.training()) == 3, "a new spare replaces an old worker: no worker is missing meanwhile"
     assert world.settled() == (3, 4, SparesStatus(ready=1, desired=1))
     assert {p.template for p in world.live()} == {rollout.version(template("b"))}
 
@@ -317,7 +239,7 @@ def test_a_changed_template_replaces_spares_before_any_worker_that_trains(world)
         max_size=30,
     )
 )
-def test_workers_and_spares_are_as_many_as_wanted_in_the_end_whatever_happened(history):
+def test_workers_and_spares_have_the_desired_numbers_in_the_end_for_any_history(history):
     world = World()
     for what in history:
         match what:
@@ -326,8 +248,7 @@ def test_workers_and_spares_are_as_many_as_wanted_in_the_end_whatever_happened(h
             case "operate" | "kubelet" | "agents":
                 getattr(world, what)()
             case ("lose", int(which)):
-                running = sorted((p for p in world.live() if p.started), key=lambda p: p.ordinal)
-                if running:
+                if running := world.running():
                     world.end(running[which % len(running)].name, LOST)
             case (str(field), value):
                 world.fields[field] = value

@@ -1,4 +1,4 @@
-"""Losses that are not the script's fault: bounded only where the job does not move on."""
+"""Losses that are not the script's fault: limited only without progress."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_replacements_wait_longer_with_each_round_of_losses(make_spec):
     assert streak.not_before(spec, None) is None
 
 
-def test_streak_is_kept_in_the_status_and_ends_when_the_job_moves_on(make_spec):
+def test_streak_is_kept_in_the_status_and_ends_with_progress(make_spec):
     going = Pod("job-0", "uid-0", 0, NOW, started=True, ready=True, terminating=True)
     silent = Coordination()
     made = plan(make_spec(maxReplicas=1), JobStatus(step=5), Observed(JOB, (going,), silent), NOW)

@@ -24,7 +24,7 @@ def pod(ordinal: int, record: Termination | None = None) -> Pod:
 
 
 def records(*, finished: bool = True) -> Coordination:
-    """Two workers trained together; rank 0's agent has said how it ended."""
+    """Two workers trained together; rank 0's agent has reported the end."""
     report = Progress(generation=1, world_size=2, members=2, step=9, finished=finished)
     return Coordination(generation=builders.generation(1, "job-0", "job-1"), progress=report)
 
@@ -34,13 +34,13 @@ def judged(policy: SuccessPolicy, *pods: Pod, finished: bool = True) -> str | No
     return found and f"{found.condition}: {found.message}"
 
 
-def test_rank_zero_s_word_is_enough_unless_the_policy_asks_for_all():
+def test_rank_zero_decides_unless_the_policy_requires_all_workers():
     assert judged(SuccessPolicy.RANK_ZERO, pod(0, FINISHED), pod(1)) == "Succeeded: training finished at step 9"
     assert judged(SuccessPolicy.ALL_WORKERS, pod(0, FINISHED), pod(1)) is None
     assert judged(SuccessPolicy.ALL_WORKERS, pod(0, FINISHED), pod(1, FINISHED)).startswith("Succeeded")
 
 
-def test_nothing_is_judged_before_rank_zero_has_ended():
+def test_there_is_no_verdict_before_rank_zero_has_ended():
     for policy in SuccessPolicy:
         assert judged(policy, pod(0), pod(1, FINISHED), finished=False) is None
 
@@ -62,7 +62,7 @@ def test_worker_of_an_earlier_generation_does_not_count():
     assert judged(SuccessPolicy.ALL_WORKERS, earlier, pod(0, FINISHED), pod(1, FINISHED)).startswith("Succeeded")
 
 
-def test_all_must_have_ended_well_if_etcd_is_away():
+def test_all_workers_must_have_succeeded_if_etcd_is_away():
     both = [pod(0, FINISHED), pod(1, FINISHED)]
     assert success.verdict(SuccessPolicy.ALL_WORKERS, both, None).reason == "Finished"
     assert success.verdict(SuccessPolicy.ALL_WORKERS, [both[0], pod(1)], None) is None

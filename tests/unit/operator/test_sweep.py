@@ -1,4 +1,4 @@
-"""Records of jobs that are gone: which are looked at when, and what proves that they may go."""
+"""Records of jobs that are gone: when they are checked, and what proves that they may be deleted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class World:
 
 
 def run(world: World, scenario) -> None:
-    """Runs ``scenario(sweeper)`` beside the sweeper, after its first look."""
+    """Run ``scenario(sweeper)`` beside the sweeper, after its first sweep."""
 
     async def main():
         sweeper = Sweeper(world, world, lambda keys: keys in world.served)
@@ -57,7 +57,7 @@ def run(world: World, scenario) -> None:
     asyncio.run(main())
 
 
-def test_start_sweeps_what_nobody_serves_and_the_api_server_does_not_have():
+def test_start_sweeps_records_of_unserved_jobs_that_no_longer_exist():
     world = World(ONE, TWO, THREE)
     world.served = {ONE}
     world.bodies["two"] = {"metadata": {"uid": TWO.uid}}
@@ -69,7 +69,7 @@ def test_start_sweeps_what_nobody_serves_and_the_api_server_does_not_have():
     assert "one" not in world.asked
 
 
-def test_deletion_makes_only_that_job_looked_at():
+def test_a_deletion_causes_a_check_of_that_job_only():
     world = World(ONE, TWO)
     world.served = {ONE, TWO}
 
@@ -95,7 +95,7 @@ def test_records_are_deleted_if_they_are_written_while_the_job_is_deleted(monkey
     run(world, scenario)
 
 
-def test_records_of_an_earlier_job_go_if_the_name_has_been_used_again():
+def test_records_of_an_earlier_job_are_deleted_if_the_name_is_reused():
     world = World(ONE)
     world.bodies["one"] = {"metadata": {"uid": "of-the-next-job"}}
 
@@ -105,7 +105,7 @@ def test_records_of_an_earlier_job_go_if_the_name_has_been_used_again():
     run(world, scenario)
 
 
-def test_failed_look_is_repeated_later(monkeypatch):
+def test_a_failed_sweep_is_repeated_later(monkeypatch):
     monkeypatch.setattr(sweep, "INTERVAL", 0.02)
     world = World(ONE)
     world.error = ApiError("read job", 503, "", "busy")
@@ -131,7 +131,7 @@ def test_nothing_is_swept_while_etcd_is_not_known():
 
 
 @pytest.mark.parametrize("foreign", [TWO])
-def test_job_without_records_of_ours_is_not_asked_for(foreign):
+def test_jobs_of_other_clusters_are_not_checked(foreign):
     world = World(ONE)
     world.served = {ONE}
 

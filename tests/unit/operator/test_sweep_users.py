@@ -1,4 +1,4 @@
-"""Users of etcd whose jobs are gone: what is removed of a job, and in which order."""
+"""Users of etcd whose jobs are gone: what is removed, and in which order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GONE, HERE, SERVED = JobKeys("ns", "gone", "1"), JobKeys("ns", "here", "2"), Job
 
 
 class World:
-    """API server, mirror and vault that note what is removed; ``users`` are jobs with a user of etcd."""
+    """API server, mirror and vault that record removals; ``users``: jobs with an etcd user."""
 
     def __init__(self, *users: JobKeys, error: Exception | None = None) -> None:
         self.records, self.users, self.error = {GONE, HERE, SERVED}, {GONE, HERE, SERVED, *users}, error
@@ -56,7 +56,7 @@ def sweeper(world: World, *, with_users: bool = True) -> Sweeper:
     return Sweeper(world, Mirror(world), lambda keys: keys == SERVED, Vault(world) if with_users else None)
 
 
-def test_the_user_goes_before_the_records_that_lead_to_it():
+def test_the_user_is_removed_before_the_records_that_lead_to_it():
     world = World()
     asyncio.run(sweeper(world).sweep())
     assert world.calls == ["list users", "user of gone", "records of gone"]
@@ -69,13 +69,13 @@ def test_records_stay_if_the_user_could_not_be_removed():
     assert GONE in world.records
 
 
-def test_a_user_is_found_though_somebody_deleted_the_records():
+def test_a_user_is_found_if_the_records_were_deleted():
     world = World(JobKeys("ns", "lost", "4"))
     asyncio.run(sweeper(world).sweep())
     assert "user of lost" in world.calls
 
 
-def test_all_users_are_listed_once_in_a_while_only(monkeypatch: pytest.MonkeyPatch):
+def test_all_users_are_listed_rarely(monkeypatch: pytest.MonkeyPatch):
     world = World()
     sweeping = sweeper(world)
 
@@ -90,7 +90,7 @@ def test_all_users_are_listed_once_in_a_while_only(monkeypatch: pytest.MonkeyPat
     assert world.calls.count("list users") == 2
 
 
-def test_records_alone_go_if_jobs_have_no_users():
+def test_only_records_are_removed_if_jobs_have_no_users():
     world = World()
     asyncio.run(sweeper(world, with_users=False).sweep())
     assert world.calls == ["records of gone"]

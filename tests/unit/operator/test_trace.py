@@ -1,4 +1,4 @@
-"""What the operator tells of the generation that its deeds have led to."""
+"""The operator's spans, and the generation that they belong to."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sent(traces: Traces, exporter: InMemorySpanExporter) -> list[tuple[str, int]
     return [(span.name, numbers[span.context.trace_id]) for span in exporter.get_finished_spans()]
 
 
-def test_what_was_done_is_told_of_the_first_generation_that_followed(traces, exporter) -> None:
+def test_spans_belong_to_the_first_generation_that_followed(traces, exporter) -> None:
     traces.seen(JOB, at(3))
     with traces.span(JOB, "operator.put_target", desired=4):
         pass
@@ -52,7 +52,7 @@ def test_what_was_done_is_told_of_the_first_generation_that_followed(traces, exp
     assert sent(traces, exporter) == [("operator.put_target", 4), ("operator.create_pods", 4)]
 
 
-def test_the_first_start_is_told_of_generation_1(traces, exporter) -> None:
+def test_spans_of_the_first_start_belong_to_generation_1(traces, exporter) -> None:
     traces.seen(JOB, at(0))
     with traces.span(JOB, "operator.create_pods", pods=2):
         pass
@@ -60,7 +60,7 @@ def test_the_first_start_is_told_of_generation_1(traces, exporter) -> None:
     assert sent(traces, exporter) == [("operator.create_pods", 1)]
 
 
-def test_a_deed_that_fails_is_told_with_its_error(traces, exporter) -> None:
+def test_a_failed_action_has_a_span_with_its_error(traces, exporter) -> None:
     traces.seen(JOB, at(1))
     with pytest.raises(OSError, match="no etcd"), traces.span(JOB, "operator.put_target"):
         raise OSError("no etcd")
@@ -69,7 +69,7 @@ def test_a_deed_that_fails_is_told_with_its_error(traces, exporter) -> None:
     assert exporter.get_finished_spans()[0].attributes["error.type"] == "OSError"
 
 
-def test_what_is_kept_is_bounded(traces, exporter, monkeypatch) -> None:
+def test_the_kept_spans_are_bounded(traces, exporter, monkeypatch) -> None:
     traces.seen(JOB, at(1))
     for _ in range(trace.KEPT_SPANS + 5):
         with traces.span(JOB, "operator.put_target"):
@@ -92,12 +92,12 @@ def environment_of_a_worker(*own: dict[str, str], endpoint: str) -> list[dict[st
     return [e for e in environment if e["name"].startswith("OTEL")]
 
 
-def test_workers_are_told_of_the_collector() -> None:
+def test_workers_get_the_collectors_address() -> None:
     assert environment_of_a_worker(endpoint="") == []
     found = environment_of_a_worker(endpoint="http://c:4318")
     assert found == [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://c:4318"}]
 
 
-def test_the_templates_own_collector_comes_first() -> None:
+def test_the_templates_collector_takes_precedence() -> None:
     own = {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://mine:4318"}
     assert environment_of_a_worker(own, endpoint="http://c:4318") == [own]

@@ -14,7 +14,7 @@ NEVER = 3600.0
 
 
 class World:
-    """Lists of two namespaces; what the operator believes to exist."""
+    """Lists of two namespaces, and the objects that the operator knows."""
 
     def __init__(self) -> None:
         self.lists: dict[str, set[str]] = {"/a/things": {"one"}, "/b/things": {"two"}}

@@ -1,4 +1,4 @@
-"""Who is asked to leave."""
+"""Which workers are asked to leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pod = workers_at(NOW, age=3600, node="n{}")
 
 
 def records(*workers: str, **health: str) -> Coordination:
-    """A generation of these workers, and what their records say of their health (``job_3="slow"``)."""
+    """A generation of these workers, and the health in their records (``job_3="slow"``)."""
     ill = {name.replace("_", "-"): word for name, word in health.items()}
     members = tuple(Member(id=n, worker=n, address="a", generation=1, health=ill.get(n, "")) for n in workers)
     return Coordination(generation=builders.generation(1, *workers), members=members)
@@ -33,7 +33,7 @@ def names(pods) -> list[str]:
     return [p.name for p in pods]
 
 
-def test_victims_are_those_that_cost_least_to_lose():
+def test_victims_are_the_cheapest_workers():
     pods = {
         "named by the allocator": pod(0),
         "on a node that goes": pod(1),
@@ -61,20 +61,20 @@ def test_members_that_wait_for_others_are_not_sick():
     assert names(victims.order([pod(0), pod(1)], waiting, None)) == ["job-1", "job-0"]
 
 
-def test_health_word_of_a_newer_agent_is_no_reason():
+def test_an_unknown_health_is_no_reason_to_leave():
     assert names(victims.order([pod(0), pod(1)], records("job-0", "job-1", job_0="feverish"), None))[0] == "job-1"
 
 
-def test_nobody_leaves_if_there_is_no_surplus():
+def test_no_worker_leaves_without_a_surplus():
     assert victims.choose((pod(0),), 2, 1, None, None) == ()
     assert names(victims.choose((pod(0), pod(1)), 1, 1, None, None)) == ["job-1"]
 
 
-def test_worker_on_a_node_that_goes_leaves_if_there_is_room_for_another():
+def test_a_worker_on_a_departing_node_leaves_if_there_is_room_for_another():
     moved = share(size=2, replace=frozenset({"job-0"}), shaky=frozenset({"job-0"}))
     workers = (pod(0), pod(1))
     assert names(victims.choose(workers, 2, 1, records("job-0", "job-1"), moved)) == ["job-0"]
-    assert victims.choose(workers, 2, 2, records("job-0", "job-1"), moved) == (), "the minimum goes on training"
+    assert victims.choose(workers, 2, 2, records("job-0", "job-1"), moved) == (), "the minimum continues to train"
 
 
 def test_worker_that_does_not_train_is_replaced_at_once():
@@ -90,7 +90,7 @@ def test_surplus_and_replacements_do_not_add_up_to_less_than_the_minimum():
     assert names(victims.choose(workers, 3, 2, records(*sorted(everybody)), moved)) == ["job-3", "job-2"]
 
 
-def test_names_of_pods_that_are_gone_do_no_harm():
+def test_names_of_gone_pods_are_ignored():
     stale = share(size=1, release=frozenset({"job-7"}), replace=frozenset({"job-8"}))
     assert names(victims.choose((pod(0), dataclasses.replace(pod(1))), 1, 1, records("job-0", "job-1"), stale)) == [
         "job-1"

@@ -9,7 +9,7 @@ import pytest
 from elastrain_operator.waiting import until
 
 
-def test_a_cancellation_counts_though_the_event_comes_in_the_same_moment() -> None:
+def test_a_cancellation_counts_if_it_coincides_with_the_event() -> None:
     async def scenario() -> None:
         event = asyncio.Event()
         waiting = asyncio.create_task(until(event, 60))
@@ -23,7 +23,7 @@ def test_a_cancellation_counts_though_the_event_comes_in_the_same_moment() -> No
 
 
 @pytest.mark.parametrize(("is_set", "seconds"), [(True, 60.0), (False, 0.01), (True, None)])
-def test_it_tells_whether_the_event_came_in_time(is_set: bool, seconds: float | None) -> None:
+def test_it_returns_whether_the_event_came_in_time(is_set: bool, seconds: float | None) -> None:
     async def scenario() -> bool:
         event = asyncio.Event()
         if is_set:

@@ -1,4 +1,4 @@
-"""A helper of the tests is defined once: what several areas need stands in tests/shared."""
+"""Each test helper is defined once: tests/shared has those of several areas."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lines(function: Function) -> int:
 MODULES = {str(path.relative_to(ROOT)): helpers(path) for path in sorted((ROOT / "tests").rglob("*.py"))}
 
 
-def test_what_tests_share_is_defined_nowhere_else() -> None:
+def test_shared_helpers_are_defined_once() -> None:
     shared = {f.name for module in SHARED for f in MODULES[f"tests/shared/{module}.py"]} | {"wait_until", "eventually"}
     assert {"generation", "worker", "until"} <= shared
     again = [

@@ -17,7 +17,7 @@ FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_
 
 @pytest.mark.parametrize("path", [path for paths in LANES.values() for path in paths])
 def test_every_path_of_a_lane_exists(path: str) -> None:
-    assert (ROOT / path).exists(), "it was renamed or removed: so must be its line in tests/shared/lanes.py"
+    assert (ROOT / path).exists(), "it was renamed or removed: change its line in tests/shared/lanes.py"
 
 
 def test_one_lane_has_all_files_that_need_an_api_server() -> None:
@@ -36,5 +36,5 @@ def test_files_of_the_operator_come_last_in_their_lane() -> None:
 
 
 def test_xdist_asks_for_the_lane_of_each_test() -> None:
-    assert "self._split_scope(nodeid)" in inspect.getsource(LoadScopeScheduling.schedule), "xdist has named it anew"
+    assert "self._split_scope(nodeid)" in inspect.getsource(LoadScopeScheduling.schedule), "xdist has renamed it"
     assert Lanes._split_scope(object.__new__(Lanes), "tests/training/faults/test_new.py::test_it[a::b]") == "training"

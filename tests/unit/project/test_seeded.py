@@ -46,7 +46,7 @@ def test_the_table_has_a_row_for_every_bug() -> None:
     assert len(rows) >= 44
 
 
-def test_a_patch_is_applied_wherever_its_lines_are(tmp_path: Path) -> None:
+def test_a_patch_is_applied_at_any_line(tmp_path: Path) -> None:
     (tmp_path / "01-sum.patch").write_text(EXAMPLE)
     bug = read(tmp_path / "01-sum.patch")
     assert (bug.tier, bug.changed, bug.files) == ("unit", 2, ("trainer/sum.py",))

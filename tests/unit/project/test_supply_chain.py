@@ -74,7 +74,7 @@ def test_lock_has_what_its_packages_ask_for_as_far_as_they_are_installed_here(na
 
 
 @every_lock
-def test_lock_says_how_it_is_made_and_names_no_index(name: str) -> None:
+def test_lock_names_its_command_and_no_index(name: str) -> None:
     assert "make lock" in "\n".join(text(name).splitlines()[:3])
     assert not re.search(r"https?://|--(extra-)?index-url|--find-links", text(name))
 

@@ -22,7 +22,7 @@ def test_nothing_is_formed_if_too_few_are_ready(job):
     assert job.run() == Nothing("1 of at least 2 members are ready")
 
 
-def test_first_generation_is_formed_at_once_if_all_wanted_are_ready(job):
+def test_first_generation_is_formed_at_once_if_all_desired_members_are_ready(job):
     job.target = Target(min=1, max=2, desired=2)
     job.join("a", "b", slots=4)
     action = job.run()
@@ -31,7 +31,7 @@ def test_first_generation_is_formed_at_once_if_all_wanted_are_ready(job):
     assert [(m.worker, m.rank_offset) for m in action.generation.members] == [("a", 0), ("b", 4)]
 
 
-def test_first_generation_waits_for_the_settle_time_if_fewer_than_wanted_are_ready(job):
+def test_first_generation_waits_for_the_settle_time_if_fewer_than_desired_are_ready(job):
     job.join("a")
     assert isinstance(job.run(), Wait)
     job.pass_time(job.timing.settle)
@@ -53,7 +53,7 @@ def test_a_ready_member_is_not_taken_if_it_serves_no_store(job):
     assert job.run() == Nothing("0 of at least 1 members are ready")
 
 
-def test_numbers_go_on_if_etcd_lost_its_data_and_no_member_remembers_them(job):
+def test_numbers_continue_if_etcd_lost_its_data_and_no_member_knows_them(job):
     job.target = Target(min=1, max=1, desired=1)
     job.join("a")
     view = replace(job.view(), highest=7)
@@ -106,7 +106,7 @@ def test_growth_waits_for_adoption_if_the_newest_generation_is_not_adopted(job):
     assert job.workers() == ["a", "b", "c"]
 
 
-def test_growth_goes_on_if_the_newest_generation_is_not_adopted_for_too_long(job):
+def test_growth_continues_if_the_newest_generation_is_not_adopted_for_too_long(job):
     job.train("a")
     job.join("hangs")
     job.run()
@@ -129,7 +129,7 @@ def test_stock_agents_are_waited_for_if_they_must_stop_training_first(job):
     assert job.base.reason == "Grow"
 
 
-def test_nobody_is_removed_if_desired_shrinks(job):
+def test_no_member_is_removed_if_desired_shrinks(job):
     job.train("a", "b")
     job.target = Target(min=1, max=8, desired=1)
     assert isinstance(job.run(), Nothing)
@@ -144,7 +144,7 @@ def test_a_generation_without_it_is_formed_if_a_member_leaves(job):
     assert job.base.reason == "Drain"
 
 
-def test_the_targets_reason_is_named_if_the_target_says_who_leaves(job):
+def test_the_targets_reason_is_used_if_the_target_names_the_leavers(job):
     job.train("a", "b")
     job.target = Target(min=1, max=8, desired=1, leaving=("b",), reason="ScaledDown")
     job.run()
@@ -161,7 +161,7 @@ def test_a_leave_does_not_wait_if_a_joiner_is_still_preparing(job):
     assert job.workers() == ["a", "slow"]
 
 
-def test_everybody_stops_if_a_leave_makes_them_too_few(job):
+def test_all_members_stop_if_a_leave_makes_them_too_few(job):
     job.target = Target(min=2, max=2, desired=2)
     job.train("a", "b")
     job.set("b", phase=Phase.LEAVING)
@@ -170,7 +170,7 @@ def test_everybody_stops_if_a_leave_makes_them_too_few(job):
     assert isinstance(job.run(), Nothing)
 
 
-def test_everybody_stops_if_nobody_is_wanted(job):
+def test_all_members_stop_if_desired_is_zero(job):
     job.train("a", "b")
     job.target = Target(min=1, max=2, desired=0)
     job.run()
@@ -178,7 +178,7 @@ def test_everybody_stops_if_nobody_is_wanted(job):
     assert isinstance(job.run(), Nothing)
 
 
-def test_training_starts_again_only_after_all_have_stopped(job):
+def test_training_restarts_only_after_all_have_stopped(job):
     job.train("a", "b")
     job.target = Target(min=1, max=2, desired=0)
     job.run()

@@ -1,4 +1,4 @@
-"""What ``decide`` does after losses, and its bounds, by example. ``job`` is a job in memory (conftest.py)."""
+"""``decide`` after losses, and its bounds, by example. ``job`` is a job in memory (conftest.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elastrain.rendezvous.decide import MAX_OUTSTANDING, Condemn, Nothing, Propo
 
 
 # ---- losses --------------------------------------------------------------------------------------------------------
-def test_survivors_go_on_at_once_if_a_member_is_lost(job):
+def test_survivors_continue_at_once_if_a_member_is_lost(job):
     job.train("a", "b", "c")
     job.die("a")
     action = job.run()
@@ -17,7 +17,7 @@ def test_survivors_go_on_at_once_if_a_member_is_lost(job):
     assert (job.workers(), job.base.reason) == (["b", "c"], "Lost")
 
 
-def test_survivors_go_on_at_once_if_a_probe_finds_the_leader_dead(job):
+def test_survivors_continue_at_once_if_a_probe_finds_the_leader_dead(job):
     job.train("a", "b")
     job.suspects.add("a")
     job.run()
@@ -25,7 +25,7 @@ def test_survivors_go_on_at_once_if_a_probe_finds_the_leader_dead(job):
     assert job.base.leader == job.seen("b").id
 
 
-def test_a_member_counts_as_lost_if_its_worker_registers_anew(job):
+def test_a_member_counts_as_lost_if_its_worker_registers_again(job):
     job.train("a", "b")
     job.join("b", ready=False)
     job.run()
@@ -43,8 +43,8 @@ def test_survivors_wait_if_they_are_too_few(job):
     assert job.workers() == ["a", "c"]
 
 
-def test_a_new_generation_follows_if_a_lost_member_comes_back_after_all_were_told_to_give_up(job):
-    """Too few were left for a next one, so its members were told; then the lost lease was taken up again."""
+def test_a_new_generation_follows_if_a_lost_member_returns_after_all_were_notified(job):
+    """Too few members were left for a next generation, so they were notified; then the lost lease was renewed."""
     job.target = Target(min=2, max=2, desired=2)
     job.train("a", "b")
     lost = job.seen("a")
@@ -66,7 +66,7 @@ def test_a_smaller_generation_follows_if_a_joiner_dies_while_it_prepares(job):
     assert (job.workers(), job.base.number) == (["a", "b"], 3)
 
 
-def test_silent_members_are_asked_first_if_a_generation_breaks(job):
+def test_silent_members_are_probed_first_if_a_generation_breaks(job):
     job.train("a", "b", "c")
     job.fail("a", "b")
     job.unsure.add("c")
@@ -77,7 +77,7 @@ def test_silent_members_are_asked_first_if_a_generation_breaks(job):
     assert job.workers() == ["a", "b"]
 
 
-def test_the_same_members_go_on_if_a_generation_breaks_and_all_live(job):
+def test_the_same_members_continue_if_a_generation_breaks_and_all_live(job):
     job.train("a", "b")
     job.fail("a")
     assert isinstance(job.run(), Wait)
@@ -86,7 +86,7 @@ def test_the_same_members_go_on_if_a_generation_breaks_and_all_live(job):
     assert (job.workers(), job.base.reason) == (["a", "b"], "Broken")
 
 
-def test_the_lost_member_is_left_out_if_its_end_shows_just_after_the_failure_of_its_peers(job):
+def test_the_lost_member_is_left_out_if_its_end_shows_just_after_its_peers_failure(job):
     job.train("a", "b", "c")
     job.fail("a", "b")
     assert isinstance(job.run(), Wait)
@@ -133,7 +133,7 @@ def test_survivors_do_not_pause_if_a_loss_follows_a_series_of_failures(job):
     assert job.workers() == ["a"]
 
 
-def test_stock_agents_are_not_waited_for_for_ever_if_a_generation_broke(job):
+def test_the_wait_for_stock_agents_is_bounded_if_a_generation_broke(job):
     job.train("a", "b", "c")
     for worker in "abc":
         job.set(worker, phase=Phase.WARMING)
@@ -145,14 +145,14 @@ def test_stock_agents_are_not_waited_for_for_ever_if_a_generation_broke(job):
     assert job.workers() == ["b", "c"]
 
 
-# ---- what members are told of a loss -------------------------------------------------------------------------------
-def test_the_next_generation_says_what_it_replaces_if_a_member_is_lost(job):
+# ---- notifications of a loss ---------------------------------------------------------------------------------------
+def test_the_next_generation_names_what_it_replaces_if_a_member_is_lost(job):
     job.train("a", "b", "c")
     job.die("c")
     job.run()
     assert (job.base.ended, job.base.why) == ((1,), "worker c is gone")
     job.adopt()
-    assert isinstance(job.run(), Nothing), "told once"
+    assert isinstance(job.run(), Nothing), "notified once"
 
 
 def test_a_planned_change_ends_nothing(job):
@@ -183,7 +183,7 @@ def test_both_are_ended_if_a_member_of_both_dies(job):
     assert (job.base.number, job.base.ended) == (3, (1, 2))
 
 
-def test_survivors_are_told_to_give_up_if_they_are_too_few(job):
+def test_survivors_are_notified_if_they_are_too_few(job):
     job.target = Target(min=2, max=2, desired=2)
     job.train("a", "b")
     job.die("b")
@@ -194,7 +194,7 @@ def test_survivors_are_told_to_give_up_if_they_are_too_few(job):
     assert job.workers() == ["a", "c"]
 
 
-def test_survivors_are_told_to_give_up_if_the_next_generation_must_wait(job):
+def test_survivors_are_notified_if_the_next_generation_must_wait(job):
     job.train("a", "b", "c")
     job.fail("a")
     job.unsure.add("c")
@@ -206,7 +206,7 @@ def test_survivors_are_told_to_give_up_if_the_next_generation_must_wait(job):
     assert isinstance(job.run(), Wait)
 
 
-def test_those_that_still_train_are_told_if_a_leaver_dies_before_they_have_switched(job):
+def test_training_members_are_notified_if_a_leaver_dies_before_they_have_switched(job):
     job.train("a", "b")
     job.set("b", phase=Phase.LEAVING)
     job.run()
@@ -215,7 +215,7 @@ def test_those_that_still_train_are_told_if_a_leaver_dies_before_they_have_switc
     assert job.workers() == ["a"]
 
 
-def test_a_generation_is_adopted_by_all_if_one_of_it_says_so(job):
+def test_a_generation_is_adopted_by_all_if_one_member_reports_it(job):
     job.train("a", "b", "c")
     job.run()
     assert [m.record.generation for m in job.view().members] == [1, 0, 0]
@@ -223,7 +223,7 @@ def test_a_generation_is_adopted_by_all_if_one_of_it_says_so(job):
     assert job.view().in_force == 1
 
 
-def test_a_generation_that_ended_is_not_in_force_even_if_nobody_says_broken(job):
+def test_an_ended_generation_is_not_in_force_without_a_report(job):
     job.train("a", "b")
     job.notified[1] = "worker x is gone"
     assert job.view().in_force is None
@@ -231,7 +231,7 @@ def test_a_generation_that_ended_is_not_in_force_even_if_nobody_says_broken(job)
 
 # ---- the end, and bounds -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["progress", "member"])
-def test_nothing_is_formed_any_more_if_the_job_has_finished(job, how):
+def test_nothing_is_formed_if_the_job_has_finished(job, how):
     job.train("a", "b")
     if how == "progress":
         job.finished = True
@@ -242,7 +242,7 @@ def test_nothing_is_formed_any_more_if_the_job_has_finished(job, how):
     assert job.run() == Nothing("the job has ended")
 
 
-def test_proposals_are_bounded_if_nobody_adopts_them(job):
+def test_proposals_are_bounded_if_none_is_adopted(job):
     job.train("a", "b")
     for number in range(20):
         job.join(f"j{number}")
@@ -261,7 +261,7 @@ def test_proposals_are_bounded_if_nobody_adopts_them(job):
 
 
 def test_the_last_slot_holds_no_joiner_if_another_one_dies(job):
-    """It might die as well, and then nobody could ever adopt that proposal nor make another."""
+    """It might die as well; then that proposal could never be adopted, and no further one could be made."""
     job.train("a", "b")
     while job.base.number < MAX_OUTSTANDING:
         job.join("j", "k")
@@ -293,7 +293,7 @@ def test_the_bound_is_lifted_if_the_generation_in_force_breaks(job):
     assert (job.workers(), 1 in job.base.ended) == (["a"], True)
 
 
-def test_nothing_changes_before_as_many_members_are_ready_as_it_says_are_missing(job):
+def test_nothing_changes_before_the_missing_members_are_ready(job):
     job.target = Target(min=5, max=8, desired=8)
     job.join("a", "b")
     action = job.run()

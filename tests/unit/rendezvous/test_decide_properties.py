@@ -1,6 +1,6 @@
-"""What must hold whatever happens: a job in memory is driven at random, each proposal is judged.
+"""Invariants of ``decide``: a job in memory is driven at random, and each proposal is checked.
 
-The message of each assertion is the promise that was broken.
+The message of each assertion is the broken promise.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class AnyHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.job.members)
     @rule(pick=st.randoms(use_true_random=False), known_by=st.sampled_from(["key", "probe"]), speak=st.booleans())
     def die(self, pick: Any, known_by: str, speak: bool) -> None:
-        """``speak``: peers say that their collectives broke, before they are told."""
+        """``speak``: peers report that their collectives failed, before they are notified."""
         dead = pick.choice(list(self.job.members.values()))
         view = self.job.view()
         peers = [m for m in view.members if view.adopted_by(m) == view.adopted_by(dead)]
@@ -86,7 +86,7 @@ class AnyHistory(RuleBasedStateMachine):
         for m in view.members:
             if number and view.adopted_by(m) == number:
                 self.job.fail(m.record.worker)
-                break  # the others are told
+                break  # the others are notified
 
     @precondition(lambda self: self.job.base is not None)
     @rule()
@@ -120,11 +120,11 @@ class AnyHistory(RuleBasedStateMachine):
             assert action.until > self.job.now, "a wait lies ahead"
         if isinstance(action, Condemn | Propose):
             over = action.numbers if isinstance(action, Condemn) else action.generation.ended
-            assert set(over) <= view.condemned.keys(), "only a generation that lost a member or broke is given up"
+            assert set(over) <= view.condemned.keys(), "only a generation that lost a member or broke is ended"
             notified = self.job.view().notified
-            assert view.condemned.keys() <= notified.keys(), "whoever is in a generation that is over is told"
+            assert view.condemned.keys() <= notified.keys(), "members of an ended generation are notified"
         elif view.leader and view.condemned.keys() - view.notified.keys():
-            assert isinstance(action, Wait), "a generation that is over is told to be, soon"
+            assert isinstance(action, Wait), "a notification follows soon"
             assert action.until <= self.job.memory.unnotified_since + self.job.timing.notify, "soon"
         if not isinstance(action, Propose):
             return
@@ -135,18 +135,18 @@ class AnyHistory(RuleBasedStateMachine):
         for m in proposed.members:
             assert m.rank_offset == offset, "rank offsets are contiguous"
             offset += records[m.id].slots
-        assert len(set(ids)) == len(ids), "nobody is in a generation twice"
+        assert len(set(ids)) == len(ids), "no member is in a generation twice"
         assert proposed.number == (base.number + 1 if base else 1), "numbers grow by one"
         assert not ids or len(ids) >= view.target.min, "no generation is smaller than min"
         assert not set(ids) & view.suspects, "no suspect is in a proposal"
         assert all(records[i].phase is Phase.READY for i in ids), "only ready members are in a proposal"
         leaving = set(view.target.leaving)
-        assert not any(records[i].worker in leaving for i in ids), "who was told to leave is in no proposal"
-        assert not ids or len(ids) <= max(view.target.desired, len(view.stayers)), "nobody joins beyond desired"
+        assert not any(records[i].worker in leaving for i in ids), "a leaving worker is in no proposal"
+        assert not ids or len(ids) <= max(view.target.desired, len(view.stayers)), "no member joins beyond desired"
         outstanding = proposed.number - view.in_force if view.in_force is not None else 0
         assert outstanding <= MAX_OUTSTANDING, "proposals fit into the readiness slots"
         if ids and outstanding < MAX_OUTSTANDING:
-            assert {m.id for m in view.stayers} <= set(ids), "whoever is ready and in the base stays"
+            assert {m.id for m in view.stayers} <= set(ids), "ready members of the base stay"
             kept = [i for i in ids if base and base.member(i) is not None]
             order = [m.id for m in base.members if m.id in kept] if base else []
             assert kept == order == ids[: len(kept)], "stayers keep their order and come first"
@@ -161,16 +161,16 @@ class AnyHistory(RuleBasedStateMachine):
                 assert not isinstance(action, Propose), "only the oldest live member proposes"
 
     def teardown(self) -> None:
-        """After all that, when nothing more happens, the job comes to rest in the wanted generation."""
+        """Without further events, the job comes to rest in the desired generation."""
         job = self.job
-        for worker in list(job.suspects):  # their leases run out
+        for worker in list(job.suspects):  # their leases expire
             job.die(worker)
         job.suspects.clear()
         for _ in range(12):
             self.judge()
             if job.base is not None and not job.view().lost:
                 job.adopt()
-            for m in list(job.members.values()):  # who has been let go goes
+            for m in list(job.members.values()):  # members without a place leave
                 let_go = job.base is not None and job.base.member(m.id) is None and job.view().is_leaving(m)
                 if let_go and job.base.number <= max(job.view().adopted_by(m), m.record.broken, 0):
                     job.die(m.record.worker)
@@ -180,13 +180,15 @@ class AnyHistory(RuleBasedStateMachine):
         if view.target.desired and len(willing) >= view.target.min:
             assert job.base is not None and len(job.base.members) >= view.target.min, "enough willing members train"
             room = max(view.target.desired, len(view.stayers))
-            assert len(job.base.members) == min(len(willing), room), "as many train as are wanted and willing"
+            assert len(job.base.members) == min(len(willing), room), (
+                "all willing members up to the desired number train"
+            )
             assert view.intact and view.adopted, "the generation in force is whole"
 
 
-@pytest.mark.hypothesis  # which its plugin sees by itself of functions only
+@pytest.mark.hypothesis  # its plugin detects only functions by itself
 @pytest.mark.timeout(600)  # a failure takes minutes to be made small; it must not be cut off before it is shown
-def test_promises_are_kept_whatever_happens(make_job):
+def test_promises_are_kept_for_any_history(make_job):
     run_state_machine_as_test(
         lambda: AnyHistory(make_job),
         settings=examples(80, stateful_step_count=40),

@@ -1,4 +1,4 @@
-"""When a member looks again, and what it says of its own record."""
+"""A member's deadlines, and its reaction to the loss of its own record."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ import pytest
 
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Ended, Generation, GenerationMember, Leader, Member, Phase, Progress, Record, Target
+from elastrain.api.records import (
+    CheckpointState,
+    Ended,
+    Generation,
+    GenerationMember,
+    Leader,
+    Member,
+    Phase,
+    Progress,
+    Record,
+    Target,
+)
 from elastrain.etcd import Batch, Delete, EtcdUnavailable, KeyValue, Put
 from elastrain.rendezvous.machine import MemberMachine
 from elastrain.rendezvous.scope import everything
@@ -59,17 +70,17 @@ def test_a_member_rests_if_etcd_is_away(machine, away_for):
     assert min(machine.deadlines(away_for, away_for)) - away_for >= 1.0
 
 
-def test_a_member_looks_in_time_for_its_fence_if_etcd_is_away(machine):
+def test_a_member_wakes_in_time_for_its_fence_if_etcd_is_away(machine):
     machine.contact.lease_reported(AWAY, 0.0)
     assert min(machine.deadlines(1.0, 1.0)) == 1.0 + TTL - 1.0
 
 
-def test_the_own_record_is_written_again_if_it_vanishes(machine):
+def test_a_members_record_is_rewritten_if_it_vanishes(machine):
     assert machine.take(Batch((Delete(KEYS.member("a.1"), 10),), 10), OWN, 1.0)
     assert not machine.take(Batch((Delete(KEYS.member("b.1"), 11),), 11), OWN, 1.0)
 
 
-def test_the_own_record_is_written_again_if_a_new_list_lacks_it(machine):
+def test_a_members_record_is_rewritten_if_a_new_list_lacks_it(machine):
     machine.protocol.views.state.members.clear()
     assert machine.take(Batch((), 12, snapshot=True, ranges=everything(KEYS)), OWN, 1.0)
 
@@ -81,7 +92,7 @@ def test_nothing_is_written_for_a_moment_if_a_call_has_failed(machine):
 
 
 def test_a_lost_member_ends_its_generation_if_etcd_has_lost_all_records_of_it_meanwhile(machine):
-    """Nobody else could tell the survivors that they wait in vain."""
+    """No other member could notify the waiting survivors."""
     machine.contact.watch_reported(AWAY, False, 10.0)
     machine.contact.watch_reported(None, True, 20.0)
     mine = {KEYS.target: Target(min=1, max=4, desired=1), KEYS.member("a.1"): OWN, KEYS.leader: leads()}
@@ -103,12 +114,28 @@ def test_a_lost_member_ends_its_generation_if_etcd_has_lost_all_records_of_it_me
         (KEYS.roster(4), roster.Part()),
     ],
 )
-def test_a_number_is_not_given_again_if_any_record_names_it(key, record):
+def test_a_number_is_not_reused_if_any_record_names_it(key, record):
     """After a loss of etcd's data the members that wrote it may be gone, too."""
     machine = MemberMachine(KEYS, OWN, lease_ttl=TTL)
     machine.take(listed({key: record}), OWN, 0.0)
     machine.look(OWN, frozenset(), frozenset(), 0.0, 0.0)
     assert machine.view.highest == 4
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "saved_step"),
+    [
+        (None, 0),
+        (CheckpointState(error="no space"), 0),
+        (CheckpointState(step=100, path="/c/step-000000100", error="no space"), 100),
+    ],
+)
+def test_a_member_knows_the_newest_checkpoint_if_progress_names_it(checkpoint, saved_step):
+    machine = MemberMachine(KEYS, OWN, lease_ttl=TTL)
+    progress = Progress(generation=4, world_size=1, members=1, step=120, checkpoint=checkpoint)
+    machine.take(listed({KEYS.progress: progress}), OWN, 0.0)
+    machine.look(OWN, frozenset(), frozenset(), 0.0, 0.0)
+    assert (machine.view.step, machine.view.saved_step) == (120, saved_step)
 
 
 def leads() -> Leader:

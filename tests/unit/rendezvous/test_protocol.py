@@ -1,4 +1,4 @@
-"""A job of many seats over an etcd in memory: what is watched, read and written, and how often. No I/O, no waiting."""
+"""A job of many members over an etcd in memory: watches, reads and writes, and their number. No I/O, no waiting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def covers(watched: Range, key: str) -> bool:
 
 
 class Etcd:
-    """Keys, revisions and who is told: as much of etcd as the protocol uses."""
+    """Keys, revisions and watches: the part of etcd that the protocol uses."""
 
     def __init__(self) -> None:
         self.revision = 1
@@ -87,7 +87,7 @@ class Job:
             self.etcd.write({}, tuple(held))
 
     def settle(self, seconds: float = 1.5) -> None:
-        """Everybody acts until nobody has anything to do, and time passes."""
+        """All members act until none has an action left, and time passes."""
         end = self.now + seconds
         while self.now < end:
             if not sum(self.act(m) for m in list(self.seats)):
@@ -114,12 +114,12 @@ class Job:
         return self.etcd.keys[key].mod_revision if key in self.etcd.keys else 0
 
     def known(self) -> set[tuple[int, int]]:
-        """Number and size of the newest generation, as everybody knows it."""
+        """Number and size of the newest generation, from every member's view."""
         views = [s.look(self.records[m], frozenset(), frozenset()) for m, s in self.seats.items()]
         return {(v.generation.number, v.generation.size) for v in views if v.generation}
 
     def offsets(self) -> list[int]:
-        """Everybody's own place."""
+        """Rank offsets from each member's own place."""
         found = []
         for member, seat in self.seats.items():
             generation = seat.views.generation
@@ -131,7 +131,7 @@ class Job:
 
 
 @pytest.mark.parametrize("size", [3, 64, 65, 200])
-def test_everybody_knows_its_place_whatever_the_size(size):
+def test_every_member_knows_its_place_for_any_size(size):
     job = Job(size)
     job.settle()
     assert job.known() == {(1, size)}
@@ -140,20 +140,20 @@ def test_everybody_knows_its_place_whatever_the_size(size):
 
 
 @pytest.mark.parametrize("size", [65, 200])
-def test_one_lost_member_costs_as_many_writes_and_one_event_each_whatever_the_size(size):
+def test_one_lost_member_costs_two_writes_and_one_event_each_for_any_size(size):
     job = Job(size)
     job.settle()
     writes, events = job.etcd.writes, job.etcd.events
     job.die("w0010.x")
     job.settle()
     assert job.known() == {(2, size - 1)}
-    assert job.etcd.writes - writes == 2, "the key that vanishes, and the next generation"
+    assert job.etcd.writes - writes == 2, "the vanished key, and the next generation"
     parts = roster.parts_of(size)
     assert job.etcd.events - events <= (size - 1) + 1 + parts, "one each; the leader sees the key and the parts, too"
     assert job.offsets() == list(range(size - 1))
 
 
-def test_the_next_ones_take_over_if_the_leader_and_others_die_at_once():
+def test_the_next_members_take_over_if_the_leader_and_others_die_at_once():
     job = Job(80)
     job.settle()
     job.die("w0000.x", "w0001.x", "w0002.x", "w0003.x")
@@ -163,7 +163,7 @@ def test_the_next_ones_take_over_if_the_leader_and_others_die_at_once():
     assert job.offsets() == list(range(76))
 
 
-def test_what_the_leader_knew_of_earlier_generations_its_successor_knows(size=70):
+def test_a_new_leader_knows_earlier_generations(size=70):
     job = Job(size)
     job.settle()
     job.die("w0030.x")
@@ -176,7 +176,7 @@ def test_what_the_leader_knew_of_earlier_generations_its_successor_knows(size=70
     assert view.generation is not None and view.generation.ended == (1, 2)
 
 
-def test_a_proposal_does_nothing_if_another_member_has_taken_the_lead_meanwhile():
+def test_a_proposal_has_no_effect_if_another_member_leads_meanwhile():
     job = Job(3)
     job.settle()
     (leader,) = (m for m, s in job.seats.items() if s.views.complete)
@@ -216,7 +216,7 @@ def test_members_of_old_generations_are_forgotten():
     assert len(kept) == roster.KEPT
 
 
-def test_news_of_members_may_wait_until_they_are_as_many_as_are_missing():
+def test_changes_of_members_may_wait_until_the_missing_ones_are_ready():
     job = Job(3)
     job.etcd.write({KEYS.target: (Target(min=10, max=100, desired=10).encode(), 0)})
     job.settle(0.2)
@@ -228,7 +228,7 @@ def test_news_of_members_may_wait_until_they_are_as_many_as_are_missing():
     assert not leader.may_wait
 
 
-def test_news_of_anything_but_members_never_wait():
+def test_changes_of_other_records_never_wait():
     job = Job(3)
     job.etcd.write({KEYS.target: (Target(min=10, max=100, desired=10).encode(), 0)})
     job.settle(0.2)
@@ -237,7 +237,7 @@ def test_news_of_anything_but_members_never_wait():
     assert not leader.may_wait
 
 
-def test_a_look_at_the_job_takes_a_fifth_of_the_time_at_most_and_is_put_off_for_a_moment_only():
+def test_evaluations_take_a_fifth_of_the_time_at_most_and_are_postponed_briefly():
     assert rest_after(0.01) == pytest.approx(0.05)
     assert rest_after(10.0) == LONGEST_REST
 
@@ -248,32 +248,32 @@ def candidate(**fields: object) -> Candidate:
     return Candidate(**{**base, "since": None, "place": None, **fields})
 
 
-def test_a_place_that_nobody_ever_held_is_taken_at_once():
+def test_a_key_that_was_never_held_is_taken_at_once():
     assert elect(candidate(), 5.0) == Claim(0)
 
 
-def test_a_vacant_place_is_left_to_those_before_us_for_a_moment():
+def test_a_vacant_key_is_left_to_members_before_this_one_for_a_moment():
     assert elect(candidate(since=5.0, place=1), 5.0) == Claim(0)
     due = elect(candidate(since=5.0, place=4), 5.0)
     assert isinstance(due, float) and 5.0 < due < 6.0
     assert elect(candidate(since=5.0, place=4), due) == Claim(0)
 
 
-def test_nobody_reaches_for_a_place_that_is_held():
+def test_a_held_key_is_not_claimed():
     assert elect(candidate(leader="b", leader_lease=2, mod_revision=7), 5.0) is None
     assert elect(candidate(leader="a", leader_lease=1, mod_revision=7), 5.0) is None
 
 
-def test_the_place_of_a_dead_leader_is_taken_over_only_if_nobody_else_has_taken_it():
+def test_the_key_of_a_dead_leader_is_taken_only_if_it_is_unchanged():
     dead = candidate(leader="b", leader_lease=2, mod_revision=7, suspect=True, since=5.0, place=1)
     assert elect(dead, 5.0) == Claim(7)
 
 
-def test_a_leader_says_who_it_is_now_if_its_ranks_were_started_anew():
+def test_a_leader_rewrites_the_key_if_its_ranks_were_restarted():
     assert elect(candidate(leader="a.old", leader_lease=1, mod_revision=7), 5.0) == Claim(7)
 
 
-def test_nobody_leads_without_a_lease():
+def test_no_member_leads_without_a_lease():
     assert elect(candidate(lease=0), 5.0) is None
 
 

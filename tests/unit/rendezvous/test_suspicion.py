@@ -1,4 +1,4 @@
-"""Who is probed by whom when collectives fail."""
+"""Which member probes which after failed collectives."""
 
 import pytest
 
@@ -27,16 +27,16 @@ def trio(job):
     return job
 
 
-def test_nobody_is_probed_while_all_is_well(trio, asked):
+def test_no_member_is_probed_in_a_healthy_generation(trio, asked):
     assert asked("a") == asked("b") == []
 
 
-def test_the_leader_asks_those_who_did_not_say_that_it_broke(trio, asked):
+def test_the_leader_probes_members_that_did_not_report_the_failure(trio, asked):
     trio.fail("b")
     assert asked("a") == ["c"]
 
 
-def test_others_ask_the_leader_only(trio, asked):
+def test_other_members_probe_only_the_leader(trio, asked):
     trio.fail("b", "c")
     assert asked("b") == ["a"]
 
@@ -50,7 +50,7 @@ def test_the_dead_is_found_if_it_died_while_a_newer_generation_was_proposed(trio
     assert asked("a") == ["c", "d"]
 
 
-def test_nobody_is_probed_for_a_generation_that_all_have_left(trio, asked):
+def test_no_member_is_probed_for_a_generation_that_all_have_left(trio, asked):
     trio.fail("a", "b", "c")
     trio.run()
     trio.pass_time(trio.timing.doubt)

@@ -1,7 +1,7 @@
-"""Protocol scenarios as commented transcripts (transcripts/*.txt): what happens, and what the leader decides then.
+"""Protocol scenarios as commented transcripts (transcripts/*.txt): events, and the leader's decisions.
 
-A line ``> command`` is something that happens; the line after it is the decision. Run with ``UPDATE_TRANSCRIPTS=1`` to
-write the decisions anew, and read the difference before you commit it.
+A line ``> command`` is an event; the line after it is the decision. Run with ``UPDATE_TRANSCRIPTS=1`` to rewrite the
+decisions, and review the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def decision(job) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_leader_decides_as_the_transcript_says(path, make_job):
+def test_the_leaders_decisions_match_the_transcript(path, make_job):
     job = make_job()
     played: list[str] = []
     lines = path.read_text().splitlines()

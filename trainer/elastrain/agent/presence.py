@@ -180,6 +180,7 @@ def snapshot(view: View) -> JobSnapshot:
         ended=view.notified,
         finished=view.finished,
         step=view.step,
+        saved_step=view.saved_step,
     )
 
 

@@ -3,43 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 ROOT = "/elastrain/"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobKeys:
-    """Key names of one job; ``uid`` distinguishes it from an earlier job of the same name."""
+    """Key names of one job; ``uid`` distinguishes it from an earlier job of the same name.
+
+    Names are made once: each event of a watch is compared with most of them.
+    """
 
     namespace: str
     job: str
     uid: str
 
-    @property
+    @cached_property
     def prefix(self) -> str:
         return f"{ROOT}{self.namespace}/{self.job}/{self.uid}/"
 
-    @property
+    @cached_property
     def target(self) -> str:
         """Written by the operator (or the local runner) only."""
         return self.prefix + "target"
 
-    @property
+    @cached_property
+    def owner(self) -> str:
+        """Written by the operator: its cluster's name. Only that cluster's operator deletes the records of the job."""
+        return self.prefix + "owner"
+
+    @cached_property
     def generation(self) -> str:
         """Written by the leader, by compare-and-swap on the key's mod_revision."""
         return self.prefix + "generation"
 
-    @property
+    @cached_property
     def leader(self) -> str:
         """Held by the leading member under its lease; a vacant key is taken by compare-and-swap."""
         return self.generation + "/leader"
 
-    @property
+    @cached_property
     def ended(self) -> str:
         """Written by the leader: broken generations that no later generation replaces yet."""
         return self.generation + "/ended"
 
-    @property
+    @cached_property
     def rosters(self) -> str:
         """Prefix of the members of the last few generations, in parts."""
         return self.prefix + "roster/"
@@ -48,22 +57,22 @@ class JobKeys:
         """Written with generation ``number``, in the same transaction. Sorts by number."""
         return f"{self.rosters}{number:010d}/{part:03d}"
 
-    @property
+    @cached_property
     def progress(self) -> str:
         """Written by rank 0's agent, at most once a second."""
         return self.prefix + "progress"
 
-    @property
+    @cached_property
     def closed(self) -> str:
         """Written once, by the first stock torchrun agent that ends the job."""
         return self.prefix + "closed"
 
-    @property
+    @cached_property
     def issued(self) -> str:
         """Written by the operator: the credentials that the workers use for etcd."""
         return self.prefix + "issued"
 
-    @property
+    @cached_property
     def members(self) -> str:
         """Prefix of the member keys."""
         return self.prefix + "members/"
@@ -72,7 +81,7 @@ class JobKeys:
         """Written by that member's agent, bound to its lease."""
         return self.members + member_id
 
-    @property
+    @cached_property
     def pairs(self) -> str:
         """Prefix of the records of pre-flight checks that measure pairs of nodes (:mod:`elastrain.nodecheck`)."""
         return self.prefix + "pairs/"

@@ -108,6 +108,9 @@ class Welcome(Record):
     settings: RankSettings
     step: int = 0
     """Greatest number of committed steps in any report: the number of lost steps if no state is left."""
+    saved_step: int = 0
+    """Step of the newest durable checkpoint in any report; 0: none was completed. Without a state or a readable
+    checkpoint, training must not begin anew if there was one."""
 
 
 class Located(Record):

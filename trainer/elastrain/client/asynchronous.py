@@ -19,8 +19,6 @@ _WATCH_SECONDS = 300
 """Seconds after which the API server ends a watch; the client then resumes it."""
 _AGAIN_SECONDS = 1.0
 """Seconds between the end of a watch and the next."""
-_PAGE = 500
-"""Objects in one page of a list."""
 
 
 class AsyncJobs:
@@ -204,15 +202,7 @@ class AsyncJobs:
 
     async def _all(self, path: str, what: str, **query: str) -> Sequence[dict[str, Any]]:
         """All objects of a list, read page by page."""
-        items = []
-        go_on = ""
-        while True:
-            page = query | {"limit": str(_PAGE)} | ({"continue": go_on} if go_on else {})
-            answer = await self._connection.call("GET", path, what, query=page)
-            items += answer["items"]
-            go_on = answer["metadata"].get("continue", "")
-            if not go_on:
-                return items
+        return [item async for items, _ in self._connection.list_pages(path, what, query) for item in items]
 
     async def _changes(self, name: str, version: str) -> AsyncIterator[dict[str, Any] | None]:
         """The job after each change since ``version``; None after its deletion. Ends with the watch."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +18,7 @@ from kubernetes.aio import config as kubernetes_config
 
 from elastrain.client import errors, kubeconfig, reach
 from elastrain.client.kubeconfig import places
+from elastrain.reflector import Pages, pages
 
 REQUEST_SECONDS = 15.0
 """Seconds for one call. A watch or a followed log has this limit only until its answer begins."""
@@ -107,7 +109,17 @@ class Connection:
             raise errors.of_answer(what, self.namespace, name, response.status, text)
         return _object(text, what, path)
 
-    async def lines(self, path: str, what: str, name: str, query: Mapping[str, str]) -> AsyncIterator[bytes]:
+    def list_pages(self, path: str, what: str, query: Mapping[str, str]) -> Pages:
+        """The objects of a list, page by page, each with the version to watch from."""
+        return pages(lambda page: self.call("GET", path, what, query=page), query)
+
+    async def changes(self, path: str, what: str, query: Mapping[str, str]) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of a watch, until the API server ends it."""
+        async with contextlib.aclosing(self.lines(path, what, "", query)) as lines:
+            async for line in lines:
+                yield json.loads(line)
+
+    async def lines(self, path: str, what: str, name: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
         """The lines of an answer as they arrive. Raises ``ClusterError``, also if the answer breaks off."""
         bounds = aiohttp.ClientTimeout(total=None, sock_connect=self._seconds)
         try:

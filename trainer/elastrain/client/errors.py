@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastrain.api import names
+from elastrain.reflector import CallError
 
 INSTALL = "helm install elastrain charts/elastrain --namespace elastrain --create-namespace"
 """The command that installs the operator and its CRD."""
 
 
-class ClusterError(Exception):
+class ClusterError(CallError):
     """A call failed. ``str()`` names the request, the cause and the remedy."""
 
 
@@ -35,6 +36,8 @@ class JobExists(ClusterError):
 
 class NotAllowed(ClusterError):
     """The user lacks the permission for this call."""
+
+    denied = True
 
 
 class Refused(ClusterError):

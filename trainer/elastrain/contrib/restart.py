@@ -74,10 +74,14 @@ class _Ended:
 
 @dataclass
 class Keeper:
-    """Runs in the main thread; ``inbox`` holds the agent's messages (None: the agent is gone) and the program's end."""
+    """Runs in the main thread.
+
+    ``inbox`` holds the agent's messages (None: the agent is gone; an error: no message can be read any more) and the
+    program's end.
+    """
 
     start: Start
-    inbox: queue.SimpleQueue[AgentMessage | _Ended | None] = field(default_factory=queue.SimpleQueue)
+    inbox: queue.SimpleQueue[AgentMessage | _Ended | Exception | None] = field(default_factory=queue.SimpleQueue)
     _program: subprocess.Popen[bytes] | None = None
     _world: World | None = None
     _adopted: int = 0
@@ -85,7 +89,7 @@ class Keeper:
     def keep(self, environ: Mapping[str, str]) -> int:
         """Run until the program has finished or failed, or the worker is to leave; returns the exit code.
 
-        Raises ``RuntimeError`` if no agent started this process.
+        Raises ``RuntimeError`` if no agent started this process, or if its messages cannot be read.
         """
         from elastrain.elastic.membership.link import (
             AgentLink,  # imports torch, which the helpers of mpirun do not need
@@ -135,6 +139,8 @@ class Keeper:
                     self._stop()
                     link.send(Left(step=0))
                     return 0
+                case Exception():
+                    raise message
                 case None:
                     return names.EXIT_INFRASTRUCTURE  # the agent that could report it is gone
 

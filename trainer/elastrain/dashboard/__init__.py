@@ -1,6 +1,6 @@
 """A read-only page about the jobs of a cluster: ``elastrain dashboard``, and a Deployment of the chart.
 
-``reading`` requests data from the API server, ``feed`` caches one resource, and ``facts`` selects the kept fields.
+``facts`` selects the fields of the API server's objects that are kept (by :mod:`elastrain.reflector`).
 ``history`` and ``timeline`` keep past values while the server runs. ``picture`` is the page's view of a job,
 ``accelerators`` of the cluster. ``board`` combines them and publishes changes; ``stream`` sends these to all browsers;
 ``server`` and ``assets`` answer requests. ``static/`` is the page: plain ES modules, without a build or external

@@ -7,6 +7,8 @@ from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from elastrain.api import names
@@ -15,11 +17,20 @@ from elastrain.client import Event, Refused, Worker
 from elastrain.client.records import job_of
 from elastrain.dashboard import accelerators, facts, picture, timeline
 from elastrain.dashboard.facts import EventFacts, JobFacts, NodeFacts, PodFacts
-from elastrain.dashboard.feed import RETRY_DELAYS, Feed, Resource
 from elastrain.dashboard.history import Figures, Shares
-from elastrain.dashboard.reading import Reader
 from elastrain.dashboard.stream import Hub
+from elastrain.reflector import RETRY_DELAYS, Reflector, Source
 
+PERMISSIONS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
+    {
+        (names.GROUP, names.PLURAL): ("list", "watch"),
+        ("", "pods"): ("list", "watch"),
+        ("", "events"): ("list", "watch"),
+    }
+)
+"""(API group, resource) -> verbs, in each shown namespace. A test compares the chart's Role with it."""
+NODE_PERMISSIONS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType({("", "nodes"): ("list", "watch")})
+"""The same for the whole cluster, if all namespaces are shown."""
 OVERVIEW = ""
 """Topic of the job list; a job's topic is its key."""
 ACCELERATOR_SECONDS = 30.0
@@ -45,7 +56,7 @@ class Board:
 
     def __init__(
         self,
-        reader: Reader,
+        source: Source,
         namespaces: tuple[str, ...],
         started: datetime,
         *,
@@ -67,48 +78,38 @@ class Board:
         self._shares: dict[str, tuple[Shares, Shares]] = {}
         self._problems: list[Json] | None = None
         self._listed = False  # and all rows are built
-        self._subscribe(reader, namespaces, retry_delays)
+        self._subscribe(source, namespaces, retry_delays)
 
-    def _subscribe(self, reader: Reader, namespaces: tuple[str, ...], retry_delays: tuple[float, ...]) -> None:
-        """Create one feed for each resource and namespace."""
-
-        def feed(resource: Resource, parse: Any, on_change: Any) -> Feed[Any]:
-            return Feed(reader, resource, parse=parse, on_change=on_change, retry_delays=retry_delays)
-
+    def _subscribe(self, source: Source, namespaces: tuple[str, ...], retry_delays: tuple[float, ...]) -> None:
+        """Create one reflector for each resource and namespace."""
+        reflect = partial(Reflector, source, retry_delays=retry_delays)
+        workers, about_jobs = {"labelSelector": names.LABEL_JOB}, {"fieldSelector": f"involvedObject.kind={names.KIND}"}
         api = f"/apis/{names.API_VERSION}"
-        self._jobs: list[Feed[JobFacts]] = [
-            feed(Resource(f"{api}{n}/{names.PLURAL}", f"jobs{of}"), facts.job, self._job_changed)
+        self._jobs: list[Reflector[JobFacts]] = [
+            reflect(f"{api}{n}/{names.PLURAL}", f"jobs{of}", parse=facts.job, on_change=self._job_changed)
             for n, of in _places(namespaces)
         ]
-        self._pods: list[Feed[PodFacts]] = [
-            feed(
-                Resource(f"/api/v1{n}/pods", f"pods{of}", {"labelSelector": names.LABEL_JOB}),
-                facts.pod,
-                self._pod_changed,
-            )
+        self._pods: list[Reflector[PodFacts]] = [
+            reflect(f"/api/v1{n}/pods", f"pods{of}", workers, parse=facts.pod, on_change=self._pod_changed)
             for n, of in _places(namespaces)
         ]
-        self._events: list[Feed[EventFacts]] = [
-            feed(
-                Resource(f"/api/v1{n}/events", f"events{of}", {"fieldSelector": f"involvedObject.kind={names.KIND}"}),
-                facts.event,
-                self._event_changed,
-            )
+        self._events: list[Reflector[EventFacts]] = [
+            reflect(f"/api/v1{n}/events", f"events{of}", about_jobs, parse=facts.event, on_change=self._event_changed)
             for n, of in _places(namespaces)
         ]
-        self._nodes: Feed[NodeFacts] | None = (
-            None if namespaces else feed(Resource("/api/v1/nodes", "nodes"), facts.node, self._node_changed)
-        )
+        self._nodes: Reflector[NodeFacts] | None = None
+        if not namespaces:
+            self._nodes = reflect("/api/v1/nodes", "nodes", parse=facts.node, on_change=self._node_changed)
 
     @property
-    def feeds(self) -> list[Feed[Any]]:
+    def _reflectors(self) -> list[Reflector[Any]]:
         return [*self._jobs, *self._pods, *self._events, *([self._nodes] if self._nodes else [])]
 
     async def run(self) -> None:
         """Follow the API server until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for feed in self.feeds:
-                group.create_task(feed.run(), name=f"watch {feed.resource.what}")
+            for kept in self._reflectors:
+                group.create_task(kept.run(), name=f"watch {kept.what}")
 
     # -- queries -------------------------------------------------------------------------------------------------------
     def rows(self) -> list[Json]:
@@ -142,14 +143,14 @@ class Board:
             "started": self._started.isoformat(),
             "namespaces": list(self.namespaces),
             "listed": self._listed,
-            "stale": any(feed.problem for feed in self._jobs),
+            "stale": any(kept.problem for kept in self._jobs),
             "problems": self._all_problems(),
         }
 
     # -- updates -------------------------------------------------------------------------------------------------------
     def tick(self, now: datetime) -> None:
         """Process the changes since the last call and publish them."""
-        listed = all(feed.listed for feed in self._jobs)
+        listed = all(kept.listed for kept in self._jobs)
         changed, gone = self._take_in(now.timestamp())
         self._take_in_devices(now.timestamp())
         if changed or gone:
@@ -168,7 +169,7 @@ class Board:
     def _take_in(self, now: float) -> tuple[set[str], list[str]]:
         """Keys of changed jobs, and keys of deleted jobs."""
         dirty, self._dirty = self._dirty, set()
-        jobs: Mapping[str, JobFacts] = ChainMap(*(feed.values for feed in self._jobs))
+        jobs: Mapping[str, JobFacts] = ChainMap(*(kept.values for kept in self._jobs))
         gone = []
         for key in dirty:
             found = jobs.get(key)
@@ -206,7 +207,7 @@ class Board:
     def _take_in_devices(self, now: float) -> None:
         due = now - self._devices_sent >= ACCELERATOR_SECONDS
         if self._devices_changed:
-            pods = [pod for feed in self._pods for pod in feed.values.values()]
+            pods = [pod for kept in self._pods for pod in kept.values.values()]
             nodes = self._nodes.values.values() if self._nodes and self._nodes_known else None
             self._devices = accelerators.picture(pods, nodes)
         for resource in self._shares.keys() | {r["resource"] for r in self._devices}:
@@ -223,10 +224,13 @@ class Board:
         return self._nodes is not None and self._nodes.listed
 
     def _all_problems(self) -> list[Json]:
-        found = (feed.problem for feed in self.feeds)
-        return [{"what": p.what, "text": p.text, "since": p.since.isoformat(), "denied": p.denied} for p in found if p]
+        return [
+            {"what": kept.what, "text": p.text, "since": p.since.isoformat(), "denied": p.denied}
+            for kept in self._reflectors
+            if (p := kept.problem)
+        ]
 
-    # -- callbacks of the feeds ----------------------------------------------------------------------------------------
+    # -- callbacks of the reflectors -----------------------------------------------------------------------------------
     def _job_changed(self, key: str, _before: object, _after: object) -> None:
         self._dirty.add(key)
 

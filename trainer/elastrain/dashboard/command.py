@@ -16,7 +16,6 @@ from aiohttp import web
 from elastrain.api import names
 from elastrain.client.connection import Connection
 from elastrain.dashboard.board import Board
-from elastrain.dashboard.reading import ClusterReader
 from elastrain.dashboard.server import application
 
 _SHUTDOWN_SECONDS = 3.0
@@ -46,7 +45,7 @@ async def serve(
         jobs = f"/apis/{names.API_VERSION}{place}/{names.PLURAL}"
         await connection.call("GET", jobs, "list jobs", query={"limit": "1"})  # fail now rather than show an empty page
         key = secrets.token_urlsafe(12) if keyed else ""
-        board = Board(ClusterReader(connection), namespaces, datetime.now(UTC))
+        board = Board(connection, namespaces, datetime.now(UTC))
         app = application(board, lambda: datetime.now(UTC), key=key)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()

@@ -60,18 +60,18 @@ class EventFacts:
     event: Event
 
 
-def job(body: Mapping[str, Any]) -> tuple[str, JobFacts]:
-    """Key ``namespace/name`` and facts of a job."""
+def job(body: Mapping[str, Any]) -> JobFacts:
+    """Facts of a job."""
     meta = {name: body["metadata"][name] for name in _META if name in body["metadata"]}
     kept = {
         "apiVersion": body.get("apiVersion", names.API_VERSION), "kind": body.get("kind", names.KIND),
         "metadata": meta, "spec": {**body.get("spec", {}), "template": _TEMPLATE}, "status": body.get("status", {}),
     }  # fmt: skip
-    return _key(meta), JobFacts(str(meta.get("uid", "")), kept)
+    return JobFacts(str(meta.get("uid", "")), kept)
 
 
-def pod(body: Mapping[str, Any]) -> tuple[str, PodFacts] | None:
-    """Key and facts of a worker's pod; None for another pod."""
+def pod(body: Mapping[str, Any]) -> PodFacts | None:
+    """Facts of a worker's pod; None for another pod."""
     meta, spec = body["metadata"], body.get("spec", {})
     owner = (meta.get("labels") or {}).get(names.LABEL_JOB)
     if not owner:
@@ -79,31 +79,26 @@ def pod(body: Mapping[str, Any]) -> tuple[str, PodFacts] | None:
     worker = worker_of(body)
     resource, count = _devices(spec)
     holds = bool(worker.node) and body.get("status", {}).get("phase") not in _ENDED
-    return _key(meta), PodFacts(f"{meta.get('namespace', '')}/{owner}", worker, resource, count if holds else 0)
+    return PodFacts(f"{meta.get('namespace', '')}/{owner}", worker, resource, count if holds else 0)
 
 
-def node(body: Mapping[str, Any]) -> tuple[str, NodeFacts]:
-    """Name and facts of a node."""
+def node(body: Mapping[str, Any]) -> NodeFacts:
+    """Facts of a node."""
     meta, spec, status = body["metadata"], body.get("spec", {}), body.get("status", {})
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or [])
     devices = [(r, _number(n)) for r, n in sorted((status.get("allocatable") or {}).items()) if is_extended(r)]
-    facts = NodeFacts(meta["name"], ready, bool(spec.get("unschedulable")), tuple((r, n) for r, n in devices if n))
-    return str(meta["name"]), facts
+    return NodeFacts(meta["name"], ready, bool(spec.get("unschedulable")), tuple((r, n) for r, n in devices if n))
 
 
-def event(body: Mapping[str, Any]) -> tuple[str, EventFacts]:
-    """Key and facts of an event."""
+def event(body: Mapping[str, Any]) -> EventFacts:
+    """Facts of an event."""
     about = body.get("involvedObject", {})
-    return _key(body["metadata"]), EventFacts(_key(about), event_of(body))
+    return EventFacts(f"{about.get('namespace', '')}/{about.get('name', '')}", event_of(body))
 
 
 def is_accelerator(resource: str) -> bool:
     """Whether device plugins name it an accelerator; the most requested resource of a worker is shown in any case."""
     return resource in KNOWN or resource.startswith("nvidia.com/mig-")
-
-
-def _key(meta: Mapping[str, Any]) -> str:
-    return f"{meta.get('namespace', '')}/{meta.get('name', '')}"
 
 
 def _devices(spec: Mapping[str, Any]) -> tuple[str, int]:

@@ -48,6 +48,8 @@ class View:
     """Ids of silent members that are being probed now."""
     step: int = 0
     """Greatest number of committed steps in any record."""
+    saved_step: int = 0
+    """``progress.checkpoint.step``; 0: no durable checkpoint was completed."""
     revision: int = 0
     """etcd's revision of this snapshot."""
 

@@ -138,6 +138,7 @@ class ViewBuilder:
             suspects=suspects,
             unsure=unsure,
             step=self._step(members),
+            saved_step=state.progress.checkpoint.step if state.progress and state.progress.checkpoint else 0,
             revision=self.revision,
         )
         self._adopted = view.taken

@@ -31,6 +31,8 @@ class JobSnapshot:
     """``progress.finished``."""
     step: int = 0
     """Greatest number of committed steps in any record."""
+    saved_step: int = 0
+    """``progress.checkpoint.step``; 0: no durable checkpoint was completed."""
     members: Mapping[str, Member] | None = None
     """All live members by id; None if this member does not watch them (in a large job only the leader does)."""
 

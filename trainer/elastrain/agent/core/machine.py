@@ -6,6 +6,7 @@ order of events is irrelevant, and a lost or repeated event is harmless.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator
 from enum import Enum, auto
@@ -74,6 +75,8 @@ class Core:
         self.progress: Progress | None = None
         self.published = PublishedRecord()
         self.restarts: list[float] = []
+        self.anew_at = -math.inf
+        """When the ranks last started anew because they were misplaced."""
         self.checkup = Checkup(settings.health)
         self.resigned = ""
         """Why this worker leaves without a request; empty: it stays."""
@@ -215,7 +218,8 @@ class Core:
 
     def _run(self, now: float) -> Iterator[Effect]:
         failed = next((r.exited for r in self.ranks if r.exited and (r.exited.code or r.exited.signal)), None)
-        if not self.leaving and (misplaced := why_misplaced(self.ranks, self.seen)):
+        if not self.leaving and (misplaced := why_misplaced(self.ranks, self.seen, now - self.anew_at)):
+            self.anew_at = now
             yield from self._start_anew(misplaced, now)
         elif failed is not None:
             yield from self._rank_failed(failed, now)

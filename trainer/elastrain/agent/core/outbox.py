@@ -32,7 +32,14 @@ def messages_for(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
     if rank.connected and not rank.welcomed:
         rank.welcomed = True
         my = context.settings
-        yield Welcome(member=context.me, address=my.address, lease_ttl=my.lease_ttl, settings=my.ranks, step=seen.step)
+        yield Welcome(
+            member=context.me,
+            address=my.address,
+            lease_ttl=my.lease_ttl,
+            settings=my.ranks,
+            step=seen.step,
+            saved_step=seen.saved_step,
+        )
     if not rank.listens or rank.told_exit:
         return
     if rank.locating:

@@ -37,20 +37,26 @@ def save(state: dict[str, Any], directory: Path, pace: Pace | None = None) -> No
 
 
 def load(directory: Path) -> Any:
-    """The tree that :func:`save` wrote; tensors on the CPU."""
+    """The tree that :func:`save` wrote; tensors on the CPU.
+
+    Raises ``OSError`` for missing and damaged files, and other errors for a damaged structure.
+    """
     entries: dict[str, Any] = {}
     # The planner of torch's own format converter: it needs no existing tree to fill.
-    _load_state_dict(
-        entries,
-        storage_reader=dcp.FileSystemReader(directory),
-        planner=_EmptyStateDictLoadPlanner(),
-        no_dist=True,
-    )
+    try:
+        _load_state_dict(
+            entries,
+            storage_reader=dcp.FileSystemReader(directory),
+            planner=_EmptyStateDictLoadPlanner(),
+            no_dist=True,
+        )
+    except CheckpointException as e:  # no Exception: callers would not catch it
+        raise _os_error(e, directory) from e
     return _assemble(entries)
 
 
 def _os_error(e: CheckpointException, path: Path) -> OSError:
-    """The file system's own error.
+    """The file system's own error; EIO with the first cause if there is none.
 
     DCP wraps it in an exception that lists ranks. torch's zip writer hides it behind an error of its own ("unexpected
     pos"), raised while the first one was handled.

@@ -12,8 +12,9 @@ import structlog
 
 from elastrain.api.records import CheckpointState
 from elastrain.api.settings import CheckpointSpec
+from elastrain.elastic.checkpoint.cold_start import Evidence, why_stop
 from elastrain.elastic.checkpoint.pace import Pace
-from elastrain.elastic.checkpoint.volume import CheckpointVolume
+from elastrain.elastic.checkpoint.volume import Checkpoint, CheckpointVolume, Unreadable
 from elastrain.elastic.state import capture
 
 log = structlog.get_logger(__name__)
@@ -35,36 +36,56 @@ class CheckpointKeeper:
         """The lineage of the training state in memory (:mod:`elastrain.elastic.checkpoint.volume`). It travels with
         the state."""
         self.result: CheckpointState | None = None
-        """The last save, for the job's status; None before the first."""
+        """The newest checkpoint and the last save, for the job's status; None if this rank knows of none."""
         self._saved_step, self._saved_at = 0, time.monotonic()
         self._thread: threading.Thread | None = None
         self._pace = Pace()
         self._copy: Any = None
 
     # -- load --------------------------------------------------------------------------------------------------------
-    def resume(self, generation: int, load: Callable[[Any], None]) -> bool:
+    def resume(self, load: Callable[[Any], None], *, saved_step: int, reached: int, torn: bool) -> None:
         """Load the newest checkpoint that can be read, by ``load(tree)``, and begin a new lineage.
 
-        For one rank of a cold start, a generation in which no rank holds state. Returns whether there was a checkpoint.
-        Raises the errors of ``load``, and ``OSError`` if the directory cannot be written.
+        For one rank of a cold start, a generation in which no rank holds state. Without a checkpoint the job begins at
+        step 0. Raises ``RuntimeError`` if it must not (:func:`~elastrain.elastic.checkpoint.cold_start.why_stop`, which
+        describes the arguments), the errors of ``load``, and ``OSError`` if the directory cannot be read or written.
         """
-        if self._volume is None:
-            return False
-        found = False
-        for checkpoint in self._volume.complete():
-            try:
-                tree = self._volume.load(checkpoint)
-            except Exception as e:  # torch raises many kinds for damaged files
-                log.error(
-                    "checkpoint cannot be read, trying an older one", path=str(checkpoint.path), error=str(e)[:300]
-                )
-                continue
-            load(tree)
-            log.info("resumed from checkpoint", path=str(checkpoint.path), step=checkpoint.step)
-            found = True
-            break
-        self.lineage = self._volume.begin_lineage(generation)
-        return found
+        volume = self._volume
+        before = volume.lineage if volume else None
+        found, unreadable = _load_newest(volume, load) if volume else (None, [])
+        if found is None:
+            path = str(volume.path) if volume else None
+            tried = tuple((one.path.name, one.reason) for one in unreadable)
+            if why := why_stop(Evidence(path, before is not None, tried, saved_step, reached, torn)):
+                raise RuntimeError(why)
+        if volume is None:
+            return
+        self.lineage = volume.begin_lineage(before)
+        if found is None:
+            log.info("no checkpoint yet, training begins at step 0", path=str(volume.path), repeated=reached)
+            return
+        volume.set_aside(unreadable)
+        self.result = CheckpointState(step=found.step, path=str(found.path))
+        log.info("resumed from checkpoint", path=str(found.path), step=found.step, lineage=found.lineage)
+        if found.step < saved_step:
+            log.warning("newer checkpoints are lost", step=found.step, newest=saved_step, path=str(volume.path))
+
+    def take_over(self) -> None:
+        """This rank is rank 0 now: learn, in a thread, which checkpoint is the newest. It belongs into reports."""
+        running = self._thread is not None and self._thread.is_alive()
+        if self._volume is None or self.result is not None or running:
+            return
+        self._thread = threading.Thread(target=self._look_up, args=(self._volume,), name="elastrain-look", daemon=True)
+        self._thread.start()
+
+    def _look_up(self, volume: CheckpointVolume) -> None:
+        try:
+            newest = next(iter(volume.complete()), None)
+        except OSError as e:
+            log.warning("checkpoint directory cannot be read", path=str(volume.path), error=str(e))
+            return
+        if newest is not None:
+            self.result = CheckpointState(step=newest.step, path=str(newest.path))
 
     def newest_step(self) -> int:
         """Committed steps of the newest checkpoint; 0 if there is none."""
@@ -101,7 +122,7 @@ class CheckpointKeeper:
 
     def forget(self) -> None:
         """Release the copy of the state: this rank is no longer rank 0. A running save releases it when it ends."""
-        self._copy = None
+        self._copy = self.result = None
 
     def _save(self, tree: Any, step: int, generation: int, lineage: str, pace: Pace | None = None) -> None:
         assert self._volume is not None
@@ -129,3 +150,18 @@ def due(spec: CheckpointSpec, *, step: int, saved_step: int, now: float, saved_a
     by_steps = spec.every_steps is not None and step // spec.every_steps > saved_step // spec.every_steps
     by_time = spec.every_seconds is not None and now - saved_at >= spec.every_seconds
     return by_steps or by_time
+
+
+def _load_newest(volume: CheckpointVolume, load: Callable[[Any], None]) -> tuple[Checkpoint | None, list[Unreadable]]:
+    """Load the newest checkpoint that can be read. Returns it, and those that cannot be read."""
+    complete, unreadable = volume.survey()
+    for checkpoint in complete:
+        try:
+            tree = volume.load(checkpoint)
+        except Exception as e:  # torch raises many kinds for damaged files
+            log.error("checkpoint cannot be read", path=str(checkpoint.path), error=str(e)[:300])
+            unreadable.append(Unreadable(checkpoint.path, f"{type(e).__name__}: {e}"))
+            continue
+        load(tree)
+        return checkpoint, unreadable
+    return None, unreadable

@@ -26,6 +26,7 @@ from elastrain.elastic.comm import nccl, watchdog
 from elastrain.elastic.comm.backend import Backend, Offer, agree
 from elastrain.elastic.comm.channel import Channels, Purpose
 from elastrain.elastic.comm.exchange import Meeting
+from elastrain.elastic.comm.header import Kind, Label, RanksDiverged, left_early
 from elastrain.elastic.comm.mesh import QUIET_SECONDS, Mesh
 from elastrain.elastic.comm.staged import StagedAllreduce
 from elastrain.elastic.comm.tcp_allreduce import TcpAllreduce
@@ -75,6 +76,10 @@ class Communicator:
         self.broken_at: float | None = None
         """Monotonic time at which the generation broke or was called off; None while it is healthy."""
         self._called_off: str | None = None
+        self.step = 0
+        """Committed steps: the step that the sums belong to. Set by the owner."""
+        self.diverged: str | None = None
+        """How the ranks differ in what they do; None if they do not. Then no other generation mends it."""
         self.mesh: Mesh | None = None
         """This rank's connections to its peers; None for a generation of one rank, and after :meth:`close`."""
         self._tcp: TcpAllreduce | None = None
@@ -186,7 +191,7 @@ class Communicator:
         except GenerationBroken:
             raise
         except (RuntimeError, OSError) as e:
-            self.abort(first_line(e))
+            self._failed(e)
             raise GenerationBroken(self.generation, self._broken or first_line(e)) from e
         if self._broken is not None:
             raise GenerationBroken(self.generation, self._broken)
@@ -196,6 +201,12 @@ class Communicator:
         self.abort(cause)
         raise GenerationBroken(self.generation, cause)
 
+    def _failed(self, error: Exception) -> None:
+        """A collective has failed. Any thread."""
+        if isinstance(error, RanksDiverged):
+            self.diverged = self.diverged or str(error)
+        self.abort(first_line(error))
+
     def _farewell(self) -> bool:
         """Whether every rank has left the generation and none is blocked in it."""
         if self._broken is not None:
@@ -204,7 +215,7 @@ class Communicator:
         timer.daemon = True
         timer.start()
         try:
-            self.barrier()
+            self.all_gather_ints([self.rank], Kind.FAREWELL)
         except GenerationBroken:
             return False
         finally:
@@ -212,30 +223,30 @@ class Communicator:
         return True
 
     # -- collectives of the host (each raises GenerationBroken) --------------------------------------------------------
-    def all_gather_ints(self, values: list[int]) -> list[list[int]]:
+    def all_gather_ints(self, values: list[int], kind: Kind = Kind.ENTRY) -> list[list[int]]:
         """The ``values`` of every rank, in rank order; every rank passes the same number of them."""
         table = torch.zeros(self.world_size, len(values), dtype=torch.int64)
         table[self.rank] = torch.tensor(values, dtype=torch.int64)
-        self._sum_on_host(table)
+        self._sum_on_host(table, kind)
         rows: list[list[int]] = table.tolist()
         return rows
 
-    def all_gather_bytes(self, mine: bytes) -> list[bytes]:
+    def all_gather_bytes(self, mine: bytes, kind: Kind = Kind.FORM) -> list[bytes]:
         """``mine`` of every rank, in rank order; lengths may differ."""
-        sizes = [size for (size,) in self.all_gather_ints([len(mine)])]
+        sizes = [size for (size,) in self.all_gather_ints([len(mine)], kind)]
         table = torch.zeros(self.world_size, max(sizes), dtype=torch.uint8)
         table[self.rank, : len(mine)] = torch.tensor(list(mine), dtype=torch.uint8)
-        self._sum_on_host(table)
+        self._sum_on_host(table, kind)
         return [row[:size].numpy().tobytes() for row, size in zip(table, sizes, strict=True)]
 
     def barrier(self) -> None:
-        """Return when every rank has called it."""
-        self.all_gather_ints([self.rank])
+        """Return when every rank has called it, after its loop."""
+        self.all_gather_ints([self.rank], Kind.BARRIER)
 
-    def _sum_on_host(self, table: torch.Tensor) -> None:
+    def _sum_on_host(self, table: torch.Tensor, kind: Kind) -> None:
         with self.guard():
             if self._broken is None and (tcp := self._tcp) is not None:
-                tcp.sum(table).wait()
+                tcp.sum(table, Label(kind, self.step)).wait()
 
     # -- connections between two ranks ---------------------------------------------------------------------------------
     def accept(self, ranks: Collection[int], purpose: Purpose) -> dict[int, socket.socket]:
@@ -247,28 +258,32 @@ class Communicator:
         return self._channels.connect(self.rank, self._invitations[rank], purpose)
 
     @contextlib.contextmanager
-    def exchange(self) -> Iterator[Mesh]:
-        """This rank's connections to its peers, for one exchange. Raises :class:`GenerationBroken`."""
+    def exchange(self, nbytes: int) -> Iterator[Mesh]:
+        """This rank's connections to its peers, for one exchange of gradients: ``nbytes`` of them.
+
+        Raises :class:`GenerationBroken`.
+        """
         with self.guard():
             mesh = self.mesh
             if mesh is None or not mesh.begin():
                 raise ConnectionAbortedError("the generation was called off")
             try:
+                mesh.announce(Label(Kind.GRADIENTS, self.step), nbytes)
                 yield mesh
             finally:
                 mesh.end()
 
     # -- sums of gradients ---------------------------------------------------------------------------------------------
-    def sum_bucket(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    def sum_bucket(self, buffer: torch.Tensor, kind: Kind = Kind.GRADIENTS) -> torch.futures.Future[torch.Tensor]:
         """Begin to sum ``buffer`` over all ranks, in place, without dividing.
 
         A failure marks the generation broken and leaves any values in the buffer. After waiting for its sums the caller
         checks :attr:`broken`, and discards the step. An exception inside autograd would leave through user code.
         """
-        return self.sum_together(buffer)[0]
+        return self.sum_together(buffer, kind=kind)[0]
 
     def sum_together(
-        self, *buffers: torch.Tensor, before: Callable[[], None] = lambda: None
+        self, *buffers: torch.Tensor, kind: Kind = Kind.GRADIENTS, before: Callable[[], None] = lambda: None
     ) -> list[torch.futures.Future[torch.Tensor]]:
         """Sum each of ``buffers``, as :meth:`sum_bucket`. On the host, small buffers add no time to a large one.
 
@@ -276,12 +291,13 @@ class Communicator:
         thread; it does not block.
         """
         if self._broken is None and self.world_size > 1:
+            label = Label(kind, self.step)
             try:
                 by = [self._transport_of(buffer) for buffer in buffers]
                 if (tcp := self._tcp) is not None and all(transport is tcp for transport in by):
-                    return tcp.sum_together(*buffers, before=before)
+                    return tcp.sum_together(*buffers, label=label, before=before)
                 before()
-                return [self._sum(transport, buffer) for transport, buffer in zip(by, buffers, strict=True)]
+                return [self._sum(transport, buffer, label) for transport, buffer in zip(by, buffers, strict=True)]
             except RuntimeError as e:
                 self.abort(first_line(e))
         before()
@@ -298,13 +314,13 @@ class Communicator:
                 return transport
         raise RuntimeError(f"no transport sums tensors on {buffer.device} with layout {buffer.layout}")
 
-    def _sum(self, transport: Transport, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    def _sum(self, transport: Transport, buffer: torch.Tensor, label: Label) -> torch.futures.Future[torch.Tensor]:
         if transport is self._nccl:
             self._nccl_used = True  # before the check: call_off() sets the cause first and reads this last
             if self._called_off is not None:
                 raise RuntimeError(self._called_off)
             self._device_since = self._device_since or time.monotonic()
-        return transport.sum(buffer)
+        return transport.sum(buffer, label)
 
     # -- forming -------------------------------------------------------------------------------------------------------
     def _form_mesh(self, called_off: Callable[[], bool]) -> list[socket.socket]:
@@ -314,8 +330,8 @@ class Communicator:
             connections |= self._channels.accept(others, Purpose.SUMS, CONNECT_SECONDS, called_off)
         except OSError as e:
             raise RuntimeError(f"could not connect to every peer: {first_line(e)}") from e
-        self.mesh = Mesh(connections, self._channels.shut)
-        self._tcp = TcpAllreduce(self.mesh, self.rank, self.abort)
+        self.mesh = Mesh(self.rank, connections, self._channels.shut)
+        self._tcp = TcpAllreduce(self.mesh, self.rank, self._failed)
         self._transports = [self._tcp, StagedAllreduce(self._tcp)]
         return list(connections.values())
 
@@ -332,5 +348,12 @@ class Communicator:
     def _observe(self, now: float, hung_up_at: float | None) -> watchdog.Observation:
         since, error = self._device_since, None
         if self._nccl is not None and since is not None and self._broken is None:
-            error = self._nccl.error()
+            error = self._nccl.error() or self._find_deserter()
         return watchdog.Observation(now, since, hung_up_at, error, self.broken_at)
+
+    def _find_deserter(self) -> str | None:
+        """A peer that waits outside of the loop for this rank, which waits for it on the device; and so for ever."""
+        mesh = self.mesh
+        for peer, header in (mesh.waiting() if mesh is not None else {}).items():
+            self.diverged = self.diverged or left_early(self.rank, self.step, peer, header)
+        return self.diverged

@@ -13,8 +13,8 @@ from elastrain.api.records import Generation
 from elastrain.elastic.comm.meeting import MAX_LINE
 from elastrain.elastic.comm.transport import CalledOff
 
-PROTOCOL = 11
-"""Version of the formats that ranks of a generation exchange (table, header, pieces, control vector)."""
+PROTOCOL = 12
+"""Version of the formats that ranks of a generation exchange (table, header, sums, pieces, control vector)."""
 MEETING_SECONDS = 60.0
 """Bound of waiting for peers that do not come. A lost peer shows sooner, by a newer generation."""
 _POLL_SECONDS = 0.05

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.comm.transport import completed
 
 
@@ -53,7 +54,7 @@ class DdpGroup(dist.ProcessGroup):
         return self._rank
 
     def _sum(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        return completed(tensor) if self._communicator is None else self._communicator.sum_bucket(tensor)
+        return completed(tensor) if self._communicator is None else self._communicator.sum_bucket(tensor, Kind.DDP)
 
 
 def sum_sparse(communicator: Communicator, gradient: torch.Tensor) -> torch.Tensor:
@@ -63,7 +64,7 @@ def sum_sparse(communicator: Communicator, gradient: torch.Tensor) -> torch.Tens
     """
     mine = gradient.coalesce()
     try:
-        counts = [count for (count,) in communicator.all_gather_ints([mine._nnz()])]
+        counts = [count for (count,) in communicator.all_gather_ints([mine._nnz()], Kind.GRADIENTS)]
     except GenerationBroken:
         return gradient
     most = max(counts)

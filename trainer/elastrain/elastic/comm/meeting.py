@@ -6,7 +6,7 @@ And N ranks fetch N values one by one. Here each rank sends one line and receive
 
 A request and its answer are one JSON object each::
 
-    {"protocol": 10, "generation": 7, "rank": 0, "world_size": 3, "timeout": 60.0, "values": {"key": "value", ...}}
+    {"protocol": 11, "generation": 7, "rank": 0, "world_size": 3, "timeout": 60.0, "values": {"key": "value", ...}}
     {"values": {...of all ranks...}}    or    {"missing": [2]} after ``timeout`` seconds
 
 Ranks of different protocol versions do not meet: after a change of the image, a job trains on with the ranks that fit.

@@ -1,8 +1,9 @@
 """Transfers of buffers between all ranks of a generation at once, over their own TCP connections and in one thread.
 
-For each peer there are buffers to send and buffers to fill, in an order that both ends know, so that only their bytes
-travel. Unlike gloo's point-to-point operations, all transfers end within milliseconds when a peer dies or the
-generation is aborted, and then nothing else uses the memory.
+For each peer there are buffers to send and buffers to fill, in an order that both ends know. Only their bytes travel,
+after a header by which both ends check that they do the same (:mod:`elastrain.elastic.comm.header`). Unlike gloo's
+point-to-point operations, all transfers end within milliseconds when a peer dies or the generation is aborted, and then
+nothing else uses the memory.
 
 A rank that has received all data commits the step. A generation that is *called off*, because another one replaces it,
 is therefore not cut at once: a peer that is not in the next one may have received all data already, and its step would
@@ -20,9 +21,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 
 import torch
 
+from elastrain.elastic.comm.header import HEADER_BYTES, Header, Label, RanksDiverged, difference, encode
 from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS
 
 POLL_SECONDS = 0.05
@@ -40,11 +44,18 @@ at least two seconds, and had two thirds of them left."""
 class Mesh:
     """This rank's connections to all its peers. For one thread, whose waits end when they are shut."""
 
-    def __init__(self, connections: Mapping[int, socket.socket], shut: Callable[[], None]) -> None:
-        """``connections``: one to each peer, by its rank; the caller closes them. ``shut()`` ends them."""
+    def __init__(self, rank: int, connections: Mapping[int, socket.socket], shut: Callable[[], None]) -> None:
+        """Of ``rank``. ``connections``: one to each peer, by its rank; the caller closes them. ``shut()`` ends them."""
         for connection in connections.values():
             connection.setblocking(False)
         self._peers = {peer: _Peer(peer, connections[peer]) for peer in sorted(connections)}
+        self._rank = rank
+        self._announced, self._mine = 0, b""
+        self._expected: dict[_Peer, tuple[memoryview, Callable[[], None]]] = {}
+        """Where the header of each peer arrives."""
+        for peer in self._peers.values():
+            theirs = bytearray(HEADER_BYTES)
+            self._expected[peer] = memoryview(theirs), partial(self._compare, peer.rank, theirs)
         self._shut = shut
         self._lock = threading.Lock()
         self._begun = 0
@@ -88,6 +99,31 @@ class Mesh:
             over = not self._begun
         if over:
             self._shut()
+
+    def announce(self, label: Label, nbytes: int) -> None:
+        """Queue the header of an exchange, before its data: ``nbytes`` of tensors.
+
+        :meth:`run` raises :class:`RanksDiverged` if the header of a peer does not fit.
+        """
+        self._announced += 1
+        self._mine = mine = encode(self._announced, label.kind, label.step, nbytes)
+        for peer, expected in self._expected.items():
+            peer.outgoing.append(memoryview(mine))
+            peer.incoming.append(expected)
+
+    def waiting(self) -> dict[int, Header]:
+        """The headers of peers that have begun an exchange, by rank, while this rank has begun none. Any thread."""
+        with self._lock:  # no exchange begins meanwhile, so that the next bytes of each connection are a header
+            if self._begun or self._called_off_at is not None:
+                return {}
+            seen = {rank: peer.peek(HEADER_BYTES) for rank, peer in self._peers.items()}
+        return {rank: Header.decode(raw) for rank, raw in seen.items() if len(raw) == HEADER_BYTES}
+
+    def _compare(self, peer: int, theirs: bytearray) -> None:
+        if theirs == self._mine:
+            return
+        if (what := difference(self._rank, Header.decode(self._mine), peer, Header.decode(theirs))) is not None:
+            raise RanksDiverged(what)
 
     def send(self, peer: int, data: torch.Tensor) -> None:
         """Queue a contiguous CPU tensor, which must not change until :meth:`run` has returned."""
@@ -179,35 +215,53 @@ class _Peer:
         except OSError:
             return True
 
+    def peek(self, count: int) -> bytes:
+        """The next bytes, up to ``count``, which stay unread."""
+        try:
+            return self.connection.recv(count, socket.MSG_PEEK)
+        except OSError:
+            return b""
+
     def read(self) -> None:
-        """Read the available part of the next buffer, in one call, so that no peer delays the others."""
-        into, then = self.incoming[0]
+        """Read the available part of the next buffer, in one call, so that no peer delays the others.
+
+        A header and the buffer after it count as one.
+        """
         with contextlib.suppress(BlockingIOError):
-            count = self.connection.recv_into(into)
+            if len(self.incoming[0][0]) > HEADER_BYTES:
+                count = self.connection.recv_into(self.incoming[0][0])
+            else:
+                count = self.connection.recvmsg_into([into for into, _ in islice(self.incoming, 2)])[0]
             if count == 0:
                 raise ConnectionResetError(f"rank {self.rank} has closed its connection")
-            if count < len(into):
-                self.incoming[0] = (into[count:], then)
-                return
-            self.incoming.popleft()
-            if then is not None:
-                then()
+            while count:
+                into, then = self.incoming[0]
+                if count < len(into):
+                    self.incoming[0] = (into[count:], then)
+                    return
+                count -= len(into)
+                self.incoming.popleft()
+                if then is not None:
+                    then()
 
     def write(self) -> None:
-        """Send as much of the next buffer as the socket takes now."""
+        """Send as much of the next buffer as the socket takes now. A header and the buffer after it count as one."""
         data = self.outgoing[0]
         try:
-            sent = self.connection.send(data)
+            if len(data) > HEADER_BYTES:
+                sent = self.connection.send(data)
+            else:
+                sent = self.connection.sendmsg(list(islice(self.outgoing, 2)))
         except BlockingIOError:
             return
         except OSError:
             self.refuses = True
             self.outgoing.clear()
             return
-        if sent < len(data):
-            self.outgoing[0] = data[sent:]
-        else:
-            self.outgoing.popleft()
+        while self.outgoing and sent >= len(self.outgoing[0]):
+            sent -= len(self.outgoing.popleft())
+        if sent:
+            self.outgoing[0] = self.outgoing[0][sent:]
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -27,6 +27,7 @@ import structlog
 import torch
 import torch.distributed as dist
 
+from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS, CONNECT_SECONDS, CalledOff, first_line
 
 log = structlog.get_logger(__name__)
@@ -68,7 +69,7 @@ class Nccl:
         on_device: bool = tensor.is_cuda
         return on_device
 
-    def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    def sum(self, buffer: torch.Tensor, _label: Label) -> torch.futures.Future[torch.Tensor]:
         # As in torch's own communication hooks: awaiting this makes the current stream wait, and the host continues.
         future: torch.futures.Future[torch.Tensor] = self._backend.allreduce([buffer]).get_future().then(_first)
         return future

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.tcp_allreduce import TcpAllreduce
 from elastrain.elastic.comm.transport import future_on
 
@@ -18,7 +19,7 @@ class StagedAllreduce:
     def takes(self, tensor: torch.Tensor) -> bool:
         return bool(tensor.is_cuda) and tensor.layout is torch.strided and tensor.is_contiguous()
 
-    def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    def sum(self, buffer: torch.Tensor, label: Label) -> torch.futures.Future[torch.Tensor]:
         stream = self._stream = self._stream or torch.cuda.Stream(buffer.device)
         staged = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
         staged.copy_(buffer, non_blocking=True)
@@ -33,6 +34,6 @@ class StagedAllreduce:
                 buffer.copy_(staged, non_blocking=True)
                 done.set_result(buffer)
 
-        (summed,) = self._on_host.sum_together(staged, before=copied.synchronize)
+        (summed,) = self._on_host.sum_together(staged, label=label, before=copied.synchronize)
         summed.add_done_callback(bring_back)
         return done

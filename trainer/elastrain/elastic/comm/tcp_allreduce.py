@@ -24,8 +24,9 @@ from functools import partial
 
 import torch
 
+from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.mesh import Mesh
-from elastrain.elastic.comm.transport import completed, first_line
+from elastrain.elastic.comm.transport import completed
 
 PIECE_BYTES = 1 << 21
 """Bytes that are added and returned at a time; large enough to hide the cost of Python in between."""
@@ -41,8 +42,8 @@ _NOTHING = torch.empty(0, dtype=torch.uint8)
 class TcpAllreduce:
     """One thread, which sums one tensor after the other, in the order in which all ranks pass them."""
 
-    def __init__(self, mesh: Mesh, rank: int, failed: Callable[[str], None]) -> None:
-        """``failed(cause)`` is called, in any thread, when a sum fails; after that nothing is summed."""
+    def __init__(self, mesh: Mesh, rank: int, failed: Callable[[Exception], None]) -> None:
+        """``failed(error)`` is called, in any thread, when a sum fails; after that nothing is summed."""
         self._mesh, self._rank, self._world_size = mesh, rank, len(mesh.peers) + 1
         self._failed = failed
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
@@ -56,12 +57,12 @@ class TcpAllreduce:
     def takes(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous()
 
-    def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    def sum(self, buffer: torch.Tensor, label: Label) -> torch.futures.Future[torch.Tensor]:
         """Raises ``RuntimeError`` if the mesh was called off."""
-        return self.sum_together(buffer)[0]
+        return self.sum_together(buffer, label=label)[0]
 
     def sum_together(
-        self, *buffers: torch.Tensor, before: Callable[[], None] = lambda: None
+        self, *buffers: torch.Tensor, label: Label, before: Callable[[], None] = lambda: None
     ) -> list[torch.futures.Future[torch.Tensor]]:
         """Sum all ``buffers``, in little more time than the largest takes.
 
@@ -74,7 +75,7 @@ class TcpAllreduce:
                 return [completed(buffer) for buffer in buffers]
             if not self._mesh.begin():
                 raise RuntimeError("the generation was called off")
-            self._queue.put(_Request(buffers, futures, before))
+            self._queue.put(_Request(buffers, futures, label, before))
         return futures
 
     def close(self) -> None:
@@ -91,16 +92,17 @@ class TcpAllreduce:
             if healthy:
                 try:
                     request.before()
-                    self._sum([buffer.data.view(-1) for buffer in request.buffers])
+                    self._sum([buffer.data.view(-1) for buffer in request.buffers], request.label)
                 except Exception as e:  # of any kind: those that wait for the sum must learn that it failed
                     healthy = False
-                    self._failed(first_line(e))
+                    self._failed(e)
             self._mesh.end()
             request.complete()
             del request  # do not keep its memory until the next one
 
-    def _sum(self, flats: list[torch.Tensor]) -> None:
+    def _sum(self, flats: list[torch.Tensor], label: Label) -> None:
         """Begin all sums before waiting for one: both ends of a connection then see the same order."""
+        self._mesh.announce(label, sum(flat.nbytes for flat in flats))
         whole = [flat if len(flat) >= self._world_size else _padded(flat, self._world_size) for flat in flats]
         for place, flat in enumerate(whole):
             _Exchange(self._mesh, self._rank, flat, partial(self._rows, place)).begin()
@@ -123,6 +125,7 @@ class _Request:
 
     buffers: Sequence[torch.Tensor]
     futures: Sequence[torch.futures.Future[torch.Tensor]]
+    label: Label
     before: Callable[[], None]
 
     def complete(self) -> None:

@@ -16,6 +16,8 @@ from typing import Protocol
 
 import torch
 
+from elastrain.elastic.comm.header import Label
+
 CONNECT_SECONDS = 30.0
 """Bound of connecting to all peers after the ranks of a generation have met (:mod:`elastrain.elastic.comm.exchange`),
 once for each transport."""
@@ -33,8 +35,11 @@ class Transport(Protocol):
     def takes(self, tensor: torch.Tensor) -> bool:
         """Whether the transport sums tensors with this device and layout."""
 
-    def sum(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Begin to sum ``buffer`` over all ranks, in place. Raises ``RuntimeError`` if the sum cannot begin."""
+    def sum(self, buffer: torch.Tensor, label: Label) -> torch.futures.Future[torch.Tensor]:
+        """Begin to sum ``buffer`` over all ranks, in place, for the purpose ``label``.
+
+        Raises ``RuntimeError`` if the sum cannot begin.
+        """
 
 
 class Reading:

@@ -18,6 +18,8 @@ class EntryRow:
     """World size of the generation that it comes from."""
     reached: int
     """Committed steps that it has been told of."""
+    saved_step: int
+    """Step of the newest durable checkpoint that it has been told of; 0: of none."""
     layout: int
     """As of :attr:`ElasticModule.layout`."""
     structure: int
@@ -46,6 +48,8 @@ class Entry:
     """World size that the furthest rank comes from; 0 if no state was left."""
     reached: int
     """Committed steps that any rank has been told of."""
+    saved_step: int
+    """Step of the newest durable checkpoint that any rank has been told of; 0: of none."""
     same_layout: bool
     misplaced: list[int]
     """Ranks that need state and whose scripts are in another loop than that of the ranks which have it."""
@@ -66,6 +70,7 @@ class Entry:
             and all(row.in_portions and (r not in receivers or row.step < 0) for r, row in enumerate(table)),
             from_size=table[sources[0]].size if furthest >= 0 else 0,
             reached=max(row.reached for row in table),
+            saved_step=max(row.saved_step for row in table),
             same_layout=_same_layout(table),
             misplaced=[r for r in receivers if table[r].loop_end != table[sources[0]].loop_end and table[r].step < 0],
         )

@@ -7,27 +7,47 @@ import socket
 import threading
 from collections.abc import Callable
 
+import structlog
 from pydantic import ValidationError
 
 from elastrain.api import names
 from elastrain.api.messages import AGENT_MESSAGE, AgentMessage, Hello, RankMessage, Welcome
 
+log = structlog.get_logger(__name__)
+
 WELCOME_TIMEOUT = 30.0
 """Bound, in seconds, of a rank's wait for its agent's first answer."""
+QUOTED_CHARS = 200
+"""Characters of a message that an error quotes."""
 
 
 class AgentLost(SystemExit):
     """The agent is gone; without it the rank belongs to no generation and must end."""
 
 
+class MessageFailed(RuntimeError):
+    """A message of the agent cannot be read or carried out; without it the rank does not know its generation."""
+
+    def __init__(self, line: bytes, error: Exception) -> None:
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            reason = ": ".join([*map(str, first["loc"][-1:]), first["msg"]])
+        else:
+            reason = f"{type(error).__name__}: {error}"
+        super().__init__(f"the agent's message {line.decode(errors='replace').strip()[:QUOTED_CHARS]} fails: {reason}")
+        self.__cause__ = error
+
+
 class AgentLink:
     """One connection for the life of the rank. Messages arrive in order, on a thread of its own."""
 
-    def __init__(self, path: str, local_rank: int, on_message: Callable[[AgentMessage | None], None]) -> None:
+    def __init__(
+        self, path: str, local_rank: int, on_message: Callable[[AgentMessage | MessageFailed | None], None]
+    ) -> None:
         """Connect and introduce this rank; returns after the agent's welcome (:attr:`welcome`).
 
-        ``on_message`` is called from the reader thread with every later message, and with None when the connection
-        ends. Raises ``ConnectionError`` or ``TimeoutError`` naming the socket.
+        ``on_message`` is called from the reader thread with every later message, and last with None when the connection
+        ends, or with the error that ends the reading. Raises ``ConnectionError`` or ``TimeoutError`` naming the socket.
         """
         self._on_message = on_message
         self._send_lock = threading.Lock()
@@ -66,7 +86,26 @@ class AgentLink:
     def _read(self) -> None:
         try:
             for line in self._lines:
-                self._on_message(AGENT_MESSAGE.validate_json(line))
+                if not line.endswith(b"\n"):
+                    break  # the agent ended while it wrote
+                try:
+                    if (message := _decode(line)) is not None:
+                        self._on_message(message)
+                except Exception as e:
+                    self._on_message(MessageFailed(line, e))
+                    return
         except OSError:
             pass  # equivalent to an end of file
         self._on_message(None)
+
+
+def _decode(line: bytes) -> AgentMessage | None:
+    """The message; None if its type is unknown: the agent is of a newer version. Raises ``ValidationError``."""
+    try:
+        return AGENT_MESSAGE.validate_json(line)
+    except ValidationError as e:
+        first = e.errors()[0]
+        if first["type"] != "union_tag_invalid":
+            raise
+        log.warning("a message of an unknown type was ignored", type=first["ctx"]["tag"])
+        return None

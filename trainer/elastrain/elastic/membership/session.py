@@ -32,7 +32,7 @@ from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.meeting import MeetingPoint
 from elastrain.elastic.comm.transport import CalledOff, first_line
 from elastrain.elastic.membership import control
-from elastrain.elastic.membership.link import AgentLink, AgentLost
+from elastrain.elastic.membership.link import AgentLink, AgentLost, MessageFailed
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +65,8 @@ class Session:
         self._current: Communicator | None = None
         self._exit: str | None = None
         self._located: Located | None = None
-        self._lost = False
+        self._lost: AgentLost | MessageFailed | None = None
+        """Why the agent's messages have ended."""
         self._closed = False
         self._local_rank = local_rank
         self._offer = Offer()
@@ -171,8 +172,8 @@ class Session:
         """Wait for a generation numbered above ``after``: the newest one, with its communicator.
 
         The communicator is None if the generation does not include this rank. Waits as long as the agent lives, since a
-        job below its minimum has nothing else to do; a log line repeats it. Raises :class:`ExitRequested` or
-        :class:`AgentLost`.
+        job below its minimum has nothing else to do; a log line repeats it. Raises :class:`ExitRequested`,
+        :class:`AgentLost` or :class:`MessageFailed`.
         """
         self._current = None
         began = reminded = time.monotonic()
@@ -200,12 +201,12 @@ class Session:
                 log.info("waiting for a generation", newer_than=after, seconds=round(now - began))
 
     # -- threads -----------------------------------------------------------------------------------------------------
-    def _on_message(self, message: AgentMessage | None) -> None:
+    def _on_message(self, message: AgentMessage | MessageFailed | None) -> None:
         with self._changed:
             match message:
-                case None:
-                    self._lost = True
-                    self._call_off_all("the agent is gone")
+                case None | MessageFailed():
+                    self._lost = message or AgentLost("the agent is gone")
+                    self._call_off_all(first_line(self._lost))
                 case Proposed(generation=g):
                     if self._newest is None or g.number > self._newest.number:
                         self._newest, self._has_place = g, self._rank_in(g) is not None
@@ -250,12 +251,16 @@ class Session:
             )
         except CalledOff:
             return
-        except (RuntimeError, TimeoutError) as e:  # torch's network errors are RuntimeErrors
+        except Exception as e:  # of any kind: the rank would wait for this connection without end
             if self._called_off(g.number):
                 return
-            log.warning("could not connect to a proposed generation", generation=g.number, error=first_line(e))
+            error = f"{type(e).__name__}: {first_line(e)}"
+            expected = isinstance(e, RuntimeError | OSError)  # torch's network errors are RuntimeErrors
+            log.warning(
+                "could not connect to a proposed generation", generation=g.number, error=error, exc_info=not expected
+            )
             with self._changed:
-                self._failed[g.number] = first_line(e)
+                self._failed[g.number] = error
                 self._changed.notify_all()
             return
         with self._changed:
@@ -270,7 +275,7 @@ class Session:
     def _called_off(self, number: int) -> bool:
         """Whether a connection to this proposal is no longer needed."""
         with self._changed:
-            return self._closed or self._lost or (self._newest is not None and self._newest.number > number)
+            return self._closed or self._lost is not None or (self._newest is not None and self._newest.number > number)
 
     # -- under the lock ----------------------------------------------------------------------------------------------
     def _rank_in(self, g: Generation) -> int | None:
@@ -287,8 +292,8 @@ class Session:
                 c.call_off(cause)
 
     def _raise_if_over(self) -> None:
-        if self._lost:
-            raise AgentLost("the agent is gone")
+        if self._lost is not None:
+            raise self._lost
         if self._exit is not None:
             raise ExitRequested(self._exit)
 

@@ -19,6 +19,7 @@ from elastrain.data.share import Place
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm import backend
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.membership import tracing
 from elastrain.elastic.membership.entry import Entry, EntryRow
 from elastrain.elastic.membership.report import Reporter, Switch, Times
@@ -116,7 +117,8 @@ class World:
     def settle(self) -> None:
         """Return in a healthy generation: at once in the steady state, after an agreed switch, or after a loss.
 
-        Raises ``ExitRequested`` if this rank has to leave, ``AgentLost`` if its agent is gone.
+        Raises ``ExitRequested`` if this rank has to leave, ``AgentLost`` or ``MessageFailed`` if its agent sends no
+        more messages that it can read.
         """
         while True:
             if self.communicator is not None and self.communicator.over is not None:
@@ -137,6 +139,7 @@ class World:
     def begin_step(self) -> None:
         """The step's first loop body follows, in a healthy generation: begin the transfers that run beside it."""
         assert self.communicator is not None and self.model is not None
+        self.communicator.step = self.step
         self._handover.resume(self._reporter.step_seconds)
         if self.share.learner and self.model.learner is not None and not self.model.learner.active:
             self._begin_learner_step(self.communicator, receiving=self._handover.receiving)
@@ -190,12 +193,7 @@ class World:
         state in which that code has run already.
         """
         self.complete()
-        assert self.communicator is not None
-        try:
-            self.communicator.barrier()
-        except GenerationBroken:
-            return False
-        return True
+        return self._barrier()
 
     def finish(self) -> None:
         """Return when every rank of the generation has committed its last step: until then their state may be needed.
@@ -204,12 +202,8 @@ class World:
         """
         while self._number:
             self.settle()
-            assert self.communicator is not None
-            try:
-                self.communicator.barrier()
-            except GenerationBroken:
-                continue  # settle() forms the next one
-            break
+            if self._barrier():
+                break  # otherwise settle() forms the next generation
         if self.place.rank == 0:
             self._save_now()
 
@@ -218,8 +212,21 @@ class World:
         if self._traces is not None:
             self._traces.close()
 
+    def _barrier(self) -> bool:
+        """Wait for all ranks, outside of a step; returns whether the generation has held."""
+        assert self.communicator is not None
+        self.communicator.step = self.step
+        try:
+            self.communicator.barrier()
+        except GenerationBroken:
+            return False
+        return True
+
     # -- changes of generation ---------------------------------------------------------------------------------------
     def _give_up(self, communicator: Communicator, cause: str) -> None:
+        """Leave a broken generation. Raises :class:`RanksDiverged` if the next one would break in the same way."""
+        if communicator.diverged is not None:
+            raise RanksDiverged(communicator.diverged)
         log.warning("generation is broken", generation=communicator.generation, step=self.step, cause=cause)
         communicator.abort(cause)
         self._handover.end()
@@ -266,6 +273,8 @@ class World:
         self.share = entry.shares.get(communicator.rank, self.place.share)
         if self.place.rank != 0:
             self._keeper.forget()
+        else:
+            self._keeper.take_over()
         self._session.adopt(generation.number, self.step)
         times = Times(
             last_commit=self._reporter.last_commit,
@@ -287,11 +296,12 @@ class World:
     def _synchronise(self, communicator: Communicator) -> Entry:
         """Bring all ranks to the state of the furthest one; equal ranks send nothing. Raises ``GenerationBroken``."""
         row = self._entry_row(communicator.of)
-        entry = Entry.of([EntryRow(*values) for values in communicator.all_gather_ints(list(astuple(row)))])
+        table = [EntryRow(*values) for values in communicator.all_gather_ints(list(astuple(row)))]
+        entry, communicator.step = Entry.of(table), max(row.step for row in table)
         if entry.misplaced:
             self._give_way(communicator, entry.misplaced)
         if entry.cold and communicator.rank == 0:
-            self._cold_start(communicator.generation)
+            self._cold_start(entry)
             if self.step < self.start():
                 self._give_way(communicator, [0])
         transfer = Transfer(entry.sources, entry.receivers, self._strategy.holders(entry.sources))
@@ -326,6 +336,7 @@ class World:
             step=self.step if self._has_state else -1,
             size=self.place.world_size,
             reached=max(self.step, self._session.welcome.step),
+            saved_step=self._session.welcome.saved_step,
             layout=self.model.layout,
             structure=capture.structure(self._tree()) if self._has_state and joined else 0,
             overlaps=int(self.overlaps_transfer and not at_its_end),
@@ -352,16 +363,13 @@ class World:
         self.model.learner.begin(communicator, connected, receiving=receiving)
 
     # -- state -------------------------------------------------------------------------------------------------------
-    def _cold_start(self, generation: int) -> None:
+    def _cold_start(self, entry: Entry) -> None:
         """No rank holds state: continue from the newest checkpoint, or begin with this rank's own state.
 
-        Raises ``RuntimeError`` if there is neither.
+        Raises ``RuntimeError`` if it must do neither (:mod:`elastrain.elastic.checkpoint.cold_start`).
         """
-        if not self._keeper.resume(generation, self._load) and self._handover.torn:
-            raise RuntimeError(
-                "the last workers that held the training state were lost while this one was receiving it, and there "
-                "is no checkpoint to go on from: set spec.checkpoint"
-            )
+        torn = self._handover.torn
+        self._keeper.resume(self._load, saved_step=entry.saved_step, reached=entry.reached, torn=torn)
 
     def _tree(self) -> dict[str, Any]:
         position = {

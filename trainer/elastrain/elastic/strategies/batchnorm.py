@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.header import Kind
 
 _scope = threading.local()
 
@@ -138,7 +139,7 @@ def _gather(mine: torch.Tensor, communicator: Communicator | None) -> torch.Tens
         return None
     table = mine.new_zeros(communicator.world_size, len(mine))
     table[communicator.rank] = mine
-    communicator.sum_bucket(table).wait()  # the other ranks add only zeros to a row
+    communicator.sum_bucket(table, Kind.NORM).wait()  # the other ranks add only zeros to a row
     return None if communicator.broken is not None else table
 
 
@@ -147,5 +148,5 @@ def _sum(mine: torch.Tensor, communicator: Communicator | None) -> torch.Tensor:
     if communicator is None or communicator.broken is not None:
         return mine
     total = mine.detach().clone()
-    communicator.sum_bucket(total).wait()
+    communicator.sum_bucket(total, Kind.NORM).wait()
     return mine if communicator.broken is not None else total

@@ -127,7 +127,7 @@ class Bitwise:
             tree.parts.clear()
         else:
             try:
-                with communicator.exchange() as mesh:
+                with communicator.exchange(buffers.nbytes) as mesh:
                     total, shared = self._exchange(communicator, mesh, tree, part.leaves, shared)
             except GenerationBroken:
                 # The caller sees from the communicator that the step is discarded.

@@ -36,6 +36,12 @@ class GradientBuffers:
         self._in_use: GradientBuffer | None = None
         self._scratch = torch.empty(0)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in a buffer."""
+        itemsize: int = self.dtype.itemsize
+        return self.capacity * itemsize
+
     def fit(self, world_size: int) -> None:
         """Make the buffers divide into ``world_size`` chunks of equal length."""
         capacity = -(-(self._numbers + 1) // world_size) * world_size

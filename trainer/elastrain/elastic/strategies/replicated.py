@@ -30,6 +30,7 @@ from elastrain.elastic.comm import digest
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.comm.group import DdpGroup, sum_sparse
+from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.comm.transport import completed
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.state.slices import Holders
@@ -197,7 +198,7 @@ class ReplicatedModule(ElasticModule):
     def publish(self, communicator: Communicator) -> None:
         """Begin the sum of the control vector, unless it went with the last bucket."""
         if self._vector.pending:
-            self._control = communicator.sum_bucket(self._vector.publish_on_device())
+            self._control = communicator.sum_bucket(self._vector.publish_on_device(), Kind.CONTROL)
 
     def control_sums(self, communicator: Communicator) -> Summed:
         """The control vector of the last backward, over all ranks. On a GPU the host waits for all sums.
@@ -243,6 +244,8 @@ class ReplicatedModule(ElasticModule):
         return gradients[0] if dense else completed(buffer)
 
     def _wrap(self, group: DdpGroup) -> DistributedDataParallel:
+        if self._ddp is not None:  # it lives until the next collection of garbage, and would sum gradients again
+            self._ddp._remove_autograd_hooks()
         self._vector.follow(next(p for p in self.module.parameters() if p.requires_grad).device)
         device, devices = self.device, {p.device for p in self.module.parameters()}
         ddp = DistributedDataParallel(

@@ -1,0 +1,37 @@
+"""Runs a script of the zoo as a rank: in float64, and no further than the test allows.
+
+``argv``: the job's folder, the script, its arguments. Before each backward the rank waits until ``allowed`` in the
+folder names its step or a later one. ``PORTIONS``: joiners receive their state over several steps.
+"""
+
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from elastrain.elastic.job import Job
+from elastrain.elastic.state import portions, sender, transfer
+
+allowed, script = Path(sys.argv[1]) / "allowed", Path(sys.argv[2])
+torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)
+if os.environ.get("PORTIONS"):
+    portions.MIN_BYTES = transfer.SMALL_BYTES = 1
+    sender.STEP_SHARE = 0.0  # one portion from each sender in each step
+
+backward = Job.backward
+
+
+def backward_if_allowed(job: Job, loss: torch.Tensor) -> None:
+    while job.step > int(allowed.read_text()):
+        time.sleep(0.005)
+    backward(job, loss)
+
+
+Job.backward = backward_if_allowed
+sys.argv = sys.argv[2:]
+sys.path[0] = str(script.parent)
+runpy.run_path(str(script), run_name="__main__")

@@ -1,0 +1,111 @@
+"""The header of each sum: what a rank sums, in which step. A rank that does something else than its peers shows.
+
+Without it, a rank that leaves its loop one step early would pair its barrier with the gradients of the others: sizes
+differ, all ranks take the generation for broken, and form the next one, without end. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+_FORMAT = struct.Struct("!QqqQ")
+HEADER_BYTES = _FORMAT.size
+
+
+class RanksDiverged(RuntimeError):
+    """Ranks of one generation do different things: no further generation can mend it, and the job has to fail."""
+
+
+class Kind(IntEnum):
+    """The purpose of a sum."""
+
+    FORM = 0
+    """Connecting."""
+    ENTRY = 1
+    """Comparing the committed steps, on entry of a generation."""
+    GRADIENTS = 2
+    """Also the control vector, which travels with the last bucket on the host."""
+    CONTROL = 3
+    DDP = 4
+    """DDP's own collectives."""
+    NORM = 5
+    """Statistics of a SyncBatchNorm."""
+    BARRIER = 6
+    """After the training loop."""
+    FAREWELL = 7
+    """Before the connections of a generation close."""
+
+
+_OUTSIDE_OF_STEPS = (Kind.FORM, Kind.ENTRY, Kind.FAREWELL)
+"""Sums for which ranks may have committed different numbers of steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The purpose of a sum, as its caller states it."""
+
+    kind: Kind = Kind.GRADIENTS
+    step: int = 0
+    """Committed steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What travels before the data of a sum."""
+
+    sequence: int
+    """Number of the sum in its generation."""
+    kind: int
+    step: int
+    nbytes: int
+    """Size of this rank's tensors."""
+
+    @classmethod
+    def decode(cls, raw: bytes | bytearray) -> Header:
+        return cls(*_FORMAT.unpack(raw))
+
+
+def encode(sequence: int, kind: int, step: int, nbytes: int) -> bytes:
+    """The fields of a :class:`Header`, as they travel."""
+    return _FORMAT.pack(sequence, kind, step, nbytes)
+
+
+def difference(rank: int, mine: Header, peer: int, theirs: Header) -> str | None:
+    """How this ``rank`` and ``peer`` differ in what they do; None if they do the same. The same text on both ranks."""
+    same_step = mine.step == theirs.step or mine.kind in _OUTSIDE_OF_STEPS
+    if same_step and (mine.sequence, mine.kind, mine.nbytes) == (theirs.sequence, theirs.kind, theirs.nbytes):
+        return None
+    pairs = sorted([(rank, mine), (peer, theirs)], key=lambda pair: (pair[1].kind != Kind.BARRIER, pair[0]))
+    (one, first), (other, second) = pairs
+    numbered = _doing(first) == _doing(second)
+    what = f"rank {one} {_doing(first, numbered=numbered)} while rank {other} {_doing(second, numbered=numbered)}"
+    if Kind.BARRIER in (first.kind, second.kind):
+        return f"{what}: all ranks must run the same number of steps: leave the loop by job.stop()"
+    return f"{what}: all ranks must run the same steps of the same model"
+
+
+def left_early(rank: int, step: int, peer: int, theirs: Header) -> str | None:
+    """The difference if ``peer``, whose sum waits for this ``rank``, has left the loop before the step computed here.
+
+    ``step``: committed steps of this rank.
+    """
+    if theirs.kind != Kind.BARRIER or theirs.step > step:
+        return None
+    return difference(rank, Header(theirs.sequence, Kind.GRADIENTS, step, 0), peer, theirs)
+
+
+def _doing(header: Header, *, numbered: bool = False) -> str:
+    step, size = header.step + 1, f"{header.nbytes} bytes"
+    doing = {
+        Kind.FORM: "connects to its peers",
+        Kind.ENTRY: "enters the generation",
+        Kind.GRADIENTS: f"computes step {step}" + (f" ({size} of gradients)" if header.nbytes else ""),
+        Kind.CONTROL: f"sums the control vector of step {step}",
+        Kind.DDP: f"computes step {step} (a collective of DDP's own, {size})",
+        Kind.NORM: f"computes step {step} (statistics of a SyncBatchNorm, {size})",
+        Kind.BARRIER: f"left its loop after step {header.step}",
+        Kind.FAREWELL: "leaves the generation",
+    }.get(header.kind, f"sums {size} of kind {header.kind}")  # type: ignore[call-overload]
+    return f"{doing} (sum {header.sequence} of the generation)" if numbered else doing
