@@ -11,9 +11,9 @@ from typing import Self
 from bench_harness.processes import HOST
 from elastrain.agent.logs import ENV_AGENT_LOG
 from elastrain.api import names
-from elastrain.api.job import CheckpointSpec
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Member, Phase, Progress, Target
+from elastrain.api.settings import CheckpointSpec, RankSettings
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.etcd.server import EtcdServer
 
@@ -68,8 +68,7 @@ class Agents:
         }
         if self._checkpoint_every is not None:
             spec = CheckpointSpec(path=str(self._directory / "checkpoints"), every_steps=self._checkpoint_every)
-            environment[names.ENV_CHECKPOINT] = spec.model_dump_json(by_alias=True)
-            environment[names.ENV_AUDIT_DIR] = str(self.audit)
+            environment |= RankSettings(checkpoint=spec, audit_dir=str(self.audit)).to_environment()
         if self._lease_ttl is not None:
             environment[names.ENV_LEASE_TTL] = str(self._lease_ttl)
         rank = [sys.executable, "-m", self._program]

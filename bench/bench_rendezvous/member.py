@@ -9,8 +9,9 @@ from typing import Any
 
 from bench_rendezvous.link import Link, Watching
 from elastrain.agent.core.events import Effect, Event, JobSnapshot, Publish, RankSaid, Registered, Send, StartRanks
-from elastrain.agent.core.machine import Config, Core
+from elastrain.agent.core.machine import Core
 from elastrain.agent.presence import snapshot
+from elastrain.agent.settings import Settings
 from elastrain.api.keys import JobKeys
 from elastrain.api.messages import Abort, Adopted, Broken, Hello, Proposed, RankMessage, Ready
 from elastrain.api.records import Generation, Member, Phase
@@ -39,7 +40,7 @@ class SimulatedMember:
         self._knows = knows
         self.record = Member(id=f"{worker}.x", worker=worker, address="127.0.0.1")
         self._protocol = MemberProtocol(keys, Timing())
-        self._core = Core(Config(worker=worker, address="127.0.0.1"))
+        self._core = Core(Settings(job=keys.job, job_uid=keys.uid, worker=worker, address="127.0.0.1"))
         self._watching = Watching(self._take)
         self._scope = self._protocol.scope(self.record)
         self.view = View(self_id=self.record.id, complete=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -145,41 +146,40 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
 
     Example: `python -m elastrain_operator --etcd-endpoints 127.0.0.1:2379 --namespaces default`
     """
+    flags = locals()
     try:
-        etcd = EtcdConfig.of(
-            etcd_endpoints,
-            username=etcd_username,
-            password_file=etcd_password_file,
-            ca=etcd_ca,
-            cert=etcd_cert,
-            key=etcd_key,
-        )
-        job_key = read_job_key(job_key_file)
-        config = OperatorConfig(
-            etcd=etcd,
-            worker_etcd=_worker_etcd(etcd, worker_etcd_endpoints, worker_etcd_secret, per_job=job_key is not None),
-            job_key=job_key,
-            namespaces=tuple(n.strip() for n in namespaces.split(",") if n.strip()),
-            cluster=cluster,
-            lease_ttl=lease_ttl,
-            drain_extra=drain_extra,
-            resync=resync,
-            capacity=_capacity(
-                capacity, capacity_quotas, capacity_weights, hysteresis=capacity_hysteresis, horizon=capacity_horizon
-            ),
-            lease=LeaseName.of(lease),
-            lease_seconds=lease_seconds,
-            health_port=health_port,
-            metrics_port=metrics_port,
-            traces_endpoint=traces_endpoint,
-        )
-        level = logs.level_of(log_level)
+        level = logs.level_of(flags.pop("log_level"))
+        config = configured(flags)
     except ValidationError as error:
         raise typer.BadParameter("; ".join(_message(e) for e in error.errors(include_url=False))) from error
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     logs.configure(level)
     raise typer.Exit(uvloop.run(serve(config)))
+
+
+def configured(flags: Mapping[str, Any]) -> OperatorConfig:
+    """The settings from the values of the flags. Raises ``ValueError`` naming flag, value and rule.
+
+    A flag with the name of a setting is that setting.
+    """
+    etcd = EtcdConfig.of(**_group("etcd_", flags))
+    job_key = read_job_key(flags["job_key_file"])
+    made = {
+        "etcd": etcd,
+        "worker_etcd": _worker_etcd(etcd, **_group("worker_etcd_", flags), per_job=job_key is not None),
+        "job_key": job_key,
+        "namespaces": tuple(n.strip() for n in flags["namespaces"].split(",") if n.strip()),
+        "capacity": _capacity(**_group("capacity_", flags)) if flags["capacity"] else None,
+        "lease": LeaseName.of(flags["lease"]),
+    }
+    plain = {name: value for name, value in flags.items() if name in OperatorConfig.model_fields}
+    return OperatorConfig(**plain | made)
+
+
+def _group(prefix: str, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags whose names begin with ``prefix``, without it."""
+    return {name.removeprefix(prefix): value for name, value in flags.items() if name.startswith(prefix)}
 
 
 def _worker_etcd(etcd: EtcdConfig, endpoints: str, secret: str, *, per_job: bool) -> WorkerEtcd:
@@ -194,10 +194,8 @@ def _worker_etcd(etcd: EtcdConfig, endpoints: str, secret: str, *, per_job: bool
     )
 
 
-def _capacity(wanted: bool, quotas: str, weights: str, **seconds: float) -> CapacityConfig | None:
+def _capacity(quotas: str, weights: str, **seconds: float) -> CapacityConfig:
     """Raises ``ValueError`` naming the flag."""
-    if not wanted:
-        return None
     given = {"quotas": _json("--capacity-quotas", quotas), "weights": _json("--capacity-weights", weights), **seconds}
     try:
         return CapacityConfig.model_validate(given)

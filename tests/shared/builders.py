@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from elastrain.agent.settings import Settings
 from elastrain.api.records import Generation, GenerationMember
+
+
+def settings(**fields: Any) -> Settings:
+    """Of the agent of worker ``a`` of job ``j``."""
+    return Settings(**{"job": "j", "job_uid": "u", "worker": "a", "address": "10.0.0.1", **fields})
 
 
 def generation(

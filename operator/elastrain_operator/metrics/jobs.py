@@ -173,17 +173,18 @@ def escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-class Families:
-    """All metric families of jobs. Each has the labels ``namespace`` and ``job``, except the number of jobs."""
+class _Group:
+    """Metric families that are filled together, as attributes; one of them can be a group again."""
+
+    def all(self) -> list[Family]:
+        parts = vars(self).values()
+        return [family for part in parts for family in (part.all() if isinstance(part, _Group) else (part,))]
+
+
+class _Size(_Group):
+    """How many workers the job wants and has."""
 
     def __init__(self) -> None:
-        self.jobs = Family("gauge", "elastrain_operator_jobs", "Jobs that this operator manages.", ["phase"])
-        self.phase = _gauge("elastrain_job_phase", "1 for the current phase of the job.", _of("phase"))
-        self.condition = _gauge(
-            "elastrain_job_condition",
-            "1 if the condition is True, 0 if it is False. Absent if it is Unknown.",
-            _of("type"),
-        )
         self.wanted = _gauge("elastrain_job_replicas_wanted", "Desired number of workers.")
         self.existing = _gauge(
             "elastrain_job_replicas", "Worker pods that exist and have not ended, without warm spares."
@@ -195,17 +196,45 @@ class Families:
         self.spares_ready = _gauge("elastrain_job_spares_ready", "Warm spares that are ready to train.")
         self.generation = _gauge("elastrain_job_generation", "Number of the current generation.")
         self.world = _gauge("elastrain_job_world_size", "Ranks in the current generation; 0 without one.")
+
+    def add(self, job: str, seen: JobView) -> None:
+        self.wanted.add(job, seen.wanted)
+        self.existing.add(job, seen.existing)
+        self.ready.add(job, seen.ready)
+        if seen.spares is not None:
+            self.spares_wanted.add(job, seen.spares.desired)
+            self.spares_ready.add(job, seen.spares.ready)
+        self.generation.add(job, seen.generation)
+        self.world.add(job, seen.world_size)
+
+
+class _Progress(_Group):
+    """How far the job is, and how fast."""
+
+    def __init__(self) -> None:
         self.step = _gauge("elastrain_job_step", "Committed steps: the job's position. Decreases if steps are lost.")
         self.total = _gauge("elastrain_job_target_steps", "Committed steps at which the job will be complete.")
-        self.steps = _counter(
-            "elastrain_job_steps_total",
-            "Committed steps, including repeated ones. Never decreases.",
-        )
+        self.steps = _counter("elastrain_job_steps_total", "Committed steps, including repeated ones. Never decreases.")
         self.samples = _gauge(
             "elastrain_job_samples_per_second", "Samples per second, from undisturbed steps; 0 without a generation."
         )
         self.remaining = _gauge("elastrain_job_remaining_seconds", "Time for the remaining steps at that rate.")
-        self.rescales = _counter(
+
+    def add(self, job: str, seen: JobView) -> None:
+        self.step.add(job, seen.step)
+        self.steps.add(job, seen.step + seen.usage.redone_steps)
+        self.samples.add(job, seen.samples_per_second)
+        if seen.total_steps is not None:
+            self.total.add(job, seen.total_steps)
+        if seen.remaining_seconds is not None:
+            self.remaining.add(job, seen.remaining_seconds)
+
+
+class _Rescales(_Group):
+    """Rescales since the operator's start, and the last one. Most of a job's series, so only if it has had one."""
+
+    def __init__(self) -> None:
+        self.by_reason = _counter(
             "elastrain_job_rescales_total",
             "Changes of the generation, by reason, since the operator's start.",
             _of("reason"),
@@ -223,6 +252,30 @@ class Families:
             "transfer (in parallel with the first step), first_step (the remainder of the first step).",
             _of("phase"),
         )
+
+    def add(self, job: str, last: LastRescale | None, tally: Tally) -> None:
+        if tally.by_reason:
+            for reason, count in sorted(tally.by_reason.items()):
+                self.by_reason.add(job, count, reason)
+            self.pause.add_histogram(job, tally.buckets(), tally.pause_sum)
+        if last is not None:
+            self.last_pause.add(job, last.pause_seconds)
+            for phase, seconds in last.phases.items():
+                self.last_phase.add(job, seconds, phase)
+
+
+class Families(_Group):
+    """All metric families of jobs. Each has the labels ``namespace`` and ``job``, except the number of jobs."""
+
+    def __init__(self) -> None:
+        self.jobs = Family("gauge", "elastrain_operator_jobs", "Jobs that this operator manages.", ["phase"])
+        self.phase = _gauge("elastrain_job_phase", "1 for the current phase of the job.", _of("phase"))
+        self.condition = _gauge(
+            "elastrain_job_condition",
+            "1 if the condition is True, 0 if it is False. Absent if it is Unknown.",
+            _of("type"),
+        )
+        self.size, self.progress, self.rescales = _Size(), _Progress(), _Rescales()
         self.restarts = _counter("elastrain_job_restarts_total", "Replaced workers, by cause.", _of("cause"))
         self.unhealthy = _gauge(
             "elastrain_job_unhealthy_workers", "Workers that delay the others, by health: slow, stuck.", _of("health")
@@ -234,18 +287,15 @@ class Families:
             _of("use"),
         )
 
-    def all(self) -> list[Family]:
-        return [f for f in vars(self).values() if isinstance(f, Family)]
-
     def add(self, seen: JobView, tally: Tally, now: datetime) -> None:
         """The series of one job."""
         job = f'namespace="{escaped(seen.job.namespace)}",job="{escaped(seen.job.name)}"'
         self.phase.add(job, 1, seen.phase)
         for kind, truth in seen.conditions:
             self.condition.add(job, truth, kind)
-        self._add_size(job, seen)
-        self._add_progress(job, seen)
-        self._add_rescales(job, seen.last_rescale, tally)
+        self.size.add(job, seen)
+        self.progress.add(job, seen)
+        self.rescales.add(job, seen.last_rescale, tally)
         for cause in ("user", "infrastructure", "preemption"):
             self.restarts.add(job, getattr(seen.restarts, cause), cause)
         for health in ("slow", "stuck"):
@@ -254,36 +304,6 @@ class Families:
         self.held.add(job, usage.held)
         for use in ("training", "rescaling", "waiting", "redone", "spare"):
             self.seconds.add(job, getattr(usage, use), use)
-
-    def _add_size(self, job: str, seen: JobView) -> None:
-        self.wanted.add(job, seen.wanted)
-        self.existing.add(job, seen.existing)
-        self.ready.add(job, seen.ready)
-        if seen.spares is not None:
-            self.spares_wanted.add(job, seen.spares.desired)
-            self.spares_ready.add(job, seen.spares.ready)
-        self.generation.add(job, seen.generation)
-        self.world.add(job, seen.world_size)
-
-    def _add_progress(self, job: str, seen: JobView) -> None:
-        self.step.add(job, seen.step)
-        self.steps.add(job, seen.step + seen.usage.redone_steps)
-        self.samples.add(job, seen.samples_per_second)
-        if seen.total_steps is not None:
-            self.total.add(job, seen.total_steps)
-        if seen.remaining_seconds is not None:
-            self.remaining.add(job, seen.remaining_seconds)
-
-    def _add_rescales(self, job: str, last: LastRescale | None, tally: Tally) -> None:
-        """Only for jobs that have had a rescale: these are most of a job's series."""
-        if tally.by_reason:
-            for reason, count in sorted(tally.by_reason.items()):
-                self.rescales.add(job, count, reason)
-            self.pause.add_histogram(job, tally.buckets(), tally.pause_sum)
-        if last is not None:
-            self.last_pause.add(job, last.pause_seconds)
-            for phase, seconds in last.phases.items():
-                self.last_phase.add(job, seconds, phase)
 
 
 def _of(*more: str) -> list[str]:

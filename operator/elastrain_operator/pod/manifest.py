@@ -11,6 +11,7 @@ from elastrain import tracing
 from elastrain.api import names
 from elastrain.api.accelerators import AcceleratorUnclear, accelerator, extended
 from elastrain.api.job import JobSpec, trainer_container
+from elastrain.api.settings import RankSettings
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import JobRef
 from elastrain_operator.observe.parse import DEFAULT_GRACE
@@ -51,20 +52,12 @@ def pod(
     ``restartPolicy``, the agent before the command, the termination log and the ``ELASTRAIN_`` variables. Absent fields
     for service links, the API token and security get safe defaults. Raises :class:`TemplateInvalid`.
     """
-    wrong = problems(spec.template)
-    if wrong:
-        raise TemplateInvalid("; ".join(wrong))
-    template = deepcopy(spec.template)
-    body = template.get("spec") or {}
-    try:
-        trainer_name = trainer_container(template)["name"]
-    except (ValueError, KeyError) as error:
-        raise TemplateInvalid(_explained(error)) from error
+    template, trainer = _checked(spec.template)
+    body = template["spec"]
     body["restartPolicy"] = "Never"
     body.setdefault("enableServiceLinks", False)
     body.setdefault("automountServiceAccountToken", False)
     security.restrict(body)
-    trainer = next(c for c in body["containers"] if c.get("name") == trainer_name)
     _furnish(body, trainer, spec, job)
     nodecheck.keep_off(body, keep_off)
     if stands_by:
@@ -125,6 +118,19 @@ def secret(job: JobRef, user: str, password: str, ca: bytes) -> dict[str, Any]:
     }
 
 
+def _checked(template: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A copy of ``template`` to be changed, and its training container."""
+    wrong = problems(template)
+    if wrong:
+        raise TemplateInvalid("; ".join(wrong))
+    try:
+        name = trainer_container(template)["name"]
+    except ValueError as error:
+        raise TemplateInvalid(str(error)) from error
+    copy = deepcopy(template)
+    return copy, next(c for c in copy["spec"]["containers"] if c["name"] == name)
+
+
 def _furnish(body: dict[str, Any], trainer: dict[str, Any], spec: JobSpec, job: JobRef) -> None:
     """Defaults that torch needs and the template does not set."""
     devices = extended(trainer)
@@ -183,9 +189,8 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
         names.ENV_LEASE_TTL: str(config.lease_ttl),
         names.ENV_DRAIN_TIMEOUT: f"{max(grace - _DRAIN_MARGIN, 1.0):g}",
         names.ENV_ETCD_ENDPOINTS: etcd.endpoints,
+        **RankSettings(checkpoint=spec.checkpoint).to_environment(),
     }
-    if spec.checkpoint:
-        values[names.ENV_CHECKPOINT] = spec.checkpoint.model_dump_json(by_alias=True, exclude_none=True)
     if etcd.user:
         values[names.ENV_ETCD_PASSWORD_FILE] = f"{SECRET_MOUNT}/password"
     if etcd.ca:
@@ -235,7 +240,3 @@ def _mount_credentials(body: dict[str, Any], trainer: dict[str, Any], secret: st
     body["volumes"] = [*(body.get("volumes") or []), volume]
     mount = {"name": SECRET_VOLUME, "mountPath": SECRET_MOUNT, "readOnly": True}
     trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or []), mount]
-
-
-def _explained(error: Exception) -> str:
-    return "spec.template.spec.containers: each must have a name" if isinstance(error, KeyError) else str(error)

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 from pydantic.alias_generators import to_camel
 
 from elastrain.api import manifest
-from elastrain.api.job.embedded import rule_broken
+from elastrain.api.base import rule_broken
 
 
 def _quantity(value: Any) -> Any:

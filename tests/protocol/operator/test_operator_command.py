@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
+from elastrain_operator import __main__
 from elastrain_operator.__main__ import cli
+from elastrain_operator.config import CapacityConfig, LeaseName
 
 
 def outcome(*args: str) -> tuple[int, str]:
@@ -60,3 +62,21 @@ def test_wrong_setting_is_refused_by_name(args, words):
     code, output = outcome(*args)
     assert code == 2
     assert words in output
+
+
+def test_flags_become_the_settings_of_the_operator(monkeypatch):
+    started = []
+    monkeypatch.setattr(__main__, "serve", started.append)
+    monkeypatch.setattr(__main__.uvloop, "run", lambda _: 0)
+    monkeypatch.setattr(__main__.logs, "configure", lambda _: None)
+    own = ("--etcd-endpoints=etcd", "--worker-etcd-endpoints=etcd.far", "--namespaces=a, b", "--lease=n/l")
+    shared = ("--capacity", "--capacity-hysteresis=1", "--capacity-horizon=2", '--capacity-weights={"a": 3}')
+    plain = {"cluster": "west", "lease_ttl": 9, "drain_extra": 3.0, "resync": 7.0, "lease_seconds": 11}
+    plain |= {"health_port": 81, "metrics_port": 91, "traces_endpoint": "http://otel"}
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in plain.items()]
+    assert outcome(*own, *shared, *given) == (0, "")
+    (config,) = started
+    assert {name: getattr(config, name) for name in plain} == plain
+    assert (config.etcd.endpoints, config.worker_etcd.endpoints) == (("etcd:2379",), "etcd.far")
+    assert (config.namespaces, config.lease) == (("a", "b"), LeaseName(namespace="n", name="l"))
+    assert config.capacity == CapacityConfig(hysteresis=1, horizon=2, weights={"a": 3})

@@ -28,8 +28,9 @@ from elastrain.agent.core.events import (
     StartRanks,
     Tick,
 )
-from elastrain.agent.core.machine import Config, Core
+from elastrain.agent.core.machine import Core
 from elastrain.agent.presence import snapshot
+from elastrain.agent.settings import Settings
 from elastrain.api.keys import JobKeys
 from elastrain.api.messages import RankMessage
 from elastrain.api.records import Closed, Member, Phase, Progress, Termination
@@ -60,28 +61,29 @@ class Agent:
         self,
         world: World,
         process: Process,
-        keys: JobKeys,
-        worker: str,
-        node: str,
-        address: str,
-        config: Config,
-        ttl: int,
+        settings: Settings,
         ended: Callable[[Termination], None],
         extra: bytes = b"",
     ) -> None:
         """``extra``: a JSON member that this agent adds to its record, as a newer version might."""
-        self.world, self.process, self.keys, self.address = world, process, keys, address
-        self.worker = worker
-        self.core = Core(config)
+        self.world, self.process = world, process
+        self.keys = JobKeys(settings.namespace, settings.job, settings.job_uid)
+        self.worker, self.address = settings.worker, settings.address
+        self.core = Core(settings)
         self.ranks: dict[int, Rank] = {}
         self.own = Member(
-            id=self._new_id(), worker=worker, node=node, address=address, agent_port=PORT, slots=config.nproc
+            id=self._new_id(),
+            worker=self.worker,
+            node=settings.node,
+            address=self.address,
+            agent_port=PORT,
+            slots=settings.nproc,
         )
-        self.machine = MemberMachine(keys, self.own, lease_ttl=ttl)
+        self.machine = MemberMachine(self.keys, self.own, lease_ttl=settings.lease_ttl)
         self.client = Client(process, world.network, world.etcd)
-        self.lease = LeaseKeeper(self.client, ttl, self._lease_says, lambda _: self._wake())
+        self.lease = LeaseKeeper(self.client, settings.lease_ttl, self._lease_says, lambda _: self._wake())
         self._ended, self._extra = ended, extra
-        self._answers = Answers(ttl)
+        self._answers = Answers(settings.lease_ttl)
         self._watch: WatchKeeper | None = None
         self._view: View | None = None
         self._turning: Timer | None = None
@@ -330,7 +332,7 @@ class Agent:
 
     def _start_ranks(self, incarnation: int) -> None:
         self.world.note_start(self, incarnation)
-        for local_rank in range(self.core.config.nproc):
+        for local_rank in range(self.core.settings.nproc):
             self.ranks[local_rank] = Rank(self.world, self, local_rank, incarnation)
 
     def _leave(self) -> None:

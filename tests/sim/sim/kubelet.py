@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elastrain.agent.core import endings
-from elastrain.agent.core.machine import Config
+from elastrain.agent.settings import Settings
 from elastrain.api import names
-from elastrain.api.keys import JobKeys
 from elastrain.api.records import Termination
 from elastrain_operator.kube.client import ApiError
 from sim import apiserver
@@ -124,20 +123,10 @@ class Container:
         if self.over or self._stopping:
             return
         env = {e["name"]: e.get("value", "") for e in self.pod["spec"]["containers"][0]["env"]}
-        keys = JobKeys(env[names.ENV_NAMESPACE], env[names.ENV_JOB], env[names.ENV_JOB_UID])
-        config = Config(
-            worker=self.name,
-            address=self.address,
-            nproc=int(env[names.ENV_NPROC]),
-            lease_ttl=float(env[names.ENV_LEASE_TTL]),
-            drain_timeout=float(env[names.ENV_DRAIN_TIMEOUT]),
-        )
+        env |= {names.ENV_WORKER: self.name, names.ENV_NODE: self.node.name, names.ENV_ADDRESS: self.address}
         self._started = self.world.api.wire_time()
         extra = b',"spoken":"newer"' if self.world.rng.random() < self.world.skew else b""
-        self.agent = Agent(
-            self.world, self.process, keys, self.name, self.node.name, self.address, config,
-            int(env[names.ENV_LEASE_TTL]), self._ended, extra,
-        )  # fmt: skip
+        self.agent = Agent(self.world, self.process, Settings.from_environment(env), self._ended, extra)
         self.report_running()
 
     def report_running(self) -> None:

@@ -16,6 +16,7 @@ from conditions import eventually
 from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.api.records import Generation, GenerationMember
+from elastrain.api.settings import CheckpointSpec, RankSettings
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.meeting import MeetingPoint
@@ -37,11 +38,12 @@ class Rank:
         env: dict[str, str],
         locate: Callable[[], m.Located],
         saved_step: int,
+        settings: RankSettings,
     ) -> None:
         self.name = name
         self.reached = locate().step
         """What etcd shows as the job's progress when the rank starts."""
-        self._locate, self._saved_step = locate, saved_step
+        self._locate, self._saved_step, self._settings = locate, saved_step, settings
         self.received: list[m.RankMessage] = []
         self.log = folder / f"{name}.log"
         path = folder / f"{name}.sock"
@@ -61,7 +63,8 @@ class Rank:
                 message = m.RANK_MESSAGE.validate_json(line)
                 if message.type == "hello":
                     place = {"member": f"{self.name}.0", "address": "127.0.0.1", "lease_ttl": 5}
-                    self.send(m.Welcome(**place, step=self.reached, saved_step=self._saved_step))
+                    settled = {"settings": self._settings, "saved_step": self._saved_step}
+                    self.send(m.Welcome(**place, **settled, step=self.reached))
                 if message.type == "locate":
                     self.send(self._locate())
                 self.received.append(message)
@@ -112,13 +115,21 @@ class World:
         self.number = 0
         self.ranks: dict[str, Rank] = {}
 
-    def start(self, *ranks: str, epochs: int = 20, delay: float = 0.1, script: Path | None = None, **env: str) -> None:
+    def start(
+        self,
+        *ranks: str,
+        epochs: int = 20,
+        delay: float = 0.1,
+        script: Path | None = None,
+        checkpoint: CheckpointSpec | None = None,
+        **env: str,
+    ) -> None:
         script = script or Path(__file__).parent / "train_float64.py"
         saved_step = max((r.saved_step() for r in self.ranks.values()), default=0)
+        settings = RankSettings(audit_dir=str(self.audit), checkpoint=checkpoint)
         for name in ranks:
             command = [sys.executable, str(script), str(self.folder), str(epochs), str(delay)]
-            full = {names.ENV_AUDIT_DIR: str(self.audit), **env}
-            self.ranks[name] = Rank(self.warm, name, self.folder, command, full, self.located, saved_step)
+            self.ranks[name] = Rank(self.warm, name, self.folder, command, env, self.located, saved_step, settings)
 
     def located(self) -> m.Located:
         """The position of the job, as etcd shows it."""

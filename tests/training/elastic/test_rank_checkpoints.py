@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conditions import eventually
+from elastrain.api.settings import CheckpointSpec
 from elastrain.data.audit import verify
 
 SLOW_SAVE = Path(__file__).parent / "train_slow_save.py"
@@ -19,8 +20,8 @@ def volume(world) -> Path:
 
 
 def start(world, volume: Path, *ranks: str, every: int = 5, script: Path | None = None) -> None:
-    spec = f'{{"path": "{volume}", "everySteps": {every}}}'
-    world.start(*ranks, epochs=3, script=script, ELASTRAIN_CHECKPOINT=spec)
+    spec = CheckpointSpec(path=str(volume), every_steps=every)
+    world.start(*ranks, epochs=3, script=script, checkpoint=spec)
     world.ready(*ranks)
     world.propose(*ranks)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from elastrain.api import messages as m
+from elastrain.api.settings import CheckpointSpec
 from elastrain.data.audit import verify
 from elastrain.elastic.checkpoint.volume import CheckpointVolume
 
@@ -122,8 +123,8 @@ def test_a_drained_rank_has_left_and_not_finished_if_its_script_catches_everythi
 
 
 def test_a_checkpoint_holds_what_the_callbacks_of_its_step_have_done(world) -> None:
-    spec = '{"path": "%s", "everySteps": 10}' % (world.folder / "checkpoints")
-    world.start("a", script=CARELESS, epochs=4, ELASTRAIN_CHECKPOINT=spec)
+    spec = CheckpointSpec(path=str(world.folder / "checkpoints"), every_steps=10)
+    world.start("a", script=CARELESS, epochs=4, checkpoint=spec)
     world.ready("a")
     world.propose("a")
     world.wait("a checkpoint", lambda: any(r.progress.checkpoint for r in world.ranks["a"].of_type("report")))

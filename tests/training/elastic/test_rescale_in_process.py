@@ -8,6 +8,7 @@ import torch
 from conditions import eventually
 from elastrain.agent.core.endings import error_line
 from elastrain.api import messages as m
+from elastrain.api.settings import CheckpointSpec
 from elastrain.data.audit import verify
 
 PATIENCE = 60.0
@@ -109,15 +110,15 @@ def test_survivors_are_unaffected_if_a_joiner_dies_while_it_prepares(world) -> N
 
 
 def test_job_resumes_in_another_world_size_if_every_rank_was_killed(world) -> None:
-    spec = '{"path": "%s", "everySteps": 5}' % (world.folder / "checkpoints")
-    world.start("a", "b", epochs=6, ELASTRAIN_CHECKPOINT=spec)
+    spec = CheckpointSpec(path=str(world.folder / "checkpoints"), every_steps=5)
+    world.start("a", "b", epochs=6, checkpoint=spec)
     world.ready("a", "b")
     world.propose("a", "b")
     world.wait("a checkpoint", lambda: any(r.progress.checkpoint for r in world.ranks["a"].of_type("report")))
     for r in "ab":
         world.ranks[r].kill()
         world.ranks[r].process.wait(10)
-    world.start("x", "y", "z", epochs=6, ELASTRAIN_CHECKPOINT=spec)
+    world.start("x", "y", "z", epochs=6, checkpoint=spec)
     world.ready("x", "y", "z")
     world.propose("x", "y", "z")
     final = world.finished("x", "y", "z")
@@ -133,8 +134,8 @@ def test_job_resumes_in_another_world_size_if_every_rank_was_killed(world) -> No
 
 
 def test_state_is_saved_if_all_ranks_are_drained(world) -> None:
-    spec = '{"path": "%s"}' % (world.folder / "checkpoints")
-    world.start("a", "b", ELASTRAIN_CHECKPOINT=spec)
+    spec = CheckpointSpec(path=str(world.folder / "checkpoints"))
+    world.start("a", "b", checkpoint=spec)
     world.ready("a", "b")
     world.propose("a", "b")
     world.progressed("a", 3)

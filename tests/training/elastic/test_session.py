@@ -11,6 +11,7 @@ import pytest
 
 from elastrain.api.messages import RANK_MESSAGE, AgentMessage, Broken, Proposed, Welcome
 from elastrain.api.records import Generation, GenerationMember
+from elastrain.api.settings import RankSettings
 from elastrain.elastic.membership import session as session_module
 from elastrain.elastic.membership.link import AgentLost, MessageFailed
 from elastrain.elastic.membership.session import Session
@@ -35,7 +36,8 @@ def link(tmp_path: Path) -> Iterator[tuple[Session, socket.socket]]:
         session = pool.submit(Session, path, 0)
         agent, _ = listener.accept()
         with agent:
-            agent.sendall(Welcome(member="a.x", address="127.0.0.1", lease_ttl=5.0).encode() + b"\n")
+            welcome = Welcome(member="a.x", address="127.0.0.1", lease_ttl=5.0, settings=RankSettings())
+            agent.sendall(welcome.encode() + b"\n")
             yield session.result(timeout=10), agent
             session.result().close()
 

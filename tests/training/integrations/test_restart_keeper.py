@@ -17,6 +17,7 @@ import pytest
 from elastrain.api import messages as m
 from elastrain.api import names
 from elastrain.api.records import Generation, GenerationMember
+from elastrain.api.settings import RankSettings
 from elastrain.contrib import mpi, restart, tensorflow
 
 PROGRAM = """
@@ -55,7 +56,7 @@ class Agent:
         self._connection.settimeout(30)
         self._lines = self._connection.makefile("rb")
         assert self.hears().type == "hello"
-        self.says(m.Welcome(member="a.0", address="127.0.0.1", lease_ttl=0.0))
+        self.says(m.Welcome(member="a.0", address="127.0.0.1", lease_ttl=0.0, settings=RankSettings()))
         self.ready = self.hears()
 
     def says(self, message: m.AgentMessage) -> None:

@@ -19,7 +19,7 @@ from elastrain.agent.core.events import (
     Send,
     Tick,
 )
-from elastrain.agent.core.machine import Config, Core
+from elastrain.agent.core.machine import Core
 from elastrain.api.messages import Adopted, AgentMessage, Broken, Finished, Hello, Left, Ready
 from elastrain.api.records import Generation, Member, Phase, Target
 
@@ -37,7 +37,7 @@ class Story:
 
     def __init__(self, nproc: int = 1) -> None:
         self.now = 100.0
-        self.core = Core(Config(worker="a", address="10.0.0.1", nproc=nproc, lease_ttl=5.0, drain_timeout=25.0))
+        self.core = Core(builders.settings(nproc=nproc))
         self.log: list[Effect] = []
         self._ids = itertools.chain(["a.x"], (f"a.x{i}" for i in itertools.count(2)))
         self.target = Target(min=1, max=4, desired=2)
@@ -81,7 +81,7 @@ class Story:
 
     def ready(self) -> Story:
         self.started()
-        for rank in range(self.core.config.nproc):
+        for rank in range(self.core.settings.nproc):
             self.says(Hello(local_rank=rank, pid=1000 + rank), rank)
             self.says(Ready(store_port=4000), rank)
         return self
@@ -95,7 +95,7 @@ class Story:
         """All ranks are ready and have adopted ``generation``."""
         self.ready()
         self.sees(generation)
-        for rank in range(self.core.config.nproc):
+        for rank in range(self.core.settings.nproc):
             self.adopts(generation.number, rank=rank)
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import builders
 from effects import none, only
 from elastrain.agent.core.abort import REPORT_LATER_SECONDS
 from elastrain.agent.core.events import (
@@ -20,9 +21,11 @@ from elastrain.agent.core.events import (
     Signalled,
     StartRanks,
 )
+from elastrain.agent.core.machine import Core
 from elastrain.agent.core.restart import MAX_RESTARTS, WINDOW
-from elastrain.api.messages import Abort, Hello, Proposed, Ready, Welcome
+from elastrain.api.messages import AGENT_MESSAGE, Abort, Hello, Proposed, Ready, Welcome
 from elastrain.api.records import Outcome, Phase, Target
+from elastrain.api.settings import CheckpointSpec, RankSettings
 
 
 # ---- start ---------------------------------------------------------------------------------------------------------
@@ -52,9 +55,16 @@ def test_outcome_is_drained_at_once_if_a_signal_comes_before_registration(story)
 # ---- ready ---------------------------------------------------------------------------------------------------------
 def test_a_rank_is_welcomed_only_if_the_member_has_its_id(story, sent):
     story.started()
-    assert sent(story.says(Hello(local_rank=0, pid=7)), Welcome) == [
-        Welcome(member="a.x", address="10.0.0.1", lease_ttl=5.0)
-    ]
+    (welcome,) = sent(story.says(Hello(local_rank=0, pid=7)), Welcome)
+    assert welcome == Welcome(member="a.x", address="10.0.0.1", lease_ttl=5.0, settings=RankSettings())
+
+
+def test_a_rank_receives_the_settings_that_its_agent_has(story, sent):
+    settings = RankSettings(checkpoint=CheckpointSpec(path="/ckpt", every_steps=10), backend="tcp")
+    story.core = Core(builders.settings(written=settings.model_dump_json()))
+    story.started()
+    (welcome,) = sent(story.says(Hello(local_rank=0, pid=7)), Welcome)
+    assert AGENT_MESSAGE.validate_json(welcome.encode()).settings == settings
 
 
 def test_a_rank_is_told_how_far_the_job_has_come_and_been_saved(story, sent):

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+import builders
 from elastrain.agent.core.events import (
     End,
     KillRank,
@@ -17,8 +18,8 @@ from elastrain.agent.core.events import (
     Reincarnate,
     Send,
 )
-from elastrain.agent.core.health import NAME_SECONDS, Policy
-from elastrain.agent.core.machine import Config, Core
+from elastrain.agent.core.health import NAME_SECONDS
+from elastrain.agent.core.machine import Core
 from elastrain.agent.core.restart import MAX_RESTARTS
 from elastrain.api.heartbeat import Beat, Where
 from elastrain.api.messages import Exit, Hello, Report
@@ -102,7 +103,7 @@ def test_rank_0s_agent_adds_the_stragglers_to_progress(story, make_generation, m
 
 def test_a_worker_resigns_and_drains_if_the_job_is_below_its_minimum_for_too_long(new_story) -> None:
     story = new_story()
-    story.core = Core(Config("a", "h", health=Policy(min_timeout=100)))
+    story.core = Core(builders.settings(min_timeout=100))
     story.target = Target(min=2, max=4, desired=2)
     story.ready()
     story.seen()

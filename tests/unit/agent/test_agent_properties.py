@@ -28,8 +28,7 @@ from elastrain.agent.core.events import (
     StartRanks,
     Tick,
 )
-from elastrain.agent.core.health import Policy
-from elastrain.agent.core.machine import Config, Core, Mode
+from elastrain.agent.core.machine import Core, Mode
 from elastrain.api.heartbeat import Beat, Where
 from elastrain.api.messages import Abort, Adopted, Broken, Exit, Finished, Hello, Left, Proposed, Ready, Welcome
 from elastrain.api.records import Generation, Target
@@ -89,8 +88,7 @@ class World:
     """The core's environment, as far as the promises need it: processes exit once, generation numbers only grow."""
 
     def __init__(self) -> None:
-        policy = Policy(exclude_stragglers=True, min_timeout=50)
-        self.core = Core(Config(worker="a", address="h", nproc=NPROC, health=policy))
+        self.core = Core(builders.settings(nproc=NPROC, stragglers="exclude", min_timeout=50))
         self.now = 0.0
         self.running: set[int] = set()
         self.incarnation = 0
@@ -200,4 +198,4 @@ def test_every_drain_ends_in_time(happenings):
             for rank in sorted(world.running):
                 world.happen(("exit", rank, (0, 9)))
     assert world.core.mode is Mode.ENDED, "a signal ends the agent within the drain timeout, after any history"
-    assert world.now <= 30 * 30 + world.core.config.drain_timeout + 10
+    assert world.now <= 30 * 30 + world.core.settings.drain_timeout + 10

@@ -38,7 +38,7 @@ from elastrain.agent.core.events import (
     StartRanks,
     Tick,
 )
-from elastrain.agent.core.machine import Config, Core
+from elastrain.agent.core.machine import Core
 from elastrain.agent.presence import Presence
 from elastrain.agent.process import pages
 from elastrain.agent.process.forker import Zygote
@@ -127,16 +127,7 @@ class Agent:
         self._directory = directory
         # SimpleQueue permits put() in a signal handler that interrupts its own get().
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._core = Core(
-            Config(
-                worker=settings.worker,
-                address=settings.address,
-                nproc=settings.nproc,
-                lease_ttl=settings.lease_ttl,
-                drain_timeout=settings.drain_timeout,
-                health=settings.health,
-            )
-        )
+        self._core = Core(settings)
         self._supervisor = Supervisor(
             command, environ, settings.nproc, zygote, wake=lambda: self._inbox.put(_ChildChanged())
         )

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, ValidationError
 
 from elastrain.agent.core.health import Policy
 from elastrain.api import names
+from elastrain.api.settings import CheckpointSpec, RankSettings, Transport
 
-"""Seconds from SIGTERM until running ranks are killed. Set it a few seconds below the pod's grace period."""
+_NEWER_IMAGE = " (written by the operator: the image's elastrain must not be older than the operator)"
 
 
 class BadSettings(ValueError):
@@ -34,11 +35,25 @@ class Settings(BaseModel):
     lease_ttl: Annotated[int, Field(alias=names.ENV_LEASE_TTL, ge=2)] = names.DEFAULT_LEASE_TTL
     termination_log: Path = Field(Path(names.DEFAULT_TERMINATION_LOG), alias=names.ENV_TERMINATION_LOG)
     drain_timeout: Annotated[float, Field(alias=names.ENV_DRAIN_TIMEOUT, gt=0)] = 25.0
+    """Seconds from SIGTERM until running ranks are killed. Set it a few seconds below the pod's grace period."""
     fork_ranks: Annotated[Literal["on", "off"], Field(alias=names.ENV_FORK_RANKS)] = "on"
     """Checked here; used by ``plan_start``, which runs before this module and other heavy ones are imported."""
     stuck_timeout: Annotated[float, Field(alias=names.ENV_STUCK_TIMEOUT, ge=0)] = Policy().stuck_timeout
     stragglers: Literal["name", "exclude"] = Field("name", alias=names.ENV_STRAGGLERS)
     min_timeout: Annotated[float, Field(alias=names.ENV_MIN_TIMEOUT, gt=0)] = Policy().min_timeout
+    written: Annotated[Json[RankSettings], Field(alias=names.ENV_RANK_SETTINGS)] = RankSettings()
+    """By the operator or local mode. A field that it leaves out can have a variable of its own, below."""
+    checkpoint: Annotated[Json[CheckpointSpec] | None, Field(alias=names.ENV_CHECKPOINT)] = None
+    audit_dir: Annotated[str | None, Field(alias=names.ENV_AUDIT_DIR)] = None
+    backend: Annotated[
+        Transport, BeforeValidator(lambda text: text.strip().lower()), Field(alias=names.ENV_BACKEND)
+    ] = "auto"
+
+    @property
+    def ranks(self) -> RankSettings:
+        """The settings of the ranks."""
+        own = RankSettings.model_fields.keys() & self.model_fields_set - self.written.model_fields_set
+        return self.written.model_copy(update={name: getattr(self, name) for name in own})
 
     @property
     def health(self) -> Policy:
@@ -52,7 +67,9 @@ class Settings(BaseModel):
             return cls.model_validate({k: v for k, v in environment.items() if k.startswith("ELASTRAIN_") and v})
         except ValidationError as error:
             lines = [
-                f"{e['loc'][0]}: {e['msg']}" + ("" if e["type"] == "missing" else f", got {e['input']!r}")
+                f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
+                + ("" if e["type"] == "missing" else f", got {e['input']!r}")
+                + (_NEWER_IMAGE if e["loc"][0] == names.ENV_RANK_SETTINGS else "")
                 for e in error.errors()
             ]
             raise BadSettings("environment of the agent: " + "; ".join(lines)) from None

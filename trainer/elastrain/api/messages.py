@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from elastrain.api.records import Generation, Progress, Record
+from elastrain.api.settings import RankSettings
 
 
 # ---- rank -> agent -------------------------------------------------------------------------------------------------
@@ -104,6 +105,7 @@ class Welcome(Record):
     """Address at which other members reach this one: the network interface of the collectives."""
     lease_ttl: float
     """Seconds."""
+    settings: RankSettings
     step: int = 0
     """Greatest number of committed steps in any report: the number of lost steps if no state is left."""
     saved_step: int = 0

@@ -49,19 +49,20 @@ ENV_ADDRESS = "ELASTRAIN_ADDRESS"  # address at which other members reach this o
 ENV_NPROC = "ELASTRAIN_NPROC_PER_NODE"
 ENV_LEASE_TTL = "ELASTRAIN_LEASE_TTL"  # seconds, at least 2
 ENV_DRAIN_TIMEOUT = "ELASTRAIN_DRAIN_TIMEOUT"  # seconds, shorter than the pod's grace period
-ENV_CHECKPOINT = "ELASTRAIN_CHECKPOINT"  # spec.checkpoint as JSON
-ENV_AUDIT_DIR = "ELASTRAIN_AUDIT_DIR"  # directory of the ranks' audit log; absent: no audit log
+ENV_RANK_SETTINGS = "ELASTRAIN_RANK_SETTINGS"  # RankSettings as JSON
+ENV_CHECKPOINT = "ELASTRAIN_CHECKPOINT"  # spec.checkpoint as JSON, for and from versions without ENV_RANK_SETTINGS
 ENV_TERMINATION_LOG = "ELASTRAIN_TERMINATION_LOG"  # default /dev/termination-log
 ENV_FORK_RANKS = "ELASTRAIN_FORK_RANKS"  # "on" (default) or "off": execute the command for each rank instead
 ENV_PRELOAD = "ELASTRAIN_PRELOAD"  # modules that the zygote imports beside torch, separated by commas
 ENV_STUCK_TIMEOUT = "ELASTRAIN_STUCK_TIMEOUT"  # seconds until a rank that blocks others is restarted; 0: never
 ENV_STRAGGLERS = "ELASTRAIN_STRAGGLERS"  # name (default) or exclude
+ENV_AUDIT_DIR = "ELASTRAIN_AUDIT_DIR"  # RankSettings.audit_dir, for users
+ENV_BACKEND = "ELASTRAIN_BACKEND"  # RankSettings.backend, for users
 ENV_MIN_TIMEOUT = "ELASTRAIN_MIN_TIMEOUT"  # seconds that a worker waits for the least number of members
 
 # Environment of a rank (set by its agent).
 ENV_AGENT_SOCKET = "ELASTRAIN_AGENT_SOCKET"
 ENV_LOCAL_RANK = "LOCAL_RANK"  # torch's own name: scripts choose their device by it
-ENV_BACKEND = "ELASTRAIN_BACKEND"  # transport of gradient sums: "auto" (default), "nccl" or "tcp"
 
 STACKS_SIGNAL = signal.SIGRTMIN + 1
 """A rank prints the stacks of its Python threads at this signal. Scripts and schedulers do not use it by convention."""

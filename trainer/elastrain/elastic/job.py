@@ -74,8 +74,9 @@ class Job:
         self._session = session
         self._strategy = strategy
         self._tracked: dict[str, Stateful] = {}
-        self._world = World(session, strategy, self._tracked, CheckpointKeeper.from_environment())
-        self._audit = _audit_log()
+        settings = session.welcome.settings
+        self._world = World(session, strategy, self._tracked, CheckpointKeeper(settings.checkpoint))
+        self._audit = _audit_log(settings.audit_dir)
         self._loop = Loop(session, strategy, heartbeat, self._world, self._audit)
         self._tracker = Tracker(self._tracked, self._loop.contract)
 
@@ -299,9 +300,8 @@ class Job:
             self._world.close()
 
 
-def _audit_log() -> AuditLog | None:
-    directory = os.environ.get(names.ENV_AUDIT_DIR)
-    if not directory:
+def _audit_log(directory: str | None) -> AuditLog | None:
+    if directory is None:
         return None
     worker = os.environ.get(names.ENV_WORKER, "worker")
     return AuditLog(Path(directory), worker, int(os.environ.get(names.ENV_LOCAL_RANK, "0")), os.getpid())

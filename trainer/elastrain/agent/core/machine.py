@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from elastrain.agent.core import endings
@@ -39,28 +38,15 @@ from elastrain.agent.core.events import (
     StartRanks,
     Tick,
 )
-from elastrain.agent.core.health import Policy
 from elastrain.agent.core.misplaced import why_misplaced
 from elastrain.agent.core.outbox import RankContext, messages_for
 from elastrain.agent.core.places import Places
 from elastrain.agent.core.published import PublishedRecord
 from elastrain.agent.core.rank import Rank
 from elastrain.agent.core.restart import may_restart
+from elastrain.agent.settings import Settings
 from elastrain.api.messages import Exit, Hello, RankMessage, Report
 from elastrain.api.records import Phase, Progress, Termination
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """The agent's settings that decisions depend on. Times are seconds."""
-
-    worker: str
-    address: str
-    nproc: int = 1
-    lease_ttl: float = 5.0
-    drain_timeout: float = 25.0
-    """Seconds that a drain may take, from the signal to the end of the last rank."""
-    health: Policy = field(default_factory=Policy)
 
 
 class Mode(Enum):
@@ -79,8 +65,8 @@ class Mode(Enum):
 class Core:
     """The agent's state machine. Call :meth:`handle` with each event, execute the effects in order."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
         self.mode = Mode.STARTING
         self.incarnation = 1
         self.ranks: list[Rank] = []
@@ -91,7 +77,7 @@ class Core:
         self.restarts: list[float] = []
         self.anew_at = -math.inf
         """When the ranks last started anew because they were misplaced."""
-        self.checkup = Checkup(config.health)
+        self.checkup = Checkup(settings.health)
         self.resigned = ""
         """Why this worker leaves without a request; empty: it stays."""
         self.bounds = Bounds()
@@ -137,7 +123,7 @@ class Core:
                 self.ranks[local_rank].exited = event
             case Signalled():
                 first = self.bounds.drain is None
-                self.bounds.drain = now + self.config.drain_timeout if first else now
+                self.bounds.drain = now + self.settings.drain_timeout if first else now
             case Pulse(incarnation=self.incarnation):
                 yield from self._note_pulse(event, now)
             case RankSaid() | RankHungUp() | RankExited() | Pulse() | Tick():
@@ -175,7 +161,7 @@ class Core:
                 yield KillRank(rank, why)
         why_resign = self.checkup.why_resign(situation, now)
         if why_resign is not None and not self.leaving:
-            self.resigned, self.bounds.drain = why_resign, now + self.config.drain_timeout
+            self.resigned, self.bounds.drain = why_resign, now + self.settings.drain_timeout
 
     def _situation(self, me: str, seen: JobSnapshot, current: bool) -> Situation:
         adopted = min((r.adopted for r in self.ranks), default=0)
@@ -219,8 +205,8 @@ class Core:
 
     def _start_ranks(self) -> Iterator[Effect]:
         self.mode = Mode.RUNNING
-        self.checkup = Checkup(self.config.health)
-        self.ranks = [Rank(i) for i in range(self.config.nproc)]
+        self.checkup = Checkup(self.settings.health)
+        self.ranks = [Rank(i) for i in range(self.settings.nproc)]
         yield StartRanks(self.incarnation)
 
     def _restart(self, now: float) -> Iterator[Effect]:
@@ -243,7 +229,7 @@ class Core:
             yield from self._stop(late, signal.SIGTERM, now + KILL_SECONDS, now)
         elif self.leaving and any(not r.ready and not r.exited for r in self.ranks):
             # It was in no generation, so it holds no state to save.
-            grace = self.bounds.drain or now + self.config.drain_timeout
+            grace = self.bounds.drain or now + self.settings.drain_timeout
             ending = endings.drained(self.step, "asked to leave before its ranks were ready")
             yield from self._stop(ending, signal.SIGTERM, grace, now)
         else:
@@ -314,8 +300,7 @@ class Core:
             return
         context = RankContext(
             me=self.member_id,
-            address=self.config.address,
-            lease_ttl=self.config.lease_ttl,
+            settings=self.settings,
             places=self.places,
             seen=self.seen,
             why_leave=self.why_leave,
@@ -323,7 +308,7 @@ class Core:
         for rank in self.ranks:
             for message in messages_for(rank, context):
                 if isinstance(message, Exit):
-                    self.bounds.exit = self.bounds.exit or now + self.config.drain_timeout
+                    self.bounds.exit = self.bounds.exit or now + self.settings.drain_timeout
                 yield Send(rank.local_rank, message)
 
     # ---- to etcd ---------------------------------------------------------------------------------------------------
@@ -343,7 +328,7 @@ class Core:
         if self.bounds.drain is not None:
             return self.resigned or "asked to stop"
         target = self.seen.target if self.seen else None
-        if target is not None and (target.desired == 0 or self.config.worker in target.leaving):
+        if target is not None and (target.desired == 0 or self.settings.worker in target.leaving):
             return f"target: {target.reason or 'leave'}"
         return None
 

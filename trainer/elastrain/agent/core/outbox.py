@@ -9,6 +9,7 @@ from elastrain.agent.core.abort import why_abort
 from elastrain.agent.core.events import JobSnapshot
 from elastrain.agent.core.places import Places
 from elastrain.agent.core.rank import Rank
+from elastrain.agent.settings import Settings
 from elastrain.api.messages import Abort, AgentMessage, Exit, Located, Proposed, Welcome
 
 
@@ -18,8 +19,7 @@ class RankContext:
 
     me: str
     """The member's id."""
-    address: str
-    lease_ttl: float
+    settings: Settings
     places: Places
     seen: JobSnapshot
     why_leave: str | None
@@ -31,10 +31,12 @@ def messages_for(rank: Rank, context: RankContext) -> Iterator[AgentMessage]:
     seen = context.seen
     if rank.connected and not rank.welcomed:
         rank.welcomed = True
+        my = context.settings
         yield Welcome(
             member=context.me,
-            address=context.address,
-            lease_ttl=context.lease_ttl,
+            address=my.address,
+            lease_ttl=my.lease_ttl,
+            settings=my.ranks,
             step=seen.step,
             saved_step=seen.saved_step,
         )

@@ -164,7 +164,8 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> Zygote | Execu
 
 def _words(plan: Forked, channel: int, environment: Mapping[str, str]) -> list[str]:
     asked = [module.strip() for module in environment.get(names.ENV_PRELOAD, "").split(",")]
-    for_checkpoints = zygote.PRELOAD_FOR_CHECKPOINTS if environment.get(names.ENV_CHECKPOINT) else ()
+    saves = '"checkpoint"' in environment.get(names.ENV_RANK_SETTINGS, "")  # not validated yet; a guess is enough here
+    for_checkpoints = zygote.PRELOAD_FOR_CHECKPOINTS if saves else ()
     job = zygote.Job(
         agent=os.getpid(),
         channel=channel,

@@ -3,10 +3,9 @@
 Each field names its writer, its reader and the meaning of its absence. Field names are camelCase on the wire.
 """
 
-from elastrain.api.job.base import ApiModel, AwareTime, NonNegativeInt, PositiveInt
+from elastrain.api.base import ApiModel, AwareTime, NonNegativeInt, PositiveInt
 from elastrain.api.job.resource import ElasticTrainingJob
 from elastrain.api.job.spec import (
-    CheckpointSpec,
     CleanPodPolicy,
     JobSpec,
     PairsSpec,
@@ -33,6 +32,7 @@ from elastrain.api.job.status import (
     UnhealthyWorker,
     Withdrawal,
 )
+from elastrain.api.settings import CheckpointSpec
 
 __all__ = [
     "AcceleratorSeconds",

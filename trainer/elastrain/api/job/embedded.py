@@ -9,14 +9,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, field_validator
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic_core import core_schema
 
 from elastrain.api import names, rules
-
-
-def rule_broken(words: str, value: Any) -> PydanticCustomError:
-    """A validator's error for a broken rule: the rule's text, and the value to show for the field."""
-    return PydanticCustomError("rule", "{words}", {"words": words, "value": value})
+from elastrain.api.base import rule_broken
 
 
 class Embedded(BaseModel):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, PlainValidator, WithJsonSchema
 
 from elastrain.api.accelerators import AUTO
-from elastrain.api.job.embedded import rule_broken
+from elastrain.api.base import rule_broken
 
 _INT32_MAX = 2**31 - 1
 _SIZE = "none|[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|k|M|G|T)"

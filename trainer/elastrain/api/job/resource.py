@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from elastrain.api.job.base import ApiModel
+from elastrain.api.base import ApiModel
 from elastrain.api.job.embedded import AsDict, JobMeta
 from elastrain.api.job.spec import JobSpec
 from elastrain.api.job.status import JobStatus

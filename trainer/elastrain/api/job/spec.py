@@ -5,13 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
 from elastrain.api import accelerators, names, rules
-from elastrain.api.job.base import ApiModel, NonNegativeInt, PositiveInt
-from elastrain.api.job.embedded import AsDict, PodTemplate, rule_broken
+from elastrain.api.base import ApiModel, NonNegativeInt, PositiveInt, rule_broken
+from elastrain.api.job.embedded import AsDict, PodTemplate
 from elastrain.api.job.fields import MemorySize, Nproc, QualifiedName
+from elastrain.api.settings import CheckpointSpec
 
 
 class CleanPodPolicy(StrEnum):
@@ -30,28 +31,6 @@ class SuccessPolicy(StrEnum):
     """The job succeeds when the script of rank 0's worker succeeds; the other workers then have 60 s to end."""
     ALL_WORKERS = "AllWorkers"
     """All workers of the last generation must succeed, without a time limit."""
-
-
-class CheckpointSpec(ApiModel):
-    """Durable checkpoints, from which a job resumes after all workers are gone. In-process rescales do not need
-    them."""
-
-    path: Annotated[str, Field(min_length=1)]
-    """Directory on a volume that every worker mounts at this path (local mode: relative to the manifest). May only
-    change while ``suspend`` is true."""
-    every_steps: PositiveInt | None = None
-    """Save after this many committed steps. If ``everySeconds`` is absent too, only a drain saves."""
-    every_seconds: PositiveInt | None = None
-    """Save when this many seconds have passed since the last checkpoint."""
-    keep: PositiveInt = 2
-    """Number of complete checkpoints to keep; a newer complete checkpoint deletes the oldest."""
-
-    @field_validator("path")
-    @classmethod
-    def _path_says_where(cls, path: str) -> str:
-        if not path.startswith(("/", ".")):
-            raise rule_broken(rules.CHECKPOINT_PATH.words, path)
-        return path
 
 
 class PairsSpec(ApiModel):

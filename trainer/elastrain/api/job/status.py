@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
-from elastrain.api.job.base import ApiModel, AwareTime, aware
+from elastrain.api.base import ApiModel, AwareTime, aware
 
 
 class ConditionType(StrEnum):

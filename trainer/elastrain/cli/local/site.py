@@ -12,6 +12,7 @@ import structlog
 from elastrain.agent.logs import ENV_AGENT_LOG
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
+from elastrain.api.settings import RankSettings
 from elastrain.cli.local.spec import LocalSpec, worker_environment
 from elastrain.cli.local.worker import LocalWorker
 from elastrain.etcd import EtcdConfig
@@ -85,7 +86,6 @@ class Site:
     def start_worker(self, ordinal: int, on_end: Callable[[], None]) -> LocalWorker:
         """Start a worker. ``on_end``: see :class:`LocalWorker`. Raises ``OSError``."""
         name = f"{self._spec.name}-{ordinal}"
-        checkpoint = self._spec.checkpoint
         termination_log = self._terminations / f"{name}.json"
         own = {
             **self.etcd.to_environment(),
@@ -97,8 +97,7 @@ class Site:
             names.ENV_ADDRESS: "127.0.0.1",
             names.ENV_NPROC: str(self._spec.nproc),
             names.ENV_LEASE_TTL: str(self._lease_ttl),
-            names.ENV_CHECKPOINT: checkpoint.model_dump_json(by_alias=True) if checkpoint else "",
-            names.ENV_AUDIT_DIR: str(self.audit_dir),
+            **RankSettings(checkpoint=self._spec.checkpoint, audit_dir=str(self.audit_dir)).to_environment(),
             names.ENV_TERMINATION_LOG: str(termination_log),
             ENV_AGENT_LOG: str(self.logs_dir / f"{name}.agent.log"),
         }

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from elastrain.api import names
-from elastrain.api.job import CheckpointSpec
 from elastrain.api.records import CheckpointState
+from elastrain.api.settings import CheckpointSpec
 from elastrain.elastic.checkpoint.cold_start import Evidence, why_stop
 from elastrain.elastic.checkpoint.pace import Pace
 from elastrain.elastic.checkpoint.volume import Checkpoint, CheckpointVolume, Unreadable
@@ -43,12 +41,6 @@ class CheckpointKeeper:
         self._thread: threading.Thread | None = None
         self._pace = Pace()
         self._copy: Any = None
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> CheckpointKeeper:
-        """With the settings in ``ELASTRAIN_CHECKPOINT``. Raises pydantic's ``ValidationError`` naming the field."""
-        text = environ.get(names.ENV_CHECKPOINT)
-        return cls(CheckpointSpec.model_validate_json(text) if text else None)
 
     # -- load --------------------------------------------------------------------------------------------------------
     def resume(self, load: Callable[[Any], None], *, saved_step: int, reached: int, torn: bool) -> None:

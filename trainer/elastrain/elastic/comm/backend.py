@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from elastrain.api import names
+from elastrain.api.settings import Transport
 
 LEAST_NCCL = (2, 25)
 """From this version on ``ncclCommAbort`` ends kernels that wait for a lost peer, without hanging itself."""
@@ -68,20 +69,17 @@ class Choice:
     why: str
 
 
-def propose(here: Here, environ: Mapping[str, str]) -> Offer:
+def propose(here: Here, demanded: Transport) -> Offer:
     """The transport that this rank could use. Pure.
 
-    Raises ``ValueError``, naming the variable and the way out, if ``ELASTRAIN_BACKEND`` demands what cannot be had.
+    ``demanded``: of the settings. Raises ``ValueError``, naming the variable and the way out, if it cannot be had.
     """
-    demanded = environ.get(names.ENV_BACKEND, "auto").strip().lower() or "auto"
-    if demanded not in ("auto", *Backend):
-        raise ValueError(f"{names.ENV_BACKEND}={demanded}: must be auto, nccl or tcp")
-    if demanded == Backend.TCP:
+    if demanded == "tcp":
         return Offer(Backend.TCP, here.card, f"{names.ENV_BACKEND}=tcp")
     obstacle = _obstacle(here)
     if obstacle is None:
         return Offer(Backend.NCCL, here.card)
-    if demanded == Backend.NCCL:
+    if demanded == "nccl":
         raise ValueError(
             f"{names.ENV_BACKEND}=nccl, but {obstacle}; change that, or set {names.ENV_BACKEND}=tcp in the template's "
             "env"

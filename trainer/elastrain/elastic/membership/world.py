@@ -108,7 +108,7 @@ class World:
     def say_ready(self) -> None:
         """From now on a generation may include this rank. Raises ``ValueError`` as of :meth:`ElasticModule.offer`."""
         assert self.model is not None
-        self._session.use(self.model.offer(), self.model.device)
+        self._session.use(self.model.offer(self._session.welcome.settings.backend), self.model.device)
         if unused := backend.unused_accelerator(self.model.device.type):
             log.warning(unused)
         self._session.send(Ready(store_port=self._session.serve_store(), step=self.step, loop_end=self._loop_end))

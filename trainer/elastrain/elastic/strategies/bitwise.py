@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elastrain.api.settings import Transport
 from elastrain.data.order import Order, Slice, run_of
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
@@ -52,7 +53,7 @@ def make_deterministic() -> None:
 class BitwiseModule(ElasticModule):
     """The model without DDP: gradients stay on the rank until all of the step's micro-batches are done."""
 
-    def offer(self) -> Offer:
+    def offer(self, demanded: Transport) -> Offer:
         return Offer(why="numerics='bitwise' adds gradients in the host's memory")
 
 

@@ -7,7 +7,6 @@ Two strategies implement it, both with one replica of the model per rank: :class
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from elastrain.api.settings import Transport
 from elastrain.data.order import Order, Slice
 from elastrain.elastic.comm.backend import Offer, look, propose
 from elastrain.elastic.comm.communicator import Communicator
@@ -59,12 +59,9 @@ class ElasticModule(nn.Module):
         """A number for the way the gradients are cut into buckets; 0 if a generation cannot begin with it."""
         return 0
 
-    def offer(self) -> Offer:
-        """The transport that this rank could use for the gradients.
-
-        Raises ``ValueError`` if ``ELASTRAIN_BACKEND`` demands one that cannot be had.
-        """
-        return propose(look(self.device), os.environ)
+    def offer(self, demanded: Transport) -> Offer:
+        """The transport that this rank could use for the gradients. Raises ``ValueError`` if it is not ``demanded``."""
+        return propose(look(self.device), demanded)
 
     def attach(self, communicator: Communicator, *, keep: bool) -> None:
         """Train over ``communicator`` from the next forward on. Local, no collective.

@@ -1,12 +1,13 @@
-"""Shared base of the resource's models."""
+"""Shared base of the models of the resource and of the settings made from it."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
 
 class ApiModel(BaseModel):
@@ -15,6 +16,11 @@ class ApiModel(BaseModel):
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True
     )
+
+
+def rule_broken(words: str, value: Any) -> PydanticCustomError:
+    """A validator's error for a broken rule: the rule's text, and the value to show for the field."""
+    return PydanticCustomError("rule", "{words}", {"words": words, "value": value})
 
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
