@@ -47,10 +47,21 @@ def measure(host: str, port: int, rank: int, address: str, backend: str) -> dict
 
     latency, size = fastest(SMALL), LARGE[backend]
     found = {"latency": latency, "rate": size * 4 / fastest(size) / 1e9}
-    # The store's owner waits until both ranks are done.
-    store.set(f"done/{rank}", "")
-    store.wait([f"done/{1 - rank}"], CONNECT)
+    _part(store, rank)
     return found
+
+
+def _part(store: Any, rank: int) -> None:
+    """Leave together: rank 1 once rank 0 has all sums, and rank 0, which serves the store, after rank 1's last word.
+
+    That word needs no answer, so that no rank reads from a store whose process ends.
+    """
+    if rank == 0:
+        store.set("summed", "")
+        store.wait(["left"], CONNECT)
+    else:
+        store.wait(["summed"], CONNECT)
+        store.set("left", "")
 
 
 def _once(torch: Any, group: Any, device: Any, rank: int, values: int) -> float:
