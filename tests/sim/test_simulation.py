@@ -22,6 +22,12 @@ FINDS = {
 }
 """Bugs, and what the simulation says of them. (``python -m sim --bug NAME`` runs with any other.)"""
 FAILED_ONCE = {
+    10127: "after a loss of etcd's data new workers began at step 0 beside the old generation",
+    16625: "the same",
+    17817: "a number was given twice after a loss of etcd's data",
+    48282: "the same",
+    17419: "survivors waited for a lost member of a generation that the new leader did not know",
+    33279: "the same",
     11315: "a kubelet's late report showed an ended pod as running",
     13596: "the same",
     46323: "the same",
