@@ -24,6 +24,7 @@ FINDS = {
 FAILED_ONCE = {
     10127: "after a loss of etcd's data new workers began at step 0 beside the old generation",
     16625: "the same",
+    11271: "a joiner began at step 0 when the only member with the state lost its lease",
     17817: "a number was given twice after a loss of etcd's data",
     48282: "the same",
     17419: "survivors waited for a lost member of a generation that the new leader did not know",

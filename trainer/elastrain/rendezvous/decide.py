@@ -34,6 +34,8 @@ class Timing:
     before its agent has reaped it and reported the loss. The same generation, formed again, would break at once."""
     probe: float = 1.0
     """For answers of silent members to a probe, before a broken generation is formed again with all its members."""
+    holder: float = 5.0
+    """For a member with the training state to return, if all of them were lost: the others would begin without it."""
     notify: float = 0.25
     """From the observed end of a generation until its members are notified, if no next one can be formed."""
     steady: float = 30.0
@@ -165,7 +167,9 @@ def _next(view: View, memory: DecisionState, now: float, timing: Timing) -> Acti
     return _planned(view, memory, now, timing, last) if view.intact else _unplanned(view, memory, now, timing, last)
 
 
-def _first(view: View, memory: DecisionState, now: float, timing: Timing) -> Action:
+def _first(  # noqa: PLR0911 - one return per rule
+    view: View, memory: DecisionState, now: float, timing: Timing
+) -> Action:
     """No generation trains: none exists yet, all members were asked to stop, or none of them is left."""
     assert view.target is not None
     if view.target.desired == 0:
@@ -174,6 +178,8 @@ def _first(view: View, memory: DecisionState, now: float, timing: Timing) -> Act
         return Nothing(f"{len(view.joiners)} of at least {_least(view)} members are ready", changes=missing)
     if not view.adopted and now < memory.base_since + timing.adopt:
         return Wait(memory.base_since + timing.adopt, "all members to stop")
+    if (wait := _for_state(view, memory, now, timing)) is not None:
+        return wait
     if memory.breaks >= 2 and now < memory.retry_at:
         return Wait(memory.retry_at, f"a pause after {memory.breaks} failures in a row")
     settled = _since(memory.enough_since, now) + timing.settle
@@ -220,6 +226,8 @@ def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, la
         bound = _since(memory.change_since, now) + timing.doubt
         if now < bound:
             return Wait(bound, "a loss to become known")
+    if (wait := _for_state(view, memory, now, timing)) is not None:
+        return wait
     stayers, joiners = _candidates(view, last)
     if memory.breaks >= 2 and now < memory.retry_at:
         # After a loss the survivors continue at once; new members enter when the series of failures is over.
@@ -227,6 +235,14 @@ def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, la
             return Wait(memory.retry_at, f"a pause after {memory.breaks} failures in a row")
         joiners = ()
     return _propose_or_stop(view, stayers + joiners, _why(view, joiners))
+
+
+def _for_state(view: View, memory: DecisionState, now: float, timing: Timing) -> Wait | None:
+    """All members that hold the training state were lost unplanned: wait for one of them, bounded."""
+    bound = _since(memory.change_since, now) + timing.holder
+    if not view.lost or not view.may_return or now >= bound:
+        return None
+    return Wait(bound, f"the training state: {', '.join(view.may_return)} may return with it")
 
 
 def _candidates(view: View, last: bool) -> tuple[tuple[RegisteredMember, ...], tuple[RegisteredMember, ...]]:
