@@ -58,6 +58,24 @@ def test_the_others_begin_without_the_state_if_no_holder_returns_in_time(job):
     assert job.workers() == ["b"]
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_all_stop_before_new_members_begin_if_nobody_stays(job, broken):
+    """Otherwise the joiner would begin at step 0 while the member with the state still trains."""
+    job.target = Target(min=1, max=1, desired=1)
+    job.train("a")
+    job.join("b")
+    job.target = Target(min=1, max=1, desired=1, leaving=("a",))
+    if broken:
+        job.fail("a")
+    job.run()
+    assert (job.workers(), job.base.reason) == ([], "Stop")
+    if not broken:
+        assert isinstance(job.run(), Wait)
+        job.adopt()
+    job.run()
+    assert (job.workers(), job.base.reason) == (["b"], "Start")
+
+
 @pytest.mark.parametrize("end", ["left", "dead", "anew"])
 def test_no_lost_holder_is_awaited_if_it_cannot_return(job, end):
     job.target = Target(min=1, max=2, desired=2)

@@ -200,7 +200,7 @@ def _planned(  # noqa: PLR0911 - one return per rule
         # They train, and become ready when they can enter another generation; until then this one stays.
         return Nothing(f"{_names(view.unready)} must stop training first")
     if view.leavers:
-        return _propose_or_stop(view, stayers + joiners, _why(view, joiners))
+        return _propose_or_stop(view, stayers, joiners)
     if not view.adopted and now < memory.base_since + timing.adopt:
         return Wait(memory.base_since + timing.adopt, f"generation {view.generation.number} to be adopted")
     settled = _since(memory.enough_since, now) + timing.settle
@@ -234,7 +234,7 @@ def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, la
         if not view.lost or len(stayers) < _least(view) <= len(stayers + joiners):
             return Wait(memory.retry_at, f"a pause after {memory.breaks} failures in a row")
         joiners = ()
-    return _propose_or_stop(view, stayers + joiners, _why(view, joiners))
+    return _propose_or_stop(view, stayers, joiners)
 
 
 def _for_state(view: View, memory: DecisionState, now: float, timing: Timing) -> Wait | None:
@@ -257,10 +257,14 @@ def _candidates(view: View, last: bool) -> tuple[tuple[RegisteredMember, ...], t
     return tuple(m for m in view.stayers if view.adopted_by(m) >= in_force), ()
 
 
-def _propose_or_stop(view: View, chosen: tuple[RegisteredMember, ...], reason: str) -> Action:
-    """The chosen members; if they are too few and a member waits to leave, all stop."""
-    if len(chosen) >= _least(view):
-        return _propose(view, chosen, reason)
+def _propose_or_stop(
+    view: View, stayers: tuple[RegisteredMember, ...], joiners: tuple[RegisteredMember, ...]
+) -> Action:
+    """The chosen members. If they are too few and a member waits to leave, all stop; also if nobody stays: those that
+    leave save the state before the joiners begin, which would otherwise train beside them."""
+    chosen = stayers + joiners
+    if len(chosen) >= _least(view) and (stayers or not view.leavers):
+        return _propose(view, chosen, _why(view, joiners))
     if view.leavers:
         return _propose(view, (), "Stop")
     return Nothing(f"{len(chosen)} of at least {_least(view)} members are left")
