@@ -77,10 +77,9 @@ class Shuffled:
     def __init__(self, population: int | Sequence[int], *, seed: int = 0, samples: int | None = None) -> None:
         """``population``: the indices, or their number. Raises ``ValueError`` for a number that is not positive."""
         self._chosen = None if isinstance(population, int) else np.asarray(as_indices(population, self), np.int64)
-        self._population = population if isinstance(population, int) else len(population)
+        self._population = _positive("population", population if isinstance(population, int) else len(population))
         self._samples = _positive("samples", self._population if samples is None else samples)
         self._seed = seed
-        _positive("population", self._population)
 
     def __len__(self) -> int:
         return self._samples
