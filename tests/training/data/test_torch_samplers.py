@@ -18,7 +18,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from elastrain.data import LengthBuckets, Shuffled
+from elastrain.data import LengthBuckets, Shards, Shuffled
 from elastrain.data.options import order_of
 from elastrain.data.order import Order
 from elastrain.data.rng import Kept
@@ -197,3 +197,12 @@ def test_error_names_the_epoch_if_it_has_another_length() -> None:
 def test_error_names_the_argument_if_options_contradict(options, error, message) -> None:
     with pytest.raises(error, match=message):
         order(**options)
+
+
+def test_a_data_set_in_shards_is_shuffled_by_shards() -> None:
+    shards = Shards(["a", "b", "c", "d"], [20] * 4, lambda _: range(20), together=1, lanes=2)
+    found = order_of(shards, global_batch_size=8, seed=3, shuffle=None, drop_last=False)
+    assert epoch_of(found) == shards.shuffled(seed=3, global_batch_size=8).indices(0, 0, 80)
+    assert len({i // 20 for i in found.slice(0, 0, 2).indices}) == 1, "a rank reads the shards of its lane"
+    in_order = order_of(shards, global_batch_size=8, seed=3, shuffle=False, drop_last=False)
+    assert epoch_of(in_order) == list(range(80))

@@ -1,10 +1,10 @@
 """The data of each step (``order``), how it reaches a rank (``cursor``, ``loader``), and the proof (``audit``).
 
-Scripts may import the samplers from here, and :class:`ElasticIterable` and :class:`Replayed`, for data that comes in a
-sequence.
+Scripts may import from here: samplers, data sets in shards, and the contract and adapters for data in a sequence.
 """
 
 from elastrain.data.samplers import BatchSampler, Drawn, InOrder, LengthBuckets, Sampler, Shuffled, Weighted
+from elastrain.data.shards import Shards, ShardShuffle
 from elastrain.data.stream import ElasticIterable, Replayed
 
 __all__ = [
@@ -15,6 +15,8 @@ __all__ = [
     "LengthBuckets",
     "Replayed",
     "Sampler",
+    "ShardShuffle",
+    "Shards",
     "Shuffled",
     "Weighted",
 ]

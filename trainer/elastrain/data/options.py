@@ -7,6 +7,7 @@ from typing import Any
 from torch.utils.data import BatchSampler as TorchBatchSampler
 
 from elastrain.data.order import Order
+from elastrain.data.shards import Shards
 from elastrain.data.stream import ElasticIterable, length_of
 from elastrain.data.torch_samplers import batches_by_number, by_position
 
@@ -45,6 +46,8 @@ def order_of(
         return Order(batches.samples, batches.batch_size, shuffle=False, batch_sampler=batches, **options)
     assert global_batch_size is not None
     options["drop_last"] = drop_last
+    if sampler is None and shuffle is not False and isinstance(dataset, Shards):
+        sampler = dataset.shuffled(seed=seed, global_batch_size=global_batch_size)
     if sampler is not None:
         chosen = by_position(sampler, seed)
         return Order(len(chosen), global_batch_size, shuffle=False, sampler=chosen, **options)
