@@ -42,7 +42,8 @@ class LanguageModel(nn.Module):
         self.tokens, self.places = nn.Embedding(128, size), nn.Parameter(torch.zeros(length, size))
         self.layer = nn.TransformerEncoderLayer(size, 4, 2 * size, dropout=0.0, batch_first=True)
         self.head = nn.Linear(size, 128)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x):
         return self.head(self.layer(self.tokens(x) + self.places, self.mask, is_causal=True))

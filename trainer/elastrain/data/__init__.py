@@ -3,6 +3,7 @@
 Scripts may import from here: samplers, data sets in shards, and the contract and adapters for data in a sequence.
 """
 
+from elastrain.data.resumable import Resumable
 from elastrain.data.samplers import BatchSampler, Drawn, InOrder, LengthBuckets, Sampler, Shuffled, Weighted
 from elastrain.data.shards import Shards, ShardShuffle
 from elastrain.data.stream import ElasticIterable, Replayed
@@ -14,6 +15,7 @@ __all__ = [
     "InOrder",
     "LengthBuckets",
     "Replayed",
+    "Resumable",
     "Sampler",
     "ShardShuffle",
     "Shards",
