@@ -84,6 +84,9 @@ def test_samples_of_tar_files_are_their_members_by_extension(tmp_path) -> None:
 
 
 def test_an_index_of_webdataset_names_the_files_and_their_samples(tmp_path) -> None:
+    (tmp_path / "remote.json").write_text(json.dumps({"shardlist": [{"url": "https://a/0.tar", "nsamples": 4}]}))
+    with pytest.raises(ValueError, match=r"remote\.json: https://a/0\.tar: must be a path"):
+        Shards.wids(tmp_path / "remote.json")
     listed = [{"url": file.name, "nsamples": 4} for file in tars(tmp_path)]
     (tmp_path / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": listed}))
     assert Shards.wids(tmp_path / "index.json")[11]["txt"] == b"2/3"

@@ -72,10 +72,12 @@ class Shards:
         """
         index = Path(index)
         try:
-            listed = [(index.parent / one["url"], int(one["nsamples"])) for one in _json(index)["shardlist"]]
+            listed = [(str(one["url"]), int(one["nsamples"])) for one in _json(index)["shardlist"]]
         except (KeyError, TypeError) as e:
             raise ValueError(f"{index}: no index of shards: 'shardlist' with 'url' and 'nsamples': {e!r}") from e
-        return cls.tar([file for file, _ in listed], [count for _, count in listed], **options)
+        if remote := [url for url, _ in listed if "://" in url]:
+            raise ValueError(f"{index}: {remote[0]}: must be a path; fetch it in a read(file) of your own")
+        return cls.tar([index.parent / url for url, _ in listed], [count for _, count in listed], **options)
 
     @classmethod
     def mds(cls, folder: File, **options: Any) -> Self:
