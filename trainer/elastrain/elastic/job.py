@@ -17,8 +17,7 @@ from torch import nn
 from elastrain.api import names
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
-from elastrain.data.order import Order
-from elastrain.data.stream import ElasticIterable, length_of
+from elastrain.data.options import order_of
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.backend import device_of_rank
 from elastrain.elastic.contract import BODY, Call, Phase
@@ -172,9 +171,11 @@ class Job:
         self,
         dataset: Any,
         *,
-        global_batch_size: int,
+        global_batch_size: int | None = None,
         seed: int = 0,
         shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
         drop_last: bool = False,
         micro_batch_size: int | None = None,
         micro_batches: int | None = None,
@@ -185,24 +186,25 @@ class Job:
 
         ``dataset``: map-style, or an :class:`elastrain.data.ElasticIterable`. ``global_batch_size``: samples of one
         optimizer step over all ranks, at any world size. ``shuffle``: default: True for map-style data; a stream keeps
-        its own order. ``drop_last``: leave an epoch's last, smaller batch out. ``micro_batch_size``: largest number of
-        samples per loop body; the body runs once for each micro-batch, and gradients add up. ``micro_batches``: for
+        its own order. ``sampler``: an :class:`elastrain.data.Sampler`, or one of torch's. ``batch_sampler``: an
+        :class:`elastrain.data.BatchSampler`, or an iterable of batches; they are global ones and may differ in size.
+        ``drop_last``: leave an epoch's last, smaller batch out. ``micro_batch_size``: largest number of samples per
+        loop body; the body runs once for each micro-batch, and gradients add up. ``micro_batches``: for
         ``numerics="bitwise"``, the number of micro-batches of each global batch. ``randomness``: "keyed" seeds the
-        default generators by (seed, step, micro-batch) for each loop body and by (seed, epoch, index) for each sample;
+        default generators by (seed, step, micro-batch) for each loop body, and by seed and position for each sample;
         "own" leaves them alone. ``loader_options``: ``num_workers``, ``collate_fn``, ``pin_memory``,
         ``prefetch_factor``, ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` as of
         ``torch.utils.data.DataLoader``. Raises ``ValueError`` or ``TypeError`` naming the argument.
         """
-        stream = isinstance(dataset, ElasticIterable)
-        if stream and shuffle:
-            raise ValueError("job.dataloader(shuffle=True): a stream keeps its own order; shuffle inside of it")
         if randomness not in ("keyed", "own"):
             raise ValueError(f"job.dataloader(randomness={randomness!r}): must be 'keyed' or 'own'")
-        order = Order(
-            length_of(dataset),
-            global_batch_size,
+        order = order_of(
+            dataset,
+            global_batch_size=global_batch_size,
             seed=seed,
-            shuffle=not stream if shuffle is None else shuffle,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
             drop_last=drop_last,
             micro_batch_size=micro_batch_size,
             micro_batches=micro_batches,
