@@ -45,6 +45,7 @@ def save(state: hvd.elastic.TorchState, path: Path) -> None:
 
 @hvd.elastic.run
 def train(state: hvd.elastic.TorchState, args: argparse.Namespace, train_set: TensorDataset) -> None:
+    loss = torch.zeros(())
     while state.epoch < args.epochs:
         for batch, target in DataLoader(train_set, batch_size=args.batch_size, sampler=state.sampler):
             began = time.monotonic()
@@ -75,7 +76,7 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     sampler = hvd.elastic.ElasticSampler(train_set)
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, steps=0)
-    if args.save.exists():  # the state of rank 0 counts: the decorator sends it to all
+    if hvd.rank() == 0 and args.save.exists():  # the decorator sends it to all
         saved = torch.load(args.save)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])

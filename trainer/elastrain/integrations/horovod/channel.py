@@ -32,6 +32,8 @@ from elastrain.api.records import Record
 ANSWER_SECONDS = 10.0
 """Bound of each wait for a line that the other side sends at once."""
 _LINE = 1 << 16
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
+"""A machine that disappears without a word ends its connections after 5 + 3 * 2 s."""
 
 
 class Request(Record):
@@ -53,6 +55,9 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._buffer = b""
+        for option, value in _KEEPALIVE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def send(self, **message: object) -> None:
         """Raises ``OSError``."""
@@ -65,7 +70,9 @@ class Channel:
         while b"\n" not in self._buffer:
             try:
                 chunk = self._socket.recv(4096)
-            except TimeoutError:
+            except TimeoutError as error:
+                if error.errno is not None:  # the kernel's word that the other machine is gone
+                    raise
                 return None
             if not chunk:
                 raise ConnectionError("the connection was closed")

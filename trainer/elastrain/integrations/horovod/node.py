@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+LAUNCHER = (sys.executable, "-m", "elastrain.integrations.horovod.launcher")
+"""Without its arguments: the member's id, and the number of slots."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
@@ -57,9 +60,9 @@ class _Done:
 class Node:
     """Runs in the main thread. Everything that happens arrives in one queue."""
 
-    def __init__(self, command: Sequence[str], slots: int) -> None:
-        """``command``: of a Horovod process. ``slots``: processes of this worker."""
-        self._command, self._slots = command, slots
+    def __init__(self, command: Sequence[str], slots: int, launcher: Sequence[str] = LAUNCHER) -> None:
+        """``command``: of a Horovod process. ``slots``: processes of this worker. ``launcher``: its command."""
+        self._command, self._slots, self._launcher_command = command, slots, launcher
         self._inbox: queue.SimpleQueue[AgentMessage | _Ended | _Done | Exception | None] = queue.SimpleQueue()
         self._generation: Generation | None = None
         """The newest one that was proposed."""
@@ -217,7 +220,7 @@ class Node:
         """Run the launcher, and give it the members."""
         if self._launcher is None:
             log.info("starting Horovod's launcher", generation=generation.number)
-            own = [sys.executable, "-m", "elastrain.integrations.horovod.launcher", me, str(self._slots)]
+            own = [*self._launcher_command, me, str(self._slots)]
             launcher = subprocess.Popen(
                 tethered(own, signal.SIGKILL), env=os.environ, stdin=subprocess.PIPE, start_new_session=True
             )
