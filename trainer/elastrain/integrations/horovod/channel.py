@@ -4,10 +4,11 @@
 node      ``{"nonce": NONCE}``
 launcher  ``{"body": REQUEST, "mac": HMAC-SHA256(token, NONCE + REQUEST)}``
 node      ``{"pid": PID}``; or it closes the connection: not now, ask again
-node      ``{"code": CODE}`` when the process has ended
+node      ``{"code": CODE}`` when the process has ended by itself
 ========  ===================================================================
 
-The connection lives as long as the process: if the launcher closes it or dies, the node ends the process. The token is
+The connection lives as long as the process: if the launcher closes it or dies, the node ends the process. If the node
+ends the process for another reason, it closes the connection without a code. The token is
 a record of the job in etcd, which only this job's workers can read. It never travels between workers, and a request
 cannot be repeated.
 """
@@ -21,7 +22,7 @@ import json
 import secrets
 import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -41,12 +42,12 @@ class Request(Record):
 
     launcher: str
     """Id of the member that runs the launcher."""
+    kind: Literal["run", "ping", "done"] = "run"
+    """``ping``: whether the node obeys this launcher. ``done``: training is complete, and the node finishes."""
     slot: int = 0
     """Place of the process in its worker (Horovod's local rank)."""
     variables: dict[str, str] = Field(default_factory=dict)
     """Horovod's, added to the environment of the node."""
-    done: bool = False
-    """Training is complete: the node finishes."""
 
 
 class Channel:

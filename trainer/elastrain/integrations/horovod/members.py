@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 ANNOUNCE_SECONDS = 5.0
@@ -19,10 +19,11 @@ class Members:
     withdrawn for one poll, and announced again.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """``slots``: processes of each member. ``clock``: seconds."""
         self.driver: Any = None
         """Horovod's elastic driver; None: it has not been created yet."""
-        self._slots = slots
+        self._slots, self._clock = slots, clock
         self._lock = threading.Condition()
         self._places: dict[str, tuple[str, int]] = {}
         self._active: dict[str, tuple[str, int]] = {}
@@ -68,7 +69,7 @@ class Members:
         """Called by the driver once a second."""
         with self._lock:
             wanted, active = frozenset(self._places), frozenset(self._active)
-        self._answer = self._next_answer(wanted, active, time.monotonic())
+        self._answer = self._next_answer(wanted, active, self._clock())
         return dict.fromkeys(self._answer, self._slots)
 
     def _next_answer(self, wanted: frozenset[str], active: frozenset[str], now: float) -> frozenset[str]:

@@ -1,8 +1,8 @@
 """The launcher's side of the channel: runs processes on the workers' nodes. Imports no Horovod.
 
-A world forms only of members of the newest generation. If a node's connection breaks, the process counts as lost when
-the next generation has no such member, or its node answers, not before: a launcher that is cut off from the job must
-not train on alone.
+A world forms only of members of the newest generation. If a node's connection breaks, its process counts as lost as soon
+as the newest generation has no such member, or the node answers that it still obeys this launcher. A launcher that is
+cut off from the job therefore cannot train on alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import structlog
 
@@ -69,13 +70,23 @@ class Nodes:
         return started, 1
 
     def _confirm_loss(self, member: str, stops: Sequence[threading.Event]) -> None:
-        """Return when the member is in no generation any more, or its node answers: then it has ended the process."""
+        """Return when the member is in no generation any more, or its node still obeys this launcher: then only the
+        process has ended."""
         while not _any(stops) and (place := self._members.place(member)) is not None:
             try:
-                ask(*place, Request(launcher=self._me, slot=-1), self._token).close()
-                return
-            except OSError:
-                time.sleep(AGAIN_SECONDS)
+                if self._tell(place, "ping"):
+                    return
+            except OSError as error:
+                log.info("a node does not answer", member=member, why=str(error))
+            time.sleep(AGAIN_SECONDS)
+
+    def _tell(self, place: tuple[str, int], kind: Literal["ping", "done"]) -> bool:
+        """Whether the node obeys this launcher. Raises ``OSError`` if it does not, or cannot be reached."""
+        channel = ask(*place, Request(launcher=self._me, kind=kind), self._token)
+        try:
+            return bool(channel.receive(ANSWER_SECONDS))
+        finally:
+            channel.close()
 
     def report_done(self) -> None:
         """Tell all other nodes that training is complete."""
@@ -86,9 +97,7 @@ class Nodes:
 
     def _report_done(self, place: tuple[str, int]) -> None:
         try:
-            channel = ask(*place, Request(launcher=self._me, done=True), self._token)
-            channel.receive(ANSWER_SECONDS)
-            channel.close()
+            self._tell(place, "done")
         except OSError as error:
             log.warning("a node was not told that training is complete", address=place[0], why=str(error))
 

@@ -108,9 +108,10 @@ class Programs:
             request = self._admitted(Signed.arriving_on(channel))
             if request is None:
                 return
-            if request.done:
+            if request.kind == "done":
                 self._on_done()
-                channel.send(done=True)
+            if request.kind != "run":
+                channel.send(ok=True)
             elif (program := self._start(request)) is not None:
                 threading.Thread(target=self._end_with, args=(channel, program), daemon=True).start()
                 with contextlib.suppress(OSError):  # the launcher has hung up: the thread above ends the process
@@ -174,7 +175,7 @@ class Programs:
         log.info("a Horovod process has ended", slot=slot, code=code, by_request=asked)
         if not asked:
             self._on_end(code)
-        channel.send(code=code)
+            channel.send(code=code)
 
     def _end_with(self, channel: Channel, program: subprocess.Popen[bytes]) -> None:
         """End the process when the launcher hangs up."""
