@@ -1,8 +1,8 @@
 """The launcher's side of the channel: runs processes on the workers' nodes. Imports no Horovod.
 
-A world forms only of members of the newest generation. If a node's connection breaks, its process counts as lost as soon
-as the newest generation has no such member, or the node answers that it still obeys this launcher. A launcher that is
-cut off from the job therefore cannot train on alone.
+A world forms only of members of the newest generation. If the connection of a node breaks, its process counts as lost
+as soon as the newest generation has no such member, or the node answers that it still obeys this launcher. A launcher
+that is cut off from the job therefore cannot train on alone.
 """
 
 from __future__ import annotations

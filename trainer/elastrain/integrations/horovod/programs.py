@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import psutil
+import psutil  # which Horovod depends on
 import structlog
 
 from elastrain.contrib.restart import end
