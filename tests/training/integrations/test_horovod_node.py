@@ -16,6 +16,9 @@ import psutil
 import pytest
 
 from elastrain.api import messages as m
+from elastrain.api import names
+from elastrain.etcd import EtcdClient
+from elastrain.integrations.horovod.channel import token_key
 from elastrain.integrations.horovod.members import Members
 from elastrain.integrations.horovod.nodes import Nodes
 from elastrain.integrations.horovod.programs import Programs
@@ -46,7 +49,7 @@ class Side:
             1,
             ADDRESS,
             token_of=lambda launcher: self.tokens.get(launcher, ""),
-            on_end=self.ended.put,
+            on_end=lambda code, by_itself: self.ended.put(code) if by_itself else None,
             on_done=self.done.set,
         )
         self.programs.obey("a.0")
@@ -189,14 +192,16 @@ for line in sys.stdin:
 NODE = """
 import os, sys
 from elastrain.integrations.horovod.node import Node
-sys.exit(Node([sys.executable], 1, [sys.executable, "-c", sys.argv[1], sys.argv[2]]).keep(os.environ))
+program, launcher = [sys.executable, sys.argv[2] + "/train.py", sys.argv[2]], [sys.executable, "-c", *sys.argv[1:]]
+sys.exit(Node(program, 1, launcher).keep(os.environ))
 """
 
 
 class Agent(ScriptedAgent):
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
-        super().__init__(folder, ["-c", NODE, LAUNCHER, str(folder)], ELASTRAIN_ETCD_ENDPOINTS="127.0.0.1:1")
+        (folder / "train.py").write_text(PROGRAM)
+        super().__init__(folder, ["-c", NODE, LAUNCHER, str(folder)], **environment)
 
     def adopts(self, number: int, *workers: str, ended: tuple[int, ...] = ()) -> None:
         self.says(m.Proposed(generation=formed(number, *workers, ended=ended)))
@@ -217,9 +222,39 @@ class Agent(ScriptedAgent):
 
 @pytest.fixture
 def agent(tmp_path):
-    one = Agent(tmp_path)
+    one = Agent(tmp_path, ELASTRAIN_ETCD_ENDPOINTS="127.0.0.1:1")
     yield one
     one.close()
+
+
+@pytest.fixture
+def environment(etcd, job_keys):
+    """Of a worker of a job in a real etcd."""
+    return {
+        names.ENV_ETCD_ENDPOINTS: etcd.endpoint,
+        names.ENV_NAMESPACE: job_keys.namespace,
+        names.ENV_JOB: job_keys.job,
+        names.ENV_JOB_UID: job_keys.uid,
+    }
+
+
+def test_a_leaver_has_left_the_generation_when_its_process_has_ended(environment, tmp_path, eventually):
+    agent = Agent(tmp_path, **environment)
+    with EtcdClient.from_environment(environment) as client:
+        client.put(token_key(environment, "b.0"), b"secret")
+    members, stop = Members(1), threading.Event()
+    members.replace({"a.0": (ADDRESS, agent.ready.store_port)})
+    nodes = Nodes("b.0", members, "secret")
+    try:
+        agent.adopts(1, "b", "a")
+        threading.Thread(target=nodes.run, args=("a.0", 0, {"HOROVOD_RANK": "1"}, [stop]), daemon=True).start()
+        process = int(agent.lines("runs", 1)[0].split()[0])
+        agent.says(m.Proposed(generation=formed(2, "b")))
+        threading.Timer(0.5, stop.set).start()  # Horovod removes it at the others' next commit
+        assert agent.hears() == m.Adopted(generation=2, step=0)
+        assert stop.is_set() and not psutil.pid_exists(process)
+    finally:
+        agent.close()
 
 
 def test_the_launcher_outlives_generations_while_its_member_stays_the_first(agent):

@@ -44,10 +44,12 @@ LAUNCHER = (sys.executable, "-m", "elastrain.integrations.horovod.launcher")
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A process ended by itself, or another process killed it."""
+    """The end of a process."""
 
     exit_code: int
     """Negative: a signal."""
+    by_itself: bool = True
+    """Neither the launcher nor this node ended it."""
     launcher: subprocess.Popen[bytes] | None = None
     """None: a Horovod process."""
 
@@ -98,7 +100,7 @@ class Node:
                 self._slots,
                 link.welcome.address,
                 token_of=token_of,
-                on_end=lambda code: self._inbox.put(_Ended(code)),
+                on_end=lambda code, by_itself: self._inbox.put(_Ended(code, by_itself)),
                 on_done=lambda: self._inbox.put(_Done()),
             )
             link.start()
@@ -189,7 +191,7 @@ class Node:
             self._adopt(link)
             return None  # removed from Horovod's world, which ends a process by SIGABRT
         code, signum = split_exit_code(ended.exit_code)
-        if code == signum == 0:
+        if code == signum == 0 or not ended.by_itself:
             return None  # the launcher reports when all are done
         now = time.monotonic()
         log.warning("a process failed", launcher=ended.launcher is not None, code=code, signal=signum)
@@ -219,6 +221,8 @@ class Node:
     def _lead(self, generation: Generation, me: str) -> None:
         """Run the launcher, and give it the members."""
         if self._launcher is None:
+            if self._blamed is not None:
+                return  # its failure is not explained yet
             log.info("starting Horovod's launcher", generation=generation.number)
             own = [*self._launcher_command, me, str(self._slots)]
             launcher = subprocess.Popen(
@@ -233,7 +237,7 @@ class Node:
             self._launcher.stdin.flush()
 
     def _await(self, launcher: subprocess.Popen[bytes]) -> None:
-        self._inbox.put(_Ended(launcher.wait(), launcher))
+        self._inbox.put(_Ended(launcher.wait(), launcher=launcher))
 
     def _stop(self) -> None:
         """End the launcher and all processes of this worker."""

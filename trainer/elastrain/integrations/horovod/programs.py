@@ -38,11 +38,11 @@ class Programs:
         address: str,
         *,
         token_of: Callable[[str], str],
-        on_end: Callable[[int], None],
+        on_end: Callable[[int, bool], None],
         on_done: Callable[[], None],
     ) -> None:
         """``token_of``: reads the token of a launcher, empty if there is none; may raise ``EtcdError``. ``on_end``:
-        called with the exit code (negative: a signal) of each process that was not ended by request. ``on_done``:
+        called with the exit code of each process (negative: a signal) and whether it ended by itself. ``on_done``:
         training is complete. Raises ``OSError`` if this machine does not have ``address``."""
         self._command, self._slots = command, slots
         self._environment = environment_of(address, os.environ)
@@ -173,8 +173,8 @@ class Programs:
             asked = program.pid in self._ended_by_us
             self._ended_by_us.discard(program.pid)
         log.info("a Horovod process has ended", slot=slot, code=code, by_request=asked)
+        self._on_end(code, not asked)
         if not asked:
-            self._on_end(code)
             channel.send(code=code)
 
     def _end_with(self, channel: Channel, program: subprocess.Popen[bytes]) -> None:
