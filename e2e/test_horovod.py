@@ -17,7 +17,7 @@ VALUES = {
     "EPOCHS": "400",
     "STEP_SECONDS": "0.02",
     "SAVE": ".elastrain/horovod.pt",
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "300",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
 }
 
 

@@ -73,15 +73,17 @@ def test_survivors_keep_their_processes_if_others_join_die_and_leave(horovod):
     assert not one.printed("goes on after"), "the state was in the survivor's memory"
 
 
-def test_joiners_enter_if_they_come_while_another_starts(horovod):
-    one = horovod(EPOCHS="200", STEP_SECONDS="0.02")
+def test_joiners_enter_if_they_come_while_another_starts_and_survivors_outlive_one_of_them(horovod):
+    one = horovod(EPOCHS="300", STEP_SECONDS="0.02")
     seen = one.await_line("by 1 ranks")
     one.job.scale(2)
     one.await_workers(2)  # its process imports torch, while the others wait for it
     one.job.scale(3)
     one.await_workers(3)
-    one.await_line("by 3 ranks", seen)
-    finishes(one, 199)
+    seen = one.await_line("by 3 ranks", seen)
+    os.kill(pid(one, "horovod-1"), signal.SIGKILL)
+    one.await_line("by 2 ranks", seen)  # after gloo's timeout: a survivor may wait for the other one
+    finishes(one, 299)
     assert len({rank_0 for _, _, rank_0 in epochs(one)}) == 1
 
 

@@ -199,6 +199,8 @@ class Node:
             return code or 128 + signum
         self._deaths.append(now)
         if code and now - self._lost_at > patience:
+            if generation.size == 1:
+                return code  # there is no peer whose loss could explain it
             self._blamed = self._blamed or (code, now)
             self._programs.pause(True)
         elif self._blamed is None:

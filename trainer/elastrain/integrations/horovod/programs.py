@@ -23,9 +23,6 @@ log = structlog.get_logger(__name__)
 
 TOKEN_SECONDS = 1.0
 """Least time between two reads of the token: requests with a wrong one cost etcd no more than this."""
-GLOO_TIMEOUT = "120"
-"""Seconds, unless the manifest sets ``HOROVOD_GLOO_TIMEOUT_SECONDS``. Upstream's 30 s are less than a joiner may need
-to import its frameworks while the survivors wait for it."""
 
 
 class Programs:
@@ -209,5 +206,5 @@ def environment_of(address: str, environ: Mapping[str, str]) -> dict[str, str]:
     if not interface:
         raise OSError(f"no network interface has the address {address}: set HOROVOD_GLOO_IFACE to the one to use")
     own = {"HOROVOD_GLOO_IFACE": interface}
-    defaults = {"HOROVOD_GLOO_TIMEOUT_SECONDS": GLOO_TIMEOUT, "NCCL_SOCKET_IFNAME": interface, "PYTHONUNBUFFERED": "1"}
+    defaults = {"NCCL_SOCKET_IFNAME": interface, "PYTHONUNBUFFERED": "1"}
     return {**defaults, **environ, **own}
