@@ -126,6 +126,8 @@ class Loop:
         if step.share.learner:
             summed: Summed | None = self._learn(communicator)
         else:
+            learners = self._world.share != self._world.place.share
+            self._world.trained.before_backward(communicator, first=step.done == 1, learners=learners)
             self._heartbeat.backward(loss)
             inputs = ControlInputs(self._session.connected, self._heartbeat.share(), stop=self._stop_asked)
             summed = self._strategy.backward(loss, unscaled, part, inputs, communicator, last=step.complete)

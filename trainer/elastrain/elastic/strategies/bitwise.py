@@ -113,6 +113,8 @@ class Bitwise:
     ) -> Summed | None:
         buffers = self._buffers
         assert buffers is not None
+        if self._sum is None:
+            buffers.follow()
         buffers.fit(communicator.world_size)
         tree = self._sum = self._sum or TreeSum(part.leaves, self._add)
         (loss * part.weight).backward()
