@@ -1,8 +1,9 @@
 """A training script for the tests that unfreezes a layer and adds it to the optimizer while it trains.
 
-``WHEN``: "between" two epochs, in the "body" by the step, in a "callback"; ``AT``: the epoch or the step; ``ONLY``: the
-worker that does so, without the others. ``NUMERICS`` and ``LOADER`` as in train_options.py; ``PORTIONS``: joiners
-receive their state over several steps; ``GROUPS``: groups at the beginning. While ``hold`` exists in the folder, no rank computes a step.
+``WHEN``: "between" two epochs, in the "body" by the step, in a "callback"; ``AT``: the epoch or the step, or a file of
+this name in the folder; ``ONLY``: the worker that does so, without the others. ``NUMERICS`` and ``LOADER`` as in
+train_options.py; ``PORTIONS``: joiners receive their state over several steps. While ``hold`` exists in the folder, no
+rank computes a step.
 """
 
 import json
@@ -19,7 +20,8 @@ import elastrain
 from elastrain.elastic.state import portions, sender, transfer
 
 if os.environ.get("PORTIONS"):
-    portions.MIN_BYTES = transfer.SMALL_BYTES = 1
+    portions.MIN_BYTES, transfer.SMALL_BYTES = 1, 200
+    portions.SAMPLES = 8  # so that the samples of a tensor are small
     sender.STEP_SHARE = 0.0  # one portion from each sender in each step
 
 out, epochs, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
@@ -35,8 +37,7 @@ with elastrain.join(numerics=os.environ.get("NUMERICS", "exact")) as job:
     net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).double()
     net[0].requires_grad_(False)
     net[2].requires_grad_(False)
-    groups = [{"params": net[4].parameters()}, {"params": net[0].parameters(), "lr": 0.0}]
-    optimizer = torch.optim.Adam(groups[: int(os.environ.get("GROUPS", "1"))], lr=0.01)
+    optimizer = torch.optim.Adam(net[4].parameters(), lr=0.01)
     model = job.wrap(net, optimizer=optimizer)
     options = json.loads(os.environ.get("LOADER", "{}"))
     loader = job.dataloader(TensorDataset(inputs, labels), global_batch_size=24, seed=3, **options)
@@ -58,6 +59,8 @@ with elastrain.join(numerics=os.environ.get("NUMERICS", "exact")) as job:
                 time.sleep(delay)
             while job.step and (out / "hold").exists():  # not in the warm-up
                 time.sleep(0.01)
+            if (out / "at").exists():
+                at = int((out / "at").read_text())
             if when == "body" and job.step == at:
                 unfreeze()
             optimizer.zero_grad()
