@@ -248,10 +248,19 @@ def test_a_rank_trains_the_parameters_of_the_state_in_their_groups() -> None:
     assert behind.optimizer.param_groups[1]["params"] == [behind.net[0].weight]
 
 
+def test_a_rank_whose_loop_body_has_added_a_group_before_the_state_arrived_adds_it_again() -> None:
+    ahead, behind = Rank(), Rank()
+    behind.net[0].requires_grad_(True)
+    behind.optimizer.add_param_group({"params": behind.net[0].parameters()})
+    behind.set.adopt(ahead.set.describe())
+    assert behind.set.digest == ahead.set.digest
+    behind.optimizer.add_param_group({"params": behind.net[0].parameters()})
+
+
 def test_error_names_both_if_the_groups_of_the_script_do_not_fit_those_of_the_state() -> None:
     ahead, behind = Rank(), Rank()
-    behind.optimizer.add_param_group({"params": behind.net[0].parameters()})
+    behind.optimizer.param_groups[0]["params"].pop()
     with pytest.raises(
-        ValueError, match=r"job\.track\(optimizer=….*'optimizer' has 1 groups in the state, 2 in this scr"
+        ValueError, match=r"job\.track\(optimizer=….*model\.1\.bias in the state, model\.1\.weight in this"
     ):
         behind.set.adopt(ahead.set.describe())

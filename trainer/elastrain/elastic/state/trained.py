@@ -107,9 +107,11 @@ class TrainedSet:
 
     # -- part of the state -------------------------------------------------------------------------------------------
     def adopt(self, described: str) -> None:
-        """Train the parameters of a state that is about to be loaded, and add the groups that its optimizers have.
+        """Train the parameters of a state that is about to be loaded, in the groups that its optimizers have.
 
-        Raises ``ValueError`` if groups of this script's optimizers are not the first ones of those in the state.
+        Groups are added that this rank's script has not added, and those are removed that it has added already: the
+        loop body of a step that does not count, or in which the state arrives, may have done so, and runs again.
+        Raises ``ValueError`` if the other groups differ.
         """
         before = self.describe()
         if described == before:
@@ -124,13 +126,15 @@ class TrainedSet:
         for name, optimizer in self._optimizers():
             groups = [group["parameters"] for group in theirs["groups"].get(name, [])]
             own = [group["parameters"] for group in mine["groups"][name]]
-            more = groups[len(own) :]
-            if groups[: len(own)] != own or not all(p in parameters for group in more for p in group):
+            kept = min(len(own), len(groups))
+            more = groups[kept:]
+            if groups[:kept] != own[:kept] or not all(p in parameters for group in more for p in group):
                 raise ValueError(
                     f"job.track({name}=…): the groups of this optimizer do not fit those of the job's state: "
                     f"{_difference(described, before, 'in the state', 'in this script')}. Begin with the groups "
                     "that the job began with, of parameters of the model: this process receives those that were added"
                 )
+            del optimizer.param_groups[kept:]
             for group in more:
                 optimizer.add_param_group({"params": [parameters[p] for p in group]})
         log.info("parameters train as in the job's state", change=_difference(before, self.describe(), *_THEN_AND_NOW))
