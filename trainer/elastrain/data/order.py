@@ -62,6 +62,11 @@ class Order:
     """Number of logical micro-batches of every global batch, at any world size. A rank's part is a run of whole ones.
     None: the batch is cut by samples."""
 
+    @property
+    def in_micro_batches(self) -> bool:
+        """Whether a rank's part of a batch is cut further."""
+        return self.micro_batches is not None or self.micro_batch_size is not None
+
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
             raise ValueError(f"dataset: has {self.length} samples, must have at least 1")

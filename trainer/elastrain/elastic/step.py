@@ -24,10 +24,16 @@ class Step:
     """The micro-batches of this rank."""
     warm_up: bool = False
     """The step is never committed."""
+    in_micro_batches: bool = False
+    """Whether the loop body runs once for each micro-batch, of which this rank may have only one."""
     begun: int = 0
     """Micro-batches whose loop body has begun."""
     done: int = 0
     """Micro-batches that have run backward."""
+    backwards: int = 0
+    """Backwards of the last micro-batch; several if the loop body has several."""
+    closures: bool = False
+    """Of the warm-up: an optimizer runs backward between its updates."""
     counts: bool = False
     """Gradients are complete on this rank, and its state can be updated: the step is committed when its body ends."""
     incomplete: bool = False
@@ -46,10 +52,13 @@ class Step:
     ) -> None:
         """Decide whether this execution of the step counts, after its last backward; nothing else decides it.
 
+        With several backwards in a loop body it is called after each, until one fails, and the last one decides.
+
         ``summed``: the control vector of the ranks of ``generation``. ``intact``: the generation had not broken when
         the sums had arrived. ``updatable``: this rank holds the state that the gradients belong to. ``incomplete``: not
         yet all of it. Pure.
         """
+        self.counts = False
         if self.warm_up or summed is None or not intact or not updatable:
             return
         self.counts, self.incomplete = True, incomplete

@@ -1,0 +1,92 @@
+"""Several models, and several backwards in a loop body: a body counts as a whole, or leaves no trace."""
+
+from pathlib import Path
+
+import pytest
+
+from differences import differences
+from elastrain.api import messages as m
+from elastrain.data.audit import verify
+
+SCRIPT = Path(__file__).with_name("train_several.py")
+EPOCHS = 3
+
+
+@pytest.fixture
+def undisturbed(world, tmp_path_factory):
+    """What an undisturbed job of these ranks saves."""
+
+    def run(mode: str, *ranks: str) -> dict:
+        fixed = type(world)(tmp_path_factory.mktemp("undisturbed"), world.warm)
+        fixed.start(*ranks, epochs=EPOCHS, script=SCRIPT, MODE=mode)
+        fixed.ready(*ranks)
+        fixed.propose(*ranks)
+        return fixed.finished(*ranks)[ranks[0]]
+
+    return run
+
+
+def apart(one: dict, other: dict, *, atol: float) -> str:
+    """Where the results differ, beside what a rank has counted from its start."""
+    own = dict.fromkeys(("counts", "losses"))
+    return "\n".join(list(differences({**one, **own}, {**other, **own}, atol=atol))[:20])
+
+
+@pytest.mark.parametrize(
+    ("mode", "point"),
+    [
+        ("gan", 1),
+        ("gan", 2),
+        ("gan", 3),
+        ("epochs_on_a_rollout", 3),
+        ("accumulate", 1),
+        ("accumulate", 2),
+        ("lbfgs", 1),
+        ("lbfgs", 4),
+        ("closure_once", 1),
+    ],
+)
+def test_result_has_the_same_bits_if_a_rank_is_killed_after_a_backward_and_replaced(
+    world, undisturbed, mode, point
+) -> None:
+    """The survivor has applied updates of a loop body in which a later backward fails."""
+    world.start("a", "b", epochs=EPOCHS, script=SCRIPT, MODE=mode)
+    world.ready("a", "b")
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    world.progressed("a", 2)
+    (world.folder / f"halt-{point}-1").touch()
+    world.wait("rank 1 halts", (world.folder / f"halted-{point}-1").exists)
+    world.ranks["b"].kill()
+    (world.folder / f"halt-{point}-1").unlink()
+    world.wait("the loss is reported", lambda: world.ranks["a"].has("broken", generation=world.number))
+    world.start("c", epochs=EPOCHS, script=SCRIPT, MODE=mode)
+    world.ready("c")
+    world.propose("a", "c")
+    world.adopted("a", "c")
+    final, expected = world.finished("a", "c"), undisturbed(mode, "f", "g")
+    for result in final.values():
+        assert not (found := apart(expected, result, atol=0.0)), found
+    assert final["a"]["losses"] == expected["losses"]
+    assert verify(world.audit).ok
+
+
+@pytest.mark.parametrize("mode", ["gan", "epochs_on_a_rollout", "accumulate"])
+def test_result_is_that_of_one_rank_if_ranks_join_and_leave(world, undisturbed, mode) -> None:
+    world.start("a", epochs=EPOCHS, script=SCRIPT, MODE=mode)
+    world.ready("a")
+    world.propose("a")
+    world.progressed("a", 2)
+    world.start("b", "c", epochs=EPOCHS, script=SCRIPT, MODE=mode)
+    world.ready("b", "c")
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    world.progressed("a", 2)
+    world.propose("a", "c")
+    world.adopted("a", "b", "c")
+    world.ranks["b"].send(m.Exit(reason="drained"))
+    final, expected = world.finished("a", "c"), undisturbed(mode, "f")
+    for result in final.values():
+        assert not (found := apart(expected, result, atol=1e-10)), found
+    assert final["a"]["losses"] == pytest.approx(expected["losses"], rel=1e-9)
+    assert verify(world.audit).ok
