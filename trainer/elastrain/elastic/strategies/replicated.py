@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.data.order import Order, Slice
@@ -216,9 +217,16 @@ class ReplicatedModule(ElasticModule):
         self.__dict__["_ddp"], self._communicator = None, None
         self.bare, self.learner = True, None
 
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output. Raises ``RuntimeError`` if this wrapper, and not the model, is compiled."""
         if not torch.is_grad_enabled() or not (self.training or self.in_body()):
             return self.module(*args, **kwargs)
+        if get_eval_frame_callback():
+            raise RuntimeError(
+                "torch.compile(job.wrap(net)): the compiler cannot trace a change of generation; compile the model "
+                "itself, at any time: job.wrap(torch.compile(net)), or model.compile()"
+            )
         if self.learner is not None and self.learner.outputs.replaying:
             return self.learner.outputs.replay()
         if self._ddp is None and not self.bare:

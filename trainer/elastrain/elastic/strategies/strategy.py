@@ -51,6 +51,10 @@ class ElasticModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the user's model, as its own ``compile`` does."""
+        self.module.compile(*args, **kwargs)
+
     @property
     def device(self) -> torch.device:
         """Device of the first parameter that trains."""
