@@ -1,15 +1,18 @@
 """Several models, and several backwards in a loop body: a body counts as a whole, or leaves no trace."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from conditions import eventually
 from differences import differences
 from elastrain.api import messages as m
 from elastrain.data.audit import verify
 
 SCRIPT = Path(__file__).with_name("train_several.py")
 EPOCHS = 3
+PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -90,3 +93,55 @@ def test_result_is_that_of_one_rank_if_ranks_join_and_leave(world, undisturbed, 
         assert not (found := apart(expected, result, atol=1e-10)), found
     assert final["a"]["losses"] == pytest.approx(expected["losses"], rel=1e-9)
     assert verify(world.audit).ok
+
+
+def failure(world) -> str:
+    """The log of the first rank that fails for good."""
+    failed = lambda: [r for r in world.ranks.values() if r.process.poll() == 1]  # noqa: E731
+    eventually(failed, PATIENCE, "a rank fails for good")
+    return failed()[0].log.read_text()
+
+
+def test_the_job_fails_with_both_ranks_if_one_runs_fewer_backwards(world) -> None:
+    world.start("a", "b", "c", script=SCRIPT, MODE="uneven")
+    world.ready("a", "b", "c")
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    world.progressed("a", 2)
+    (world.folder / "less-1").touch()
+    text = failure(world)
+    sums = r"rank (\d) sums the control vector of step (\d+)"
+    found = re.search(f"{sums} while {sums}: .* of the same models, with the same backwards", text)
+    assert found, text
+    steps = {int(found[1]): int(found[2]), int(found[3]): int(found[4])}
+    ahead = steps.pop(1)
+    assert list(steps.values()) == [ahead - 1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "remedy"),
+    [
+        ("late", {}, r"a further job\.backward\(\) in a loop body did not .*several_backwards=True"),
+        (
+            "accumulate",
+            {"LOADER": '{"micro_batch_size": 5}'},
+            r"needs the whole batch at once, .*leave micro_batch_size out",
+        ),
+        ("lbfgs", {"LOADER": '{"micro_batch_size": 5}'}, r"step\(closure\) needs the whole batch at once"),
+    ],
+)
+def test_error_names_the_remedy_if_a_body_cannot_have_several_backwards(world, mode, options, remedy) -> None:
+    world.start("a", script=SCRIPT, MODE=mode, **options)
+    if mode == "late":
+        world.ready("a")
+        world.propose("a")
+    assert re.search(remedy, failure(world))
+
+
+def test_a_body_may_have_more_backwards_than_the_warm_up_if_the_script_announces_it(world, undisturbed) -> None:
+    world.start("a", "b", epochs=EPOCHS, script=SCRIPT, MODE="late", SEVERAL="1")
+    world.ready("a", "b")
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    final = world.finished("a", "b")["b"]
+    assert final["step"] == 27

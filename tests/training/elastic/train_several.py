@@ -3,6 +3,7 @@
 A rank halts after its n-th backward and what follows it, as long as the file ``halt-<n>-<rank>`` exists.
 """
 
+import json
 import os
 import sys
 import time
@@ -158,13 +159,46 @@ def closure_once():
     return body, {"net": net, "opt": optimizer}
 
 
+def uneven():
+    """One rank runs another number of backwards than its peers, if the test says so."""
+    net = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = job.wrap(net, optimizer=optimizer)
+
+    def body(x, z, y):
+        for number in range(3):
+            if number == 2 and (out / f"less-{job.rank}").exists():
+                break
+            optimizer.zero_grad()
+            job.backward(nn.functional.cross_entropy(model(x), y))
+            optimizer.step()
+
+    return body, {"net": net}
+
+
+def late():
+    """The warm-up has one backward, later bodies have two."""
+    net = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = job.wrap(net, optimizer=optimizer)
+
+    def body(x, z, y):
+        for _ in range(2 if job.step >= 3 else 1):
+            optimizer.zero_grad()
+            job.backward(nn.functional.cross_entropy(model(x), y))
+            optimizer.step()
+
+    return body, {"net": net}
+
+
 with elastrain.join() as job:
     counts: list[int] = []
     body, objects = globals()[os.environ["MODE"]]()
     losses = {}
     job.on_commit(lambda: losses.update({job.step: job.loss}))
-    loader = job.dataloader(TensorDataset(inputs, noise, labels), global_batch_size=24, seed=3)
-    for batch in job.steps(loader, epochs=epochs):
+    options = json.loads(os.environ.get("LOADER", "{}"))
+    loader = job.dataloader(TensorDataset(inputs, noise, labels), global_batch_size=24, seed=3, **options)
+    for batch in job.steps(loader, epochs=epochs, several_backwards="SEVERAL" in os.environ):
         if not (out / "run-free").exists():
             time.sleep(delay)
         body(*batch)

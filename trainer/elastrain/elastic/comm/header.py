@@ -83,7 +83,7 @@ def difference(rank: int, mine: Header, peer: int, theirs: Header) -> str | None
     what = f"rank {one} {_doing(first, numbered=numbered)} while rank {other} {_doing(second, numbered=numbered)}"
     if Kind.BARRIER in (first.kind, second.kind):
         return f"{what}: all ranks must run the same number of steps: leave the loop by job.stop()"
-    return f"{what}: all ranks must run the same steps of the same model"
+    return f"{what}: all ranks must run the same steps of the same models, with the same backwards"
 
 
 def left_early(rank: int, step: int, peer: int, theirs: Header) -> str | None:
