@@ -19,6 +19,7 @@ EPOCHS = 4
         "compiled, then wrapped",
         "wrapped, then compiled",
         "eager, then compiled",
+        "two forwards",
         "bf16",
         "fp16",
     ],

@@ -8,6 +8,7 @@ import pytest
 from conditions import eventually
 from differences import differences
 from elastrain.api import messages as m
+from elastrain.api.settings import CheckpointSpec
 from elastrain.data.audit import verify
 
 SCRIPT = Path(__file__).with_name("train_several.py")
@@ -145,3 +146,19 @@ def test_a_body_may_have_more_backwards_than_the_warm_up_if_the_script_announces
     world.adopted("a", "b")
     final = world.finished("a", "b")["b"]
     assert final["step"] == 27
+
+
+@pytest.mark.parametrize("mode", ["gan", "lbfgs"])
+def test_job_resumes_from_a_checkpoint_to_the_same_bits(world, undisturbed, mode) -> None:
+    spec = CheckpointSpec(path=str(world.folder / "checkpoints"), every_steps=5)
+    world.start("a", epochs=EPOCHS, script=SCRIPT, checkpoint=spec, MODE=mode)
+    world.ready("a")
+    world.propose("a")
+    world.wait("a checkpoint", lambda: world.ranks["a"].saved_step() > 0)
+    world.ranks["a"].kill()
+    world.start("b", epochs=EPOCHS, script=SCRIPT, checkpoint=spec, MODE=mode)
+    world.ready("b")
+    world.propose("b")
+    final, expected = world.finished("b")["b"], undisturbed(mode, "f")
+    assert min(final["losses"]) > 1, "it has begun anew"
+    assert not (found := apart(expected, final, atol=0.0)), found
