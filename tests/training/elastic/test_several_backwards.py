@@ -22,7 +22,7 @@ def undisturbed(world, tmp_path_factory):
 
     def run(mode: str, *ranks: str) -> dict:
         fixed = type(world)(tmp_path_factory.mktemp("undisturbed"), world.warm)
-        fixed.start(*ranks, epochs=EPOCHS, script=SCRIPT, MODE=mode)
+        fixed.start(*ranks, epochs=EPOCHS, script=SCRIPT, MODE=mode, WRAPPED="1")
         fixed.ready(*ranks)
         fixed.propose(*ranks)
         return fixed.finished(*ranks)[ranks[0]]
@@ -75,13 +75,13 @@ def test_result_has_the_same_bits_if_a_rank_is_killed_after_a_backward_and_repla
     assert verify(world.audit).ok
 
 
-@pytest.mark.parametrize("mode", ["gan", "epochs_on_a_rollout", "accumulate"])
+@pytest.mark.parametrize("mode", ["gan", "epochs_on_a_rollout", "accumulate", "outside"])
 def test_result_is_that_of_one_rank_if_ranks_join_and_leave(world, undisturbed, mode) -> None:
-    world.start("a", epochs=EPOCHS, script=SCRIPT, MODE=mode)
+    world.start("a", epochs=EPOCHS, script=SCRIPT, MODE=mode, WRAPPED="1")
     world.ready("a")
     world.propose("a")
     world.progressed("a", 2)
-    world.start("b", "c", epochs=EPOCHS, script=SCRIPT, MODE=mode)
+    world.start("b", "c", epochs=EPOCHS, script=SCRIPT, MODE=mode, WRAPPED="1")
     world.ready("b", "c")
     world.propose("a", "b", "c")
     world.adopted("a", "b", "c")
@@ -128,10 +128,11 @@ def test_the_job_fails_with_both_ranks_if_one_runs_fewer_backwards(world) -> Non
             {"LOADER": '{"micro_batch_size": 5}'},
             r"needs the whole batch at once, .*leave micro_batch_size out",
         ),
+        ("outside", {}, r"trains parameters of no model .*job\.wrap\(nn\.ParameterList\(\[p\]\)\)"),
         ("lbfgs", {"LOADER": '{"micro_batch_size": 5}'}, r"step\(closure\) needs the whole batch at once"),
     ],
 )
-def test_error_names_the_remedy_if_a_body_cannot_have_several_backwards(world, mode, options, remedy) -> None:
+def test_error_names_the_remedy_if_a_script_cannot_be_trained_exactly(world, mode, options, remedy) -> None:
     world.start("a", script=SCRIPT, MODE=mode, **options)
     if mode == "late":
         world.ready("a")

@@ -191,6 +191,22 @@ def late():
     return body, {"net": net}
 
 
+def outside():
+    """A temperature is trained beside the model."""
+    net, temperature = nn.Linear(6, 3), nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([*net.parameters(), temperature], lr=0.1)
+    model = job.wrap(net, optimizer=optimizer)
+    if "WRAPPED" in os.environ:
+        job.wrap(nn.ParameterList([temperature]))
+
+    def body(x, z, y):
+        optimizer.zero_grad()
+        job.backward(nn.functional.cross_entropy(model(x) * temperature.exp(), y))
+        optimizer.step()
+
+    return body, {"net": net, "temperature": optimizer}
+
+
 with elastrain.join() as job:
     counts: list[int] = []
     body, objects = globals()[os.environ["MODE"]]()

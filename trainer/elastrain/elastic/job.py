@@ -238,12 +238,14 @@ class Job:
         first batch of a process is a warm-up. A later call with a higher bound continues where this one stopped.
         ``several_backwards``: the body may call :meth:`backward` several times, though it does not do so in the
         warm-up; otherwise the warm-up shows it. Raises :class:`Drained` if this worker has to leave, ``ValueError`` for
-        missing bounds, ``RuntimeError`` before :meth:`wrap`.
+        missing bounds and for a tracked optimizer of parameters outside of the models, ``RuntimeError`` before
+        :meth:`wrap`.
         """
         if (epochs is None) == (steps is None):
             raise ValueError("job.steps(): give either epochs=... or steps=...")
         if self._world.model is None:
             raise RuntimeError("job.steps(): call model = job.wrap(model) first")
+        self._tracker.check_parameters(self._world.model)
         if epochs is not None and loader.order.length is None:
             raise ValueError("job.steps(epochs=…): the data set has no length, so an epoch has no end; give steps=…")
         self._strategy.check(loader.order)

@@ -77,6 +77,20 @@ class Tracker:
         if in_class:
             _subclass(obj, in_class)
 
+    def check_parameters(self, model: nn.Module) -> None:
+        """Raises ``ValueError`` if a tracked optimizer trains parameters outside of ``model``, all wrapped models.
+
+        Their gradients would stay on each rank, and their values would reach no joiner.
+        """
+        known = {id(p) for p in model.parameters()}
+        for name, obj in self._tracked.items():
+            groups = obj.param_groups if isinstance(obj, torch.optim.Optimizer) else []
+            if any(p.requires_grad and id(p) not in known for group in groups for p in group["params"]):
+                raise ValueError(
+                    f"job.track({name}=…): this optimizer trains parameters of no model that was given to job.wrap(), "
+                    "so the ranks would come to differ: wrap them too, for instance job.wrap(nn.ParameterList([p]))"
+                )
+
     def unscaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss that a tracked scaler has made ``loss`` from, or ``loss`` itself."""
         scaled, self._scaled = self._scaled, None
