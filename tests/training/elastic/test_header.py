@@ -12,7 +12,7 @@ from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import HEADER_BYTES, Header, Kind, difference, encode, left_early
 
 ADVICE = ": all ranks must run the same number of steps: leave the loop by job.stop()"
-SAME_MODEL = ": all ranks must run the same steps of the same model"
+SAME_MODEL = ": all ranks must run the same steps of the same models, with the same backwards"
 
 
 def header(kind: Kind, step: int, nbytes: int = 8, sequence: int = 5) -> Header:

@@ -94,7 +94,7 @@ def difference(rank: int, mine: Header, peer: int, theirs: Header) -> str | None
         return f"{what}: all ranks must run the same number of steps: leave the loop by job.stop()"
     if Kind.TRAINED in (first.kind, second.kind):
         return f"{what}: {CHANGE_TOGETHER}"
-    return f"{what}: all ranks must run the same steps of the same model"
+    return f"{what}: all ranks must run the same steps of the same models, with the same backwards"
 
 
 def left_early(rank: int, step: int, peer: int, theirs: Header) -> str | None:
