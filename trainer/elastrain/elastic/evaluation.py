@@ -57,7 +57,7 @@ class Batches:
             self.indices: Sequence[Sequence[int]] = [order.batch(step) for step in range(order.steps_per_epoch)]
         else:
             self.indices = _indices(loader)
-            order = Order(len(loader.dataset), loader.batch_size or 1, shuffle=False)
+            order = Order(None, loader.batch_size or 1, shuffle=False)
             collate = loader.collate_fn
         self.samples = sum(map(len, self.indices))
         if not self.samples:

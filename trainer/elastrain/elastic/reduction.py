@@ -6,11 +6,12 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 OPERATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda values: values.sum(dim=0),
-    "mean": lambda values: values.sum(dim=0) / len(values),
+    "mean": lambda values: values.sum(dim=0).double() / len(values),
     "min": lambda values: values.amin(dim=0),
     "max": lambda values: values.amax(dim=0),
 }
@@ -27,7 +28,7 @@ def encode(value: Any, operation: str) -> bytes:
 def plain(value: Any, name: str) -> torch.Tensor:
     """A number or tensor as a dense CPU tensor that has no history. Raises ``TypeError`` with ``name``."""
     try:
-        tensor = torch.as_tensor(value)
+        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError, RuntimeError) as e:
         raise TypeError(f"{name}: {type(value).__name__} is neither a number nor a tensor") from e
     if tensor.is_complex() or tensor.layout is not torch.strided:
