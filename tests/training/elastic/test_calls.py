@@ -1,4 +1,4 @@
-"""What a script asks of all ranks between two loops, in real processes: the same result on all ranks, whoever is lost."""
+"""What a script asks of all ranks between two loops, in real processes: all receive the same, whoever is lost."""
 
 from pathlib import Path
 

@@ -263,5 +263,5 @@ def test_only_its_elements_travel_of_a_view():
 
 
 def test_an_unknown_operation_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="op='avg'.: must be one of 'sum', 'mean', 'min', 'max'"):
+    with pytest.raises(ValueError, match=r"op='avg'.: must be one of 'sum', 'mean', 'min', 'max'"):
         reduction.encode(1, "avg")

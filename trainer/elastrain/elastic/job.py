@@ -258,10 +258,10 @@ class Job:
         """``value`` of all ranks as one, on every rank; called after a loop, or in a function of :meth:`every`.
 
         ``value``: a number, or a dense tensor of the same shape and type on all ranks; it is not changed. Returns the
-        like; the operation is made in float64 or int64, with the same bits on all ranks. After a loss the ranks that are left make the call
-        again, with what they passed. The values of a lost rank are lost: sums over a data set that must be exact belong
-        to :meth:`evaluate`. All ranks make the same calls in the same order; otherwise the job fails and names the
-        ranks. Raises ``TypeError`` or ``ValueError`` naming the argument, and :class:`Drained`.
+        like; the operation is made in float64 or int64, with the same bits on all ranks. After a loss the remaining
+        ranks make the call again, with what they passed. The values of a lost rank are lost: sums over a data set that
+        must be exact belong to :meth:`evaluate`. All ranks make the same calls in the same order; otherwise the job
+        fails and names the ranks. Raises ``TypeError`` or ``ValueError`` naming the argument, and :class:`Drained`.
         """
         self._loop.contract.acts(Call.MEET, "job.all_reduce()")
         mine = reduction.encode(value, op)
