@@ -7,6 +7,8 @@ import torch
 
 from conditions import eventually
 from elastrain.api import messages as m
+from elastrain.api.settings import CheckpointSpec
+from elastrain.elastic.checkpoint.volume import CheckpointVolume
 
 SCRIPT = Path(__file__).with_name("train_calls.py")
 EPOCHS = 3
@@ -40,7 +42,7 @@ def expected(undisturbed):
     return undisturbed("f")["f"]
 
 
-def start(world, *ranks: str, **env: str) -> None:
+def start(world, *ranks: str, **env) -> None:
     world.start(*ranks, epochs=EPOCHS, delay=0.02, script=SCRIPT, **env)
     world.ready(*ranks)
 
@@ -167,6 +169,42 @@ def test_a_joiner_enters_behind_a_pause_of_the_loop(world, expected):
     assert world.ranks["c"].has("adopted", generation=2)
     for rank, since in {"a": 0, "b": 0, "c": 1}.items():
         assert_same(final[rank], expected, since)
+
+
+def test_code_after_loops_that_are_over_runs_alone_in_a_joiner(world, expected):
+    """With ``range(epochs)`` instead of ``job.epochs``."""
+    start(world, "a", RANGE="1", HOLD=str(STEPS + 1))
+    world.propose("a")
+    let_pass(world, *POINTS)
+    at(world, "body", "a")
+    world.wait("the first step of the second epoch", lambda: world.ranks["a"].step() > STEPS)
+    start(world, "b", RANGE="1")
+    world.propose("a", "b")
+    final = world.finished("a", "b")
+    assert_same(final["a"], expected)
+    passed = [r for r in final["b"]["results"] if r["rank"] == -1]
+    assert passed, "it has joined in the first loop"
+    for r in passed:
+        assert (r["batches"], r["sums"]["seen"], r["reduced"]) == (1, 10, [[1, 1], 0.0])
+        assert r["gathered"] == [{"worker": "b"}]
+    joined = final["b"]["results"][len(passed) :]
+    assert [r["sums"] for r in joined] == [r["sums"] for r in final["a"]["results"][EPOCHS - len(joined) :]]
+
+
+def test_a_state_that_code_between_loops_may_have_changed_is_not_saved(world, expected):
+    spec = CheckpointSpec(path=str(world.folder / "checkpoints"), every_steps=1000)
+    start(world, "a", "b", checkpoint=spec)
+    world.propose("a", "b")
+    let_pass(world, "evaluate")
+    at(world, "batch0", "a", "b")
+    world.ranks["b"].kill()
+    let_pass(world, "batch0")
+    broken(world, "a")
+    world.propose()  # the job is suspended
+    world.adopted("a")
+    assert not CheckpointVolume(world.folder / "checkpoints").complete()
+    world.propose("a")
+    assert_same(world.finished("a")["a"], expected)
 
 
 def test_the_job_fails_and_names_the_ranks_if_one_makes_a_call_more(world):

@@ -3,6 +3,8 @@
 It stops at named points until the test lets it pass: a file ``at-POINT-WORKER`` says where it is, ``pass-POINT`` lets
 all ranks pass, ``run-free`` opens all points. ``LOST=n``: once, the result of exchange ``n`` after a step does not
 reach this rank, as if the connection had ended in that moment. ``EXTRA``: this rank makes a call that others do not.
+``HOLD=n``: it also stops in the
+loop body after step ``n``. ``RANGE``: the loop over epochs begins at 0 in each process.
 """
 
 import json
@@ -92,6 +94,8 @@ with elastrain.join() as job:
         for x, y in job.steps(train_loader, **bound):
             if not (out / "run-free").exists():
                 time.sleep(delay)
+            if job.step == int(os.environ.get("HOLD", "-1")):
+                reach("body")
             loss = nn.functional.cross_entropy(model(x), y)
             job.backward(loss)
             optimizer.step()
@@ -101,7 +105,7 @@ with elastrain.join() as job:
         job.every(every, between)
         train({"epochs": epochs})
     else:
-        for epoch in job.epochs(train_loader, epochs):
+        for epoch in range(epochs) if "RANGE" in os.environ else job.epochs(train_loader, epochs):
             train({"epochs": epoch + 1})
             between()
 
