@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -19,9 +20,12 @@ from elastrain.api import names
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.options import order_of
+from elastrain.elastic import reduction
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.backend import device_of_rank
+from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.contract import BODY, Call, Phase
+from elastrain.elastic.evaluation import Batches, Evaluation
 from elastrain.elastic.loop import Drained, Loop
 from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.session import Session
@@ -266,6 +270,52 @@ class Job:
             raise ValueError("job.epochs(): the data set has no length, so an epoch has no end")
         # A state of the end of an epoch belongs into that epoch: the code after it has not run.
         yield from range(max(self._world.start() - 1, 0) // loader.order.steps_per_epoch, epochs)
+
+    def every(self, steps: int, function: Callable[[], None]) -> None:
+        """Call ``function()`` in a pause of the loop after every ``steps``-th committed step, on all ranks.
+
+        There it may evaluate, and do all that code after a loop may do; it counts as such code. Functions are called in
+        the order in which they were given. Raises ``ValueError`` for less than 1 step.
+        """
+        self._loop.every(steps, function)
+
+    # -- all ranks, between loops --------------------------------------------------------------------------------------
+    def all_reduce(self, value: Any, op: Literal["sum", "mean", "min", "max"] = "sum") -> Any:
+        """``value`` of all ranks as one, on every rank; called after a loop, or in a function of :meth:`every`.
+
+        ``value``: a number, or a dense tensor of the same shape and type on all ranks; it is not changed. Returns the
+        like; the operation is made in float64 or int64, with the same bits on all ranks. After a loss the remaining
+        ranks make the call again, with what they passed. The values of a lost rank are lost: sums over a data set that
+        must be exact belong to :meth:`evaluate`. All ranks make the same calls in the same order; otherwise the job
+        fails and names the ranks. Raises ``TypeError`` or ``ValueError`` naming the argument, and :class:`Drained`.
+        """
+        self._loop.contract.acts(Call.MEET, "job.all_reduce()")
+        mine = reduction.encode(value, op)
+        return reduction.reduce(self._loop.exchange(Kind.REDUCE, mine), value)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """``value`` of every rank, by rank: anything that can be pickled, up to 16 MiB. As :meth:`all_reduce`."""
+        self._loop.contract.acts(Call.MEET, "job.all_gather_object()")
+        rows = self._loop.exchange(Kind.GATHER, pickle.dumps(value))
+        return [pickle.loads(row) for row in rows]  # noqa: S301 - from ranks of the same job
+
+    def evaluate(self, loader: Any, fn: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
+        """Sums of what ``fn(batch)`` returns over all batches of ``loader``, each computed by one rank.
+
+        Called after a loop, or in a function of :meth:`every`. ``loader``: a ``torch.utils.data.DataLoader`` without
+        shuffling or sampler, or of :meth:`dataloader`. ``fn``: returns a dict; a number or tensor is summed over the
+        batches, a pair (value, weight) gives the mean of the values by weight. It runs without gradients, the tracked
+        models in ``eval()`` mode, and its random numbers depend on the batch only. Returns a dict: numbers, and CPU
+        tensors in float64 or int64.
+
+        The sums are made in the order of the batches, and so do not depend on the number of ranks. If a worker is lost
+        or leaves, the others continue with the batches that have no result. Raises ``TypeError`` or ``ValueError``
+        naming the argument, and :class:`Drained`.
+        """
+        self._loop.contract.acts(Call.MEET, "job.evaluate()")
+        modules = [obj for obj in (self._world.model, *self._tracked.values()) if isinstance(obj, nn.Module)]
+        evaluation = Evaluation(Batches(loader), fn, modules)
+        return evaluation.first() if self._loop.phase is Phase.PASSED else evaluation.run(self._loop)
 
     def stop(self) -> None:
         """End training early, on all ranks at the same step: :meth:`steps` ends, and does not begin again.

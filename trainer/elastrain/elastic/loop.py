@@ -21,16 +21,17 @@ from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Slice
 from elastrain.data.rng import Kept
-from elastrain.data.share import Share
+from elastrain.data.share import Place, Share
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
-from elastrain.elastic.comm.header import RanksDiverged
+from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.contract import Call, Contract, Phase
-from elastrain.elastic.membership import control
+from elastrain.elastic.membership import calls, control
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.session import ExitRequested, Session
 from elastrain.elastic.membership.world import World
+from elastrain.elastic.pauses import Pauses
 from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.buffers import Buffers
@@ -81,6 +82,9 @@ class Loop:
         self._stop_asked = self._left = False
         self._in_body = False
         """Whether code of the script runs between the beginning of a loop body and the end of its commit."""
+        self._passed = False
+        """Whether the job had left the last loop of the script before."""
+        self._pauses = Pauses()
         self._unfinished: Step | None = None
         """The last step, if it was discarded and its peers may have committed it."""
         world.on_adopt = self._adopt
@@ -92,18 +96,28 @@ class Loop:
             return Phase.LEAVING
         if self._in_body and self.step is not None:
             return self.step.phase
+        if self._pauses.running:
+            return Phase.PAUSE
+        if self._passed:
+            return Phase.PASSED
         return Phase.SETUP if self._loader is None else Phase.BETWEEN
+
+    @property
+    def place(self) -> Place:
+        """This rank's place in the generation in force."""
+        return self._world.place
 
     # -- called by the script ----------------------------------------------------------------------------------------
     def run(self, loader: ElasticLoader, total: int, *, several_backwards: bool) -> Iterator[Any]:
         """Yield the data of each loop body until ``total`` steps are committed. Raises :class:`Drained`."""
         self.contract.acts(Call.STEPS)
         if self._left:
-            raise Drained(0)  # the script has caught the first one
+            raise Drained(0)
         self._loader = loader
         if several_backwards and not self.several.allowed:
             self._allow_several_backwards()
-        if not self._world.begin_loop(loader.order, total):
+        self._passed = not self._world.begin_loop(loader.order, total)
+        if self._passed:
             return
         if not self._world.ready:
             assert self._world.model is not None
@@ -111,12 +125,16 @@ class Loop:
             self._world.say_ready()
             self._world.model.detach()
         while True:
-            self._settle()
-            if self._world.stopped or self._world.step >= total:
+            self.settle()
+            over = self._world.stopped or self._world.step >= total
+            if over or self._pauses.due(self._world.step):
                 if not self._world.leave_loop():
                     continue
                 self._heartbeat.outside()
-                return
+                self._pauses.run(self._world.step)
+                if over:
+                    return
+                continue
             yield from self._compute(loader)
 
     def backward(
@@ -190,6 +208,32 @@ class Loop:
         """As of :meth:`Job.on_commit`."""
         self._on_commit.append(callback)
 
+    def every(self, steps: int, function: Callable[[], None]) -> None:
+        """As of :meth:`Job.every`."""
+        self.contract.acts(Call.SET_UP, "job.every()")
+        self._pauses.add(steps, function)
+
+    def computes(self) -> None:
+        """This rank begins a batch of an evaluation."""
+        self._heartbeat.body(self.place.generation, self.place.world_size)
+
+    def exchange(self, kind: Kind, mine: bytes) -> list[bytes]:
+        """``mine`` of every rank, by rank, outside of a step. A lost rank is waited for no longer than in a step.
+
+        In code after a loop that was over before this process joined: of this rank alone. Raises :class:`Drained`.
+        """
+        if len(mine) > calls.MAX_BYTES:
+            raise ValueError(f"{kind.call}: {len(mine)} bytes of this rank; at most {calls.MAX_BYTES} may travel")
+        if self._passed:
+            return [mine]
+        while True:
+            self.settle()
+            self._heartbeat.waits()
+            result = self._world.exchange(kind, mine)
+            self._heartbeat.outside()
+            if result is not None:
+                return result
+
     def stop(self) -> None:
         """As of :meth:`Job.stop`. A learner's body does not run on samples that count: it cannot end training."""
         if self.contract.acts(Call.STOP) and not (self.step is not None and self.step.share.learner):
@@ -244,7 +288,7 @@ class Loop:
         for number, part in enumerate(step.parts):
             communicator = self._world.communicator
             if communicator is None or communicator.over is not None:
-                return  # discarded; _settle() enters the next generation and the step is repeated
+                return  # discarded; settle() enters the next generation and the step is repeated
             # A learner runs no backward: its forward must not make DDP expect one, or the gradients of the next
             # micro-batch would be summed over the ranks.
             last = number == len(step.parts) - 1 and not step.share.learner
@@ -311,7 +355,7 @@ class Loop:
         The loss of the loop body is ignored, and the changes of its forward to the model's buffers are undone.
         """
         assert self._world.model is not None and self._world.model.learner is not None and self._buffers is not None
-        self._heartbeat.learner()
+        self._heartbeat.waits()
         self._buffers.restore()
         return self._world.model.learner.finish(communicator)
 
@@ -327,8 +371,10 @@ class Loop:
         self.step = None
         self._world.committed()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Return in a healthy generation, at a step boundary. Raises :class:`Drained`."""
+        if self._left:
+            raise Drained(0)  # the script has caught the first one
         self._heartbeat.runtime()
         self._unfinished, self.step = self.step, None
         if self._unfinished is not None:
