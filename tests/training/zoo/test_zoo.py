@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-SCRIPTS = ("mnist",)
-IN_CI = ("mnist",)
+SCRIPTS = ("mnist", "accelerate_loop")
+IN_CI = ("mnist", "accelerate_loop")
 
 
 @pytest.mark.parametrize("script", IN_CI)

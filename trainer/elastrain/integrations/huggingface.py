@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +29,7 @@ from transformers.trainer_utils import TrainOutput
 from elastrain.api import names
 from elastrain.data.loader import ElasticLoader
 from elastrain.elastic.job import Job
-
-_LAUNCHED = (names.ENV_LOCAL_RANK, "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE")
+from elastrain.integrations.launcher import single_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +72,6 @@ _REFUSALS = (
 )
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Hide the launcher from accelerate: with the agent's ``LOCAL_RANK`` it would form its own process group."""
-    hidden = {name: os.environ.pop(name) for name in _LAUNCHED if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
-
-
 @dataclass
 class ElasticTrainingArguments(TrainingArguments):
     """``TrainingArguments`` of an elastic job.
@@ -104,7 +92,7 @@ class ElasticTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        with _alone():
+        with single_process():
             super().__post_init__()
         if self.global_batch_size < 1:
             raise ValueError(
@@ -184,7 +172,7 @@ class ElasticTrainer(Trainer):
         Raises ``TypeError`` for other arguments classes.
         """
         self.job = job
-        with _alone():
+        with single_process():
             super().__init__(*args, **kwargs)
         if not isinstance(self.args, ElasticTrainingArguments):
             raise TypeError(f"args: {type(self.args).__name__}: must be ElasticTrainingArguments")
