@@ -196,7 +196,7 @@ class ElasticAccelerator(Accelerator):
             type(source.sampler) in (RandomSampler, SequentialSampler) and type(source.batch_sampler) is BatchSampler
         )
         drawn = type(source.sampler) is RandomSampler and (
-            source.sampler.replacement or source.sampler.num_samples != len(source.dataset)  # type: ignore[arg-type]
+            source.sampler.replacement or source.sampler.num_samples != len(source.dataset)
         )
         if not known or drawn or source.batch_size is None:
             raise ValueError(
@@ -230,7 +230,8 @@ class ElasticAccelerator(Accelerator):
 
         Raises ``RuntimeError`` if the loop body has left out the optimizer's step in a step that counts.
         """
-        with closing(self.job.steps(loader, epochs=epochs)) as batches:
+        generator: Any = self.job.steps(loader, epochs=epochs)
+        with closing(generator) as batches:  # at once if the script breaks out of its loop
             for batch in batches:
                 self._show_place()
                 self._in_body, self._stepped = True, False
