@@ -1,5 +1,5 @@
 """Writes the pages that follow from the code, so that they cannot be wrong: fields of ElasticTrainingJob, commands, the
-Python client, the calls of the training loop, and the list of decisions.
+Python client, the calls of the training loop, the zoo of scripts, and the list of decisions.
 
 ``scripts/reference.py --write`` (``make reference``) updates them; ``--check`` only compares, and exits with 1 naming
 what differs. To be run in the repository's root.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import inspect
 import json
 import re
@@ -37,6 +38,8 @@ JOB = Path("docs/reference/job.md")
 COMMANDS = Path("docs/reference/cli.md")
 CLIENT = Path("docs/reference/python-client.md")
 LOOP = Path("docs/reference/loop.md")
+ZOO = Path("docs/zoo.md")
+SCRIPTS = Path("examples/zoo")
 DECISIONS = Path("docs/decisions/index.md")
 
 Schema = Mapping[str, Any]
@@ -296,6 +299,34 @@ def _prose(docstring: str | None) -> str:
     return text.replace("``", "`")
 
 
+# ---- the zoo of scripts ----------------------------------------------------------------------------------------------
+def zoo_page(folder: Path) -> str:
+    """Each script of ``folder`` for plain DDP and for elastrain: how many lines differ, and which."""
+    lines = [
+        "# The zoo",
+        "",
+        "Training scripts in the shapes that people copy. Each exists twice in `examples/zoo`: `ddp.py` for plain "
+        "DDP, `elastic.py` for elastrain. Tests disturb each elastic script by a new worker, a `kill -9`, a SIGTERM "
+        "and a smaller target at random steps, and compare everything that it saves with the undisturbed run: to "
+        '1e-10 in float64, with `numerics="bitwise"` to the bit. What each call does: '
+        "[calls in the training loop](reference/loop.md).",
+        "",
+        "| script | lines | removed | added | what it is |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    sections: list[str] = []
+    for elastic in sorted(folder.glob("*/elastic.py")):
+        name, before = elastic.parent.name, elastic.with_name("ddp.py").read_text().splitlines()
+        difference = [
+            *difflib.unified_diff(before, elastic.read_text().splitlines(), "ddp.py", "elastic.py", "", "", 1, "")
+        ]
+        removed, added = (sum(line.startswith(sign) for line in difference[2:]) for sign in "-+")
+        what = _cell(ast.get_docstring(ast.parse(elastic.read_text())) or "")
+        lines.append(f"| [{name}](#{name}) | {len(before)} | {removed} | {added} | {what} |")
+        sections += [f"## {name}", "", "```diff", *difference, "```", ""]
+    return "\n".join([*lines, "", *sections]).rstrip() + "\n"
+
+
 # ---- decisions -------------------------------------------------------------------------------------------------------
 def decisions_page(folder: Path) -> str:
     """All decisions by number."""
@@ -321,6 +352,7 @@ def generated_files(root: Path = Path()) -> dict[Path, str]:
         COMMANDS: NOTE + commands_page(),
         CLIENT: NOTE + client_page(),
         LOOP: NOTE + loop_page(),
+        ZOO: NOTE + zoo_page(root / SCRIPTS),
         DECISIONS: NOTE + decisions_page(root / DECISIONS.parent),
     }
 

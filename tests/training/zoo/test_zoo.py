@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
-import pytest
+import subprocess
+import sys
+from pathlib import Path
 
-SCRIPTS = ("mnist", "accelerate_loop")
-IN_CI = ("mnist", "accelerate_loop")
+import pytest
+import torch
+
+ZOO = Path(__file__).parents[3] / "examples" / "zoo"
+SCRIPTS = sorted(path.parent.name for path in ZOO.glob("*/elastic.py"))
+IN_CI = ("find_unused", "mnist")
+"""A third of them; `make nightly` runs all."""
+SECONDS = 300.0
+
+
+def _bitwise(script: str) -> bool:
+    return 'numerics="bitwise"' in (ZOO / script / "elastic.py").read_text()
 
 
 @pytest.mark.parametrize("script", IN_CI)
 def test_script_ends_as_undisturbed_if_ranks_join_die_and_leave(survives, script) -> None:
-    survives(script, seed=1, bitwise=script in ("mnist",))
+    survives(script, seed=1, bitwise=_bitwise(script))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_script_ends_as_undisturbed_if_it_is_disturbed_at_random_moments(survives, script, seed) -> None:
+    survives(script, seed=seed, bitwise=_bitwise(script))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_script_for_plain_ddp_trains_two_ranks_and_saves(script, tmp_path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, str(ZOO / script / "ddp.py"), "--out", "out.pt"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert torch.load(tmp_path / "out.pt", weights_only=False)["model"]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -257,14 +258,18 @@ class Job:
         """
         self._loop.stop()
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, *, count: int | torch.Tensor | None = None) -> None:
         """``loss.backward()``, with gradients averaged exactly over the global batch.
 
-        ``loss``: scalar, the *mean* over the samples of this rank's (micro-)batch. Call it once per batch that the loop
-        yields. A lost peer raises nothing here: the step is not committed, and is repeated. Raises ``RuntimeError``
-        outside of the loop, on a second call for a batch, and if the loss does not depend on all parameters.
+        ``loss``: scalar, the *mean* over the samples of this rank's (micro-)batch; with ``count`` the *sum* over that
+        many tokens (or pixels, pairs …), and gradients become those of the mean over all tokens of the global batch.
+        ``count``: from 0; a tensor of a GPU makes the host wait for it. If a global batch has no tokens, gradients and
+        :attr:`loss` are 0. Call it once per batch that the loop yields. A lost peer raises nothing here: the step is
+        not committed, and is repeated. Raises ``RuntimeError`` outside of the loop, on a second call for a batch, if
+        the loss does not depend on all parameters, and on all ranks if only some calls of a step have a count;
+        ``TypeError`` or ``ValueError`` for a count that is none.
         """
-        self._loop.backward(loss, self._tracker.unscaled(loss))
+        self._loop.backward(loss, self._tracker.unscaled(loss), None if count is None else _whole(count))
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``.
@@ -305,6 +310,17 @@ class Job:
                 self._audit.close()
             self._session.close()
             self._world.close()
+
+
+def _whole(count: int | torch.Tensor) -> int:
+    if isinstance(count, bool) or (
+        isinstance(count, torch.Tensor) and (count.numel() != 1 or count.is_floating_point())
+    ):
+        raise TypeError(f"job.backward(count={count!r}): must be a whole number, of the summands of the loss")
+    whole = operator.index(count)
+    if whole < 0:
+        raise ValueError(f"job.backward(count={whole}): must be 0 or more")
+    return whole
 
 
 def _audit_log(directory: str | None) -> AuditLog | None:

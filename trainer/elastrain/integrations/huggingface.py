@@ -52,7 +52,6 @@ _REFUSALS = (
         lambda n: n != 1,
         "leave it out: global_batch_size and per_device_train_batch_size determine how often a rank accumulates",
     ),
-    _Refusal("fp16", bool, "the loss scale is not part of the job's state; use bf16"),
     _Refusal("deepspeed", bool, "ranks are replicas (data parallel) here"),
     _Refusal("fsdp", bool, "ranks are replicas (data parallel) here"),
     _Refusal("torch_compile", bool, "compile parts of the model yourself"),
@@ -233,6 +232,8 @@ class ElasticTrainer(Trainer):
         self.create_optimizer_and_scheduler(num_training_steps=self._total)
         self.model_wrapped = job.wrap(self.model, optimizer=self.optimizer, **self._ddp_options())
         job.track(lr_scheduler=self.lr_scheduler, history=self._history)
+        if self.accelerator.scaler is not None:
+            job.track(scaler=self.accelerator.scaler)
         job.on_commit(self._committed)
         self._begin(ignore_keys_for_eval)
         for inputs in job.steps(loader, steps=self._total):
@@ -246,16 +247,38 @@ class ElasticTrainer(Trainer):
         """One micro-batch of one execution of a step; the job withholds early or unwanted effects."""
         if not self.model.training:  # an evaluation has switched the mode
             self.model_wrapped.train()
+        # The Trainer's own count of the tokens that it averages over; None if its loss is a mean over the samples.
+        (inputs,), tokens = self.get_batch_samples(iter([inputs]), 1, self.args.device)
         inputs = self._prepare_inputs(inputs)
         with self.accelerator.autocast():
-            loss = self.compute_loss(self.model_wrapped, inputs)
-        self.job.backward(loss)
+            loss = self.compute_loss(
+                self.model_wrapped, inputs, num_items_in_batch=None if tokens is None else torch.clamp(tokens, min=1)
+            )
+        self._backward(loss if tokens is None else loss * tokens, {} if tokens is None else {"count": tokens})
         if self.args.max_grad_norm:
             norm = self.job.clip_grad_norm_(self.args.max_grad_norm)
             self._history.norm = None if norm is None else float(norm)
-        self.optimizer.step()
-        self.lr_scheduler.step()
+        if self._step_optimizer():
+            self.lr_scheduler.step()
         self.optimizer.zero_grad()
+
+    def _backward(self, loss: torch.Tensor, count: dict[str, Any]) -> None:
+        """Backward on the mean over samples, or on the sum over a ``count`` of tokens; gradients are not scaled."""
+        if (scaler := self.accelerator.scaler) is None:
+            self.job.backward(loss, **count)
+            return
+        self.job.backward(scaler.scale(loss), **count)
+        scaler.unscale_(self.optimizer)
+
+    def _step_optimizer(self) -> bool:
+        """Whether the optimizer has made its step; with fp16 it leaves out those with infinite gradients."""
+        if (scaler := self.accelerator.scaler) is None:
+            self.optimizer.step()
+            return True
+        scale = scaler.get_scale()
+        scaler.step(self.optimizer)
+        scaler.update()
+        return bool(scaler.get_scale() >= scale)
 
     def _ddp_options(self) -> dict[str, Any]:
         options = {

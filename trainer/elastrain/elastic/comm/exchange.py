@@ -13,7 +13,7 @@ from elastrain.api.records import Generation
 from elastrain.elastic.comm.meeting import MAX_LINE
 from elastrain.elastic.comm.transport import CalledOff
 
-PROTOCOL = 12
+PROTOCOL = 13
 """Version of the formats that ranks of a generation exchange (table, header, sums, pieces, control vector)."""
 MEETING_SECONDS = 60.0
 """Bound of waiting for peers that do not come. A lost peer shows sooner, by a newer generation."""
