@@ -55,8 +55,11 @@ _REFUSALS = (
     _Refusal("deepspeed", bool, "ranks are replicas (data parallel) here"),
     _Refusal("fsdp", bool, "ranks are replicas (data parallel) here"),
     _Refusal("torch_compile", bool, "compile parts of the model yourself"),
-    _Refusal("gradient_checkpointing", bool, "call model.gradient_checkpointing_enable() before"),
-    _Refusal("activation_checkpointing", bool, "call model.gradient_checkpointing_enable() before"),
+    _Refusal(
+        "gradient_checkpointing_kwargs",
+        lambda options: options.get("use_reentrant"),
+        "DDP needs use_reentrant=False, which is the default here",
+    ),
     _Refusal("label_smoothing_factor", bool, "give the trainer a compute_loss_func"),
     _Refusal("neftune_noise_alpha", bool, "add the noise in the model"),
     _Refusal("auto_find_batch_size", bool, "the batch is the same on all ranks; choose per_device_train_batch_size"),
@@ -235,6 +238,9 @@ class ElasticTrainer(Trainer):
         if self.accelerator.scaler is not None:
             job.track(scaler=self.accelerator.scaler)
         job.on_commit(self._committed)
+        if args.gradient_checkpointing:
+            options = {"use_reentrant": False, **(args.gradient_checkpointing_kwargs or {})}
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
         self._begin(ignore_keys_for_eval)
         for inputs in job.steps(loader, steps=self._total):
             self._body(inputs)
@@ -249,12 +255,13 @@ class ElasticTrainer(Trainer):
             self.model_wrapped.train()
         # The Trainer's own count of the tokens that it averages over; None if its loss is a mean over the samples.
         (inputs,), tokens = self.get_batch_samples(iter([inputs]), 1, self.args.device)
+        count = {} if tokens is None else {"count": tokens.long()}  # the Trainer's is a quotient by one
         inputs = self._prepare_inputs(inputs)
         with self.accelerator.autocast():
             loss = self.compute_loss(
                 self.model_wrapped, inputs, num_items_in_batch=None if tokens is None else torch.clamp(tokens, min=1)
             )
-        self._backward(loss if tokens is None else loss * tokens, {} if tokens is None else {"count": tokens})
+        self._backward(loss if tokens is None else loss * tokens, count)
         if self.args.max_grad_norm:
             norm = self.job.clip_grad_norm_(self.args.max_grad_norm)
             self._history.norm = None if norm is None else float(norm)

@@ -15,26 +15,26 @@ validation and callbacks after a batch belong to the step that it has committed.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, StochasticWeightAveraging, Timer, WeightAveraging
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from elastrain.data.loader import ElasticLoader
-from elastrain.data.order import ENDLESS
 from elastrain.data.rng import Kept
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
+from elastrain.integrations.lightning_options import check, total_steps
 
+_END = object()
+"""In place of a batch: the job has no further step."""
 _MISSED = "the others have committed steps without this rank, which Lightning's loop cannot skip; it starts anew"
 _STOPPED = "trainer.should_stop was set on this rank only; call job.stop(): all ranks end with the same step"
 
@@ -163,7 +163,7 @@ class ElasticTrainerStrategy(SingleDeviceStrategy):
         """
         self._trainer = trainer
         if trainer.state.fn == TrainerFn.FITTING:
-            _check(trainer)
+            check(trainer)
             self._stop = _Stop(self._job)
             trainer.callbacks.append(self._stop)
         super().setup(trainer)
@@ -232,6 +232,8 @@ class ElasticTrainerStrategy(SingleDeviceStrategy):
         if self.received:
             self.received = False
             self._kept.__exit__(None, None, None)
+            if self._begun is _END:
+                raise StopIteration
             return self._begun
         step = self._job.step
         batch = self._advance()
@@ -243,7 +245,7 @@ class ElasticTrainerStrategy(SingleDeviceStrategy):
         """End the loop body, and begin the next. Raises ``StopIteration``, and :class:`elastrain.Drained`."""
         assert self._trainer is not None and self._data is not None
         if self._steps is None:
-            self._steps = iter(self._job.steps(self._data.loader, steps=_total(self._trainer)))
+            self._steps = iter(self._job.steps(self._data.loader, steps=total_steps(self._trainer)))
         try:
             return next(self._steps)
         except StopIteration:
@@ -251,6 +253,12 @@ class ElasticTrainerStrategy(SingleDeviceStrategy):
             raise
         finally:
             rank_zero_only.rank = self._job.rank
+
+    def _advance_or_end(self) -> Any:
+        try:
+            return self._advance()
+        except StopIteration:
+            return _END
 
     def optimizer_step(
         self,
@@ -269,7 +277,7 @@ class ElasticTrainerStrategy(SingleDeviceStrategy):
                     self._joined = True
                     return result
                 self._step_schedules()
-            step, batch = self._job.step, self._advance()
+            step, batch = self._job.step, self._advance_or_end()
             if self._job.step > step and self._joined:
                 if self._job.step > step + 1:
                     raise RuntimeError(_MISSED)
@@ -280,6 +288,8 @@ class ElasticTrainerStrategy(SingleDeviceStrategy):
                 return result
             if not self._joined:
                 self._follow()
+            if batch is _END:
+                raise StopIteration
             self._replaced = self._to_device(batch)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -373,32 +383,3 @@ class ElasticTrainerStrategy(SingleDeviceStrategy):
 
 def _known(result: Any) -> Any:
     return result
-
-
-def _total(trainer: Trainer) -> int:
-    """Steps of the whole job."""
-    epochs = trainer.max_epochs
-    bounds = [trainer.max_steps] if trainer.max_steps != -1 else []
-    if epochs is not None and epochs != -1:
-        bounds.append(epochs * int(trainer.num_training_batches))
-    return min(bounds, default=ENDLESS)
-
-
-def _check(trainer: Trainer) -> None:
-    module = trainer.lightning_module
-    own_averages = (StochasticWeightAveraging, WeightAveraging)
-    refusals = (
-        (trainer.accumulate_grad_batches != 1, "accumulate_grad_batches", "the DataLoader's batch_size is the most that"
-         " a rank computes at a time, and the strategy's global_batch_size one optimizer step"),
-        (trainer.overfit_batches > 0, "overfit_batches", "give the Trainer a smaller data set"),
-        (trainer.reload_dataloaders_every_n_epochs, "reload_dataloaders_every_n_epochs", "a job has one order of data"),
-        (any(isinstance(c, Timer) for c in trainer.callbacks), "max_time", "clocks differ; call job.stop()"),
-        (any(isinstance(c, own_averages) for c in trainer.callbacks), "WeightAveraging", "job.track(average=...)"),
-        (not module.automatic_optimization, "automatic_optimization=False", "use Fabric: the script has the loop"),
-        (is_overridden("backward", module), "LightningModule.backward()", "the job computes the gradients"),
-        ("dataloader_iter" in inspect.signature(module.training_step).parameters, "training_step(dataloader_iter)",
-         "take a batch"),
-    )  # fmt: skip
-    for refused, name, instead in refusals:
-        if refused:
-            raise ValueError(f"{name}: not in an elastic job; {instead}")
