@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -19,14 +19,22 @@ from elastrain.elastic.state.capture import Stateful
 
 UPDATES_OF_SCALER = ("unscale_", "step", "update")
 UPDATES_OF_AVERAGE = ("update_parameters", "update", "set")
+Closure = Callable[[], Any]
+
+
+class StepWith(Protocol):
+    """Runs ``step(closure)`` of an optimizer."""
+
+    def __call__(self, step: Callable[[Closure], Any], closure: Closure, *, once: bool) -> Any:
+        """``once``: ``step`` calls its closure once, before it changes anything. Returns the closure's value."""
 
 
 class Tracker:
     """Adds objects to those whose state moves with the job, and makes their methods keep the contract."""
 
-    def __init__(self, tracked: dict[str, Stateful], contract: Contract) -> None:
-        """``tracked`` is shared with the runtime."""
-        self._tracked, self._contract = tracked, contract
+    def __init__(self, tracked: dict[str, Stateful], contract: Contract, step_with: StepWith) -> None:
+        """``tracked`` is shared with the runtime. ``step_with`` runs an optimizer's ``step(closure)``."""
+        self._tracked, self._contract, self._step_with = tracked, contract, step_with
         self._scaled: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def track(self, objects: Mapping[str, Any]) -> None:
@@ -44,6 +52,8 @@ class Tracker:
             self.gate(obj, _calls_of(obj))
             if is_scaler(obj):
                 self._watch_scale(obj)
+            if isinstance(obj, torch.optim.Optimizer):
+                self._allow_repeated_groups(obj)
             self._tracked[name] = obj
 
     def gate(self, obj: Any, calls: Mapping[str, Call]) -> None:
@@ -57,19 +67,50 @@ class Tracker:
         for name, call in calls.items():
             if not callable(getattr(obj, name, None)):
                 continue
-            acts = functools.partial(self._contract.acts, call, f"{type(obj).__name__}.{name}()")
-            if in_instance := vars(obj).get(name):
-                # A bound method: schedulers ask an optimizer's step for __func__.
-                setattr(obj, name, types.MethodType(_gated(_without_self(in_instance), acts), obj))
-            else:
-                in_class[name] = _gated(getattr(type(obj), name), acts)
+            in_instance = vars(obj).get(name)
+            original = getattr(type(obj), name) if in_instance is None else _without_self(in_instance)
+            gated = _gated(original, functools.partial(self._contract.acts, call, f"{type(obj).__name__}.{name}()"))
+            if isinstance(obj, torch.optim.Optimizer):
+                gated = _with_closure(original, gated, self._step_with)
+            if in_instance is None:
+                in_class[name] = gated
+            else:  # a bound method: schedulers ask an optimizer's step for __func__
+                setattr(obj, name, types.MethodType(gated, obj))
         if in_class:
             _subclass(obj, in_class)
+
+    def check_parameters(self, model: nn.Module) -> None:
+        """Raises ``ValueError`` if a tracked optimizer trains parameters outside of ``model``, all wrapped models.
+
+        Their gradients would stay on each rank, and their values would reach no joiner.
+        """
+        known = {id(p) for p in model.parameters()}
+        for name, obj in self._tracked.items():
+            groups = obj.param_groups if isinstance(obj, torch.optim.Optimizer) else []
+            if any(p.requires_grad and id(p) not in known for group in groups for p in group["params"]):
+                raise ValueError(
+                    f"job.track({name}=…): this optimizer trains parameters of no model that was given to job.wrap(), "
+                    "so the ranks would come to differ: wrap them too, for instance job.wrap(nn.ParameterList([p]))"
+                )
 
     def unscaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss that a tracked scaler has made ``loss`` from, or ``loss`` itself."""
         scaled, self._scaled = self._scaled, None
         return scaled[1] if scaled is not None and scaled[0] is loss else loss
+
+    def _allow_repeated_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """A loop body that adds a group may run again: for another micro-batch, or after a discarded step."""
+        original = type(optimizer).add_param_group
+
+        @functools.wraps(original)
+        def add_param_group(this: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+            params = param_group["params"]
+            new = [params] if isinstance(params, torch.Tensor) else list(params)  # it may be a generator
+            repeated = any(list(map(id, group["params"])) == list(map(id, new)) for group in this.param_groups)
+            if not repeated or self._contract.acts(Call.REPEATED_GROUP):
+                original(this, {**param_group, "params": new})
+
+        _subclass(optimizer, {"add_param_group": add_param_group})
 
     def _watch_scale(self, scaler: Any) -> None:
         original = type(scaler).scale
@@ -87,6 +128,13 @@ class Tracker:
 def is_scaler(obj: Any) -> bool:
     """Whether it is a scaler of losses, as ``torch.amp.GradScaler``."""
     return all(callable(getattr(obj, name, None)) for name in (*UPDATES_OF_SCALER, "scale"))
+
+
+def forget_stages(scaler: Any) -> None:
+    """Forget the optimizers that ``scaler`` has seen since its last ``update()``, which its state does not contain."""
+    stages = getattr(scaler, "_per_optimizer_states", None)
+    if stages is not None:
+        stages.clear()
 
 
 def is_average(obj: Any) -> bool:
@@ -116,6 +164,23 @@ def _without_self(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def method(_self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
+
+    return method
+
+
+def _with_closure(original: Callable[..., Any], gated: Callable[..., Any], step_with: StepWith) -> Callable[..., Any]:
+    """``gated``, an optimizer's ``step``, with calls that pass a closure given to ``step_with``."""
+    # torch's optimizers evaluate a closure once, before the update; only L-BFGS does so between its updates.
+    home = getattr(original, "__module__", "")
+    once = home.startswith("torch.optim.") and home != "torch.optim.lbfgs"
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given, others = (args[0], args[1:]) if args else (kwargs.get("closure"), ())
+        if given is None:
+            return gated(self, *args, **kwargs)
+        named = {name: value for name, value in kwargs.items() if name != "closure"}
+        return step_with(lambda closure: original(self, closure, *others, **named), given, once=once)
 
     return method
 

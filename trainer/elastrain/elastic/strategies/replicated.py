@@ -1,5 +1,8 @@
 """The default strategy: one replica per rank, gradients averaged by DDP, the control vector beside them.
 
+A job with several models, or with several backwards in a loop body, leaves DDP
+(:mod:`elastrain.elastic.strategies.after_backward`).
+
 DDP's bucketing and its overlap with backward are used as they are. A communication hook sums the buckets over the
 communicator of the generation, and the control vector with the last bucket. One DDP lasts for the life of the process:
 it is made before the rank has any peer, and the generations' communicators are exchanged beneath it. Wrapping anew at
@@ -17,12 +20,13 @@ gradient of a layer is sparse (its bucket has no memory beforehand, and so canno
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.data.order import Order, Slice
@@ -35,14 +39,15 @@ from elastrain.elastic.comm.transport import completed
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.strategies import batchnorm
+from elastrain.elastic.strategies.after_backward import AfterBackward
 from elastrain.elastic.strategies.learner import Learner
 from elastrain.elastic.strategies.strategy import ElasticModule
 
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
 """DDP's option has a new name in torch 2.13."""
-_IN_ORDER_OF_PARAMETERS = 1
-"""Layout of the buckets that DDP makes before its first backward."""
+_OF_SPEED = ("bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
+"""DDP options that change no result, and so may be given where DDP is not used."""
 _OWN_COLLECTIVES = ("find_unused_parameters", "static_graph")
 """DDP options under which DDP communicates by itself, beside the hook."""
 
@@ -54,7 +59,9 @@ class Replicated:
     """
 
     def __init__(self) -> None:
-        self._model: ReplicatedModule | None = None
+        self._models: list[ReplicatedModule] = []
+        self._after_backward: AfterBackward | None = None
+        """Sums the gradients in place of DDP."""
         self._synchronises_norms = False
         self._loss: torch.Tensor | None = None
 
@@ -71,9 +78,20 @@ class Replicated:
             )
 
     def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
-        self._synchronises_norms = batchnorm.adopt(module)
-        self._model = ReplicatedModule(module, **ddp_options)
-        return self._model
+        self._synchronises_norms |= batchnorm.adopt(module)
+        self._models.append(ReplicatedModule(module, **ddp_options))
+        if len(self._models) > 1:
+            self.several_backwards()
+        return self._models[-1]
+
+    def whole(self) -> ElasticModule:
+        return self._models[0] if self._after_backward is None else self._after_backward.model
+
+    def several_backwards(self) -> ElasticModule:
+        for model in self._models:
+            model.leave_ddp()
+        self._after_backward = AfterBackward([model.module for model in self._models])
+        return self._after_backward.model
 
     def check_warm_up(self, changed_buffers: list[str]) -> None:
         """Buffers may change: each rank has its own."""
@@ -83,12 +101,13 @@ class Replicated:
 
     def begin_step(self) -> None:
         self._loss = None
+        if self._after_backward is not None:
+            self._after_backward.begin_step()
 
     def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
-        assert self._model is not None
         if self._synchronises_norms:  # then a part has one micro-batch
             return batchnorm.over(communicator, counts=bool(part.indices))
-        return nullcontext() if last else self._model.no_sync()
+        return nullcontext() if last or self._after_backward is not None else self._models[0].no_sync()
 
     def backward(
         self,
@@ -99,19 +118,24 @@ class Replicated:
         communicator: Communicator,
         *,
         last: bool,
+        retain_graph: bool = False,
     ) -> Summed | None:
-        assert self._model is not None
+        if self._after_backward is not None:
+            return self._after_backward.backward(
+                loss, unscaled, part, inputs, communicator, last=last, retain_graph=retain_graph
+            )
+        (model,) = self._models
         value = unscaled.detach() * part.weight
         self._loss = value if self._loss is None else self._loss + value
         weighted = loss * part.weight
-        self._model.put_gradients_back()
+        model.put_gradients_back()
         if not last:
-            weighted.backward()
-            self._model.put_gradients_aside()
+            weighted.backward(retain_graph=retain_graph)
+            model.put_gradients_aside()
             return None
-        self._model.prepare(inputs, self._loss)
-        weighted.backward()
-        return self._model.control_sums(communicator)
+        model.prepare(inputs, self._loss)
+        weighted.backward(retain_graph=retain_graph)
+        return model.control_sums(communicator)
 
 
 class ReplicatedModule(ElasticModule):
@@ -127,8 +151,13 @@ class ReplicatedModule(ElasticModule):
         self._vector = ControlVector(next(p for p in module.parameters() if p.requires_grad))
         self.__dict__["_ddp"] = None  # not among modules(): the model's own names are those of the script
         self._keeps = not (any(ddp_options.get(option) for option in _OWN_COLLECTIVES) or _has_sparse_gradients(module))
+        self._known: list[nn.Parameter] = []
+        self._wrapped: list[bool] = []
+        """Of each parameter of the model: whether it required a gradient when DDP was made."""
         self._communicator: Communicator | None = None
         self._layout = 0
+        self._sums = True
+        """Whether the next backward sums gradients over the ranks."""
         self._aside: list[tuple[nn.Parameter, torch.Tensor]] = []
         """Gradients of the micro-batches so far, between the bodies of a step."""
         self._last_begun = False
@@ -144,14 +173,13 @@ class ReplicatedModule(ElasticModule):
 
     @property
     def layout(self) -> int:
-        return self._layout
+        return 0 if self._trains_others else self._layout
 
     def attach(self, communicator: Communicator, *, keep: bool) -> None:
         self.detach()
         self._communicator = communicator
         if not keep:
-            self.__dict__["_ddp"] = self._wrap(DdpGroup(None if self._keeps else communicator))
-            self._fix_buckets()
+            self._wrap_anew()
 
     def detach(self) -> None:
         self._communicator = None
@@ -175,18 +203,47 @@ class ReplicatedModule(ElasticModule):
             parameter.grad = gradient
         self._aside = []
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Within it backward adds to the local gradients and sums nothing over the ranks (DDP's ``no_sync``)."""
-        return self._ddp.no_sync() if self._ddp is not None else nullcontext()
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it backward adds to the local gradients and sums nothing over the ranks, as in DDP's ``no_sync``.
 
+        DDP's own is of no use: the body may begin to train other parameters, and so have the model wrapped anew.
+        """
+        self._sums = False
+        try:
+            yield
+        finally:
+            self._sums = True
+
+    def leave_ddp(self) -> None:
+        """From now on forward runs through the user's model alone. Raises ``ValueError`` for options that need DDP."""
+        if lost := [option for option in self._options if option not in _OF_SPEED]:
+            raise ValueError(
+                f"job.wrap({', '.join(lost)}=…): belongs to DDP, which serves a job with one model and one "
+                "job.backward() in each loop body"
+            )
+        if self._ddp is not None:
+            self._ddp._remove_autograd_hooks()
+        self.__dict__["_ddp"], self._communicator = None, None
+        self.bare, self.learner = True, None
+
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output. Raises ``RuntimeError`` if this wrapper, and not the model, is compiled."""
         if not torch.is_grad_enabled() or not (self.training or self.in_body()):
             return self.module(*args, **kwargs)
+        if get_eval_frame_callback():
+            raise RuntimeError(
+                "torch.compile(job.wrap(net)): the compiler cannot trace a change of generation; compile the model "
+                "itself, at any time: job.wrap(torch.compile(net)), or model.compile()"
+            )
         if self.learner is not None and self.learner.outputs.replaying:
             return self.learner.outputs.replay()
-        if self._ddp is None:
-            self.__dict__["_ddp"] = self._wrap(DdpGroup())
-        output = self._ddp(*args, **kwargs)
+        if not self.bare:
+            if self._ddp is None or self._trains_others:
+                self._wrap_anew()
+            self._ddp.require_backward_grad_sync = self._sums
+        output = self.module(*args, **kwargs) if self.bare else self._ddp(*args, **kwargs)
         return self.learner.outputs.record(output) if self.learner is not None and self.warms_up else output
 
     # -- the control vector ------------------------------------------------------------------------------------------
@@ -243,6 +300,26 @@ class ReplicatedModule(ElasticModule):
         *gradients, self._control = communicator.sum_together(*buffers, before=published.add_connected)
         return gradients[0] if dense else completed(buffer)
 
+    @property
+    def _trains_others(self) -> bool:
+        """Whether other parameters require gradients than those that DDP sums; takes microseconds.
+
+        A model without any is switched off for a moment, as in a GAN.
+        """
+        flags = [p.requires_grad for p in self._known]
+        return flags != self._wrapped and True in flags
+
+    def _wrap_anew(self) -> None:
+        """Have DDP sum the gradients of the parameters that require them now; all ranks do so in the same step."""
+        communicator = self._communicator
+        self.__dict__["_ddp"] = self._wrap(DdpGroup(None if self._keeps else communicator))
+        self._known = list(self.module.parameters())
+        self._wrapped = [p.requires_grad for p in self._known]
+        self._layout = 0
+        if communicator is not None and self._keeps:  # DDP's own rebuilding of its buckets is a collective in a forward
+            self._ddp.reducer = _FixedReducer(self._ddp.reducer)
+            self._layout = digest.of_value(("in the order of the parameters", self._wrapped))
+
     def _wrap(self, group: DdpGroup) -> DistributedDataParallel:
         if self._ddp is not None:  # it lives until the next collection of garbage, and would sum gradients again
             self._ddp._remove_autograd_hooks()
@@ -271,15 +348,6 @@ class ReplicatedModule(ElasticModule):
             numbers = {id(p): i for i, p in enumerate(self.module.parameters())}
             buckets = [[numbers[id(p)] for p in b.parameters()] for b in self.empty_buckets()]
             self._layout = digest.of_value(buckets)
-
-    def _fix_buckets(self) -> None:
-        """Leave DDP's buckets in the order of the parameters, which is the same on all ranks.
-
-        Rebuilding them is a collective, in a forward.
-        """
-        if self._keeps:
-            self._ddp.reducer = _FixedReducer(self._ddp.reducer)
-            self._layout = _IN_ORDER_OF_PARAMETERS
 
 
 class _FixedReducer:
