@@ -69,6 +69,7 @@ def test_a_scrape_has_every_metric_and_a_deleted_job_none(cluster, play, client,
         condition = cluster.condition("seen", "WorkersHealthy")
         assert (condition["status"], condition["reason"]) == ("False", "Straggler")
         assert condition["message"].startswith(f"rank 1 (worker seen-1 on node n1): {SLOW}; since ")
+        eventually(lambda: "Straggler" in dict(cluster.events("seen")), 30, "the event")
         assert [r for r, _ in cluster.events("seen")].count("Straggler") == 1
 
         found = Scrape(operator.metrics())

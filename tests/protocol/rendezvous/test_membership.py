@@ -179,7 +179,7 @@ def test_no_member_is_lost_if_etcd_was_silent_for_longer_than_the_leases(play, e
         a.member.leave(), b.member.leave()
 
 
-def test_numbers_continue_if_etcd_lost_its_data(play, etcd_factory, job_keys, eventually):
+def test_members_restore_the_generation_and_numbers_continue_if_etcd_lost_its_data(play, etcd_factory, job_keys, eventually):
     server = etcd_factory()
     with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as own:
         a, b = play("a", "b", with_client=own)
@@ -197,9 +197,13 @@ def test_numbers_continue_if_etcd_lost_its_data(play, etcd_factory, job_keys, ev
                 return False
 
         eventually(published, what="the target to be there again")
-        again = a.enter()
-        assert (again.number, sorted(workers(again))) == (2, ["a", "b"])
-        a.member.leave(), b.member.leave()
+        eventually(lambda: own.get(job_keys.generation), what="the generation to be there again")
+        again = a.sees(lambda v: v.generation).generation
+        assert (again.number, sorted(workers(again))) == (1, ["a", "b"])
+        (c,) = play("c", with_client=own)
+        grown = a.enter()
+        assert (grown.number, sorted(workers(grown))) == (2, ["a", "b", "c"])
+        a.member.leave(), b.member.leave(), c.member.leave()
 
 
 def listed(client: EtcdClient, player: Player):
