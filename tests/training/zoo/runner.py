@@ -25,10 +25,10 @@ if os.environ.get("PORTIONS"):
 backward = Job.backward
 
 
-def backward_if_allowed(job: Job, loss: torch.Tensor) -> None:
+def backward_if_allowed(job: Job, loss: torch.Tensor, **options: int) -> None:
     while job.step > int(allowed.read_text()):
         time.sleep(0.005)
-    backward(job, loss)
+    backward(job, loss, **options)
 
 
 Job.backward = backward_if_allowed

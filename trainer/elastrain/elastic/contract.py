@@ -56,6 +56,7 @@ class Call(StrEnum):
     BACKWARD = "job.backward()"
     CLIP = "job.clip_grad_norm_()"
     UPDATE = "step() of tracked objects, unscale_() and update() of scalers, updates of averages"
+    REPEATED_GROUP = "add_param_group() of tracked optimizers, with the parameters of a group that they have"
     STOP = "job.stop()"
     MEET = "job.all_reduce(), job.all_gather_object(), job.evaluate()"
 
@@ -140,6 +141,7 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
         Phase.PASSED: _ACTS,
         Phase.LEAVING: _SKIPPED,
     },
+    Call.REPEATED_GROUP: {phase: _SKIPPED if phase in BODY else _ACTS for phase in Phase},
     Call.STOP: {phase: _SKIPPED if phase in (Phase.LEARNING, Phase.PASSED) else _ACTS for phase in Phase},
     Call.MEET: {
         phase: _NO_PEERS if phase is Phase.SETUP else _NO_MEETING if phase in BODY else _ACTS for phase in Phase

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -18,8 +19,7 @@ from torch import nn
 from elastrain.api import names
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
-from elastrain.data.order import Order
-from elastrain.data.stream import ElasticIterable, length_of
+from elastrain.data.options import order_of
 from elastrain.elastic import reduction
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.backend import device_of_rank
@@ -176,9 +176,11 @@ class Job:
         self,
         dataset: Any,
         *,
-        global_batch_size: int,
+        global_batch_size: int | None = None,
         seed: int = 0,
         shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
         drop_last: bool = False,
         micro_batch_size: int | None = None,
         micro_batches: int | None = None,
@@ -189,24 +191,25 @@ class Job:
 
         ``dataset``: map-style, or an :class:`elastrain.data.ElasticIterable`. ``global_batch_size``: samples of one
         optimizer step over all ranks, at any world size. ``shuffle``: default: True for map-style data; a stream keeps
-        its own order. ``drop_last``: leave an epoch's last, smaller batch out. ``micro_batch_size``: largest number of
-        samples per loop body; the body runs once for each micro-batch, and gradients add up. ``micro_batches``: for
+        its own order. ``sampler``: an :class:`elastrain.data.Sampler`, or one of torch's. ``batch_sampler``: an
+        :class:`elastrain.data.BatchSampler`, or an iterable of batches; they are global ones and may differ in size.
+        ``drop_last``: leave an epoch's last, smaller batch out. ``micro_batch_size``: largest number of samples per
+        loop body; the body runs once for each micro-batch, and gradients add up. ``micro_batches``: for
         ``numerics="bitwise"``, the number of micro-batches of each global batch. ``randomness``: "keyed" seeds the
-        default generators by (seed, step, micro-batch) for each loop body and by (seed, epoch, index) for each sample;
+        default generators by (seed, step, micro-batch) for each loop body, and by seed and position for each sample;
         "own" leaves them alone. ``loader_options``: ``num_workers``, ``collate_fn``, ``pin_memory``,
         ``prefetch_factor``, ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` as of
         ``torch.utils.data.DataLoader``. Raises ``ValueError`` or ``TypeError`` naming the argument.
         """
-        stream = isinstance(dataset, ElasticIterable)
-        if stream and shuffle:
-            raise ValueError("job.dataloader(shuffle=True): a stream keeps its own order; shuffle inside of it")
         if randomness not in ("keyed", "own"):
             raise ValueError(f"job.dataloader(randomness={randomness!r}): must be 'keyed' or 'own'")
-        order = Order(
-            length_of(dataset),
-            global_batch_size,
+        order = order_of(
+            dataset,
+            global_batch_size=global_batch_size,
             seed=seed,
-            shuffle=not stream if shuffle is None else shuffle,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
             drop_last=drop_last,
             micro_batch_size=micro_batch_size,
             micro_batches=micro_batches,
@@ -300,14 +303,18 @@ class Job:
         """
         self._loop.stop()
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, *, count: int | torch.Tensor | None = None) -> None:
         """``loss.backward()``, with gradients averaged exactly over the global batch.
 
-        ``loss``: scalar, the *mean* over the samples of this rank's (micro-)batch. Call it once per batch that the loop
-        yields. A lost peer raises nothing here: the step is not committed, and is repeated. Raises ``RuntimeError``
-        outside of the loop, on a second call for a batch, and if the loss does not depend on all parameters.
+        ``loss``: scalar, the *mean* over the samples of this rank's (micro-)batch; with ``count`` the *sum* over that
+        many tokens (or pixels, pairs …), and gradients become those of the mean over all tokens of the global batch.
+        ``count``: from 0; a tensor of a GPU makes the host wait for it. If a global batch has no tokens, gradients and
+        :attr:`loss` are 0. Call it once per batch that the loop yields. A lost peer raises nothing here: the step is
+        not committed, and is repeated. Raises ``RuntimeError`` outside of the loop, on a second call for a batch, if
+        the loss does not depend on all parameters, and on all ranks if only some calls of a step have a count;
+        ``TypeError`` or ``ValueError`` for a count that is none.
         """
-        self._loop.backward(loss, self._tracker.unscaled(loss))
+        self._loop.backward(loss, self._tracker.unscaled(loss), None if count is None else _whole(count))
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``.
@@ -348,6 +355,17 @@ class Job:
                 self._audit.close()
             self._session.close()
             self._world.close()
+
+
+def _whole(count: int | torch.Tensor) -> int:
+    if isinstance(count, bool) or (
+        isinstance(count, torch.Tensor) and (count.numel() != 1 or count.is_floating_point())
+    ):
+        raise TypeError(f"job.backward(count={count!r}): must be a whole number, of the summands of the loss")
+    whole = operator.index(count)
+    if whole < 0:
+        raise ValueError(f"job.backward(count={whole}): must be 0 or more")
+    return whole
 
 
 def _audit_log(directory: str | None) -> AuditLog | None:

@@ -23,7 +23,7 @@ from elastrain.data.rng import Kept
 from elastrain.data.share import Place, Share
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
-from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.contract import Call, Contract, Phase
 from elastrain.elastic.membership import calls, control
 from elastrain.elastic.membership.control import Summed
@@ -128,15 +128,14 @@ class Loop:
                 continue
             yield from self._compute(loader)
 
-    def backward(self, loss: torch.Tensor, unscaled: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None = None) -> None:
         """As of :meth:`Job.backward`. ``unscaled``: the loss before a scaler multiplied it."""
         self.contract.acts(Call.BACKWARD)
         step = self.step
         assert step is not None
         if step.done == step.begun:
             raise RuntimeError("job.backward(): called twice for one batch; add the losses up and call it once")
-        part = step.parts[step.done]
-        step.done += 1
+        part = step.take(count)
         if step.warm_up:
             loss.backward()
             return
@@ -145,8 +144,16 @@ class Loop:
         if step.share.learner:
             summed: Summed | None = self._learn(communicator)
         else:
+            learners = self._world.share != self._world.place.share
+            self._world.trained.before_backward(communicator, first=step.done == 1, learners=learners)
             self._heartbeat.backward(loss)
-            inputs = ControlInputs(self._session.connected, self._heartbeat.share(), stop=self._stop_asked)
+            inputs = ControlInputs(
+                self._session.connected,
+                self._heartbeat.share(),
+                stop=self._stop_asked,
+                counted=0.5 if 0 < step.counted < step.done else float(step.counted > 0),
+                count=step.count,
+            )
             summed = self._strategy.backward(loss, unscaled, part, inputs, communicator, last=step.complete)
         if step.complete:
             # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
@@ -154,7 +161,19 @@ class Loop:
             updatable = self._world.before_update()
             incomplete = self._world.receiving
             step.decide(summed, communicator.generation, intact=intact, updatable=updatable, incomplete=incomplete)
+            self._weigh(step)
         self._heartbeat.resumed(summed.sums[control.COMPUTE] if summed is not None and step.counts else None)
+
+    def _weigh(self, step: Step) -> None:
+        """The gradients that were added become those of the mean. Raises :class:`RanksDiverged` if there is none."""
+        if step.counts and step.mixed:
+            raise RanksDiverged(
+                f"job.backward(): in step {step.number + 1} some calls had a count=… and others had none: give it in "
+                "each call, on all ranks and for each micro-batch, or in none"
+            )
+        if step.counts and step.factor != 1.0:
+            assert self._world.model is not None
+            self._world.model.scale_gradients(step.factor)
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """As of :meth:`Job.on_commit`."""
@@ -265,7 +284,7 @@ class Loop:
         self._world.begin_step()
         self._strategy.begin_step()
         self._heartbeat.body(place.generation, place.world_size)
-        return Step(number, place, share, parts)
+        return Step(number, place, share, parts, unit=1 / loader.order.global_batch_size)
 
     def _run_body(self, loader: ElasticLoader, step: Step, data: Any) -> Iterator[Any]:
         """One execution of the loop body, on ``data``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from elastrain.api.records import Generation
@@ -33,6 +33,8 @@ class EntryRow:
     """Committed steps at which the loop of its script ends."""
     calls: int = 0
     """Exchanges outside of steps since its last committed step (:mod:`elastrain.elastic.membership.calls`)."""
+    trained: int = 0
+    """As of :attr:`elastrain.elastic.state.trained.TrainedSet.digest`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,11 @@ def has_joiners(before: Generation | None, after: Generation) -> bool:
     return any(m.id not in old for m in after.members)
 
 
+def smaller(current: Generation | None, proposals: Iterable[Generation | None]) -> frozenset[int]:
+    """Numbers of the proposals to which ranks can switch between loops, where none can receive or save the state."""
+    return frozenset(g.number for g in proposals if g is not None and g.size and not has_joiners(current, g))
+
+
 def _in_other_loop(receiver: EntryRow, source: EntryRow) -> bool:
     return receiver.loop_end != source.loop_end and receiver.step < 0
 
@@ -119,7 +126,7 @@ def _shares(table: Sequence[EntryRow], sources: Sequence[int], receivers: Sequen
     That takes their time and memory, so only if at least as many ranks did so before.
     """
     holders = [r for r in range(len(table)) if r not in receivers]
-    able = all(row.overlaps for row in table) and _same_layout(table)
+    able = all(row.overlaps and row.trained == table[0].trained for row in table) and _same_layout(table)
     if not receivers or not able or len(holders) < table[sources[0]].size or table[sources[0]].step < 0:
         return {}
     parts = len(holders)
