@@ -13,7 +13,7 @@ from elastrain.elastic.comm.header import HEADER_BYTES, Header, Kind, difference
 
 ADVICE = ": all ranks must run the same number of steps: leave the loop by job.stop()"
 SAME_CALLS = ": all ranks must make the same calls in the same order: not only 'if job.rank == 0'"
-SAME_MODEL = ": all ranks must run the same steps of the same model"
+SAME_MODEL = ": all ranks must run the same steps of the same models, with the same backwards"
 
 
 def header(kind: Kind, step: int, nbytes: int = 8, sequence: int = 5) -> Header:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import elastrain
+from elastrain.elastic.comm.communicator import GenerationBroken
 from elastrain.elastic.membership.calls import Calls
 
 out, epochs, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
@@ -47,7 +48,7 @@ if "LOST" in os.environ:
             lost.clear()
             self.count = before
             communicator.abort("the result is lost")
-            return None, None
+            raise GenerationBroken(communicator.generation, "the result is lost")
         return result
 
     Calls.attempt = incomplete

@@ -84,6 +84,11 @@ class Order:
     batch_sampler: BatchSampler | None = field(default=None, compare=False)
     """Says which samples each global batch has."""
 
+    @property
+    def in_micro_batches(self) -> bool:
+        """Whether a rank's part of a batch is cut further."""
+        return self.micro_batches is not None or self.micro_batch_size is not None
+
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
             raise ValueError(f"dataset: has {self.length} samples, must have at least 1")

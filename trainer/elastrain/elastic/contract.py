@@ -31,10 +31,14 @@ class Phase(StrEnum):
     PARTIAL = "between a step's backwards", "with several micro-batches: from the first `job.backward()` to the last"
     COMMITTED = (
         "committed",
-        "the rest of the loop body after the last `job.backward()`, and `job.on_commit()` callbacks",
+        "the rest of the loop body after a step's last or only `job.backward()`, up to a further one that fails; "
+        "`job.on_commit()` callbacks",
     )
     LEARNING = "committed, while the state arrives", "the same in a joiner of which a part of the state is missing"
-    DISCARDED = "discarded", "the same in a step that lost a worker; the step runs again"
+    DISCARDED = (
+        "discarded",
+        "the rest of the loop body after a `job.backward()` in which a worker was lost; the step runs again",
+    )
     PAUSE = "in a pause of the loop", "`job.every()` callbacks, between two steps"
     BETWEEN = "after a loop", "between two loops, and after the last"
     PASSED = (
@@ -54,6 +58,7 @@ class Call(StrEnum):
     STEPS = "job.steps()"
     SET_UP = "job.wrap(), job.track(), job.every()"
     BACKWARD = "job.backward()"
+    CLOSURE = "step(closure) of tracked optimizers"
     CLIP = "job.clip_grad_norm_()"
     UPDATE = "step() of tracked objects, unscale_() and update() of scalers, updates of averages"
     REPEATED_GROUP = "add_param_group() of tracked optimizers, with the parameters of a group that they have"
@@ -87,6 +92,7 @@ def _raises(way_out: str) -> Rule:
 
 _IN_BODY_ONLY = _raises("call it once for each batch that 'for batch in job.steps(...)' yields")
 _TWICE = _raises("it was called for this batch already; add the losses up and call it once")
+_WHOLE_BATCH = _raises("it needs the whole batch at once: leave micro_batch_size and micro_batches out")
 _TOO_EARLY = _raises(
     "it would act on the gradients of the step before: move it behind job.backward(), or give it to job.on_commit()"
 )
@@ -105,15 +111,28 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
     Call.BACKWARD: {
         Phase.SETUP: _IN_BODY_ONLY,
         Phase.FRESH: _ACTS,
-        Phase.WARM_UP: _TWICE,
+        Phase.WARM_UP: _ACTS,
         Phase.PARTIAL: _ACTS,
-        Phase.COMMITTED: _TWICE,
+        Phase.COMMITTED: _ACTS,
         Phase.LEARNING: _TWICE,
-        Phase.DISCARDED: _TWICE,
+        Phase.DISCARDED: _SKIPPED,
         Phase.PAUSE: _IN_BODY_ONLY,
         Phase.BETWEEN: _IN_BODY_ONLY,
         Phase.PASSED: _IN_BODY_ONLY,
         Phase.LEAVING: _IN_BODY_ONLY,
+    },
+    Call.CLOSURE: {
+        Phase.SETUP: _ACTS,
+        Phase.FRESH: _ACTS,
+        Phase.WARM_UP: _SKIPPED,
+        Phase.PARTIAL: _WHOLE_BATCH,
+        Phase.COMMITTED: _ACTS,
+        Phase.LEARNING: _TWICE,
+        Phase.DISCARDED: _SKIPPED,
+        Phase.PAUSE: _ACTS,
+        Phase.BETWEEN: _ACTS,
+        Phase.PASSED: _ACTS,
+        Phase.LEAVING: _SKIPPED,
     },
     Call.CLIP: {
         Phase.SETUP: _NO_GRADIENTS,

@@ -78,11 +78,13 @@ class Job:
         self._session = session
         self._strategy = strategy
         self._tracked: dict[str, Stateful] = {}
+        self._wrapped = 0
+        """Models given to :meth:`wrap`."""
         settings = session.welcome.settings
         self._world = World(session, strategy, self._tracked, CheckpointKeeper(settings.checkpoint))
         self._audit = _audit_log(settings.audit_dir)
-        self._loop = Loop(session, strategy, heartbeat, self._world, self._audit)
-        self._tracker = Tracker(self._tracked, self._loop.contract)
+        self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked)
+        self._tracker = Tracker(self._tracked, self._loop.contract, self._loop.several.step_with)
 
     # -- values ------------------------------------------------------------------------------------------------------
     @property
@@ -136,23 +138,34 @@ class Job:
 
     # -- set-up ------------------------------------------------------------------------------------------------------
     def wrap(
-        self, module: nn.Module, *, optimizer: torch.optim.Optimizer | None = None, **ddp_options: Any
+        self,
+        module: nn.Module,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        name: str | None = None,
+        **ddp_options: Any,
     ) -> ElasticModule:
-        """The model to train, used in place of ``DistributedDataParallel(module, **ddp_options)``; also tracked.
+        """A model to train, used in place of ``DistributedDataParallel(module, **ddp_options)``; also tracked.
 
-        ``optimizer``: tracked, as by ``job.track(optimizer=optimizer)``. Call it once per job: put several networks
-        into one ``nn.Module``. Raises ``RuntimeError`` on a second call, ``ValueError`` for a model without parameters
-        to train, for a model that is sharded (FSDP) or in DDP already, and for options that the numerics exclude.
+        ``optimizer``: tracked, as by ``job.track(optimizer=optimizer)``. A job may have several models, each with an
+        optimizer of its own or none. ``name``: of the model in the state of the job; default: "model", then "model2"
+        and so on, in the order of the calls. Its optimizer is "optimizer", "optimizer2" …, or "<name>_optimizer".
+        Raises ``ValueError`` for a model without parameters to train, for a model that is sharded (FSDP) or in DDP
+        already, for a name that is taken, and for options that the numerics, or several models, exclude.
         """
         self._loop.contract.acts(Call.SET_UP, "job.wrap()")
-        if self._world.model is not None:
-            raise RuntimeError("job.wrap() was called twice; put several networks into one nn.Module")
         refuse_sharded(module)
-        model = self._world.model = self._strategy.wrap(module, ddp_options)
+        self._wrapped += 1
+        number = "" if self._wrapped == 1 else str(self._wrapped)
+        key, of_optimizer = (name, f"{name}_optimizer") if name else (f"model{number}", f"optimizer{number}")
+        if key in self._tracked:
+            raise ValueError(f"job.wrap(name={key!r}): an object is already tracked under this name; give another one")
+        model = self._strategy.wrap(module, ddp_options)
+        self._world.model = self._strategy.whole()
         model.in_body = lambda: self._loop.phase in BODY
-        self._tracked["model"] = module
+        self._tracked[key] = getattr(module, "_orig_mod", module)  # a compiled model is in the state by its own names
         if optimizer is not None:
-            self.track(optimizer=optimizer)
+            self.track(**{of_optimizer: optimizer})
         return model
 
     def track(self, **objects: Any) -> None:
@@ -218,23 +231,33 @@ class Job:
         return ElasticLoader(dataset, order, keyed=randomness == "keyed", **loader_options)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
-    def steps(self, loader: ElasticLoader, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
+    def steps(
+        self,
+        loader: ElasticLoader,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        several_backwards: bool = False,
+    ) -> Iterator[Any]:
         """Yield this rank's batch of every step, or its micro-batches, up to ``epochs`` or ``steps`` of the whole job.
 
         The loop body can run without committing a step in two cases: a step that was not committed is repeated, and the
-        first batch of a process is a warm-up. A later call with a higher bound continues where this one stopped. Raises
-        :class:`Drained` if this worker has to leave, ``ValueError`` for missing bounds, ``RuntimeError`` before
+        first batch of a process is a warm-up. A later call with a higher bound continues where this one stopped.
+        ``several_backwards``: the body may call :meth:`backward` several times, though it does not do so in the
+        warm-up; otherwise the warm-up shows it. Raises :class:`Drained` if this worker has to leave, ``ValueError`` for
+        missing bounds and for a tracked optimizer of parameters outside of the models, ``RuntimeError`` before
         :meth:`wrap`.
         """
         if (epochs is None) == (steps is None):
             raise ValueError("job.steps(): give either epochs=... or steps=...")
         if self._world.model is None:
             raise RuntimeError("job.steps(): call model = job.wrap(model) first")
+        self._tracker.check_parameters(self._world.model)
         if epochs is not None and loader.order.length is None:
             raise ValueError("job.steps(epochs=…): the data set has no length, so an epoch has no end; give steps=…")
         self._strategy.check(loader.order)
         total = loader.order.steps_per_epoch * epochs if epochs is not None else steps
-        yield from self._loop.run(loader, total or 0)
+        yield from self._loop.run(loader, total or 0, several_backwards=several_backwards)
 
     def epochs(self, loader: ElasticLoader, epochs: int) -> Iterator[int]:
         """``range(epochs)`` without the epochs that the job has completed before this process joined it.
@@ -303,18 +326,25 @@ class Job:
         """
         self._loop.stop()
 
-    def backward(self, loss: torch.Tensor, *, count: int | torch.Tensor | None = None) -> None:
+    def backward(
+        self, loss: torch.Tensor, *, count: int | torch.Tensor | None = None, retain_graph: bool = False
+    ) -> torch.Tensor:
         """``loss.backward()``, with gradients averaged exactly over the global batch.
 
         ``loss``: scalar, the *mean* over the samples of this rank's (micro-)batch; with ``count`` the *sum* over that
         many tokens (or pixels, pairs …), and gradients become those of the mean over all tokens of the global batch.
         ``count``: from 0; a tensor of a GPU makes the host wait for it. If a global batch has no tokens, gradients and
-        :attr:`loss` are 0. Call it once per batch that the loop yields. A lost peer raises nothing here: the step is
-        not committed, and is repeated. Raises ``RuntimeError`` outside of the loop, on a second call for a batch, if
-        the loss does not depend on all parameters, and on all ranks if only some calls of a step have a count;
-        ``TypeError`` or ``ValueError`` for a count that is none.
+        :attr:`loss` are 0. ``retain_graph``: as of ``Tensor.backward``. A loop body may call it several times, without
+        counts and with steps of optimizers in between, unless it runs on micro-batches.
+
+        Returns the mean loss over the global batch, a scalar on the CPU, equal on all ranks; where the step is not
+        complete, or does not count, the given one without its graph. A lost peer raises nothing here: the step is not
+        committed, and is repeated. Raises ``RuntimeError`` outside of the loop, on a second call for a micro-batch, if
+        the loss does not depend on all parameters of the only model, and on all ranks if only some calls of a step have
+        a count; ``TypeError`` or ``ValueError`` for a count that is none.
         """
-        self._loop.backward(loss, self._tracker.unscaled(loss), None if count is None else _whole(count))
+        counted = None if count is None else _whole(count)
+        return self._loop.backward(loss, self._tracker.unscaled(loss), counted, retain_graph=retain_graph)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``.
@@ -327,16 +357,22 @@ class Job:
             return None
         return nn.utils.clip_grad_norm_(self._world.model.parameters(), max_norm, norm_type)
 
-    def fit(self, step_fn: Callable[[Any], torch.Tensor], loader: ElasticLoader, **bounds: int) -> None:
+    def fit(
+        self,
+        step_fn: Callable[[Any], torch.Tensor],
+        loader: ElasticLoader,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+    ) -> None:
         """Run the whole loop: backward on ``step_fn(batch)``, then ``step()`` of all tracked optimizers and schedulers.
 
-        ``step_fn`` returns the mean loss, a scalar. ``bounds``: ``epochs`` or ``steps`` as of :meth:`steps`. Raises as
-        :meth:`steps`.
+        ``step_fn`` returns the mean loss, a scalar. The rest as of :meth:`steps`.
         """
         stepped = [o for o in self._tracked.values() if callable(getattr(o, "step", None))]
         optimizers = [o for o in stepped if isinstance(o, torch.optim.Optimizer)]
         others = [o for o in stepped if not isinstance(o, torch.optim.Optimizer)]
-        for batch in self.steps(loader, **bounds):
+        for batch in self.steps(loader, epochs=epochs, steps=steps):
             for optimizer in optimizers:
                 optimizer.zero_grad(set_to_none=True)
             self.backward(step_fn(batch))

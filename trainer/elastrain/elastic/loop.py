@@ -9,7 +9,7 @@ boundary             an agreed switch, or a new generation after a loss, happens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from elastrain.api.messages import Finished, Left
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
+from elastrain.data.order import Slice
 from elastrain.data.rng import Kept
 from elastrain.data.share import Place, Share
 from elastrain.elastic.comm.communicator import Communicator
@@ -31,8 +32,11 @@ from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.session import ExitRequested, Session
 from elastrain.elastic.membership.world import World
 from elastrain.elastic.pauses import Pauses
+from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.buffers import Buffers
+from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.state.snapshot import Snapshot
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import Strategy
 
@@ -57,9 +61,12 @@ class Loop:
         heartbeat: Heartbeat,
         world: World,
         audit: AuditLog | None,
+        *,
+        tracked: Mapping[str, Stateful],
     ) -> None:
         self.contract = Contract(lambda: self.phase)
         """What the calls of the script do now."""
+        self.several = SeveralBackwards(Snapshot(tracked), self.contract, lambda: self.step if self._in_body else None)
         self.step: Step | None = None
         """The step that is being computed."""
         self._session = session
@@ -101,12 +108,14 @@ class Loop:
         return self._world.place
 
     # -- called by the script ----------------------------------------------------------------------------------------
-    def run(self, loader: ElasticLoader, total: int) -> Iterator[Any]:
+    def run(self, loader: ElasticLoader, total: int, *, several_backwards: bool) -> Iterator[Any]:
         """Yield the data of each loop body until ``total`` steps are committed. Raises :class:`Drained`."""
         self.contract.acts(Call.STEPS)
         if self._left:
             raise Drained(0)
         self._loader = loader
+        if several_backwards and not self.several.allowed:
+            self._allow_several_backwards()
         self._passed = not self._world.begin_loop(loader.order, total)
         if self._passed:
             return
@@ -128,17 +137,35 @@ class Loop:
                 continue
             yield from self._compute(loader)
 
-    def backward(self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None = None) -> None:
+    def backward(
+        self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None, *, retain_graph: bool
+    ) -> torch.Tensor:
         """As of :meth:`Job.backward`. ``unscaled``: the loss before a scaler multiplied it."""
-        self.contract.acts(Call.BACKWARD)
-        step = self.step
-        assert step is not None
-        if step.done == step.begun:
-            raise RuntimeError("job.backward(): called twice for one batch; add the losses up and call it once")
-        part = step.take(count)
+        step, model = self.step, self._world.model
+        if not self.contract.acts(Call.BACKWARD):
+            assert model is not None
+            model.stand_in_gradients()
+            return unscaled.detach()
+        assert step is not None and model is not None
+        if step.done < step.begun:
+            part = step.take(count)
+        else:
+            self.several.check(step, "a further job.backward() in a loop body")
+            part = step.take_again(count)
+        step.backwards = step.backwards + 1 if step.complete else 0
         if step.warm_up:
-            loss.backward()
-            return
+            loss.backward(retain_graph=retain_graph)
+            model.bare = True  # DDP serves one backward; with several it is left after the warm-up
+            return unscaled.detach()
+        self._backward(step, part, loss, unscaled, retain_graph=retain_graph)
+        if step.complete and step.counts:
+            return torch.tensor(step.loss, dtype=torch.float64)
+        return unscaled.detach()
+
+    def _backward(
+        self, step: Step, part: Slice, loss: torch.Tensor, unscaled: torch.Tensor, *, retain_graph: bool
+    ) -> None:
+        """A backward of a step that may count."""
         communicator = self._world.communicator
         assert communicator is not None
         if step.share.learner:
@@ -154,7 +181,9 @@ class Loop:
                 counted=0.5 if 0 < step.counted < step.done else float(step.counted > 0),
                 count=step.count,
             )
-            summed = self._strategy.backward(loss, unscaled, part, inputs, communicator, last=step.complete)
+            summed = self._strategy.backward(
+                loss, unscaled, part, inputs, communicator, last=step.complete, retain_graph=retain_graph
+            )
         if step.complete:
             # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
             intact = communicator.broken is None
@@ -223,6 +252,11 @@ class Loop:
             log.info("the job has finished", step=self._world.step)
         self._session.send(Finished(step=self._world.step))
 
+    def _allow_several_backwards(self) -> None:
+        self.several.allowed = True
+        self._world.model = self._strategy.several_backwards()
+        self._world.overlaps_transfer = False
+
     # -- a step --------------------------------------------------------------------------------------------------------
     def _warm_up(self, loader: ElasticLoader) -> Iterator[Any]:
         """One execution of the loop body that leaves no trace.
@@ -234,11 +268,14 @@ class Loop:
         share = self._warm_share = Share(0, max(self._session.expected_world_size(), 1))
         with Kept():
             first, *_ = loader.begin(0, share)
-            self.step = Step(0, self._world.place, share, (first,), warm_up=True)
+            cut = loader.order.in_micro_batches
+            self.step = Step(0, self._world.place, share, (first,), warm_up=True, in_micro_batches=cut)
             batch = loader.load()
             self._world.model.warms_up = True
             yield from self._run_body(loader, self.step, batch.data)
-            self._world.model.warms_up = False
+            self._world.model.warms_up = self._world.model.bare = False
+        if self.step.backwards > 1 or self.step.closures:
+            self._allow_several_backwards()
         self.step = None
         self._strategy.check_warm_up(self._buffers.after_warm_up())
         # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
@@ -263,6 +300,8 @@ class Loop:
             except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
                 if step.counts:
                     self._commit(step)
+                else:
+                    self._discard()
                 self._world.complete()
                 raise
             if step.done < step.begun:
@@ -281,10 +320,13 @@ class Loop:
             parts = (parts[0].stand_in(),)
         assert self._buffers is not None
         self._buffers.save()
+        if self.several.allowed:
+            self.several.snapshot.save()
         self._world.begin_step()
         self._strategy.begin_step()
         self._heartbeat.body(place.generation, place.world_size)
-        return Step(number, place, share, parts, unit=1 / loader.order.global_batch_size)
+        unit, cut = 1 / loader.order.global_batch_size, loader.order.in_micro_batches
+        return Step(number, place, share, parts, unit=unit, in_micro_batches=cut)
 
     def _run_body(self, loader: ElasticLoader, step: Step, data: Any) -> Iterator[Any]:
         """One execution of the loop body, on ``data``."""
@@ -335,9 +377,8 @@ class Loop:
             raise Drained(0)  # the script has caught the first one
         self._heartbeat.runtime()
         self._unfinished, self.step = self.step, None
-        if self._unfinished is not None and self._world.model is not None and self._buffers is not None:
-            self._world.model.drop_gradients()
-            self._buffers.restore()
+        if self._unfinished is not None:
+            self._discard()
         try:
             self._world.settle()
         except ExitRequested as e:
@@ -345,6 +386,14 @@ class Loop:
             self._left = True
             self._session.send(Left(step=self._world.step))
             raise Drained(0) from None
+
+    def _discard(self) -> None:
+        """Put the state back to the one with which the step began."""
+        assert self._world.model is not None and self._buffers is not None
+        self._world.model.drop_gradients()
+        if self.several.allowed:
+            self.several.snapshot.restore()
+        self._buffers.restore()
 
     def _adopt(self) -> None:
         """The state that is about to be loaded is that of the step which this rank has discarded, and peers committed.

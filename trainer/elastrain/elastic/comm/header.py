@@ -47,16 +47,16 @@ class Kind(IntEnum):
     """After the training loop."""
     FAREWELL = 7
     """Before the connections of a generation close."""
-    REDUCE = 8
-    """``job.all_reduce()``."""
-    GATHER = 9
-    """``job.all_gather_object()``."""
-    EVALUATE = 10
-    """A round of ``job.evaluate()``."""
-    END = 11
-    """After the script."""
-    TRAINED = 12
+    TRAINED = 8
     """Agreeing on other parameters that train (:mod:`elastrain.elastic.state.trained`)."""
+    REDUCE = 9
+    """``job.all_reduce()``."""
+    GATHER = 10
+    """``job.all_gather_object()``."""
+    EVALUATE = 11
+    """A round of ``job.evaluate()``."""
+    END = 12
+    """After the script."""
 
 
 _OUTSIDE_OF_STEPS = (Kind.FORM, Kind.ENTRY, Kind.FAREWELL)
@@ -115,13 +115,13 @@ def difference(rank: int, mine: Header, peer: int, theirs: Header) -> str | None
         return f"{what}: all ranks must run the same number of steps: leave the loop by job.stop()"
     if Kind.TRAINED in (first.kind, second.kind):
         return f"{what}: {CHANGE_TOGETHER}"
-    return f"{what}: all ranks must run the same steps of the same model"
+    return f"{what}: all ranks must run the same steps of the same models, with the same backwards"
 
 
 def left_early(rank: int, step: int, peer: int, theirs: Header) -> str | None:
     """The difference if ``peer`` waits for this ``rank`` in a sum that this rank has no part in, as it computes a step.
 
-    The peer has left the loop, or trains other parameters from this step on.
+    The peer is not in the loop, or trains other parameters from this step on.
 
     ``step``: committed steps of this rank.
     """
