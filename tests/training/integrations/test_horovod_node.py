@@ -307,11 +307,13 @@ def test_a_failure_is_the_workers_if_nothing_explains_it(agent):
     assert agent.process.wait(30) == 7
 
 
-def test_the_launcher_starts_again_if_a_lost_peer_explains_its_failure(agent):
+def test_the_launcher_starts_again_if_a_lost_peer_explains_its_failure(agent, eventually):
     agent.adopts(1, "a", "b")
+    launcher = int(agent.lines("launchers", 1)[0])
     agent.lines("members", 1)
     agent.next_code(7)
     agent.adopts(2, "a", "c")
+    eventually(lambda: not psutil.pid_exists(launcher), 30, "the launcher to fail")
     (agent.folder / "code").unlink()
     agent.adopts(3, "a", ended=(2,))
     assert len(agent.lines("launchers", 2)) == 2

@@ -32,7 +32,10 @@ def arguments(require, monkeypatch):
             {"gradient_accumulation_steps": 2},
             "gradient_accumulation_steps: 2: .* per_device_train_batch_size determine how",
         ),
-        ({"fp16": True}, "fp16: true: not in an elastic job; .* use bf16"),
+        (
+            {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
+            "gradient_checkpointing_kwargs: .* use_reentrant=False",
+        ),
         ({"fsdp": "full_shard"}, "fsdp: true: .* replicas"),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor: 0.1: .* compute_loss_func"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy: group_by_length: .* permutation"),

@@ -19,6 +19,7 @@ from elastrain.elastic.state import portions, sender, transfer
 allowed, script = Path(sys.argv[1]) / "allowed", Path(sys.argv[2])
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
+torch.Tensor.float = torch.Tensor.double  # Hugging Face's losses would round logits to float32
 if os.environ.get("PORTIONS"):
     portions.MIN_BYTES = transfer.SMALL_BYTES = 1
     sender.STEP_SHARE = 0.0  # one portion from each sender in each step

@@ -86,16 +86,16 @@ def test_a_joiner_is_announced_again_if_the_processes_did_not_follow(members, cl
 
 def test_a_leaver_is_announced_again_only_while_its_process_runs(members, clock):
     members.driver.host_assignments["b"] = []
-    members.active("b", B)
+    members.active("b", 0, B)
     seen = polls(members, clock, 12)
     assert seen[0] == "a" and "ab" in seen
-    members.active("b", None)
+    members.active("b", 0, None)
     assert set(polls(members, clock, 12)) == {"a"}, "a host that is gone is never named again"
 
 
 def test_the_rendezvous_admits_members_and_leavers_only(members):
-    members.active("b", B)
+    members.active("b", 0, B)
     assert members.admits("10.0.0.1") and members.admits("10.0.0.2")
-    members.active("b", None)
+    members.active("b", 0, None)
     assert not members.admits("10.0.0.2")
     assert not members.admits("10.0.0.9")

@@ -136,6 +136,13 @@ class Job:
         """Mean loss over the global batch of the last committed step; None before the first."""
         return self._world.loss
 
+    def acts(self, call: Call, name: str) -> bool:
+        """Whether ``call`` of the contract acts now; for adapters, whose own calls keep to its table.
+
+        ``name``: of the adapter's call, for the error. Raises ``RuntimeError`` with the phase and the way out.
+        """
+        return self._loop.contract.acts(call, name)
+
     # -- set-up ------------------------------------------------------------------------------------------------------
     def wrap(
         self,

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +29,7 @@ from transformers.trainer_utils import TrainOutput
 from elastrain.api import names
 from elastrain.data.loader import ElasticLoader
 from elastrain.elastic.job import Job
-
-_LAUNCHED = (names.ENV_LOCAL_RANK, "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE")
+from elastrain.integrations.launcher import single_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +52,14 @@ _REFUSALS = (
         lambda n: n != 1,
         "leave it out: global_batch_size and per_device_train_batch_size determine how often a rank accumulates",
     ),
-    _Refusal("fp16", bool, "the loss scale is not part of the job's state; use bf16"),
     _Refusal("deepspeed", bool, "ranks are replicas (data parallel) here"),
     _Refusal("fsdp", bool, "ranks are replicas (data parallel) here"),
     _Refusal("torch_compile", bool, "compile parts of the model yourself"),
-    _Refusal("gradient_checkpointing", bool, "call model.gradient_checkpointing_enable() before"),
-    _Refusal("activation_checkpointing", bool, "call model.gradient_checkpointing_enable() before"),
+    _Refusal(
+        "gradient_checkpointing_kwargs",
+        lambda options: options.get("use_reentrant"),
+        "DDP needs use_reentrant=False, which is the default here",
+    ),
     _Refusal("label_smoothing_factor", bool, "give the trainer a compute_loss_func"),
     _Refusal("neftune_noise_alpha", bool, "add the noise in the model"),
     _Refusal("auto_find_batch_size", bool, "the batch is the same on all ranks; choose per_device_train_batch_size"),
@@ -72,16 +72,6 @@ _REFUSALS = (
     _Refusal("optim", lambda o: any(w in _word(o) for w in ("layerwise", "lomo")), "it steps inside of backward"),
     _Refusal("lr_scheduler_type", lambda s: "plateau" in _word(s), "each rank would follow its own evaluation"),
 )
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Hide the launcher from accelerate: with the agent's ``LOCAL_RANK`` it would form its own process group."""
-    hidden = {name: os.environ.pop(name) for name in _LAUNCHED if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
 
 
 @dataclass
@@ -104,7 +94,7 @@ class ElasticTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        with _alone():
+        with single_process():
             super().__post_init__()
         if self.global_batch_size < 1:
             raise ValueError(
@@ -184,7 +174,7 @@ class ElasticTrainer(Trainer):
         Raises ``TypeError`` for other arguments classes.
         """
         self.job = job
-        with _alone():
+        with single_process():
             super().__init__(*args, **kwargs)
         if not isinstance(self.args, ElasticTrainingArguments):
             raise TypeError(f"args: {type(self.args).__name__}: must be ElasticTrainingArguments")
@@ -245,7 +235,12 @@ class ElasticTrainer(Trainer):
         self.create_optimizer_and_scheduler(num_training_steps=self._total)
         self.model_wrapped = job.wrap(self.model, optimizer=self.optimizer, **self._ddp_options())
         job.track(lr_scheduler=self.lr_scheduler, history=self._history)
+        if self.accelerator.scaler is not None:
+            job.track(scaler=self.accelerator.scaler)
         job.on_commit(self._committed)
+        if args.gradient_checkpointing:
+            options = {"use_reentrant": False, **(args.gradient_checkpointing_kwargs or {})}
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
         self._begin(ignore_keys_for_eval)
         for inputs in job.steps(loader, steps=self._total):
             self._body(inputs)
@@ -258,16 +253,39 @@ class ElasticTrainer(Trainer):
         """One micro-batch of one execution of a step; the job withholds early or unwanted effects."""
         if not self.model.training:  # an evaluation has switched the mode
             self.model_wrapped.train()
+        # The Trainer's own count of the tokens that it averages over; None if its loss is a mean over the samples.
+        (inputs,), tokens = self.get_batch_samples(iter([inputs]), 1, self.args.device)
+        count = {} if tokens is None else {"count": tokens.long()}  # the Trainer's is a quotient by one
         inputs = self._prepare_inputs(inputs)
         with self.accelerator.autocast():
-            loss = self.compute_loss(self.model_wrapped, inputs)
-        self.job.backward(loss)
+            loss = self.compute_loss(
+                self.model_wrapped, inputs, num_items_in_batch=None if tokens is None else torch.clamp(tokens, min=1)
+            )
+        self._backward(loss if tokens is None else loss * tokens, count)
         if self.args.max_grad_norm:
             norm = self.job.clip_grad_norm_(self.args.max_grad_norm)
             self._history.norm = None if norm is None else float(norm)
-        self.optimizer.step()
-        self.lr_scheduler.step()
+        if self._step_optimizer():
+            self.lr_scheduler.step()
         self.optimizer.zero_grad()
+
+    def _backward(self, loss: torch.Tensor, count: dict[str, Any]) -> None:
+        """Backward on the mean over samples, or on the sum over a ``count`` of tokens; gradients are not scaled."""
+        if (scaler := self.accelerator.scaler) is None:
+            self.job.backward(loss, **count)
+            return
+        self.job.backward(scaler.scale(loss), **count)
+        scaler.unscale_(self.optimizer)
+
+    def _step_optimizer(self) -> bool:
+        """Whether the optimizer has made its step; with fp16 it leaves out those with infinite gradients."""
+        if (scaler := self.accelerator.scaler) is None:
+            self.optimizer.step()
+            return True
+        scale = scaler.get_scale()
+        scaler.step(self.optimizer)
+        scaler.update()
+        return bool(scaler.get_scale() >= scale)
 
     def _ddp_options(self) -> dict[str, Any]:
         options = {

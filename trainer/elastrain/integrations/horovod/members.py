@@ -26,7 +26,7 @@ class Members:
         self._slots, self._clock = slots, clock
         self._lock = threading.Condition()
         self._places: dict[str, tuple[str, int]] = {}
-        self._active: dict[str, tuple[str, int]] = {}
+        self._active: dict[tuple[str, int], tuple[str, int]] = {}
         self._announced_at = 0.0
         self._answer: frozenset[str] = frozenset()
 
@@ -52,13 +52,13 @@ class Members:
             self._lock.wait_for(lambda: bool(self._places))
             return len(self._places)
 
-    def active(self, member: str, place: tuple[str, int] | None) -> None:
+    def active(self, member: str, slot: int, place: tuple[str, int] | None) -> None:
         """A process of the member runs at ``place``; None: it has ended."""
         with self._lock:
             if place is None:
-                self._active.pop(member, None)
+                self._active.pop((member, slot), None)
             else:
-                self._active[member] = place
+                self._active[member, slot] = place
 
     def admits(self, address: str) -> bool:
         """Whether the address is a member's, or that of a process that has not left yet."""
@@ -68,7 +68,7 @@ class Members:
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """Called by the driver once a second."""
         with self._lock:
-            wanted, active = frozenset(self._places), frozenset(self._active)
+            wanted, active = frozenset(self._places), frozenset(member for member, _ in self._active)
         self._answer = self._next_answer(wanted, active, self._clock())
         return dict.fromkeys(self._answer, self._slots)
 

@@ -80,8 +80,8 @@ class Node:
     def keep(self, environ: Mapping[str, str]) -> int:
         """Run until training is complete, a process has failed for good, or the worker leaves; returns the exit code.
 
-        Raises ``RuntimeError`` if no agent started this process, if it is one of several ranks, or if the agent's
-        messages cannot be read; ``OSError`` if no network interface has the worker's address.
+        Raises ``RuntimeError`` if no agent started this process, if it is one of several ranks, if its address is
+        IPv6, or if the agent's messages cannot be read; ``OSError`` if no network interface has the worker's address.
         """
         if (ranks := environ.get("LOCAL_WORLD_SIZE", "1")) != "1":
             raise RuntimeError(
@@ -89,6 +89,8 @@ class Node:
                 f"processes in each worker ELASTRAIN_HOROVOD_SLOTS={ranks}."
             )
         link = link_to_agent(environ, self._inbox.put)
+        if ":" in link.welcome.address:
+            raise RuntimeError(f"the worker's address is {link.welcome.address}: Horovod's rendezvous knows IPv4 only")
         with EtcdClient.from_environment(environ) as etcd:
 
             def token_of(launcher: str) -> str:

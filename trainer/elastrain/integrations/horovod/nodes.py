@@ -7,6 +7,7 @@ that is cut off from the job therefore cannot train on alone.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,24 +37,27 @@ class Nodes:
         """Run the process of a member's slot until it has ended or an event is set; returns its exit code (negative: a
         signal) and the time. A process that was ended by an event, or was lost, has the code 1."""
         request = Request(launcher=self._me, slot=slot, variables=dict(variables))
-        code = 1
+        said = ""
         while not _any(stops) and (place := self._members.place(member)) is not None:
+            why = "it cannot start the process yet"
             try:
                 channel = ask(*place, request, self._token)
             except OSError as error:
-                log.warning("a node does not answer", member=member, why=str(error))
-                time.sleep(AGAIN_SECONDS)
-                continue
-            self._members.active(member, place)
-            try:
-                started, code = self._attend(channel, member, stops)
-            finally:
-                channel.close()
-                self._members.active(member, None)
-            if started:
-                break
+                why = str(error)
+            else:
+                self._members.active(member, slot, place)
+                try:
+                    started, code = self._attend(channel, member, stops)
+                finally:
+                    channel.close()
+                    self._members.active(member, slot, None)
+                if started:
+                    return code, time.time()
+            if why != said:
+                log.warning("waiting for a node", member=member, why=why)
+                said = why
             time.sleep(AGAIN_SECONDS)
-        return code, time.time()
+        return 1, time.time()
 
     def _attend(self, channel: Channel, member: str, stops: Sequence[threading.Event]) -> tuple[bool, int]:
         """Whether the process was started, and its exit code when it has ended."""
@@ -73,11 +77,9 @@ class Nodes:
         """Return when the member is in no generation any more, or its node still obeys this launcher: then only the
         process has ended."""
         while not _any(stops) and (place := self._members.place(member)) is not None:
-            try:
+            with contextlib.suppress(OSError):  # the wait was logged; the job decides whether the member is lost
                 if self._tell(place, "ping"):
                     return
-            except OSError as error:
-                log.info("a node does not answer", member=member, why=str(error))
             time.sleep(AGAIN_SECONDS)
 
     def _tell(self, place: tuple[str, int], kind: Literal["ping", "done"]) -> bool:

@@ -51,8 +51,7 @@ class Programs:
         self._open = False
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._ended_by_us: set[int] = set()
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._server = socket.create_server((address, 0), family=family)
+        self._server = socket.create_server((address, 0))
         self.port: int = self._server.getsockname()[1]
         threading.Thread(target=self._accept, name="horovod-node", daemon=True).start()
 

@@ -1,0 +1,334 @@
+"""``accelerate`` in a loop of the script's own, rescaled in process: needs ``elastrain[accelerate]``.
+
+::
+
+    with elastrain.join() as job:
+        accelerator = ElasticAccelerator(job, gradient_accumulation_steps=4)
+        model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+        for epoch in range(3):
+            for batch in loader:
+                with accelerator.accumulate(model):
+                    loss = ...
+                    accelerator.backward(loss)
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
+
+The script sees one process (``num_processes`` is 1), and the job computes that process's optimizer steps on all ranks:
+a step is ``batch_size * gradient_accumulation_steps`` samples at any number of ranks. The first DataLoader that is
+prepared is that of training. Every rank reads all samples of the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType, send_to_device
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from elastrain.api import names
+from elastrain.data.loader import ElasticLoader
+from elastrain.elastic.contract import Call
+from elastrain.elastic.job import Job
+from elastrain.elastic.strategies.strategy import ElasticModule
+from elastrain.integrations.launcher import single_process
+
+_DEVICE = "ACCELERATE_TORCH_DEVICE"
+"""By this variable accelerate takes the device that it is given."""
+_REPLICAS = "ranks are replicas (data parallel) here"
+_REFUSALS = {
+    "deepspeed_plugin": _REPLICAS,
+    "deepspeed_plugins": _REPLICAS,
+    "fsdp_plugin": _REPLICAS,
+    "megatron_lm_plugin": _REPLICAS,
+    "torch_tp_plugin": _REPLICAS,
+    "parallelism_config": _REPLICAS,
+}
+
+
+def _refused(name: str, instead: str) -> Callable[..., Any]:
+    """A method of the Accelerator that has no meaning in an elastic job."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"accelerator.{name}(): not in an elastic job; {instead}")
+
+    method.__doc__ = f"Raises ``NotImplementedError``: {instead}."
+    return method
+
+
+class ElasticDataLoader:
+    """The training data: each iteration is one epoch of the job, in this rank's (micro-)batches."""
+
+    def __init__(
+        self, accelerator: ElasticAccelerator, loader: ElasticLoader, *, batches: int | None, place: bool
+    ) -> None:
+        """``batches``: of an epoch, as the script counts them. ``place``: move batches to the accelerator's device."""
+        self.order = loader.order
+        self._accelerator, self._loader, self._batches, self._place = accelerator, loader, batches, place
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        """Batches of an epoch in a single process. Raises ``TypeError`` for data without a length."""
+        if self._batches is None:
+            raise TypeError("the data set has no length")
+        return self._batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is ``epoch``, from 0. For ``for epoch in job.epochs(loader, epochs)``."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self._epoch += 1
+        for batch in self._accelerator.steps(self._loader, self._epoch):
+            yield send_to_device(batch, self._accelerator.device) if self._place else batch
+
+
+class ElasticAccelerator(Accelerator):
+    """``accelerate.Accelerator`` on an elastic job. What this class does not name is accelerate's own."""
+
+    def __init__(self, job: Job, **options: Any) -> None:
+        """``options``: those of the Accelerator.
+
+        Raises ``ValueError`` with the name of an option that is meaningless in an elastic job.
+        """
+        self.job = job
+        for name, reason in _REFUSALS.items():
+            if options.get(name) is not None:
+                raise ValueError(f"{name}: not in an elastic job; {reason}")
+        configured = os.environ.get(_DEVICE)
+        os.environ[_DEVICE] = "cpu" if options.get("cpu") else str(job.device)
+        try:
+            with single_process():
+                super().__init__(**options)
+        finally:
+            del os.environ[_DEVICE]
+            if configured is not None:
+                os.environ[_DEVICE] = configured
+        if self.distributed_type != DistributedType.NO:
+            raise ValueError(
+                f"accelerate is configured for {self.distributed_type.value}: not in an elastic job; leave "
+                "'accelerate launch' and its ACCELERATE_USE_* variables out: the agent starts the ranks"
+            )
+        if self.dispatch_batches:
+            raise ValueError("dispatch_batches: not in an elastic job; each rank loads its part of a step")
+        if self.scaler is not None:
+            job.track(scaler=self.scaler)
+        PartialState().local_process_index = int(os.environ.get(names.ENV_LOCAL_RANK, "0"))
+        self._training: ElasticDataLoader | None = None
+        self._in_body = self._stepped = False
+        self._tracking: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        """Arguments of :meth:`init_trackers` until this process is rank 0."""
+
+    # -- preparation ---------------------------------------------------------------------------------------------------
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """As the Accelerator's; also takes loaders of :meth:`elastrain.Job.dataloader`, for data that needs them."""
+        ready = (self._adopt(arg) if isinstance(arg, ElasticLoader) else arg for arg in args)
+        return super().prepare(*ready, device_placement=device_placement)
+
+    def prepare_model(
+        self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> torch.nn.Module:
+        """The model in the job's wrapper, in place of DDP; ``DistributedDataParallelKwargs`` are its options."""
+        if isinstance(model, ElasticModule):
+            return model
+        model = super().prepare_model(model, device_placement, evaluation_mode)
+        if evaluation_mode or not any(p.requires_grad for p in model.parameters()):
+            return model
+        options = self.ddp_handler.to_kwargs() if self.ddp_handler is not None else {}
+        return self.job.wrap(model, **options)
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> torch.optim.Optimizer:
+        """Also tracks it: the first as ``optimizer``, the second as ``optimizer1``, and so on."""
+        if not getattr(optimizer, "_is_accelerate_prepared", False):
+            self.job.track(**{f"optimizer{len(self._optimizers) or ''}": optimizer})
+            optimizer.register_step_post_hook(self._note_step)
+        return super().prepare_optimizer(optimizer, device_placement)
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """Also tracks it: the first as ``scheduler``, the second as ``scheduler1``, and so on."""
+        if not getattr(scheduler, "_is_accelerate_prepared", False):
+            self.job.track(**{f"scheduler{len(self._schedulers) or ''}": scheduler})
+        return super().prepare_scheduler(scheduler)
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Track the objects: joiners and the job's checkpoints receive their state."""
+        first = len(self._custom_objects)
+        super().register_for_checkpointing(*objects)
+        self.job.track(**{f"object{first + i or ''}": obj for i, obj in enumerate(objects)})
+
+    def prepare_data_loader(
+        self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
+    ) -> Any:
+        """The first DataLoader becomes an :class:`ElasticDataLoader`; every rank reads all samples of the others.
+
+        Raises ``ValueError`` for a sampler whose order is unknown here.
+        """
+        if isinstance(data_loader, ElasticDataLoader):
+            return data_loader
+        if self._training is not None:
+            return super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
+        return self._adopt(self._elastic(data_loader), data_loader, device_placement)
+
+    def _adopt(
+        self, loader: ElasticLoader, source: DataLoader[Any] | None = None, device_placement: bool | None = None
+    ) -> ElasticDataLoader:
+        if self._training is not None:
+            raise ValueError("accelerator.prepare(): the training data is prepared already; a job has one order of it")
+        order, accumulated = loader.order, self.gradient_accumulation_steps if source is not None else 1
+        batches = order.steps_per_epoch * accumulated if order.length is not None else None
+        if source is not None and order.length is not None and not order.drop_last:
+            batches = len(source)
+        place = self.device_placement if device_placement is None else device_placement
+        self._training = ElasticDataLoader(self, loader, batches=batches, place=place)
+        return self._training
+
+    def _elastic(self, source: DataLoader[Any]) -> ElasticLoader:
+        """The DataLoader in the job's order: batches of its size, as many to a step as accelerate accumulates."""
+        known = isinstance(source.dataset, IterableDataset) or (
+            type(source.sampler) in (RandomSampler, SequentialSampler) and type(source.batch_sampler) is BatchSampler
+        )
+        drawn = type(source.sampler) is RandomSampler and (
+            source.sampler.replacement or source.sampler.num_samples != len(source.dataset)
+        )
+        if not known or drawn or source.batch_size is None:
+            raise ValueError(
+                f"accelerator.prepare(): a DataLoader with {type(source.sampler).__name__} and batch_size="
+                f"{source.batch_size}: only shuffle=True or False of whole batches; prepare a job.dataloader(...)"
+            )
+        kept = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+        loader_options = {name: getattr(source, name) for name in kept}
+        if source.num_workers:
+            loader_options["prefetch_factor"] = source.prefetch_factor
+        return self.job.dataloader(
+            source.dataset,
+            global_batch_size=source.batch_size * self.gradient_accumulation_steps,
+            micro_batch_size=source.batch_size if self.gradient_accumulation_steps > 1 else None,
+            shuffle=type(source.sampler) is RandomSampler,
+            drop_last=source.drop_last,
+            seed=self.dataloader_config.data_seed or 0,
+            **loader_options,
+        )
+
+    def unwrap_model(
+        self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> torch.nn.Module:
+        """The script's own model."""
+        inner = model.module if isinstance(model, ElasticModule) else model
+        return super().unwrap_model(inner, keep_fp32_wrapper, keep_torch_compile)
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+    def steps(self, loader: ElasticLoader, epochs: int) -> Iterator[Any]:
+        """:meth:`elastrain.Job.steps`, with accelerate's view of this process.
+
+        Raises ``RuntimeError`` if the loop body has left out the optimizer's step in a step that counts.
+        """
+        generator: Any = self.job.steps(loader, epochs=epochs)
+        with closing(generator) as batches:  # at once if the script breaks out of its loop
+            for batch in batches:
+                self._show_place()
+                self._in_body, self._stepped = True, False
+                try:
+                    yield batch
+                finally:
+                    self._in_body = False
+                if self.job.committed and not (self._stepped or self.optimizer_step_was_skipped):
+                    raise RuntimeError(
+                        "the loop body has not called optimizer.step() of a prepared optimizer: call it for each "
+                        "batch, and accumulate by ElasticAccelerator(job, gradient_accumulation_steps=...)"
+                    )
+        self._show_place()
+
+    def _note_step(self, *_: Any) -> None:
+        self._stepped = True
+
+    def _show_place(self) -> None:
+        """Set the rank by which accelerate, its loggers and decorators choose the main process."""
+        self.state.process_index = PartialState().process_index = self.job.rank
+
+    @contextmanager
+    def accumulate(self, *models: torch.nn.Module) -> Iterator[None]:
+        """Nothing is left to do: the job sums the gradients with a step's last micro-batch."""
+        yield
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the optimizer's step acts in this execution of the loop body. Raises ``RuntimeError`` before
+        :meth:`backward`: it is not known yet."""
+        return self.job.acts(Call.UPDATE, "accelerator.sync_gradients")
+
+    @sync_gradients.setter
+    def sync_gradients(self, sync_gradients: bool) -> None:
+        raise AttributeError("accelerator.sync_gradients: the job determines it")
+
+    def backward(self, loss: torch.Tensor, **options: Any) -> None:
+        """``options`` are those of :meth:`elastrain.Job.backward`."""
+        self.job.backward(self.scaler.scale(loss) if self.scaler is not None else loss, **options)
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor | None:
+        """The norm of the gradient over the global batch; None before a step's last micro-batch."""
+        if not self.job.acts(Call.CLIP, "accelerator.clip_grad_norm_()"):
+            return None
+        return super().clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """Does nothing before a step's last micro-batch."""
+        if self.job.acts(Call.CLIP, "accelerator.clip_grad_value_()"):
+            super().clip_grad_value_(parameters, clip_value)
+
+    # -- across the ranks ----------------------------------------------------------------------------------------------
+    def gather(self, tensor: Any) -> Any:
+        """``tensor`` itself, in a loop over evaluation data, of which every rank has all samples. Raises
+        ``RuntimeError`` elsewhere."""
+        self._check_whole("gather")
+        return super().gather(tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """As :meth:`gather`."""
+        self._check_whole("gather_for_metrics")
+        return super().gather_for_metrics(input_data, use_gather_object)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """As :meth:`gather`."""
+        self._check_whole("reduce")
+        return super().reduce(tensor, reduction, scale)
+
+    def _check_whole(self, name: str) -> None:
+        if not self.gradient_state.in_dataloader:
+            raise RuntimeError(
+                f"accelerator.{name}(): only in a loop over a prepared evaluation DataLoader, of which each rank reads "
+                "all samples; the mean loss over the global batch of the last step is job.loss"
+            )
+
+    def wait_for_everyone(self) -> None:
+        """Returns at once: all ranks leave a loop together. Raises ``RuntimeError`` in a loop body."""
+        if self._in_body:
+            raise RuntimeError("accelerator.wait_for_everyone(): not in a loop body; ranks meet at the end of a loop")
+
+    # -- records -------------------------------------------------------------------------------------------------------
+    def init_trackers(self, *args: Any, **kwargs: Any) -> None:
+        """Takes effect with the first :meth:`log` of the process that is rank 0 by then."""
+        self._tracking = (args, kwargs)
+
+    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
+        """On rank 0, and in a loop body only if its step counts."""
+        if not (self.job.acts(Call.UPDATE, "accelerator.log()") and self.is_main_process):
+            return
+        if self._tracking is not None:
+            args, kwargs = self._tracking
+            self._tracking = None
+            super().init_trackers(*args, **kwargs)
+        super().log(values, step, log_kwargs)
+
+    save_state = _refused("save_state", "spec.checkpoint saves the job's state")
+    load_state = _refused("load_state", "the job resumes from spec.checkpoint")
+    skip_first_batches = _refused("skip_first_batches", "a loop over the loader begins at the job's step")
+    set_trigger = _refused("set_trigger", "call job.stop()")
+    check_trigger = _refused("check_trigger", "after job.stop() the loop over the loader ends on all ranks")

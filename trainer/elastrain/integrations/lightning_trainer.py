@@ -1,0 +1,385 @@
+"""Lightning's ``Trainer`` on an elastic job, rescaled in process: needs ``elastrain[lightning]``.
+
+::
+
+    with elastrain.join() as job:
+        trainer = Trainer(max_epochs=3, strategy=ElasticTrainerStrategy(job, global_batch_size=64), devices=1)
+        trainer.fit(module, datamodule)
+
+Lightning's loop stays the one that runs: epochs, validation, callbacks, loggers, ``global_step``. To it a batch is one
+committed step of the job. The strategy repeats the closure (``training_step``, ``backward``) within the strategy's
+``optimizer_step`` for all that Lightning must not count: the warm-up, micro-batches, and executions of a step that a
+loss has discarded. The generator of :meth:`elastrain.Job.steps` is advanced with the next batch only, so that
+validation and callbacks after a batch belong to the step that it has committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from elastrain.data.loader import ElasticLoader
+from elastrain.data.rng import Kept
+from elastrain.elastic.contract import Call
+from elastrain.elastic.job import Job
+from elastrain.integrations.lightning_options import check, total_steps
+
+_END = object()
+"""In place of a batch: the job has no further step."""
+_MISSED = "the others have committed steps without this rank, which Lightning's loop cannot skip; it starts anew"
+_STOPPED = "trainer.should_stop was set on this rank only; call job.stop(): all ranks end with the same step"
+
+
+class _Steps:
+    """The training data in Lightning's eyes: an epoch is as many batches as the job has steps in one."""
+
+    def __init__(self, strategy: ElasticTrainerStrategy, loader: ElasticLoader) -> None:
+        self.loader = loader
+        self._strategy = strategy
+
+    def __len__(self) -> int:
+        return self.loader.order.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            try:
+                batch = self._strategy.next_batch()
+            except StopIteration:
+                return
+            yield batch
+
+
+class _Schedule:
+    """A schedule that leaves out the step whose effect this rank has received with a peer's state."""
+
+    def __init__(self, scheduler: Any, strategy: ElasticTrainerStrategy) -> None:
+        self.scheduler, self._strategy = scheduler, strategy
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        if not self._strategy.received:
+            self.scheduler.step(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.scheduler, name)
+
+
+class _Callbacks:
+    """The state of the Trainer's callbacks, such as a patience counter; tracked, so that a joiner receives it."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {c.state_key: c.state_dict() for c in self._trainer.callbacks}
+        return {key: state for key, state in states.items() if state}
+
+    def load_state_dict(self, states: dict[str, Any]) -> None:
+        for callback in self._trainer.callbacks:
+            if callback.state_key in states:
+                callback.load_state_dict(states[callback.state_key])
+
+
+class _Stop(Checkpoint):
+    """Turns a callback's ``trainer.should_stop``, as of ``EarlyStopping``, into an end on all ranks with the next step.
+
+    A ``Checkpoint``, since Lightning calls those after all others.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.ended = False
+        """Whether the job's loop has ended: then Lightning's has to."""
+
+    def _ask(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        if trainer.should_stop and not self.ended:
+            trainer.should_stop = False
+            self._job.stop()
+
+    on_train_batch_end = on_validation_end = on_train_epoch_end = _ask
+
+
+class ElasticTrainerStrategy(SingleDeviceStrategy):
+    """One rank of ``job`` on this process's device, for ``lightning.pytorch.Trainer``."""
+
+    def __init__(self, job: Job, *, global_batch_size: int, seed: int = 0, **options: Any) -> None:
+        """``global_batch_size``: samples of one optimizer step over all ranks, at any number of ranks; the
+        DataLoader's ``batch_size`` is the most that a rank computes at a time. ``seed``: of the order of the data.
+        ``options``: ``accelerator``, ``checkpoint_io``, ``precision_plugin`` of Lightning's strategies."""
+        super().__init__(device=job.device, **options)
+        self._job, self._global_batch_size, self._seed = job, global_batch_size, seed
+        self._trainer: Trainer | None = None
+        self._data: _Steps | None = None
+        self._steps: Iterator[Any] | None = None
+        self._joined = False
+        """Whether this process has committed a step."""
+        self._begun: Any = None
+        """The batch of a loop body that has begun, but that Lightning has not asked for."""
+        self._stop = _Stop(job)
+        self._kept = Kept()
+        """The random streams of that body."""
+        self._replaced: Any = None
+        """The batch for ``training_step`` in place of the one that Lightning has fetched."""
+        self.received = False
+        """Whether the step that Lightning is at arrived with a peer's state."""
+
+    # -- place in the world --------------------------------------------------------------------------------------------
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this process has rank 0 of the present generation."""
+        return self._job.rank == 0
+
+    @property
+    def global_rank(self) -> int:
+        """This process's rank in the present generation."""
+        return self._job.rank
+
+    @global_rank.setter
+    def global_rank(self, rank: int) -> None:
+        """Ignored: the generation determines the rank."""
+
+    @property
+    def world_size(self) -> int:
+        """1: to Lightning this is a single process, whose steps the job computes on all ranks."""
+        return 1
+
+    @world_size.setter
+    def world_size(self, size: int) -> None:
+        """As :attr:`global_rank`."""
+
+    # -- preparation ---------------------------------------------------------------------------------------------------
+    def setup(self, trainer: Trainer) -> None:
+        """Wrap the module, and track optimizer, schedules, scaler and callbacks.
+
+        Raises ``ValueError`` naming what has no meaning in an elastic job.
+        """
+        self._trainer = trainer
+        if trainer.state.fn == TrainerFn.FITTING:
+            check(trainer)
+            self._stop = _Stop(self._job)
+            trainer.callbacks.append(self._stop)
+        super().setup(trainer)
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        if len(self.optimizers) != 1 or isinstance(self.optimizers[0], torch.optim.LBFGS):
+            raise ValueError("configure_optimizers(): one optimizer, not LBFGS, under the Trainer; use Fabric")
+        if any(c.reduce_on_plateau for c in self.lr_scheduler_configs):
+            raise ValueError("ReduceLROnPlateau: each rank would follow its own metric; step it on job.loss")
+        self._job.track(optimizer=self.optimizers[0], callbacks=_Callbacks(trainer))
+        for number, config in enumerate(self.lr_scheduler_configs):
+            self._job.track(**{f"scheduler{number or ''}": config.scheduler})
+            config.scheduler = _Schedule(config.scheduler, self)
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        if scaler is not None:
+            self._job.track(scaler=scaler)
+
+    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        assert self._trainer is not None
+        return self._job.wrap(model) if self._trainer.state.fn == TrainerFn.FITTING else model
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """The training data in the job's order. Every rank reads all of the other data.
+
+        Raises ``ValueError`` for a sampler whose order is unknown here.
+        """
+        trainer = self._trainer
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING or not trainer.training:
+            return dataloader
+        self._data = dataloader if isinstance(dataloader, _Steps) else _Steps(self, self._elastic(dataloader))
+        return self._data
+
+    def dataloader(self, loader: ElasticLoader) -> Any:
+        """For ``train_dataloader``: a loader of :meth:`elastrain.Job.dataloader`, for data that needs its options."""
+        return _Steps(self, loader)
+
+    def _elastic(self, source: Any) -> ElasticLoader:
+        shuffled = isinstance(source, DataLoader) and type(source.sampler) is RandomSampler
+        plain = isinstance(source, DataLoader) and (
+            isinstance(source.dataset, IterableDataset)
+            or (shuffled and not source.sampler.replacement and type(source.batch_sampler) is BatchSampler)
+            or (type(source.sampler) is SequentialSampler and type(source.batch_sampler) is BatchSampler)
+        )
+        if not plain or source.batch_size is None:
+            raise ValueError(
+                "train_dataloader: one DataLoader with shuffle=True or False of whole batches; for other orders "
+                "return strategy.dataloader(job.dataloader(...))"
+            )
+        kept = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+        options = {name: getattr(source, name) for name in kept}
+        if source.num_workers:
+            options["prefetch_factor"] = source.prefetch_factor
+        return self._job.dataloader(
+            source.dataset,
+            global_batch_size=self._global_batch_size,
+            micro_batch_size=source.batch_size if source.batch_size < self._global_batch_size else None,
+            shuffle=shuffled,
+            drop_last=source.drop_last,
+            seed=self._seed,
+            **options,
+        )
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+    def next_batch(self) -> Any:
+        """The first batch of the next step, for Lightning. Raises ``StopIteration`` after the last step."""
+        if self.received:
+            self.received = False
+            self._kept.__exit__(None, None, None)
+            if self._begun is _END:
+                raise StopIteration
+            return self._begun
+        step = self._job.step
+        batch = self._advance()
+        if self._job.step > step + 1:
+            raise RuntimeError(_MISSED)
+        return batch
+
+    def _advance(self) -> Any:
+        """End the loop body, and begin the next. Raises ``StopIteration``, and :class:`elastrain.Drained`."""
+        assert self._trainer is not None and self._data is not None
+        if self._steps is None:
+            self._steps = iter(self._job.steps(self._data.loader, steps=total_steps(self._trainer)))
+        try:
+            return next(self._steps)
+        except StopIteration:
+            self._stop.ended = self._trainer.should_stop = True  # all steps are done, or a rank has asked for the end
+            raise
+        finally:
+            rank_zero_only.rank = self._job.rank
+
+    def _advance_or_end(self) -> Any:
+        try:
+            return self._advance()
+        except StopIteration:
+            return _END
+
+    def optimizer_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], Any],
+        model: LightningModule | torch.nn.Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run ``closure`` until a step is committed, and apply the optimizer in the executions that count."""
+        self._replaced = None
+        while True:
+            result = closure()
+            if self._job.acts(Call.UPDATE, "optimizer_step()"):
+                super().optimizer_step(optimizer, partial(_known, result), model, **kwargs)
+                if self._job.committed:
+                    self._joined = True
+                    return result
+                self._step_schedules()
+            step, batch = self._job.step, self._advance_or_end()
+            if self._job.step > step and self._joined:
+                if self._job.step > step + 1:
+                    raise RuntimeError(_MISSED)
+                # The peers have committed the step that was discarded here, and this rank has received their state. For
+                # Lightning the step is done; the next one has begun, and its random numbers must not change.
+                self._begun, self.received = batch, True
+                self._kept.__enter__()
+                return result
+            if not self._joined:
+                self._follow()
+            if batch is _END:
+                raise StopIteration
+            self._replaced = self._to_device(batch)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Of the batch that the job has yielded last."""
+        if self._replaced is not None:
+            args = (self._replaced, *args[1:])
+        return super().training_step(*args, **kwargs)
+
+    def backward(
+        self, closure_loss: torch.Tensor, optimizer: torch.optim.Optimizer | None, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """Compute and average the gradients of the loss."""
+        self.pre_backward(closure_loss)
+        assert self.lightning_module is not None
+        loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
+        self._job.backward(loss)
+        loss = self.precision_plugin.post_backward(loss, self.lightning_module)
+        self.post_backward(loss)
+        return loss
+
+    def on_train_end(self) -> None:
+        """Commit the last step, and leave the loop with the other ranks."""
+        super().on_train_end()
+        if self._data is None:
+            return
+        try:
+            self._advance()
+        except StopIteration:
+            self._steps = self._data = None
+            return
+        raise RuntimeError(_STOPPED)
+
+    def _to_device(self, batch: Any) -> Any:
+        """As Lightning's loop does with a batch that it has fetched."""
+        assert self.lightning_module is not None
+        batch = self.precision_plugin.convert_input(batch)
+        batch = self.lightning_module.on_before_batch_transfer(batch, 0)
+        return self.batch_to_device(batch, dataloader_idx=0)
+
+    def _follow(self) -> None:
+        """Set the progress of Lightning's loops, which are within their first batch, to that of the job."""
+        assert self._trainer is not None
+        loop, step = self._trainer.fit_loop.epoch_loop, self._job.step
+        epoch, batch = divmod(step, int(self._trainer.num_training_batches))
+        for tracker in (self._trainer.fit_loop.epoch_progress.total, self._trainer.fit_loop.epoch_progress.current):
+            tracker.ready = tracker.started = epoch + 1
+            tracker.processed = tracker.completed = epoch
+        for tracker, done in ((loop.batch_progress.total, step), (loop.batch_progress.current, batch)):
+            tracker.ready = tracker.started = done + 1
+            tracker.processed = tracker.completed = done
+        steps = loop.automatic_optimization.optim_progress.optimizer.step
+        for tracker, done in ((steps.total, step), (steps.current, batch)):
+            tracker.ready, tracker.completed = done + 1, done
+        loop.on_load_checkpoint({"_batches_that_stepped": step})
+
+    def _step_schedules(self) -> None:
+        """A part of this rank's state is missing, and Lightning sees nothing of the step; its schedules do."""
+        assert self._trainer is not None and self.lightning_module is not None
+        epoch, batch = divmod(self._job.step, int(self._trainer.num_training_batches))
+        last = batch + 1 == self._trainer.num_training_batches
+        for config in self.lr_scheduler_configs:
+            number, due = (batch, True) if config.interval == "step" else (epoch, last)
+            if due and (number + 1) % config.frequency == 0:
+                self.lightning_module.lr_scheduler_step(config.scheduler, None)
+
+    # -- across the ranks ----------------------------------------------------------------------------------------------
+    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """``tensor`` itself: every rank evaluates all data. Raises ``RuntimeError`` in training."""
+        self._check_whole("sync_dist=True")
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor, group: Any | None = None, sync_grads: bool = False) -> torch.Tensor:
+        """As :meth:`reduce`."""
+        self._check_whole("all_gather()")
+        return tensor
+
+    def _check_whole(self, call: str) -> None:
+        if self._steps is not None and self._trainer is not None and self._trainer.training:
+            raise RuntimeError(
+                f"{call} in training: the world may change in the middle of it; the mean loss over the global batch "
+                "is job.loss"
+            )
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Raises ``ValueError`` in ``fit``: the job resumes from ``spec.checkpoint``."""
+        if self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING:
+            raise ValueError("fit(ckpt_path=...): not in an elastic job, which resumes from spec.checkpoint")
+        loaded: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
+        return loaded
+
+
+def _known(result: Any) -> Any:
+    return result
