@@ -42,8 +42,8 @@ def expected(undisturbed):
     return undisturbed("f")["f"]
 
 
-def start(world, *ranks: str, **env) -> None:
-    world.start(*ranks, epochs=EPOCHS, delay=0.02, script=SCRIPT, **env)
+def start(world, *ranks: str, delay: float = 0.02, **env) -> None:
+    world.start(*ranks, epochs=EPOCHS, delay=delay, script=SCRIPT, **env)
     world.ready(*ranks)
 
 
@@ -173,13 +173,15 @@ def test_a_joiner_enters_behind_a_pause_of_the_loop(world, expected):
 
 def test_code_after_loops_that_are_over_runs_alone_in_a_joiner(world, expected):
     """With ``range(epochs)`` instead of ``job.epochs``."""
-    start(world, "a", RANGE="1", HOLD=str(STEPS + 1))
+    start(world, "a", RANGE="1", HOLD=str(STEPS + 1), delay=1.0)  # of which three steps let b connect
     world.propose("a")
     let_pass(world, *POINTS)
     at(world, "body", "a")
     world.located = lambda: m.Located(step=STEPS + 1, training=True)  # progress is reported once a second
     start(world, "b", RANGE="1")
     world.propose("a", "b")
+    let_pass(world, "body")
+    world.adopted("a", "b")
     final = world.finished("a", "b")
     assert_same(final["a"], expected)
     passed = [r for r in final["b"]["results"] if r["rank"] == -1]

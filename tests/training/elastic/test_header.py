@@ -60,6 +60,11 @@ def test_a_header_arrives_as_it_was_sent():
             + SAME_CALLS,
         ),
         (
+            header(Kind.GRADIENTS, 31, 1024),
+            header(Kind.END, 31),
+            "rank 2 ends its script after step 31 while rank 0 computes step 32 (1024 bytes of gradients)" + ADVICE,
+        ),
+        (
             header(Kind.REDUCE, 31),
             header(Kind.END, 31),
             "rank 0 calls job.all_reduce() after step 31 while rank 2 ends its script after step 31" + SAME_CALLS,

@@ -160,9 +160,7 @@ def test_the_job_fails_with_both_ranks_and_steps_if_one_leaves_its_loop_before_t
     failed = lambda: [r for r in world.ranks.values() if r.process.poll() == 1]  # noqa: E731
     eventually(failed, PATIENCE, "a rank fails for good")
     text = error_line(failed()[0].log.read_text())
-    told = (
-        r"rank 2 left its loop after step (\d+) while rank [01] computes step (\d+) .*: leave the loop by job.stop\(\)"
-    )
+    told = r"rank 2 ends its script after step (\d+) while rank [01] computes step (\d+) .*: leave the loop by job.stop"
     steps = re.search(told, text)
     assert steps, text
     assert int(steps[2]) == int(steps[1]) + 1

@@ -26,7 +26,7 @@ from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.contract import Call, Contract, Phase
-from elastrain.elastic.membership import calls, control
+from elastrain.elastic.membership import control
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.session import ExitRequested, Session
@@ -111,8 +111,6 @@ class Loop:
     def run(self, loader: ElasticLoader, total: int, *, several_backwards: bool) -> Iterator[Any]:
         """Yield the data of each loop body until ``total`` steps are committed. Raises :class:`Drained`."""
         self.contract.acts(Call.STEPS)
-        if self._left:
-            raise Drained(0)
         self._loader = loader
         if several_backwards and not self.several.allowed:
             self._allow_several_backwards()
@@ -222,8 +220,6 @@ class Loop:
 
         In code after a loop that was over before this process joined: of this rank alone. Raises :class:`Drained`.
         """
-        if len(mine) > calls.MAX_BYTES:
-            raise ValueError(f"{kind.call}: {len(mine)} bytes of this rank; at most {calls.MAX_BYTES} may travel")
         if self._passed:
             return [mine]
         while True:

@@ -111,7 +111,7 @@ def difference(rank: int, mine: Header, peer: int, theirs: Header) -> str | None
     what = f"rank {one} {_doing(first, numbered=numbered)} while rank {other} {_doing(second, numbered=numbered)}"
     if first.kind in _CALLS or second.kind in _CALLS:
         return f"{what}: all ranks must make the same calls in the same order: not only 'if job.rank == 0'"
-    if Kind.BARRIER in (first.kind, second.kind):
+    if {Kind.BARRIER, Kind.END} & {first.kind, second.kind}:
         return f"{what}: all ranks must run the same number of steps: leave the loop by job.stop()"
     if Kind.TRAINED in (first.kind, second.kind):
         return f"{what}: {CHANGE_TOGETHER}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Collection
 
-from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.control import Summed
@@ -39,18 +39,24 @@ class Calls:
 
     def attempt(
         self, communicator: Communicator, kind: Kind, mine: bytes, connected: Collection[int]
-    ) -> tuple[list[bytes], int | None]:
+    ) -> tuple[list[bytes] | None, int | None]:
         """``mine`` of every rank, by rank, and the generation that all ranks switch to now, if any.
 
-        ``connected``: the proposals that this rank could switch to. Raises ``GenerationBroken``: repeat it in the next
-        generation.
+        ``connected``: the proposals that this rank could switch to. None instead of a result: the generation broke;
+        repeat it in the next one. A result that one rank has returned is that of all ranks. Raises ``ValueError`` for
+        more than ``MAX_BYTES``.
         """
+        if len(mine) > MAX_BYTES:
+            raise ValueError(f"{kind.call}: {len(mine)} bytes of this rank; at most {MAX_BYTES} may travel")
         if self._handed:
             self._handed = False
             return self._last, None
-        table = communicator.all_gather_ints([len(mine), *map(int, control.encode(connected))], kind)
-        sizes, *slots = zip(*table, strict=True)
-        result = communicator.all_gather_sized(mine, sizes, kind)
+        try:
+            table = communicator.all_gather_ints([len(mine), *map(int, control.encode(connected))], kind)
+            sizes, *slots = zip(*table, strict=True)
+            result = communicator.all_gather_sized(mine, sizes, kind)
+        except GenerationBroken:
+            return None, None
         self.count, self._last = self.count + 1, result
         return result, Summed([*map(sum, slots)], connected).agreed(communicator.generation)
 

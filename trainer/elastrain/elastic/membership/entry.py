@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from elastrain.api.records import Generation
@@ -105,6 +105,11 @@ def has_joiners(before: Generation | None, after: Generation) -> bool:
         return True  # of a large generation a rank receives only its own place
     old = {m.id for m in before.members} if before else set()
     return any(m.id not in old for m in after.members)
+
+
+def smaller(current: Generation | None, proposals: Iterable[Generation | None]) -> frozenset[int]:
+    """Numbers of the proposals to which ranks can switch between loops, where none can receive or save the state."""
+    return frozenset(g.number for g in proposals if g is not None and g.size and not has_joiners(current, g))
 
 
 def _in_other_loop(receiver: EntryRow, source: EntryRow) -> bool:

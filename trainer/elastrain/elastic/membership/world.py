@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import astuple
 from typing import Any, NoReturn
 
@@ -23,7 +22,7 @@ from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.membership import tracing
 from elastrain.elastic.membership.calls import Calls
-from elastrain.elastic.membership.entry import Entry, EntryRow, has_joiners
+from elastrain.elastic.membership.entry import Entry, EntryRow, has_joiners, smaller
 from elastrain.elastic.membership.report import Reporter, Switch, Times
 from elastrain.elastic.membership.session import Session, close_in_background
 from elastrain.elastic.state import capture
@@ -206,16 +205,11 @@ class World:
 
     def exchange(self, kind: Kind, mine: bytes = b"") -> list[bytes] | None:
         """As of :meth:`Calls.attempt`. None: the generation broke; settle, and call it again."""
-        communicator = self.communicator
-        assert communicator is not None
-        communicator.step = self.step
-        # Code of the script may be changing the state: no rank can receive it here, or save it.
-        proposals = (self._session.proposal(n) for n in self._session.connected())
-        smaller = {g.number for g in proposals if g is not None and g.size and not has_joiners(self._generation, g)}
-        with suppress(GenerationBroken):
-            result, self._agreed = self._calls.attempt(communicator, kind, mine, smaller)
-            return result
-        return None
+        assert self.communicator is not None
+        self.communicator.step = self.step
+        proposals = [self._session.proposal(n) for n in self._session.connected()]
+        result, self._agreed = self._calls.attempt(self.communicator, kind, mine, smaller(self._generation, proposals))
+        return result
 
     def finish(self) -> None:
         """Return when every rank of the generation has committed its last step: until then their state may be needed.
@@ -290,9 +284,8 @@ class World:
         else:
             self._keeper.take_over()
         self._session.adopt(generation.number, self.step)
-        outside = self._calls.count > 0
         times = Times(
-            last_commit=self._broken_at if outside else self._reporter.last_commit,
+            last_commit=self._broken_at if self._calls.count else self._reporter.last_commit,
             broken=self._broken_at,
             heard=self._session.heard_at(generation.number),
             connected=communicator.connected_at,
@@ -302,7 +295,7 @@ class World:
         self._broken_at = None
         lost_steps = max(0, entry.reached - self.step)
         self._reporter.entered(Switch(generation, entry.from_size, self.step, lost_steps, times))
-        if outside:
+        if self._calls.count:
             self._reporter.resumed(time.monotonic())
         log.info(
             "generation entered", generation=generation.number, reason=generation.reason, rank=communicator.rank,
