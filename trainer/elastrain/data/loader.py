@@ -58,6 +58,12 @@ class ElasticLoader:
         )
         self._batches: Iterator[tuple[int, Any]] | None = None
 
+    def __len__(self) -> int:
+        """Steps of an epoch. Raises ``TypeError`` for an endless stream."""
+        if self.order.length is None:
+            raise TypeError("an endless stream has no length")
+        return self.order.steps_per_epoch
+
     def begin(self, step: int, share: Share) -> tuple[Slice, ...]:
         """The micro-batches of ``share`` in ``step`` (from 0); :meth:`load` then loads them one by one."""
         return self._cursor.begin(step, share)

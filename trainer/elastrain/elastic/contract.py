@@ -56,6 +56,7 @@ class Call(StrEnum):
     CLOSURE = "step(closure) of tracked optimizers"
     CLIP = "job.clip_grad_norm_()"
     UPDATE = "step() of tracked objects, unscale_() and update() of scalers, updates of averages"
+    REPEATED_GROUP = "add_param_group() of tracked optimizers, with the parameters of a group that they have"
     STOP = "job.stop()"
 
 
@@ -140,6 +141,7 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
         Phase.BETWEEN: _ACTS,
         Phase.LEAVING: _SKIPPED,
     },
+    Call.REPEATED_GROUP: {phase: _SKIPPED if phase in BODY else _ACTS for phase in Phase},
     Call.STOP: {phase: _SKIPPED if phase is Phase.LEARNING else _ACTS for phase in Phase},
 }
 """What each call does in each phase; complete."""

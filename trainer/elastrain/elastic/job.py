@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +18,7 @@ from torch import nn
 from elastrain.api import names
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
-from elastrain.data.order import Order
-from elastrain.data.stream import ElasticIterable, length_of
+from elastrain.data.options import order_of
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.backend import device_of_rank
 from elastrain.elastic.contract import BODY, Call, Phase
@@ -185,9 +185,11 @@ class Job:
         self,
         dataset: Any,
         *,
-        global_batch_size: int,
+        global_batch_size: int | None = None,
         seed: int = 0,
         shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
         drop_last: bool = False,
         micro_batch_size: int | None = None,
         micro_batches: int | None = None,
@@ -198,24 +200,25 @@ class Job:
 
         ``dataset``: map-style, or an :class:`elastrain.data.ElasticIterable`. ``global_batch_size``: samples of one
         optimizer step over all ranks, at any world size. ``shuffle``: default: True for map-style data; a stream keeps
-        its own order. ``drop_last``: leave an epoch's last, smaller batch out. ``micro_batch_size``: largest number of
-        samples per loop body; the body runs once for each micro-batch, and gradients add up. ``micro_batches``: for
+        its own order. ``sampler``: an :class:`elastrain.data.Sampler`, or one of torch's. ``batch_sampler``: an
+        :class:`elastrain.data.BatchSampler`, or an iterable of batches; they are global ones and may differ in size.
+        ``drop_last``: leave an epoch's last, smaller batch out. ``micro_batch_size``: largest number of samples per
+        loop body; the body runs once for each micro-batch, and gradients add up. ``micro_batches``: for
         ``numerics="bitwise"``, the number of micro-batches of each global batch. ``randomness``: "keyed" seeds the
-        default generators by (seed, step, micro-batch) for each loop body and by (seed, epoch, index) for each sample;
+        default generators by (seed, step, micro-batch) for each loop body, and by seed and position for each sample;
         "own" leaves them alone. ``loader_options``: ``num_workers``, ``collate_fn``, ``pin_memory``,
         ``prefetch_factor``, ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` as of
         ``torch.utils.data.DataLoader``. Raises ``ValueError`` or ``TypeError`` naming the argument.
         """
-        stream = isinstance(dataset, ElasticIterable)
-        if stream and shuffle:
-            raise ValueError("job.dataloader(shuffle=True): a stream keeps its own order; shuffle inside of it")
         if randomness not in ("keyed", "own"):
             raise ValueError(f"job.dataloader(randomness={randomness!r}): must be 'keyed' or 'own'")
-        order = Order(
-            length_of(dataset),
-            global_batch_size,
+        order = order_of(
+            dataset,
+            global_batch_size=global_batch_size,
             seed=seed,
-            shuffle=not stream if shuffle is None else shuffle,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
             drop_last=drop_last,
             micro_batch_size=micro_batch_size,
             micro_batches=micro_batches,
@@ -273,19 +276,25 @@ class Job:
         """
         self._loop.stop()
 
-    def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> torch.Tensor:
+    def backward(
+        self, loss: torch.Tensor, *, count: int | torch.Tensor | None = None, retain_graph: bool = False
+    ) -> torch.Tensor:
         """``loss.backward()``, with gradients averaged exactly over the global batch.
 
-        ``loss``: scalar, the *mean* over the samples of this rank's (micro-)batch. A loop body may call it several
-        times, with steps of optimizers in between, unless it runs on micro-batches. ``retain_graph``: as of
-        ``Tensor.backward``.
+        ``loss``: scalar, the *mean* over the samples of this rank's (micro-)batch; with ``count`` the *sum* over that
+        many tokens (or pixels, pairs …), and gradients become those of the mean over all tokens of the global batch.
+        ``count``: from 0; a tensor of a GPU makes the host wait for it. If a global batch has no tokens, gradients and
+        :attr:`loss` are 0. ``retain_graph``: as of ``Tensor.backward``. A loop body may call it several times, with
+        steps of optimizers in between, unless it runs on micro-batches.
 
         Returns the mean loss over the global batch, a scalar on the CPU, equal on all ranks; where the step is not
-        complete, or does not count, the given one without its graph. A lost peer raises nothing here: the step is not
-        committed, and is repeated. Raises ``RuntimeError`` outside of the loop, on a second call for a micro-batch, and
-        if the loss does not depend on all parameters of the only model.
+        complete, or does not count, the given loss without its graph. A lost peer raises nothing here: the step is not
+        committed, and is repeated. Raises ``RuntimeError`` outside of the loop, on a second call for a micro-batch, if
+        the loss does not depend on all parameters of the only model, and on all ranks if only some calls of a step have
+        a count; ``TypeError`` or ``ValueError`` for a count that is none.
         """
-        return self._loop.backward(loss, self._tracker.unscaled(loss), retain_graph=retain_graph)
+        whole = None if count is None else _whole(count)
+        return self._loop.backward(loss, self._tracker.unscaled(loss), whole, retain_graph=retain_graph)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``.
@@ -332,6 +341,17 @@ class Job:
                 self._audit.close()
             self._session.close()
             self._world.close()
+
+
+def _whole(count: int | torch.Tensor) -> int:
+    if isinstance(count, bool) or (
+        isinstance(count, torch.Tensor) and (count.numel() != 1 or count.is_floating_point())
+    ):
+        raise TypeError(f"job.backward(count={count!r}): must be a whole number, of the summands of the loss")
+    whole = operator.index(count)
+    if whole < 0:
+        raise ValueError(f"job.backward(count={whole}): must be 0 or more")
+    return whole
 
 
 def _audit_log(directory: str | None) -> AuditLog | None:

@@ -19,10 +19,12 @@ import torch
 from elastrain.api.messages import Finished, Left
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
+from elastrain.data.order import Slice
 from elastrain.data.rng import Kept
 from elastrain.data.share import Share
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
+from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.contract import Call, Contract, Phase
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.control import Summed
@@ -63,7 +65,9 @@ class Loop:
     ) -> None:
         self.contract = Contract(lambda: self.phase)
         """What the calls of the script do now."""
-        self.several = SeveralBackwards(Snapshot(tracked), self.contract, lambda: self.step if self._in_body else None)
+        self.several = SeveralBackwards(
+            Snapshot(tracked, world.trained), self.contract, lambda: self.step if self._in_body else None
+        )
         self.step: Step | None = None
         """The step that is being computed."""
         self._session = session
@@ -117,7 +121,9 @@ class Loop:
                 return
             yield from self._compute(loader)
 
-    def backward(self, loss: torch.Tensor, unscaled: torch.Tensor, *, retain_graph: bool) -> torch.Tensor:
+    def backward(
+        self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None = None, *, retain_graph: bool
+    ) -> torch.Tensor:
         """As of :meth:`Job.backward`. ``unscaled``: the loss before a scaler multiplied it."""
         step, model = self.step, self._world.model
         if not self.contract.acts(Call.BACKWARD):
@@ -125,29 +131,37 @@ class Loop:
             model.stand_in_gradients()
             return unscaled.detach()
         assert step is not None and model is not None
-        if step.done < step.begun:
-            step.done += 1
-        else:
+        if step.done == step.begun:
             self.several.check(step, "a further job.backward() in a loop body")
-        step.backwards = step.backwards + 1 if step.complete else 0
+        part = step.take(count)
         if step.warm_up:
             loss.backward(retain_graph=retain_graph)
             model.bare = True  # DDP serves one backward; with several it is left after the warm-up
             return unscaled.detach()
-        self._backward(step, loss, unscaled, retain_graph=retain_graph)
+        self._backward(step, part, loss, unscaled, retain_graph=retain_graph)
         if step.complete and step.counts:
             return torch.tensor(step.loss, dtype=torch.float64)
         return unscaled.detach()
 
-    def _backward(self, step: Step, loss: torch.Tensor, unscaled: torch.Tensor, *, retain_graph: bool) -> None:
+    def _backward(
+        self, step: Step, part: Slice, loss: torch.Tensor, unscaled: torch.Tensor, *, retain_graph: bool
+    ) -> None:
         """A backward of a step that may count."""
-        communicator, part = self._world.communicator, step.parts[step.done - 1]
+        communicator = self._world.communicator
         assert communicator is not None
         if step.share.learner:
             summed: Summed | None = self._learn(communicator)
         else:
+            learners = self._world.share != self._world.place.share
+            self._world.trained.before_backward(communicator, first=step.done == 1, learners=learners)
             self._heartbeat.backward(loss)
-            inputs = ControlInputs(self._session.connected, self._heartbeat.share(), stop=self._stop_asked)
+            inputs = ControlInputs(
+                self._session.connected,
+                self._heartbeat.share(),
+                stop=self._stop_asked,
+                counted=0.5 if 0 < step.counted < step.done else float(step.counted > 0),
+                count=step.count,
+            )
             summed = self._strategy.backward(
                 loss, unscaled, part, inputs, communicator, last=step.complete, retain_graph=retain_graph
             )
@@ -157,7 +171,19 @@ class Loop:
             updatable = self._world.before_update()
             incomplete = self._world.receiving
             step.decide(summed, communicator.generation, intact=intact, updatable=updatable, incomplete=incomplete)
+            self._weigh(step)
         self._heartbeat.resumed(summed.sums[control.COMPUTE] if summed is not None and step.counts else None)
+
+    def _weigh(self, step: Step) -> None:
+        """The gradients that were added become those of the mean. Raises :class:`RanksDiverged` if there is none."""
+        if step.counts and step.mixed:
+            raise RanksDiverged(
+                f"job.backward(): in step {step.number + 1} some calls had a count=… and others had none: give it in "
+                "each call, on all ranks and for each micro-batch, or in none"
+            )
+        if step.counts:
+            assert self._world.model is not None
+            self._world.model.scale_gradients(step.factor)
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """As of :meth:`Job.on_commit`."""
@@ -254,7 +280,8 @@ class Loop:
         self._world.begin_step()
         self._strategy.begin_step()
         self._heartbeat.body(place.generation, place.world_size)
-        return Step(number, place, share, parts, in_micro_batches=loader.order.in_micro_batches)
+        unit, cut = 1 / loader.order.global_batch_size, loader.order.in_micro_batches
+        return Step(number, place, share, parts, unit=unit, in_micro_batches=cut)
 
     def _run_body(self, loader: ElasticLoader, step: Step, data: Any) -> Iterator[Any]:
         """One execution of the loop body, on ``data``."""

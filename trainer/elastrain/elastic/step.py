@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastrain.data.order import Slice
 from elastrain.data.share import Place, Share
@@ -22,6 +22,8 @@ class Step:
     """The share of the global batch that this rank computes."""
     parts: tuple[Slice, ...]
     """The micro-batches of this rank."""
+    unit: float = 1.0
+    """Loss sums are multiplied by it before gradients are added, to keep them in range: 1 / global batch size."""
     warm_up: bool = False
     """The step is never committed."""
     in_micro_batches: bool = False
@@ -34,6 +36,10 @@ class Step:
     """Backwards of the last micro-batch; several if the loop body has several."""
     closures: bool = False
     """Of the warm-up: an optimizer runs backward between its updates."""
+    counted: int = 0
+    """Those whose losses are sums over a count; with several backwards in a loop body, of the present one."""
+    count: int = 0
+    """Sum of these counts on this rank."""
     counts: bool = False
     """Gradients are complete on this rank, and its state can be updated: the step is committed when its body ends."""
     incomplete: bool = False
@@ -42,6 +48,10 @@ class Step:
     """Generation that all ranks switch to after this step."""
     learning: bool = False
     """Some ranks will still be receiving their state in the next step."""
+    factor: float = 1.0
+    """What the summed gradients are multiplied by to be those of the mean."""
+    mixed: bool = False
+    """Losses of the step were means in some calls and sums over a count in others: there is no mean of both."""
     loss: float = 0.0
     """Mean loss over the global batch."""
     stops: bool = False
@@ -58,14 +68,36 @@ class Step:
         the sums had arrived. ``updatable``: this rank holds the state that the gradients belong to. ``incomplete``: not
         yet all of it. Pure.
         """
-        self.counts = False
+        self.counts, self.factor, self.mixed = False, 1.0, False
         if self.warm_up or summed is None or not intact or not updatable:
             return
         self.counts, self.incomplete = True, incomplete
         self.agreed = summed.agreed(generation)
-        self.loss = summed.sums[control.LOSS]
+        if counting := summed.sums[control.COUNTED]:
+            self.mixed = counting != self.share.parts
+            self.factor = 1.0 / (self.unit * summed.count) if summed.count else 0.0
+        self.loss = summed.sums[control.LOSS] * self.factor
         self.learning = summed.sums[control.LEARNING] > 0
         self.stops = summed.sums[control.STOP] > 0
+
+    def take(self, count: int | None) -> Slice:
+        """The next micro-batch, or the last one again, runs backward, with this count or a mean.
+
+        Returns it with the weight of its loss.
+        """
+        if self.complete:
+            self.counted = self.count = 0
+        else:
+            self.done += 1
+        self.backwards += self.complete
+        part = self.parts[self.done - 1]
+        if count is None:
+            return part
+        self.counted += 1
+        if not part.indices:
+            return replace(part, weight=0.0)
+        self.count += count
+        return replace(part, weight=self.unit)
 
     @property
     def complete(self) -> bool:

@@ -25,6 +25,15 @@ class ControlInputs:
     """Whether this rank will still be receiving its state in the next step."""
     stop: bool = False
     """Whether this rank asks to end training with this step."""
+    counted: float = 0.0
+    """1 if the script has given a count with each loss of this step; 0: with none; 0.5: with some."""
+    count: int = 0
+    """Their sum."""
+
+    @property
+    def known(self) -> list[float]:
+        """The values from ``control.LEARNING`` on, which no device computes."""
+        return [float(self.learning), float(self.stop), self.counted, *control.digits(self.count)]
 
 
 class Published:
@@ -50,8 +59,8 @@ class ControlVector:
         self._values = torch.zeros(control.SIZE, device=like.device, dtype=_type_for(like))
         self._inputs: ControlInputs | None = None
         self._loss = torch.zeros(())
-        self._on_device: tuple[frozenset[int], bool, bool] | None = None
-        """The slots and flags that ``_values`` holds."""
+        self._on_device: list[float] = []
+        """The values that do not come from a device, as ``_values`` holds them."""
         self._published: Published | None = None
         self._read: Reading | None = None
 
@@ -78,21 +87,19 @@ class ControlVector:
         assert inputs is not None
         self._published = Published(self._values.clone(), inputs)
         numbers = self._published.values.numpy()  # the same memory; writing single numbers is ten times as fast
-        numbers[control.LEARNING], numbers[control.STOP] = inputs.learning, inputs.stop
+        numbers[control.LEARNING :] = inputs.known
         numbers[control.LOSS], numbers[control.COMPUTE] = self._loss.item(), inputs.compute
         return self._published
 
     def publish_on_device(self) -> torch.Tensor:
-        """The vector to be summed in place. Slots and flags cost no kernel while they do not change."""
+        """The vector to be summed in place. Values of the host cost one copy if they change, and otherwise nothing."""
         inputs = self._inputs
         assert inputs is not None
         connected = frozenset(inputs.connected())
-        held = (connected, inputs.learning, inputs.stop)
+        held = [*control.encode(connected), 0.0, 0.0, *inputs.known]
         values = self._values
         if self._on_device != held:
-            slots = torch.tensor(control.encode(connected), dtype=values.dtype)
-            values[: control.SLOTS].copy_(slots, non_blocking=True)  # to a GPU: staged before the call returns
-            values[control.LEARNING], values[control.STOP] = float(inputs.learning), float(inputs.stop)
+            values.copy_(torch.tensor(held, dtype=values.dtype), non_blocking=True)  # staged before the call returns
             self._on_device = held
         values[control.LOSS] = self._loss.detach()
         values[control.COMPUTE] = inputs.compute

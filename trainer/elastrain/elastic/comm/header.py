@@ -14,6 +14,12 @@ _FORMAT = struct.Struct("!QqqQ")
 HEADER_BYTES = _FORMAT.size
 
 
+CHANGE_TOGETHER = (
+    "all ranks must change which parameters train, and their groups, before the same step: between loops, or in the "
+    "loop body by job.step"
+)
+
+
 class RanksDiverged(RuntimeError):
     """Ranks of one generation do different things: no further generation can mend it, and the job has to fail."""
 
@@ -36,6 +42,8 @@ class Kind(IntEnum):
     """After the training loop."""
     FAREWELL = 7
     """Before the connections of a generation close."""
+    TRAINED = 8
+    """Agreeing on other parameters that train (:mod:`elastrain.elastic.state.trained`)."""
 
 
 _OUTSIDE_OF_STEPS = (Kind.FORM, Kind.ENTRY, Kind.FAREWELL)
@@ -77,21 +85,26 @@ def difference(rank: int, mine: Header, peer: int, theirs: Header) -> str | None
     same_step = mine.step == theirs.step or mine.kind in _OUTSIDE_OF_STEPS
     if same_step and (mine.sequence, mine.kind, mine.nbytes) == (theirs.sequence, theirs.kind, theirs.nbytes):
         return None
-    pairs = sorted([(rank, mine), (peer, theirs)], key=lambda pair: (pair[1].kind != Kind.BARRIER, pair[0]))
+    telling = (Kind.BARRIER, Kind.TRAINED)
+    pairs = sorted([(rank, mine), (peer, theirs)], key=lambda pair: (pair[1].kind not in telling, pair[0]))
     (one, first), (other, second) = pairs
     numbered = _doing(first) == _doing(second)
     what = f"rank {one} {_doing(first, numbered=numbered)} while rank {other} {_doing(second, numbered=numbered)}"
     if Kind.BARRIER in (first.kind, second.kind):
         return f"{what}: all ranks must run the same number of steps: leave the loop by job.stop()"
+    if Kind.TRAINED in (first.kind, second.kind):
+        return f"{what}: {CHANGE_TOGETHER}"
     return f"{what}: all ranks must run the same steps of the same models, with the same backwards"
 
 
 def left_early(rank: int, step: int, peer: int, theirs: Header) -> str | None:
-    """The difference if ``peer``, whose sum waits for this ``rank``, has left the loop before the step computed here.
+    """The difference if ``peer`` waits for this ``rank`` in a sum that this rank has no part in, as it computes a step.
+
+    The peer has left the loop, or trains other parameters from this step on.
 
     ``step``: committed steps of this rank.
     """
-    if theirs.kind != Kind.BARRIER or theirs.step > step:
+    if theirs.kind not in (Kind.BARRIER, Kind.TRAINED) or theirs.step > step:
         return None
     return difference(rank, Header(theirs.sequence, Kind.GRADIENTS, step, 0), peer, theirs)
 
@@ -107,5 +120,6 @@ def _doing(header: Header, *, numbered: bool = False) -> str:
         Kind.NORM: f"computes step {step} (statistics of a SyncBatchNorm, {size})",
         Kind.BARRIER: f"left its loop after step {header.step}",
         Kind.FAREWELL: "leaves the generation",
+        Kind.TRAINED: f"changes the parameters that train, or their groups, before step {step}",
     }.get(header.kind, f"sums {size} of kind {header.kind}")  # type: ignore[call-overload]
     return f"{doing} (sum {header.sequence} of the generation)" if numbered else doing

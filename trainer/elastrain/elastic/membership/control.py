@@ -20,13 +20,25 @@ LEARNING = SLOTS + 2
 """Index of the number of ranks that will still be receiving their state in the next step."""
 STOP = SLOTS + 3
 """Index of the number of ranks that ask to end training with this step (:meth:`elastrain.Job.stop`)."""
-SIZE = STOP + 1
+COUNTED = SLOTS + 4
+"""Index of the number of ranks whose script gives a count with its losses (:meth:`elastrain.Job.backward`)."""
+COUNT_LOW, COUNT_HIGH = SLOTS + 5, SLOTS + 6
+"""Indices of the sum of the counts, in two digits: float32 adds those of 4,096 ranks exactly, up to 2**36 in all."""
+SIZE = COUNT_HIGH + 1
+
+_DIGIT = 1 << 12
 
 
 def encode(connected: Collection[int]) -> list[float]:
     """This rank's slots: 0 for each proposal (by number) that it is connected to, 1 elsewhere."""
     ready = {n % SLOTS for n in connected}
     return [0.0 if slot in ready else 1.0 for slot in range(SLOTS)]
+
+
+def digits(count: int) -> tuple[float, float]:
+    """The values of ``COUNT_LOW`` and ``COUNT_HIGH`` for this rank's count."""
+    high, low = divmod(count, _DIGIT)
+    return float(low), float(high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +54,8 @@ class Summed:
         """The newest proposal that every rank of generation ``current`` is connected to, or None."""
         candidates = [n for n in self.connected if current < n < current + SLOTS and self.sums[n % SLOTS] == 0.0]
         return max(candidates, default=None)
+
+    @property
+    def count(self) -> int:
+        """The sum of the counts of all ranks."""
+        return int(self.sums[COUNT_HIGH]) * _DIGIT + int(self.sums[COUNT_LOW])

@@ -30,6 +30,8 @@ class EntryRow:
     """1 if it can do so for several steps, and the state is large enough."""
     loop_end: int = 0
     """Committed steps at which the loop of its script ends."""
+    trained: int = 0
+    """As of :attr:`elastrain.elastic.state.trained.TrainedSet.digest`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def _shares(table: Sequence[EntryRow], sources: Sequence[int], receivers: Sequen
     That takes their time and memory, so only if at least as many ranks did so before.
     """
     holders = [r for r in range(len(table)) if r not in receivers]
-    able = all(row.overlaps for row in table) and _same_layout(table)
+    able = all(row.overlaps and row.trained == table[0].trained for row in table) and _same_layout(table)
     if not receivers or not able or len(holders) < table[sources[0]].size or table[sources[0]].step < 0:
         return {}
     parts = len(holders)

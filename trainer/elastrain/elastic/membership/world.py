@@ -28,6 +28,7 @@ from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.handover import Handover
 from elastrain.elastic.state.slices import Transfer
+from elastrain.elastic.state.trained import TrainedSet
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 
 log = structlog.get_logger(__name__)
@@ -61,6 +62,7 @@ class World:
         """Whether this rank can train while others receive its state."""
         self.on_adopt: Callable[[], None] = lambda: None
         """Called when the state of a later step is about to replace this rank's."""
+        self.trained = TrainedSet(tracked)
         self._session, self._strategy, self._tracked = session, strategy, tracked
         self._keeper = keeper
         self._generation: Generation | None = None
@@ -271,6 +273,7 @@ class World:
         self._number = generation.number
         self.place = Place(generation.number, communicator.rank, communicator.world_size)
         self.share = entry.shares.get(communicator.rank, self.place.share)
+        self.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
         if self.place.rank != 0:
             self._keeper.forget()
         else:
@@ -342,6 +345,7 @@ class World:
             overlaps=int(self.overlaps_transfer and not at_its_end),
             in_portions=int(joined and self._exchanges_in_portions()),
             loop_end=self._loop_end,
+            trained=self.trained.digest,
         )
 
     def _exchanges_in_portions(self) -> bool:
@@ -379,7 +383,8 @@ class World:
             "rescales": [r.model_dump() for r in self._reporter.rescales],
             "stopped": self.stopped,
         }
-        return {"tracked": capture.capture(self._tracked), "position": position}
+        trained = self.trained.describe()
+        return {"tracked": capture.capture(self._tracked), "position": position, "trained": trained}
 
     def _load(self, tree: dict[str, Any]) -> None:
         position = tree["position"]
@@ -388,6 +393,8 @@ class World:
         self.stopped = position.get("stopped", False)
         self._reporter.rescales = [Rescale.model_validate(r) for r in position["rescales"]]
         self.on_adopt()
+        if trained := tree.get("trained"):  # absent in older checkpoints
+            self.trained.adopt(trained)
         capture.restore(self._tracked, tree["tracked"])
 
     # -- reports -----------------------------------------------------------------------------------------------------

@@ -52,6 +52,8 @@ class Tracker:
             self.gate(obj, _calls_of(obj))
             if is_scaler(obj):
                 self._watch_scale(obj)
+            if isinstance(obj, torch.optim.Optimizer):
+                self._allow_repeated_groups(obj)
             self._tracked[name] = obj
 
     def gate(self, obj: Any, calls: Mapping[str, Call]) -> None:
@@ -95,6 +97,20 @@ class Tracker:
         """The loss that a tracked scaler has made ``loss`` from, or ``loss`` itself."""
         scaled, self._scaled = self._scaled, None
         return scaled[1] if scaled is not None and scaled[0] is loss else loss
+
+    def _allow_repeated_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """A loop body that adds a group may run again: for another micro-batch, or after a discarded step."""
+        original = type(optimizer).add_param_group
+
+        @functools.wraps(original)
+        def add_param_group(this: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+            params = param_group["params"]
+            new = [params] if isinstance(params, torch.Tensor) else list(params)  # it may be a generator
+            repeated = any(list(map(id, group["params"])) == list(map(id, new)) for group in this.param_groups)
+            if not repeated or self._contract.acts(Call.REPEATED_GROUP):
+                original(this, {**param_group, "params": new})
+
+        _subclass(optimizer, {"add_param_group": add_param_group})
 
     def _watch_scale(self, scaler: Any) -> None:
         original = type(scaler).scale

@@ -132,6 +132,8 @@ class Bitwise:
     ) -> Summed | None:
         buffers = self._buffers
         assert buffers is not None
+        if self._sum is None:
+            buffers.follow()
         buffers.fit(communicator.world_size)
         tree = self._sum = self._sum or TreeSum(part.leaves, self._add)
         (loss * part.weight).backward(retain_graph=retain_graph)
@@ -140,7 +142,7 @@ class Bitwise:
         if not last:
             return None
         connected = inputs.connected()
-        shared = [*control.encode(connected), inputs.compute, float(inputs.stop)]
+        shared = [*control.encode(connected), inputs.compute, *inputs.known]
         if communicator.world_size == 1:
             total = tree.root()
             tree.parts.clear()
@@ -150,10 +152,10 @@ class Bitwise:
                     total, shared = self._exchange(communicator, mesh, tree, part.leaves, shared)
             except GenerationBroken:
                 # The caller sees from the communicator that the step is discarded.
-                return Summed([*shared, 0.0, 0.0], ())
+                return Summed([*shared, 0.0], ())
         self._release()
-        *slots, compute, stops = shared
-        return Summed([*slots, buffers.set_gradients(total), compute, 0.0, stops], connected)
+        shared.insert(control.LOSS, buffers.set_gradients(total))
+        return Summed(shared, connected)
 
     def _release(self) -> None:
         if self._sum is not None and self._buffers is not None:

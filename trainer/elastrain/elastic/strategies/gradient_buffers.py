@@ -22,8 +22,19 @@ class GradientBuffers:
     """Copies of the gradients of a model's parameters; free ones are reused."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Raises ``ValueError`` for parameters that are not real floating-point numbers."""
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        """Raises as :meth:`follow`."""
+        self._module = module
+        self._parameters: list[nn.Parameter] = []
+        self.follow()
+
+    def follow(self) -> None:
+        """Take the parameters that require gradients now.
+
+        Raises ``ValueError`` for parameters that are not real floating-point numbers.
+        """
+        named = [(name, p) for name, p in self._module.named_parameters() if p.requires_grad]
+        if list(map(id, self._parameters)) == [id(p) for _, p in named]:
+            return
         if odd := [name for name, p in named if not p.is_floating_point()]:
             raise ValueError(f"job.wrap(): numerics='bitwise': parameter {odd[0]} is not of a real floating-point type")
         self._parameters = [p for _, p in named]

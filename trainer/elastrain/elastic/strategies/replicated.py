@@ -20,8 +20,8 @@ gradient of a layer is sparse (its bucket has no memory beforehand, and so canno
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -46,8 +46,6 @@ from elastrain.elastic.strategies.strategy import ElasticModule
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
 """DDP's option has a new name in torch 2.13."""
-_IN_ORDER_OF_PARAMETERS = 1
-"""Layout of the buckets that DDP makes before its first backward."""
 _OF_SPEED = ("bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
 """DDP options that change no result, and so may be given where DDP is not used."""
 _OWN_COLLECTIVES = ("find_unused_parameters", "static_graph")
@@ -153,8 +151,13 @@ class ReplicatedModule(ElasticModule):
         self._vector = ControlVector(next(p for p in module.parameters() if p.requires_grad))
         self.__dict__["_ddp"] = None  # not among modules(): the model's own names are those of the script
         self._keeps = not (any(ddp_options.get(option) for option in _OWN_COLLECTIVES) or _has_sparse_gradients(module))
+        self._known: list[nn.Parameter] = []
+        self._wrapped: list[bool] = []
+        """Of each parameter of the model: whether it required a gradient when DDP was made."""
         self._communicator: Communicator | None = None
         self._layout = 0
+        self._sums = True
+        """Whether the next backward sums gradients over the ranks."""
         self._aside: list[tuple[nn.Parameter, torch.Tensor]] = []
         """Gradients of the micro-batches so far, between the bodies of a step."""
         self._last_begun = False
@@ -170,14 +173,13 @@ class ReplicatedModule(ElasticModule):
 
     @property
     def layout(self) -> int:
-        return self._layout
+        return 0 if self._trains_others else self._layout
 
     def attach(self, communicator: Communicator, *, keep: bool) -> None:
         self.detach()
         self._communicator = communicator
         if not keep:
-            self.__dict__["_ddp"] = self._wrap(DdpGroup(None if self._keeps else communicator))
-            self._fix_buckets()
+            self._wrap_anew()
 
     def detach(self) -> None:
         self._communicator = None
@@ -201,9 +203,17 @@ class ReplicatedModule(ElasticModule):
             parameter.grad = gradient
         self._aside = []
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Within it backward adds to the local gradients and sums nothing over the ranks (DDP's ``no_sync``)."""
-        return self._ddp.no_sync() if self._ddp is not None else nullcontext()
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it backward adds to the local gradients and sums nothing over the ranks, as in DDP's ``no_sync``.
+
+        DDP's own is of no use: the body may begin to train other parameters, and so have the model wrapped anew.
+        """
+        self._sums = False
+        try:
+            yield
+        finally:
+            self._sums = True
 
     def leave_ddp(self) -> None:
         """From now on forward runs through the user's model alone. Raises ``ValueError`` for options that need DDP."""
@@ -229,9 +239,13 @@ class ReplicatedModule(ElasticModule):
             )
         if self.learner is not None and self.learner.outputs.replaying:
             return self.learner.outputs.replay()
-        if self._ddp is None and not self.bare:
-            self.__dict__["_ddp"] = self._wrap(DdpGroup())
-        output = self.module(*args, **kwargs) if self.bare else self._ddp(*args, **kwargs)
+        if self.bare:
+            output = self.module(*args, **kwargs)
+        else:
+            if self._ddp is None or self._trains_others:
+                self._wrap_anew()
+            self._ddp.require_backward_grad_sync = self._sums
+            output = self._ddp(*args, **kwargs)
         return self.learner.outputs.record(output) if self.learner is not None and self.warms_up else output
 
     # -- the control vector ------------------------------------------------------------------------------------------
@@ -288,6 +302,26 @@ class ReplicatedModule(ElasticModule):
         *gradients, self._control = communicator.sum_together(*buffers, before=published.add_connected)
         return gradients[0] if dense else completed(buffer)
 
+    @property
+    def _trains_others(self) -> bool:
+        """Whether other parameters require gradients than those that DDP sums; takes microseconds.
+
+        A model without any is switched off for a moment, as in a GAN.
+        """
+        flags = [p.requires_grad for p in self._known]
+        return flags != self._wrapped and True in flags
+
+    def _wrap_anew(self) -> None:
+        """Have DDP sum the gradients of the parameters that require them now; all ranks do so in the same step."""
+        communicator = self._communicator
+        self.__dict__["_ddp"] = self._wrap(DdpGroup(None if self._keeps else communicator))
+        self._known = list(self.module.parameters())
+        self._wrapped = [p.requires_grad for p in self._known]
+        self._layout = 0
+        if communicator is not None and self._keeps:  # DDP's own rebuilding of its buckets is a collective in a forward
+            self._ddp.reducer = _FixedReducer(self._ddp.reducer)
+            self._layout = digest.of_value(("in the order of the parameters", self._wrapped))
+
     def _wrap(self, group: DdpGroup) -> DistributedDataParallel:
         if self._ddp is not None:  # it lives until the next collection of garbage, and would sum gradients again
             self._ddp._remove_autograd_hooks()
@@ -316,15 +350,6 @@ class ReplicatedModule(ElasticModule):
             numbers = {id(p): i for i, p in enumerate(self.module.parameters())}
             buckets = [[numbers[id(p)] for p in b.parameters()] for b in self.empty_buckets()]
             self._layout = digest.of_value(buckets)
-
-    def _fix_buckets(self) -> None:
-        """Leave DDP's buckets in the order of the parameters, which is the same on all ranks.
-
-        Rebuilding them is a collective, in a forward.
-        """
-        if self._keeps:
-            self._ddp.reducer = _FixedReducer(self._ddp.reducer)
-            self._layout = _IN_ORDER_OF_PARAMETERS
 
 
 class _FixedReducer:

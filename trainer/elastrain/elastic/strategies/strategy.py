@@ -80,6 +80,14 @@ class ElasticModule(nn.Module):
         """Train over no communicator; drop the gradients of the last step."""
         self.drop_gradients()
 
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the gradients of a backward by ``factor``, after the last micro-batch of a step that counts."""
+        if factor == 1.0:
+            return
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        with torch.no_grad():
+            torch._foreach_mul_(gradients, factor)
+
     def drop_gradients(self) -> None:
         """Forget the gradients of the last step."""
         for p in self.module.parameters():
