@@ -24,7 +24,7 @@ def differences(one: Any, other: Any, *, atol: float, path: str = "") -> Iterato
         if not apart <= atol:
             yield f"{path}: {apart:.3g} apart"
     elif isinstance(one, float) and isinstance(other, float):
-        if not abs(one - other) <= atol:
+        if one != other and not abs(one - other) <= atol:  # infinities are equal, not 0 apart
             yield f"{path}: {one!r} and {other!r}"
     elif one != other:
         yield f"{path}: {one!r} and {other!r}"

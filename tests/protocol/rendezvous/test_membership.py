@@ -179,7 +179,9 @@ def test_no_member_is_lost_if_etcd_was_silent_for_longer_than_the_leases(play, e
         a.member.leave(), b.member.leave()
 
 
-def test_members_restore_the_generation_and_numbers_continue_if_etcd_lost_its_data(play, etcd_factory, job_keys, eventually):
+def test_members_restore_the_generation_and_numbers_continue_if_etcd_lost_its_data(
+    play, etcd_factory, job_keys, eventually
+):
     server = etcd_factory()
     with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as own:
         a, b = play("a", "b", with_client=own)

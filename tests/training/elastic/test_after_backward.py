@@ -30,6 +30,7 @@ class Rank:
         inputs = ControlInputs(list)
         summed = self.way.backward(loss, loss, self.part, inputs, self.communicator, last=True, **options)
         assert not self.communicator.broken
+        self.way.whole().scale_gradients(1.0)
         return summed.sums[control.LOSS]
 
     def gradients(self) -> list[torch.Tensor | None]:
@@ -136,3 +137,12 @@ def test_no_rank_is_a_learner_if_there_are_several_models() -> None:
     assert way.whole().learner is not None
     way.wrap(nn.Linear(2, 2), {})
     assert way.whole().learner is None
+
+
+def test_a_factor_leaves_the_gradients_of_earlier_backwards_alone(connect) -> None:
+    rank = Rank(*connect(1))
+    rank.backward(of_one(rank))
+    inputs = ControlInputs(list)
+    rank.way.backward(of_one(rank), of_one(rank), rank.part, inputs, rank.communicator, last=True)
+    rank.way.whole().scale_gradients(0.5)
+    same(rank.gradients(), alone(of_one, lambda r: 0.5 * of_one(r)))

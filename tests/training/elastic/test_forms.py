@@ -9,19 +9,16 @@ from elastrain.data.audit import verify
 
 SCRIPT = Path(__file__).with_name("train_forms.py")
 EPOCHS = 4
+FURTHER = ("checkpoint", "compiled, then wrapped", "wrapped, then compiled", "two forwards", "bf16")
 
 
 @pytest.mark.parametrize(
     "mode",
     [
-        "checkpoint",
         "checkpoint, reentrant",
-        "compiled, then wrapped",
-        "wrapped, then compiled",
         "eager, then compiled",
-        "two forwards",
-        "bf16",
         "fp16",
+        *(pytest.param(mode, marks=pytest.mark.nightly) for mode in FURTHER),
     ],
 )
 def test_result_is_that_of_one_rank_if_a_rank_joins_and_another_is_killed(world, tmp_path_factory, mode) -> None:

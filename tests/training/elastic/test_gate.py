@@ -11,6 +11,7 @@ from elastrain.elastic.contract import Contract, Phase
 from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state.snapshot import Snapshot
 from elastrain.elastic.state.tracked import Tracker
+from elastrain.elastic.state.trained import TrainedSet
 
 
 class Script:
@@ -19,7 +20,7 @@ class Script:
     def __init__(self, phase: Phase = Phase.COMMITTED) -> None:
         self.phase, self.tracked = phase, {}
         contract = Contract(lambda: self.phase)
-        several = SeveralBackwards(Snapshot(self.tracked), contract, lambda: None)
+        several = SeveralBackwards(Snapshot(self.tracked, TrainedSet(self.tracked)), contract, lambda: None)
         self._tracker = Tracker(self.tracked, contract, several.step_with)
         self.unscaled = self._tracker.unscaled
 

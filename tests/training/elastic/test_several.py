@@ -12,6 +12,7 @@ from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state.snapshot import Snapshot
 from elastrain.elastic.state.tracked import Tracker
+from elastrain.elastic.state.trained import TrainedSet
 from elastrain.elastic.step import Step
 
 SUMS = Summed([0.0] * control.SIZE, ())
@@ -27,7 +28,7 @@ class Body:
         part = Slice((0,), (0,), weight=1.0, epoch=0)
         self.step = Step(0, Place(0, 0, 1), Share(0, 1), (part,), warm_up=warm_up, begun=1)
         contract, tracked = Contract(lambda: self.step.phase), {}
-        self.several = SeveralBackwards(Snapshot(tracked), contract, lambda: self.step)
+        self.several = SeveralBackwards(Snapshot(tracked, TrainedSet(tracked)), contract, lambda: self.step)
         tracker = Tracker(tracked, contract, self.several.step_with)
         self.optimizer = kind(self.net.parameters(), lr=0.1)
         tracker.track({"optimizer": self.optimizer})
@@ -113,7 +114,7 @@ def test_snapshot_holds_nothing_that_changes_with_the_objects() -> None:
         return {name: obj.state_dict() for name, obj in tracked.items()}
 
     change()
-    snapshot = Snapshot(tracked)
+    snapshot = Snapshot(tracked, TrainedSet(tracked))
     for _ in range(2):  # the second copy must not share memory with objects that keep the first one's tensors
         snapshot.save()
         expected = repr(state())

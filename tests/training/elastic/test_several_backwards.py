@@ -14,6 +14,7 @@ from elastrain.data.audit import verify
 SCRIPT = Path(__file__).with_name("train_several.py")
 EPOCHS = 3
 PATIENCE = 60.0
+FURTHER = ("epochs_on_a_rollout", "accumulate", "outside")
 
 
 @pytest.fixture
@@ -39,15 +40,15 @@ def apart(one: dict, other: dict, *, atol: float) -> str:
 @pytest.mark.parametrize(
     ("mode", "point"),
     [
-        ("gan", 1),
         ("gan", 2),
-        ("gan", 3),
         ("epochs_on_a_rollout", 3),
-        ("accumulate", 1),
-        ("accumulate", 2),
-        ("lbfgs", 1),
         ("lbfgs", 4),
-        ("closure_once", 1),
+        pytest.param("gan", 1, marks=pytest.mark.nightly),
+        pytest.param("gan", 3, marks=pytest.mark.nightly),
+        pytest.param("accumulate", 1, marks=pytest.mark.nightly),
+        pytest.param("accumulate", 2, marks=pytest.mark.nightly),
+        pytest.param("lbfgs", 1, marks=pytest.mark.nightly),
+        pytest.param("closure_once", 1, marks=pytest.mark.nightly),
     ],
 )
 def test_result_has_the_same_bits_if_a_rank_is_killed_after_a_backward_and_replaced(
@@ -75,7 +76,7 @@ def test_result_has_the_same_bits_if_a_rank_is_killed_after_a_backward_and_repla
     assert verify(world.audit).ok
 
 
-@pytest.mark.parametrize("mode", ["gan", "epochs_on_a_rollout", "accumulate", "outside"])
+@pytest.mark.parametrize("mode", ["gan", *(pytest.param(mode, marks=pytest.mark.nightly) for mode in FURTHER)])
 def test_result_is_that_of_one_rank_if_ranks_join_and_leave(world, undisturbed, mode) -> None:
     world.start("a", epochs=EPOCHS, script=SCRIPT, MODE=mode, WRAPPED="1")
     world.ready("a")
@@ -149,7 +150,7 @@ def test_a_body_may_have_more_backwards_than_the_warm_up_if_the_script_announces
     assert final["step"] == 27
 
 
-@pytest.mark.parametrize("mode", ["gan", "lbfgs"])
+@pytest.mark.parametrize("mode", ["lbfgs", pytest.param("gan", marks=pytest.mark.nightly)])
 def test_job_resumes_from_a_checkpoint_to_the_same_bits(world, undisturbed, mode) -> None:
     spec = CheckpointSpec(path=str(world.folder / "checkpoints"), every_steps=5)
     world.start("a", epochs=EPOCHS, script=SCRIPT, checkpoint=spec, MODE=mode)

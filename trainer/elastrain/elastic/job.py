@@ -341,17 +341,17 @@ class Job:
         ``loss``: scalar, the *mean* over the samples of this rank's (micro-)batch; with ``count`` the *sum* over that
         many tokens (or pixels, pairs …), and gradients become those of the mean over all tokens of the global batch.
         ``count``: from 0; a tensor of a GPU makes the host wait for it. If a global batch has no tokens, gradients and
-        :attr:`loss` are 0. ``retain_graph``: as of ``Tensor.backward``. A loop body may call it several times, without
-        counts and with steps of optimizers in between, unless it runs on micro-batches.
+        :attr:`loss` are 0. ``retain_graph``: as of ``Tensor.backward``. A loop body may call it several times, with
+        steps of optimizers in between, unless it runs on micro-batches.
 
         Returns the mean loss over the global batch, a scalar on the CPU, equal on all ranks; where the step is not
-        complete, or does not count, the given one without its graph. A lost peer raises nothing here: the step is not
+        complete, or does not count, the given loss without its graph. A lost peer raises nothing here: the step is not
         committed, and is repeated. Raises ``RuntimeError`` outside of the loop, on a second call for a micro-batch, if
         the loss does not depend on all parameters of the only model, and on all ranks if only some calls of a step have
         a count; ``TypeError`` or ``ValueError`` for a count that is none.
         """
-        counted = None if count is None else _whole(count)
-        return self._loop.backward(loss, self._tracker.unscaled(loss), counted, retain_graph=retain_graph)
+        whole = None if count is None else _whole(count)
+        return self._loop.backward(loss, self._tracker.unscaled(loss), whole, retain_graph=retain_graph)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``.

@@ -66,7 +66,9 @@ class Loop:
     ) -> None:
         self.contract = Contract(lambda: self.phase)
         """What the calls of the script do now."""
-        self.several = SeveralBackwards(Snapshot(tracked), self.contract, lambda: self.step if self._in_body else None)
+        self.several = SeveralBackwards(
+            Snapshot(tracked, world.trained), self.contract, lambda: self.step if self._in_body else None
+        )
         self.step: Step | None = None
         """The step that is being computed."""
         self._session = session
@@ -136,7 +138,7 @@ class Loop:
             yield from self._compute(loader)
 
     def backward(
-        self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None, *, retain_graph: bool
+        self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None = None, *, retain_graph: bool
     ) -> torch.Tensor:
         """As of :meth:`Job.backward`. ``unscaled``: the loss before a scaler multiplied it."""
         step, model = self.step, self._world.model
@@ -145,12 +147,9 @@ class Loop:
             model.stand_in_gradients()
             return unscaled.detach()
         assert step is not None and model is not None
-        if step.done < step.begun:
-            part = step.take(count)
-        else:
+        if step.done == step.begun:
             self.several.check(step, "a further job.backward() in a loop body")
-            part = step.take_again(count)
-        step.backwards = step.backwards + 1 if step.complete else 0
+        part = step.take(count)
         if step.warm_up:
             loss.backward(retain_graph=retain_graph)
             model.bare = True  # DDP serves one backward; with several it is left after the warm-up
@@ -198,7 +197,7 @@ class Loop:
                 f"job.backward(): in step {step.number + 1} some calls had a count=… and others had none: give it in "
                 "each call, on all ranks and for each micro-batch, or in none"
             )
-        if step.counts and step.factor != 1.0:
+        if step.counts:
             assert self._world.model is not None
             self._world.model.scale_gradients(step.factor)
 

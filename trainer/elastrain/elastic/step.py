@@ -32,14 +32,14 @@ class Step:
     """Micro-batches whose loop body has begun."""
     done: int = 0
     """Micro-batches that have run backward."""
-    counted: int = 0
-    """Those whose losses are sums over a count."""
-    count: int = 0
-    """Sum of these counts on this rank."""
     backwards: int = 0
     """Backwards of the last micro-batch; several if the loop body has several."""
     closures: bool = False
     """Of the warm-up: an optimizer runs backward between its updates."""
+    counted: int = 0
+    """Those whose losses are sums over a count; with several backwards in a loop body, of the present one."""
+    count: int = 0
+    """Sum of these counts on this rank."""
     counts: bool = False
     """Gradients are complete on this rank, and its state can be updated: the step is committed when its body ends."""
     incomplete: bool = False
@@ -68,7 +68,7 @@ class Step:
         the sums had arrived. ``updatable``: this rank holds the state that the gradients belong to. ``incomplete``: not
         yet all of it. Pure.
         """
-        self.counts = False
+        self.counts, self.factor, self.mixed = False, 1.0, False
         if self.warm_up or summed is None or not intact or not updatable:
             return
         self.counts, self.incomplete = True, incomplete
@@ -81,9 +81,16 @@ class Step:
         self.stops = summed.sums[control.STOP] > 0
 
     def take(self, count: int | None) -> Slice:
-        """The next micro-batch runs backward, with this count or a mean; returns it with the weight of its loss."""
-        part = self.parts[self.done]
-        self.done += 1
+        """The next micro-batch, or the last one again, runs backward, with this count or a mean.
+
+        Returns it with the weight of its loss.
+        """
+        if self.complete:
+            self.counted = self.count = 0
+        else:
+            self.done += 1
+        self.backwards += self.complete
+        part = self.parts[self.done - 1]
         if count is None:
             return part
         self.counted += 1
@@ -91,12 +98,6 @@ class Step:
             return replace(part, weight=0.0)
         self.count += count
         return replace(part, weight=self.unit)
-
-    def take_again(self, count: int | None) -> Slice:
-        """The last micro-batch runs backward once more. Raises ``RuntimeError`` for a count: the first one divides."""
-        if count is not None or self.counted:
-            raise RuntimeError("job.backward(count=…): a loop body with several backwards has no counts; give means")
-        return self.parts[self.done - 1]
 
     @property
     def complete(self) -> bool:

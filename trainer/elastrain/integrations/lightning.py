@@ -31,7 +31,7 @@ class ElasticStrategy(SingleDeviceStrategy):
     """One rank of ``job`` on this process's device. Batches come from ``job.dataloader`` and ``job.steps``, not from
     ``fabric.setup_dataloaders``.
 
-    Each loop body calls ``fabric.backward(loss)`` exactly once; Fabric itself refuses ``loss.backward()``.
+    Each loop body calls ``fabric.backward(loss)``; Fabric itself refuses ``loss.backward()``.
     """
 
     def __init__(self, job: Job, device: torch.device | str = "cpu", **options: Any) -> None:

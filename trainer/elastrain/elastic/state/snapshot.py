@@ -12,22 +12,27 @@ from typing import Any
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.tracked import forget_stages, is_scaler
+from elastrain.elastic.state.trained import TrainedSet
 
 
 class Snapshot:
     """A copy of the state of all tracked objects, on their devices."""
 
-    def __init__(self, tracked: Mapping[str, Stateful]) -> None:
-        self._tracked = tracked
+    def __init__(self, tracked: Mapping[str, Stateful], trained: TrainedSet) -> None:
+        """``trained``: the parameters that train, which the body may change."""
+        self._tracked, self._trained = tracked, trained
         self._copy: Any = None
+        self._set = ""
 
     def save(self) -> None:
         """Copy the state: a loop body begins."""
+        self._set = self._trained.describe()
         self._copy = capture.copied(capture.capture(self._tracked), self._copy)
 
     def restore(self) -> None:
         """Put the copy back: the body was discarded. Objects may keep its tensors."""
         copy, self._copy = self._copy, None
+        self._trained.adopt(self._set)
         capture.restore(self._tracked, copy)
         for obj in self._tracked.values():
             if is_scaler(obj):

@@ -8,7 +8,7 @@ keep what they have: None, or the gradient of a backward before. Nothing overlap
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ class AfterBackward:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         """Raises ``ValueError`` for models with sparse gradients, of which buckets have no memory."""
-        self.model = ElasticModule(nn.ModuleList(modules))
+        self.model = _Models(modules, self._add_earlier)
         """All models as one."""
         if any(isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse for m in self.model.modules()):
             raise ValueError(
@@ -76,11 +76,13 @@ class AfterBackward:
             return None
         self._vector.prepare(inputs, self._loss)
         self._loss = None
-        summed = self._sum(communicator)
+        return self._sum(communicator)
+
+    def _add_earlier(self) -> None:
+        """Add the gradients that were summed before."""
         for parameter, gradient in self._summed.items():
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._summed = {}
-        return summed
 
     def _take(self) -> Gradients:
         """The gradients of all parameters, which have none afterwards."""
@@ -113,6 +115,18 @@ class AfterBackward:
             torch.cuda.current_stream(device).synchronize()  # only then does the communicator know of a failure
         communicator.sums_awaited()
         return summed
+
+
+class _Models(ElasticModule):
+    """All models as one."""
+
+    def __init__(self, modules: Sequence[nn.Module], add_earlier: Callable[[], None]) -> None:
+        super().__init__(nn.ModuleList(modules))
+        self._add_earlier = add_earlier
+
+    def scale_gradients(self, factor: float) -> None:
+        super().scale_gradients(factor)
+        self._add_earlier()
 
 
 def _put(gradients: Gradients) -> None:

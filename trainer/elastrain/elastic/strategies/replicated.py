@@ -239,11 +239,13 @@ class ReplicatedModule(ElasticModule):
             )
         if self.learner is not None and self.learner.outputs.replaying:
             return self.learner.outputs.replay()
-        if not self.bare:
+        if self.bare:
+            output = self.module(*args, **kwargs)
+        else:
             if self._ddp is None or self._trains_others:
                 self._wrap_anew()
             self._ddp.require_backward_grad_sync = self._sums
-        output = self.module(*args, **kwargs) if self.bare else self._ddp(*args, **kwargs)
+            output = self._ddp(*args, **kwargs)
         return self.learner.outputs.record(output) if self.learner is not None and self.warms_up else output
 
     # -- the control vector ------------------------------------------------------------------------------------------

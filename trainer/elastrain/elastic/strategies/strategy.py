@@ -81,7 +81,9 @@ class ElasticModule(nn.Module):
         self.drop_gradients()
 
     def scale_gradients(self, factor: float) -> None:
-        """Multiply the gradients of the step by ``factor``."""
+        """Multiply the gradients of a backward by ``factor``, after the last micro-batch of a step that counts."""
+        if factor == 1.0:
+            return
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         with torch.no_grad():
             torch._foreach_mul_(gradients, factor)
