@@ -51,6 +51,7 @@ def main():
             num_train_epochs=args.epochs,
             learning_rate=args.lr,
             seed=args.seed,
+            loss_type="nll",
             bf16=False,
             save_strategy="no",
             report_to=[],
