@@ -117,6 +117,10 @@ build() {
             "${BUILD_ARGS[@]}" --build-arg "EXTRA_PACKAGES=$TRAINER_PACKAGES" \
             --build-arg "EXTRA_DEBIAN_PACKAGES=$TRAINER_DEBIAN_PACKAGES" "$ROOT"
     done
+    if [ "${ELASTRAIN_NIGHTLY:-}" = 1 ]; then
+        timed "add Horovod to the image trainer" docker_build -t elastrain-e2e/trainer:new "${BUILD_ARGS[@]}" \
+            --build-arg TRAINER_IMAGE=elastrain-e2e/trainer:new "$ROOT/examples/09-horovod"
+    fi
     timed "build the image etcd" etcd_image
     docker image prune -f --filter until=24h >/dev/null # younger ones are stages that the next build takes up again
 }

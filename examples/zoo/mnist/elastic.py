@@ -43,17 +43,17 @@ def train(args, job, model, device, train_loader, optimizer, epoch):
             print(f"train epoch {epoch} step {job.step} loss: {loss.item():.6f}")
 
 
-def test(model, device, test_loader):
-    model.eval()
-    test_loss, correct = 0.0, 0
-    with torch.no_grad():
-        for data, target in test_loader:
-            data, target = data.to(device), target.to(device)
-            output = model(data)
-            test_loss += F.nll_loss(output, target, reduction="sum").item()
-            correct += output.argmax(dim=1).eq(target).sum().item()
+def test(job, model, device, test_loader):
+    def metrics(batch):
+        data, target = batch[0].to(device), batch[1].to(device)
+        output = model(data)
+        loss = F.nll_loss(output, target, reduction="sum")
+        return {"loss": loss, "correct": output.argmax(dim=1).eq(target).sum()}
+
+    total = job.evaluate(test_loader, metrics)
     samples = len(test_loader.dataset)
-    print(f"test: average loss: {test_loss / samples:.4f}, accuracy: {correct}/{samples}")
+    if job.rank == 0:
+        print(f"test: average loss: {total['loss'] / samples:.4f}, accuracy: {total['correct']}/{samples}")
 
 
 def main(job):
@@ -82,7 +82,7 @@ def main(job):
     job.track(scheduler=scheduler)
     for epoch in job.epochs(train_loader, args.epochs):
         train(args, job, model, device, train_loader, optimizer, epoch)
-        test(net, device, test_loader)
+        test(job, model, device, test_loader)
         scheduler.step()
 
     if job.rank == 0:

@@ -19,7 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=2000, help="how many schedules")
     parser.add_argument("--first", type=int, default=0, help="seed of the first")
-    parser.add_argument("--seed", type=int, help="this one only")
+    parser.add_argument("--seed", type=int, nargs="+", help="these only")
     parser.add_argument("--trace", action="store_true", help="print the schedule")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
@@ -32,9 +32,11 @@ def main() -> int:
 
 def run(options: argparse.Namespace) -> int:
     if options.seed is not None:
-        result = simulate(options.seed, echo=options.trace)
-        print(result.failure or f"seed {result.seed}: all holds; trace {result.trace:08x}, {result.events} events")
-        return 1 if result.failure else 0
+        failed = False
+        for result in (simulate(seed, echo=options.trace) for seed in options.seed):
+            print(result.failure or f"seed {result.seed}: all holds; trace {result.trace:08x}, {result.events} events")
+            failed = failed or bool(result.failure)
+        return int(failed)
     seeds = range(options.first, options.first + options.seeds)
     if options.processes == 1:
         return report(map(simulate, seeds), options)

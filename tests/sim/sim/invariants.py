@@ -91,6 +91,8 @@ class Ledger:
     """Names that were given to a second pod."""
     harm_ends: float = 0.0
     """Until when a fault that touches workers lasts, or has lasted."""
+    entered: set[int] = field(default_factory=set)
+    """Numbers of generations that a rank has entered."""
     breaks: list[tuple[Generation, float]] = field(default_factory=list)
     """Generations that replace a broken one, and the seconds since workers were harmed."""
     unready_at: dict[str, float] = field(default_factory=dict)
@@ -107,6 +109,9 @@ class Ledger:
     # ---- notes -------------------------------------------------------------------------------------------------------
     def formed(self, kv: KeyValue) -> None:
         generation = Generation.decode(kv.value)
+        if generation in self.generations:
+            self.world.note("generation restored", generation.number)
+            return
         self.world.note("generation", generation.number, generation.reason, *(m.worker for m in generation.members))
         self.generations.append(generation)
         self._formed[generation.number] = kv.mod_revision
@@ -120,7 +125,9 @@ class Ledger:
     def _note_break(self, generation: Generation) -> None:
         """One that was formed after the last harm, and not by one member alone, has broken without a reason."""
         replaced = self.generations[-2] if len(self.generations) > 1 else None
-        alone = replaced is None or replaced.size == 1  # it stops at its TTL: nobody could tell it of another one
+        if replaced is None or replaced.number not in self.entered:
+            return  # it never trained: its members were harmed before
+        alone = replaced.size == 1  # it stops at its TTL: nobody could tell it of another one
         if not alone and self.harm_ends + AFTERMATH < self._formed_at:
             self.breaks.append((generation, self.world.clock.now - self.harm_ends))
 

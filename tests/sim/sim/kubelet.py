@@ -31,6 +31,8 @@ class Node:
         self.kubelet = Process(world.clock, f"kubelet {name}", name)
         self.containers: dict[str, Container] = {}
         """By UID of their pod."""
+        self._statuses: dict[str, Body] = {}
+        """The newest status of each pod, by UID: a late or repeated report never shows an older one."""
 
     # ---- pods --------------------------------------------------------------------------------------------------------
     def see(self, pod: Body) -> None:
@@ -47,6 +49,11 @@ class Node:
 
     def report(self, name: str, uid: str, status: Body | None) -> None:
         """Write a pod's status; None: it is over, and its object may go."""
+        if status is not None:
+            self._statuses[uid] = status
+        self._write(name, uid, status)
+
+    def _write(self, name: str, uid: str, status: Body | None) -> None:
         api = self.world.api
 
         def write() -> None:
@@ -56,13 +63,13 @@ class Node:
                 return
             if status is None:
                 api.remove("pods", name)
-            else:
+            elif status is self._statuses[uid]:
                 api.replace("pods", name, lambda b: {**b, "status": {**b.get("status", {}), **status}})
 
         def failed(error: Exception) -> None:
             if not isinstance(error, (Refused, ApiError)):
                 raise error
-            self.kubelet.after(RETRY, self.report, name, uid, status)
+            self.kubelet.after(RETRY, self._write, name, uid, status)
 
         self.world.network.call(self.kubelet, apiserver.PLACE, write, lambda _: None, failed, 3.0)
 

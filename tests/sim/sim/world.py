@@ -236,6 +236,7 @@ class World:
 
     def note_entered(self, rank: Rank, generation: Generation) -> None:
         self.note("enters", rank.process.name, generation.number, rank.step)
+        self.ledger.entered.add(generation.number)
 
     def note_cold(self, generation: Generation) -> None:
         self.note("cold start", generation.number)

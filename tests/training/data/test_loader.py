@@ -35,6 +35,12 @@ def test_batches_follow_the_order_if_the_world_changes_and_a_step_comes_again(nu
         assert batch == list(part.fetch) == list(ORDER.slice(step, rank, world).fetch)
 
 
+def test_the_length_of_a_loader_is_that_of_an_epoch_in_steps() -> None:
+    assert len(ElasticLoader(range(40), ORDER)) == 7
+    with pytest.raises(TypeError, match="an endless stream has no length"):
+        len(ElasticLoader(range(40), Order(None, 6, shuffle=False)))
+
+
 def test_a_stand_in_sample_is_loaded_if_the_part_is_empty() -> None:
     batch, part = fetch(ElasticLoader(range(40), ORDER, collate_fn=list), 0, 7, 8)
     assert part.indices == ()

@@ -93,12 +93,12 @@ def test_a_running_save_is_hurried_if_the_state_must_be_saved_now(keeper, volume
 
 def test_a_tensor_has_new_memory_if_it_does_not_fit_the_old_one() -> None:
     shapes = {"a": (2,), "b": (2, 2), "c": (2,), "d": (2,), "f": (2, 3)}
-    first = capture.to_cpu_copy({"e": 1, **{name: torch.zeros(shape) for name, shape in shapes.items()}})
+    first = capture.copied({"e": 1, **{name: torch.zeros(shape) for name, shape in shapes.items()}})
     after = {
         "a": torch.ones(3), "b": torch.ones(2, 2), "c": torch.ones(2).double(), "d": [torch.ones(2)], "e": 2,
         "f": torch.ones(3, 2).t(),
     }  # fmt: skip
-    second = capture.to_cpu_copy(after, first)
+    second = capture.copied(after, first)
     assert second["b"] is first["b"]
     assert second["e"] == 2
     for name in "acf":

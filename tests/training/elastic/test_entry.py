@@ -57,3 +57,20 @@ def test_every_rank_computes_its_part_of_the_first_step_if_not(table, receivers)
 )
 def test_state_comes_in_portions_if_all_ranks_can_and_no_newer_state_is_lost(table, in_portions):
     assert Entry.of(table).in_portions == in_portions
+
+
+@pytest.mark.parametrize(
+    ("table", "ahead", "behind", "misplaced"),
+    [
+        ([HOLDER, HOLDER], 0, [], []),
+        ([replace(HOLDER, calls=3), replace(HOLDER, calls=3)], 0, [], []),
+        ([replace(HOLDER, calls=2), replace(HOLDER, calls=3), replace(HOLDER, calls=3)], 1, [0], []),
+        ([HOLDER, replace(HOLDER, calls=1), JOINER], 1, [0], [2]),  # the end of the loop
+        ([replace(HOLDER, calls=1), replace(HOLDER, calls=3)], 1, [], [0]),  # it was cut off for long
+        ([replace(HOLDER, calls=1), replace(HOLDER, step=6)], 0, [], [1]),
+        ([replace(HOLDER, step=6, calls=9), HOLDER, JOINER], 1, [], []),  # calls of an earlier step
+    ],
+)
+def test_a_rank_that_lacks_more_than_one_result_starts_anew(table, ahead, behind, misplaced):
+    entry = Entry.of(table)
+    assert (entry.ahead, entry.behind, entry.misplaced) == (ahead, behind, misplaced)

@@ -8,6 +8,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from elastrain.elastic.contract import Contract, Phase
+from elastrain.elastic.several import SeveralBackwards
+from elastrain.elastic.state.snapshot import Snapshot
 from elastrain.elastic.state.tracked import Tracker
 
 
@@ -16,7 +18,9 @@ class Script:
 
     def __init__(self, phase: Phase = Phase.COMMITTED) -> None:
         self.phase, self.tracked = phase, {}
-        self._tracker = Tracker(self.tracked, Contract(lambda: self.phase))
+        contract = Contract(lambda: self.phase)
+        several = SeveralBackwards(Snapshot(self.tracked), contract, lambda: None)
+        self._tracker = Tracker(self.tracked, contract, several.step_with)
         self.unscaled = self._tracker.unscaled
 
     def track(self, **objects: object) -> None:

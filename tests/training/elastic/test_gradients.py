@@ -68,6 +68,24 @@ def test_gradients_have_the_same_bits_if_they_are_added_in_pieces(bits, monkeypa
     assert {result for world in (2, 3, 10) for result in bits(world)} == whole
 
 
+def test_several_models_have_the_same_bits_on_any_number_of_ranks(connect, each) -> None:
+    def of(world_size: int) -> set[bytes]:
+        pairs = [(network(), network()) for _ in range(world_size)]
+
+        def on(communicator) -> bytes:
+            way, (one, other) = Bitwise(), pairs[communicator.rank]
+            models = [way.wrap(net, {}) for net in (one, other)]
+            both = lambda x: models[0](x) * models[1](2 * x)  # noqa: E731
+            gradients, _ = one_step(way, way.whole(), both, communicator)
+            return gradients.numpy().tobytes()
+
+        return set(each(on, connect(world_size)))
+
+    found = of(1) | of(3)
+    assert len(found) == 1
+    assert len(next(iter(found))) == 4 * 2 * sum(p.numel() for p in network().parameters())
+
+
 def test_gradients_are_those_of_the_mean_over_the_batch(bits) -> None:
     (found, loss), *_ = bits(3)
     net = network()
@@ -99,6 +117,8 @@ def test_error_names_the_argument_if_the_numerics_exclude_it() -> None:
         Bitwise().wrap(network(), {"static_graph": True})
     with pytest.raises(ValueError, match="1 is a SyncBatchNorm"):
         Bitwise().wrap(nn.Sequential(nn.Linear(6, 4), nn.SyncBatchNorm(4)), {})
+    with pytest.raises(ValueError, match="several backwards in a loop body"):
+        Bitwise().several_backwards()
     replicated = Replicated()
     replicated.wrap(nn.Sequential(nn.Linear(6, 4), nn.SyncBatchNorm(4)), {})
     with pytest.raises(ValueError, match=r"micro_batch_size=.*SyncBatchNorm"):

@@ -12,7 +12,8 @@ from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import HEADER_BYTES, Header, Kind, difference, encode, left_early
 
 ADVICE = ": all ranks must run the same number of steps: leave the loop by job.stop()"
-SAME_MODEL = ": all ranks must run the same steps of the same model"
+SAME_CALLS = ": all ranks must make the same calls in the same order: not only 'if job.rank == 0'"
+SAME_MODEL = ": all ranks must run the same steps of the same models, with the same backwards"
 
 
 def header(kind: Kind, step: int, nbytes: int = 8, sequence: int = 5) -> Header:
@@ -51,6 +52,23 @@ def test_a_header_arrives_as_it_was_sent():
             header(Kind.CONTROL, 3, sequence=6),
             "rank 0 sums the control vector of step 4 (sum 5 of the generation) while rank 2 sums the control vector "
             "of step 4 (sum 6 of the generation)" + SAME_MODEL,
+        ),
+        (
+            header(Kind.GRADIENTS, 31, 1024),
+            header(Kind.EVALUATE, 31),
+            "rank 2 calls job.evaluate() after step 31 while rank 0 computes step 32 (1024 bytes of gradients)"
+            + SAME_CALLS,
+        ),
+        (
+            header(Kind.REDUCE, 31),
+            header(Kind.END, 31),
+            "rank 0 calls job.all_reduce() after step 31 while rank 2 ends its script after step 31" + SAME_CALLS,
+        ),
+        (
+            header(Kind.GATHER, 31, sequence=3),
+            header(Kind.GATHER, 31, sequence=4),
+            "rank 0 calls job.all_gather_object() after step 31 (sum 3 of the generation) while rank 2 calls "
+            "job.all_gather_object() after step 31 (sum 4 of the generation)" + SAME_CALLS,
         ),
         (
             header(Kind.BARRIER, 7),

@@ -326,3 +326,9 @@ def test_no_rank_is_a_learner_if_ddp_options_add_collectives(options) -> None:
 
 def test_no_rank_is_a_learner_if_layers_communicate() -> None:
     assert Replicated().wrap(nn.Sequential(nn.Linear(3, 3), nn.SyncBatchNorm(3)), {}).learner is None
+
+
+def test_error_names_the_remedy_if_the_wrapper_is_compiled() -> None:
+    model = torch.compile(ReplicatedModule(TwoTowers()), backend="eager")
+    with pytest.raises(RuntimeError, match=r"job\.wrap\(torch\.compile\(net\)\), or model\.compile\(\)"):
+        model(torch.ones(2, 3))

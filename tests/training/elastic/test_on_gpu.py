@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from elastrain.data.order import Slice
 from elastrain.elastic.comm import backend, nccl
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
@@ -12,7 +13,7 @@ from elastrain.elastic.comm.header import Label
 from elastrain.elastic.comm.transport import Reading
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.slices import Transfer
-from elastrain.elastic.strategies.replicated import ReplicatedModule
+from elastrain.elastic.strategies.replicated import Replicated, ReplicatedModule
 
 pytestmark = [
     pytest.mark.gpu,
@@ -85,6 +86,28 @@ def test_gradients_of_a_model_on_a_device_are_summed(pair, each, device) -> None
         loss.backward()
         assert model.control_sums(c).sums[0] == 2.0
         return net.weight.grad.cpu()
+
+    for gradient in each(rank, pair):
+        assert torch.equal(gradient, torch.full((8, 64), 6.0))
+
+
+def test_gradients_of_several_models_on_a_device_are_summed_after_a_backward(pair, each, device) -> None:
+    torch.manual_seed(0)
+    ways, nets = [Replicated(), Replicated()], []
+    for way in ways:
+        nets.append([torch.nn.Linear(64, 8).to(device), torch.nn.Linear(8, 1).to(device)])
+        for net in nets[-1]:
+            way.wrap(net, {})
+    part = Slice((0,), (0,), weight=0.5, epoch=0)
+
+    def rank(c: Communicator) -> torch.Tensor:
+        x = torch.full((2, 64), float(c.rank + 1), device=device)
+        for _ in range(2):  # the second adds to what is summed already
+            loss = nets[c.rank][0](x).sum()
+            summed = ways[c.rank].backward(loss, loss, part, ControlInputs(list), c, last=True)
+            assert summed is not None
+        assert nets[c.rank][1].weight.grad is None
+        return nets[c.rank][0].weight.grad.cpu()
 
     for gradient in each(rank, pair):
         assert torch.equal(gradient, torch.full((8, 64), 6.0))

@@ -68,3 +68,16 @@ def test_only_the_newest_rescales_are_kept() -> None:
         reporter.entered(switch(since=t, entered=t))
         reporter.committed(t + 0.5, 1.0)
     assert len(reporter.rescales) == KEPT_RESCALES
+
+
+def test_code_between_loops_is_no_part_of_a_pause_or_of_a_step() -> None:
+    reporter = Reporter()
+    for now in (10.0, 10.5):
+        reporter.committed(now, 1.0)
+    reporter.left_loop()
+    reporter.entered(switch(since=60.0, broken=60.0, entered=60.25))
+    reporter.resumed(60.5)
+    reporter.committed(100.0, 0.9)
+    (rescale,) = reporter.rescales
+    assert rescale.pause_seconds == 0.5
+    assert reporter.step_seconds == 0.5

@@ -1,7 +1,8 @@
 """A training script for the tests, configured by the environment.
 
-``NUMERICS``; ``LOADER``, options of ``job.dataloader`` as JSON; ``RANDOM``: 1 for a float32 model with dropout on data
-that are augmented at random, 0 for a float64 model without; ``NORM``: sync for SyncBatchNorm; ``SEED`` of this process.
+``NUMERICS``; ``LOADER``, options of ``job.dataloader`` as JSON; ``SAMPLER``: buckets or weighted, instead of a shuffle;
+``RANDOM``: 1 for a float32 model with dropout on data that are augmented at random, 0 for a float64 model without;
+``NORM``: sync for SyncBatchNorm; ``SEED`` of this process.
 """
 
 import json
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, WeightedRandomSampler
 
 import elastrain
+from elastrain.data import LengthBuckets
 
 out, epochs, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 torch.set_num_threads(1)
@@ -45,7 +47,12 @@ with elastrain.join(numerics=os.environ.get("NUMERICS", "exact")) as job:
     job.track(optimizer=optimizer, scheduler=scheduler)
     losses, norms, largest = {}, {}, 0
     job.on_commit(lambda: losses.update({job.step: job.loss}))
-    loader = job.dataloader(Noisy(), global_batch_size=24, seed=3, **json.loads(os.environ["LOADER"]))
+    options = {"global_batch_size": 24, "seed": 3, **json.loads(os.environ["LOADER"])}
+    if os.environ.get("SAMPLER") == "weighted":
+        options["sampler"] = WeightedRandomSampler(1.0 + labels, num_samples=150)
+    elif os.environ.get("SAMPLER") == "buckets":
+        options |= {"global_batch_size": None, "batch_sampler": LengthBuckets([*range(1, 204)], max_tokens=900, seed=3)}
+    loader = job.dataloader(Noisy(), **options)
     for x, y in job.steps(loader, epochs=epochs):
         if not (out / "run-free").exists():
             time.sleep(delay)

@@ -1,7 +1,7 @@
 """A training script for the tests whose loss is a mean over tokens: sequences of different lengths, some of them empty.
 
-``LOADER`` and ``NUMERICS`` as in train_options.py. ``MEANS``: the worker that gives no count, or "second": every worker,
-in its second micro-batch; ``AT``: from this step on. ``EMPTY``: all sequences of this step are empty.
+``LOADER`` and ``NUMERICS`` as in train_options.py. ``MEANS``: the worker that gives no count, or "second": each
+worker, in its second micro-batch; ``AT``: from this step on. ``EMPTY``: all sequences of this step are empty.
 """
 
 import json

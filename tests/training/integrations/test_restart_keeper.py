@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from elastrain.api import messages as m
-from elastrain.api import names
-from elastrain.api.records import Generation, GenerationMember
-from elastrain.api.settings import RankSettings
+from elastrain.api.records import Generation
 from elastrain.contrib import mpi, restart, tensorflow
+from scripted_agent import ScriptedAgent, formed
 
 PROGRAM = """
 import os, pathlib, signal, sys, time
@@ -30,40 +29,12 @@ sys.exit(int((folder / "end").read_text()))
 """
 
 
-def formed(number: int, *workers: str) -> Generation:
-    members = tuple(
-        GenerationMember(id=f"{w}.0", worker=w, address="127.0.0.1", store_port=9000 + i, slots=1, rank_offset=i)
-        for i, w in enumerate(workers)
-    )
-    return Generation(number=number, members=members, reason="Start", leader=f"{workers[0]}.0")
-
-
-class Agent:
-    """The agent's end of the socket, in the test."""
+class Agent(ScriptedAgent):
+    """The agent of a keeper that runs ``PROGRAM``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        path = folder / "agent.sock"
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._server.bind(str(path))
-        self._server.listen()
-        self._server.settimeout(30)
-        self.keeper = subprocess.Popen(
-            [sys.executable, "-m", "elastrain.contrib.restart", sys.executable, "-c", PROGRAM, str(folder)],
-            env={**os.environ, names.ENV_AGENT_SOCKET: str(path)},
-        )
-        self._connection, _ = self._server.accept()
-        self._connection.settimeout(30)
-        self._lines = self._connection.makefile("rb")
-        assert self.hears().type == "hello"
-        self.says(m.Welcome(member="a.0", address="127.0.0.1", lease_ttl=0.0, settings=RankSettings()))
-        self.ready = self.hears()
-
-    def says(self, message: m.AgentMessage) -> None:
-        self._connection.sendall(message.encode() + b"\n")
-
-    def hears(self) -> m.RankMessage:
-        return m.RANK_MESSAGE.validate_json(self._lines.readline())
+        super().__init__(folder, ["-m", "elastrain.contrib.restart", sys.executable, "-c", PROGRAM, str(folder)])
 
     def runs(self, count: int) -> list[str]:
         """The programs' arguments, once ``count`` programs have started."""
@@ -76,13 +47,6 @@ class Agent:
     def end(self, code: int) -> None:
         (self.folder / "end.tmp").write_text(str(code))
         (self.folder / "end.tmp").rename(self.folder / "end")
-
-    def close(self) -> None:
-        self.keeper.kill()
-        self.keeper.wait(10)
-        self._lines.close()
-        self._connection.close()
-        self._server.close()
 
 
 @pytest.fixture
@@ -102,7 +66,7 @@ def test_the_program_restarts_in_each_generation_and_its_end_is_final(agent):
     assert agent.runs(2) == ["0 1 9000", "1 2 9000"]
     agent.end(0)
     assert agent.hears() == m.Finished(step=0)
-    assert agent.keeper.wait(30) == 0
+    assert agent.process.wait(30) == 0
 
 
 def test_the_program_waits_for_a_generation_that_has_a_place_for_it(agent):
@@ -130,7 +94,7 @@ def test_a_failure_is_the_programs_own_if_nothing_explains_it(agent):
     agent.hears()
     agent.runs(1)
     agent.end(7)
-    assert agent.keeper.wait(30) == 7
+    assert agent.process.wait(30) == 7
 
 
 def test_the_program_is_ended_if_the_worker_is_to_leave(agent):
@@ -139,7 +103,7 @@ def test_the_program_is_ended_if_the_worker_is_to_leave(agent):
     agent.runs(1)
     agent.says(m.Exit(reason="target: Drain"))
     assert agent.hears() == m.Left(step=0)
-    assert agent.keeper.wait(30) == 0
+    assert agent.process.wait(30) == 0
 
 
 def test_the_remedy_is_named_if_there_is_no_agent():

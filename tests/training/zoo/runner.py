@@ -10,6 +10,7 @@ import runpy
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,10 +29,10 @@ if os.environ.get("PORTIONS"):
 backward = Job.backward
 
 
-def backward_if_allowed(job: Job, loss: torch.Tensor, **options: int) -> None:
+def backward_if_allowed(job: Job, loss: torch.Tensor, **options: Any) -> Any:
     while job.step > int(allowed.read_text()):
         time.sleep(0.005)
-    backward(job, loss, **options)
+    return backward(job, loss, **options)
 
 
 Job.backward = backward_if_allowed

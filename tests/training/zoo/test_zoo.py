@@ -11,7 +11,7 @@ import torch
 
 ZOO = Path(__file__).parents[3] / "examples" / "zoo"
 SCRIPTS = sorted(path.parent.name for path in ZOO.glob("*/elastic.py"))
-IN_CI = ("find_unused", "mnist")
+IN_CI = ("dcgan", "find_unused", "frozen_bn", "mnist", "streaming")
 """A third of them; `make nightly` runs all."""
 SECONDS = 300.0
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastrain.data import Drawn, LengthBuckets
 from elastrain.data.audit import AuditLog, Line, judge, verify
 from elastrain.data.order import Order
 from elastrain.data.share import Place, Share
@@ -86,6 +87,46 @@ def test_logs_are_judged_from_files_if_one_ends_in_a_torn_line(lines, tmp_path) 
     with next(tmp_path.glob("w2*")).open("a") as f:
         f.write('{"kind": "com')
     assert verify(tmp_path).ok
+
+
+DRAWN = Order(30, 7, shuffle=False, sampler=Drawn(12, samples=30))
+BUCKETS = LengthBuckets([*range(1, 24)], max_tokens=60, buckets=4)
+BATCHES = Order(BUCKETS.samples, BUCKETS.batch_size, shuffle=False, batch_sampler=BUCKETS)
+
+
+@pytest.mark.parametrize("order", [DRAWN, BATCHES], ids=["with replacement", "batches of different sizes"])
+def test_every_position_of_a_sampler_is_proven_consumed_once_also_if_a_rank_wrote_nothing(order, tmp_path) -> None:
+    logs = [AuditLog(tmp_path, f"w{r}", 0, r) for r in range(2)]
+    for step in range(2 * order.steps_per_epoch):
+        for rank in [step % 3] if step % 3 < 2 else range(2):  # in each third step both ranks write
+            share = Share(rank, 2)
+            logs[rank].write(
+                "commit", step, order.slice(step, *share).indices, order, place=Place(step, rank, 2), share=share
+            )
+    verdict = verify(tmp_path)
+    assert verdict.ok, verdict
+    assert (verdict.epochs, verdict.samples) == (2, 2 * order.length)
+    for log in logs:
+        log.close()
+    (file,) = tmp_path.glob("w0*")
+    file.write_text("".join(line for line in file.read_text().splitlines(True) if '"step": 3,' not in line))
+    assert verify(tmp_path).problems == ("step 3: committed by no rank",)
+
+
+def test_the_verdict_is_bad_if_the_sampler_of_one_rank_made_another_batch(tmp_path) -> None:
+    for rank, seed in ((0, 1), (1, 2)):
+        order = replace(DRAWN, sampler=Drawn(12, samples=30, seed=seed))
+        log, share = AuditLog(tmp_path, f"w{rank}", 0, rank), Share(rank, 2)
+        log.write("commit", 0, order.slice(0, *share).indices, order, place=Place(1, rank, 2), share=share)
+        log.close()
+    assert "step 0: the sampler made different batches on the ranks" in verify(tmp_path).problems
+
+
+def test_the_verdict_is_bad_if_a_rank_trained_on_other_samples_than_its_sampler_made(tmp_path) -> None:
+    log = AuditLog(tmp_path, "w0", 0, 1)
+    log.write("commit", 0, (0, 0), DRAWN, place=Place(1, 0, 1), share=Share(0, 1))
+    log.close()
+    assert any("trained on (0, 0)" in problem for problem in verify(tmp_path).problems)
 
 
 def test_error_names_file_and_line_if_a_log_is_damaged(tmp_path) -> None:

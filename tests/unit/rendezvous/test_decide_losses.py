@@ -32,6 +32,68 @@ def test_a_member_counts_as_lost_if_its_worker_registers_again(job):
     assert job.workers() == ["a"]
 
 
+def test_the_lost_holder_of_the_state_is_awaited_if_the_others_have_none(job):
+    """Its lease expired, but it lives: without it the joiner would begin at step 0."""
+    job.target = Target(min=1, max=2, desired=2)
+    job.train("a")
+    job.join("b")
+    job.run()
+    lost = job.seen("a")
+    job.die("a")
+    job.pass_time(1.0)
+    job.run()
+    assert "a may return" in job.decide().what_for
+    job.members[lost.id] = lost
+    job.run()
+    assert job.workers() == ["a", "b"]
+
+
+def test_the_others_begin_without_the_state_if_no_holder_returns_in_time(job):
+    job.train("a")
+    job.join("b")
+    job.die("a")
+    job.run()
+    job.pass_time(max(job.timing.holder, job.timing.settle))
+    job.run()
+    assert job.workers() == ["b"]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_all_stop_before_new_members_begin_if_nobody_stays(job, broken):
+    """Otherwise the joiner would begin at step 0 while the member with the state still trains."""
+    job.target = Target(min=1, max=1, desired=1)
+    job.train("a")
+    job.join("b")
+    job.target = Target(min=1, max=1, desired=1, leaving=("a",))
+    if broken:
+        job.fail("a")
+    job.run()
+    assert (job.workers(), job.base.reason) == ([], "Stop")
+    if not broken:
+        assert isinstance(job.run(), Wait)
+        job.adopt()
+    job.run()
+    assert (job.workers(), job.base.reason) == (["b"], "Start")
+
+
+@pytest.mark.parametrize("end", ["left", "dead", "anew"])
+def test_no_lost_holder_is_awaited_if_it_cannot_return(job, end):
+    job.target = Target(min=1, max=2, desired=2)
+    job.train("a")
+    job.join("b")
+    job.run()
+    if end == "left":
+        job.set("a", phase=Phase.LEAVING)
+    if end == "dead":
+        job.suspects.add("a")
+    else:
+        job.die("a")
+    if end == "anew":
+        job.join("a", ready=False)
+    job.run()
+    assert job.workers() == ["b"]
+
+
 def test_survivors_wait_if_they_are_too_few(job):
     job.target = Target(min=2, max=2, desired=2)
     job.train("a", "b")

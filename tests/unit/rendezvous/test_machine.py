@@ -106,6 +106,39 @@ def test_a_lost_member_ends_its_generation_if_etcd_has_lost_all_records_of_it_me
     assert Generation.decode(dict(todo.transaction.puts)[KEYS.generation]).ended == (1,)
 
 
+@pytest.fixture
+def wiped(machine):
+    """The machine when etcd has come back without its data."""
+    gone = (KEYS.target, KEYS.generation, KEYS.roster(1), KEYS.member("a.1"), KEYS.member("b.1"))
+    machine.take(Batch(tuple(Delete(key, 2) for key in gone), 2, snapshot=True, ranges=everything(KEYS)), OWN, 20.0)
+    machine.look(OWN, frozenset(), frozenset(), 0.0, 20.0)
+    return machine
+
+
+def test_the_newest_generation_is_written_again_if_etcd_has_lost_its_data(wiped):
+    """Otherwise new members would form one of the same number, or begin at step 0 beside those that train."""
+    todo = wiped.next(OWN, 1, 20.0)
+    assert todo is not None and todo.transaction is not None
+    assert todo.transaction.unchanged == ((KEYS.generation, 0),)
+    assert Generation.decode(dict(todo.transaction.puts)[KEYS.generation]) == placed("a.1", "b.1")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_no_generation_is_written_again_if_etcd_has_it_or_a_newer_one(wiped, number):
+    newer = placed("a.1", "b.1").model_copy(update={"number": number})
+    wiped.take(Batch((Put(KeyValue(KEYS.generation, newer.encode(), 3, 3, lease=0)),), 3), OWN, 20.0)
+    wiped.look(OWN, frozenset(), frozenset(), 0.0, 20.0)
+    todo = wiped.next(OWN, 1, 20.0)
+    assert todo is not None and (todo.transaction is None or KEYS.generation not in dict(todo.transaction.puts))
+
+
+def test_no_generation_is_written_again_if_the_jobs_records_were_deleted(machine):
+    machine.take(Batch((Delete(KEYS.generation, 10),), 10), OWN, 20.0)
+    machine.look(OWN, frozenset(), frozenset(), 0.0, 20.0)
+    todo = machine.next(OWN, 1, 20.0)
+    assert todo is not None and (todo.transaction is None or KEYS.generation not in dict(todo.transaction.puts))
+
+
 @pytest.mark.parametrize(
     "key, record",
     [

@@ -202,7 +202,7 @@ def main() -> int:
             return run_first(command, os.environ)
         case ["--shell", host, *command]:
             return shell(host, command, os.environ)
-    command = command_of(arguments, "mpi")
+    command = command_of(arguments, "contrib.mpi")
     slots = int(os.environ.get("ELASTRAIN_MPI_SLOTS") or "1")
     with tempfile.TemporaryDirectory(prefix="elastrain-mpi-") as directory:
         return Keeper(start_of(command, Path(directory), slots)).keep(os.environ)

@@ -29,7 +29,7 @@ from elastrain.api.records import Generation, GenerationMember
 from elastrain.tether import tethered
 
 if TYPE_CHECKING:
-    from elastrain.elastic.membership.link import AgentLink
+    from elastrain.elastic.membership.link import AgentLink, MessageFailed
 
 log = structlog.get_logger(__name__)
 
@@ -91,17 +91,7 @@ class Keeper:
 
         Raises ``RuntimeError`` if no agent started this process, or if its messages cannot be read.
         """
-        from elastrain.elastic.membership.link import (
-            AgentLink,  # imports torch, which the helpers of mpirun do not need
-        )
-
-        path = environ.get(names.ENV_AGENT_SOCKET)
-        if not path:
-            raise RuntimeError(
-                f"${names.ENV_AGENT_SOCKET} is not set, so no agent started this process. "
-                "Run it by 'elastrain run job.yaml', or on a cluster by 'kubectl apply -f job.yaml'."
-            )
-        link = AgentLink(path, 0, self.inbox.put)
+        link = link_to_agent(environ, self.inbox.put)
         link.start()
         link.send(Ready(store_port=free_port(link.welcome.address)))
         try:
@@ -167,15 +157,37 @@ class Keeper:
     def _stop(self) -> None:
         """End the program and all its children; does nothing if there is none."""
         program, self._program, self._world = self._program, None, None
-        if program is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(program.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            program.wait(STOP_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(program.pid, signal.SIGKILL)
-        program.wait()
+        if program is not None:
+            end(program)
+
+
+def link_to_agent(
+    environ: Mapping[str, str], deliver: Callable[[AgentMessage | MessageFailed | None], None]
+) -> AgentLink:
+    """This process's connection to its agent, as the worker's only rank; not started.
+
+    Raises ``RuntimeError`` if no agent started this process.
+    """
+    from elastrain.elastic.membership.link import AgentLink  # imports torch, which the helpers of mpirun do not need
+
+    path = environ.get(names.ENV_AGENT_SOCKET)
+    if not path:
+        raise RuntimeError(
+            f"${names.ENV_AGENT_SOCKET} is not set, so no agent started this process. "
+            "Run it by 'elastrain run job.yaml', or on a cluster by 'kubectl apply -f job.yaml'."
+        )
+    return AgentLink(path, 0, deliver)
+
+
+def end(program: subprocess.Popen[bytes]) -> None:
+    """End a program that leads a process group, and its group: by SIGTERM and, after ``STOP_SECONDS``, SIGKILL."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        program.wait(STOP_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGKILL)
+    program.wait()
 
 
 def free_port(address: str) -> int:
@@ -202,14 +214,14 @@ def command_of(arguments: Sequence[str], module: str) -> list[str]:
     """The command in the arguments of one of these modules. Ends the process if there is none."""
     command = [*arguments[1:]] if arguments[:1] == ["--"] else [*arguments]
     if not command:
-        sys.stderr.write(f"usage: python -m elastrain.integrations.{module} [--] CMD...\n")
+        sys.stderr.write(f"usage: python -m elastrain.{module} [--] CMD...\n")
         sys.exit(names.EXIT_USAGE)
     return command
 
 
 def main() -> int:
     """Run a program of one process per member that reads torch's environment."""
-    command = command_of(sys.argv[1:], "restart")
+    command = command_of(sys.argv[1:], "contrib.restart")
     return Keeper(lambda world: (command, of_torch(world))).keep(os.environ)
 
 

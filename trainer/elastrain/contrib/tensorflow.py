@@ -26,7 +26,7 @@ def of_tensorflow(world: World) -> dict[str, str]:
 
 def main() -> int:
     """Run CMD with ``TF_CONFIG`` for each generation; returns the exit code."""
-    command = command_of(sys.argv[1:], "tensorflow")
+    command = command_of(sys.argv[1:], "contrib.tensorflow")
     return Keeper(lambda world: (command, of_tensorflow(world))).keep(os.environ)
 
 

@@ -1,7 +1,9 @@
 """The audit log: the samples that each rank trained on, step by step, and a judge that needs only these logs.
 
 Each rank appends JSON lines to a file of its own in ``$ELASTRAIN_AUDIT_DIR``. The first line of a run of steps
-describes the order of the data, so that the judge can compute the expected samples. Every further line is one step:
+describes the order of the data, so that the judge can compute the expected samples. With a sampler, each line has the
+whole global batch instead: the judge then proves that every position of an epoch was consumed exactly once, and that
+all ranks had the same batch. Every further line is one step:
 
 ``commit``
     this rank's optimizer applied the step.
@@ -18,7 +20,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -39,11 +41,16 @@ class Line:
     pid: int
     indices: tuple[int, ...]
     share: Share
+    batch: tuple[int, ...] | None = None
+    """The global batch, if a sampler made it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of the judge. ``ok``: every sample of every complete epoch was consumed exactly once."""
+    """The result of the judge. ``ok``: every sample of every complete epoch was consumed exactly once.
+
+    With a sampler: as often as the sampler has it in the epoch.
+    """
 
     steps: int
     """Distinct committed steps."""
@@ -88,11 +95,14 @@ class AuditLog:
         share: Share,
     ) -> None:
         """Append one step. ``place``: of this rank in the generation that computed it. Others: as of :class:`Line`."""
+        sampled = order.steps_per_epoch if order.sampled else None
         if order != self._order:
             self._order = order
-            self._file.write(json.dumps({"kind": "order", **asdict(order)}) + "\n")
+            described = {f.name: getattr(order, f.name) for f in fields(order) if f.compare}
+            self._file.write(json.dumps({"kind": "order", **described, "sampled": sampled}) + "\n")
         generation, rank, world = place
-        line = Line(kind, step, generation, rank, world, self._worker, self._pid, indices, share)
+        batch = None if sampled is None else tuple(order.batch(step))
+        line = Line(kind, step, generation, rank, world, self._worker, self._pid, indices, share, batch)
         self._file.write(json.dumps(asdict(line)) + "\n")
 
     def close(self) -> None:
@@ -106,22 +116,39 @@ def verify(directory: Path) -> Verdict:
     torn last line of a killed rank is skipped.
     """
     files = sorted(directory.glob("*.jsonl"))
-    orders: set[Order] = set()
+    orders: set[tuple[Order, int | None]] = set()
     lines: list[Line] = []
     for file in files:
         for raw in _records(file):
             if raw["kind"] == "order":
-                orders.add(Order(**{k: v for k, v in raw.items() if k != "kind"}))
+                orders.add((Order(**{k: v for k, v in raw.items() if k not in ("kind", "sampled")}), raw["sampled"]))
             else:
-                share = raw.get("share", (raw["rank"], raw["world_size"]))
-                lines.append(Line(**{**raw, "indices": tuple(raw["indices"]), "share": Share(*share)}))
+                batch = None if raw["batch"] is None else tuple(raw["batch"])
+                values = {"indices": tuple(raw["indices"]), "share": Share(*raw["share"]), "batch": batch}
+                lines.append(Line(**{**raw, **values}))
     if not lines:
         raise ValueError(f"{directory}: no audit lines in {len(files)} *.jsonl files; is $ELASTRAIN_AUDIT_DIR set?")
     if len(orders) != 1:
         raise ValueError(
             f"{directory}: logs of {len(orders)} different data orders; give each job a directory of its own"
         )
-    return judge(lines, orders.pop())
+    order, sampled = orders.pop()
+    return judge(lines, order if sampled is None else replace(order, batch_sampler=_Logged(lines, order, sampled)))
+
+
+class _Logged:
+    """The batches that a sampler made, from the logs."""
+
+    def __init__(self, lines: Iterable[Line], order: Order, steps_per_epoch: int) -> None:
+        self._batches = {line.step: line.batch for line in lines}
+        self.batch_size, self.samples = order.global_batch_size, order.length or 0
+        self._steps_per_epoch = steps_per_epoch
+
+    def __len__(self) -> int:
+        return self._steps_per_epoch
+
+    def batch(self, epoch: int, number: int) -> tuple[int, ...]:
+        return self._batches[epoch * self._steps_per_epoch + number] or ()
 
 
 def judge(lines: Iterable[Line], order: Order) -> Verdict:
@@ -134,28 +161,40 @@ def judge(lines: Iterable[Line], order: Order) -> Verdict:
     problems: list[str] = []
     redone = 0
     consumed: dict[int, Counter[int]] = defaultdict(Counter)
+    expected: dict[int, Counter[int]] = defaultdict(Counter)
+    """Of an order by a sampler: what it has for the steps that were logged."""
     for step, of_step in sorted(by_step.items()):
         committed = {line.generation for line in of_step if line.kind == "commit"}
         if not committed:
             problems.append(f"step {step}: adopted from a peer, but no rank committed it")
             continue
+        if len({line.batch for line in of_step}) > 1:
+            problems.append(f"step {step}: the sampler made different batches on the ranks")
         redone += len(committed) - 1
         last = max(committed)
         samples, found = _step_samples(step, [x for x in of_step if x.generation == last], order)
         problems += found
         consumed[step // order.steps_per_epoch].update(samples)
+        if order.sampled:
+            expected[step // order.steps_per_epoch].update(order.batch(step))
     first, final = min(by_step), max(by_step)
     problems += [f"step {s}: committed by no rank" for s in range(first, final) if s not in by_step]
     complete = [
         e for e in consumed if first <= e * order.steps_per_epoch and (e + 1) * order.steps_per_epoch <= final + 1
     ]
-    per_epoch = order.samples_before(order.steps_per_epoch)
+    if not order.sampled:  # every sample once
+        all_samples = order.samples_before(order.steps_per_epoch)
+        lost = sum(max(0, all_samples - len(consumed[e])) for e in complete)
+        repeated = sum(n - 1 for c in consumed.values() for n in c.values())
+    else:
+        lost = sum((expected[e] - consumed[e]).total() for e in complete)
+        repeated = sum((c - expected[e]).total() for e, c in consumed.items())
     return Verdict(
         steps=len(by_step),
         epochs=len(complete),
         samples=sum(c.total() for c in consumed.values()),
-        lost=sum(max(0, per_epoch - len(consumed[e])) for e in complete),
-        repeated=sum(n - 1 for c in consumed.values() for n in c.values()),
+        lost=lost,
+        repeated=repeated,
         redone=redone,
         problems=tuple(problems[:20]),
         pids={worker: tuple(sorted(p)) for worker, p in sorted(pids.items())},

@@ -64,7 +64,7 @@ class Fetcher(Dataset[Any]):
         in_worker = get_worker_info() is not None
         newest = self._newest.numpy()  # the same memory, ten times as fast to read
 
-        def still_newest(_index: int) -> bool:
+        def still_newest(_offset: int) -> bool:
             return bool(newest[0] == task.ticket)
 
         needed = still_newest if in_worker else _always  # the position does not move while the training process loads
@@ -75,9 +75,9 @@ class Fetcher(Dataset[Any]):
             return self._keyed(task, needed, self._randomness)
 
     def _keyed(self, task: Task, needed: Callable[[int], bool], randomness: Randomness) -> Any:
-        def seeded(index: int) -> bool:
-            randomness.seed_sample(task.epoch, index)
-            return needed(index)
+        def seeded(offset: int) -> bool:
+            randomness.seed_sample(task.position + offset)
+            return needed(offset)
 
         if not self._samples_draw:
             with self._probe as probe:
@@ -95,21 +95,22 @@ class Fetcher(Dataset[Any]):
         return None if samples is None else self._collate(samples)
 
     def _load(self, task: Task, before: Callable[[int], bool], *, one_by_one: bool = False) -> list[Any] | None:
+        """The samples; None as soon as ``before(offset)``, called before each with its place in the task, is false."""
         if self._stream is not None:
             return self._stream.read(task.epoch, task.indices, before)
         if not one_by_one and hasattr(self._dataset, "__getitems__"):
-            return list(self._dataset.__getitems__(list(task.indices))) if before(task.indices[0]) else None
+            return list(self._dataset.__getitems__(list(task.indices))) if before(0) else None
         if before is _always:
             return [self._dataset[index] for index in task.indices]
         samples = []
-        for index in task.indices:
-            if not before(index):
+        for offset, index in enumerate(task.indices):
+            if not before(offset):
                 return None
             samples.append(self._dataset[index])
         return samples
 
 
-def _always(_index: int) -> bool:
+def _always(_offset: int) -> bool:
     return True
 
 

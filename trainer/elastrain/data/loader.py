@@ -38,14 +38,14 @@ class ElasticLoader:
         """``keyed``: random numbers by position (:mod:`elastrain.data.rng`). ``loader_options``: ``pin_memory``,
         ``prefetch_factor``, ``timeout``, ``multiprocessing_context`` of torch's ``DataLoader``.
         """
-        self.order = order
+        self.dataset, self.order, self.collate_fn = dataset, order, collate_fn or default_collate
         self.randomness = Randomness(order) if keyed else None
         newest = torch.zeros(1, dtype=torch.int64)
         if num_workers:
             newest.share_memory_()
         self._cursor = Cursor(order, newest)
-        self._loader = DataLoader(
-            Fetcher(dataset, collate_fn or default_collate, self.randomness, newest),
+        self.torch_loader = DataLoader(
+            Fetcher(dataset, self.collate_fn, self.randomness, newest),
             sampler=self._cursor,
             batch_size=None,
             num_workers=num_workers,
@@ -58,6 +58,12 @@ class ElasticLoader:
         )
         self._batches: Iterator[tuple[int, Any]] | None = None
 
+    def __len__(self) -> int:
+        """Steps of an epoch. Raises ``TypeError`` for an endless stream."""
+        if self.order.length is None:
+            raise TypeError("an endless stream has no length")
+        return self.order.steps_per_epoch
+
     def begin(self, step: int, share: Share) -> tuple[Slice, ...]:
         """The micro-batches of ``share`` in ``step`` (from 0); :meth:`load` then loads them one by one."""
         return self._cursor.begin(step, share)
@@ -68,7 +74,7 @@ class ElasticLoader:
         Raises the errors of the data set, and torch's ``RuntimeError`` if a worker process has died.
         """
         if self._batches is None:
-            self._batches = iter(self._loader)
+            self._batches = iter(self.torch_loader)
         ticket, data = next(self._batches)
         while ticket != self._cursor.ticket:
             ticket, data = next(self._batches)

@@ -1,19 +1,21 @@
 """The order of the data: a pure function of the step, independent of earlier world sizes.
 
 Step ``s`` is batch ``s mod b`` of epoch ``s div b``, with ``b`` batches per epoch. An epoch is a permutation of the
-data set, drawn from (seed, epoch) only. A global batch is a run of it, a rank's part is a run of the global batch, and
-a micro-batch is a run of the part. A step can therefore be cut for any world size at any time, without the history of a
-sampler.
+data set, keyed by (seed, epoch), or what a sampler says for (epoch, position). A global batch is a run of it, a rank's
+part is a run of the global batch, and a micro-batch is a run of the part. A step can therefore be cut for any world
+size at any time, without the history of a sampler, and a rank computes the indices of its own part only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
+
+from elastrain.data.permutation import permutation
+from elastrain.data.samplers import BatchSampler, Sampler, as_indices
 
 ENDLESS = 2**62
 """Steps per epoch of an endless stream: it never leaves epoch 0."""
@@ -43,14 +45,30 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
+class _Batch:
+    """One global batch."""
+
+    epoch: int
+    size: int
+    indices: Callable[[int, int], Sequence[int]]
+    """``indices(start, stop)``: of the samples at these positions in the batch."""
+
+    def slice(self, start: int, stop: int) -> Slice:
+        indices = tuple(self.indices(start, stop)) if start < stop else ()
+        fetch = indices or tuple(self.indices(0, 1))
+        return Slice(indices=indices, fetch=fetch, weight=len(indices) / self.size, epoch=self.epoch, start=start)
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
-    """The order of a data set of ``length`` samples (None: an endless stream) in batches of ``global_batch_size``.
+    """The order of epochs of ``length`` samples (None: an endless stream) in batches of ``global_batch_size``.
 
     Raises ``ValueError`` naming the argument that is out of range.
     """
 
     length: int | None
     global_batch_size: int
+    """With a batch sampler: samples of the largest batch."""
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
@@ -61,6 +79,15 @@ class Order:
     micro_batches: int | None = None
     """Number of logical micro-batches of every global batch, at any world size. A rank's part is a run of whole ones.
     None: the batch is cut by samples."""
+    sampler: Sampler | None = field(default=None, compare=False)
+    """Says which samples an epoch has; None: all samples of the data set."""
+    batch_sampler: BatchSampler | None = field(default=None, compare=False)
+    """Says which samples each global batch has."""
+
+    @property
+    def in_micro_batches(self) -> bool:
+        """Whether a rank's part of a batch is cut further."""
+        return self.micro_batches is not None or self.micro_batch_size is not None
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
@@ -82,74 +109,105 @@ class Order:
     @property
     def steps_per_epoch(self) -> int:
         """Batches per epoch; :data:`ENDLESS` for an endless stream."""
+        if self.batch_sampler is not None:
+            return len(self.batch_sampler)
         if self.length is None:
             return ENDLESS
         full, rest = divmod(self.length, self.global_batch_size)
         return full + (1 if rest and not self.drop_last else 0)
 
+    @property
+    def sampled(self) -> bool:
+        """Whether a sampler determines the samples of an epoch, which can then lack some and repeat others."""
+        return self.sampler is not None or self.batch_sampler is not None
+
     def batch(self, step: int) -> Sequence[int]:
-        """Data set indices of the global batch of ``step`` (from 0), in order."""
-        epoch, k = divmod(step, self.steps_per_epoch)
-        start, stop = k * self.global_batch_size, (k + 1) * self.global_batch_size
-        if self.length is None:
-            return range(start, stop)
-        if not self.shuffle:
-            return range(start, min(stop, self.length))
-        run: list[int] = _permutation(self.length, self.seed, epoch)[start:stop].tolist()
-        return run
+        """Data set indices of the global batch of ``step`` (from 0), in order. Raises as :meth:`slice`."""
+        batch = self._batch(step)
+        return batch.indices(0, batch.size)
 
     def slice(self, step: int, part: int, parts: int) -> Slice:
         """Part ``part`` of ``step``'s batch, cut into ``parts``.
 
-        Lengths of the parts differ by at most one sample (with ``micro_batches``, by at most one micro-batch).
+        Lengths of the parts differ by at most one sample (with ``micro_batches``, by at most one micro-batch). Raises
+        ``TypeError`` or ``ValueError`` naming a sampler that breaks its contract.
         """
-        batch = self.batch(step)
-        if self.micro_batches is None:
-            return self._slice(step, batch, *run_of(len(batch), parts, part))
-        leaves = min(self.micro_batches, len(batch))
-        first, stop = run_of(leaves, parts, part)
-        cut = self._slice(step, batch, _bound(len(batch), leaves, first), _bound(len(batch), leaves, stop))
-        return replace(cut, leaf=first, leaves=leaves)
+        return self._slice(self._batch(step), part, parts)
 
     def micro_slices(self, step: int, part: int, parts: int) -> tuple[Slice, ...]:
-        """The micro-batches of a part, in order.
+        """The micro-batches of a part, in order. Raises as :meth:`slice`.
 
         At least one: an empty part has one stand-in of weight 0.
         """
-        whole = self.slice(step, part, parts)
+        batch = self._batch(step)
+        whole = self._slice(batch, part, parts)
         if not whole.indices or (self.micro_batches is None and self.micro_batch_size is None):
             return (whole,)
-        batch = self.batch(step)
         if self.micro_batch_size is not None:
             end = whole.start + len(whole.indices)
             bounds = [*range(whole.start, end, self.micro_batch_size), end]
-            return tuple(self._slice(step, batch, a, b) for a, b in pairwise(bounds))
+            return tuple(_run(whole, a, b, batch.size) for a, b in pairwise(bounds))
         first, stop = run_of(whole.leaves, parts, part)
-        cut = ((leaf, _bound(len(batch), whole.leaves, leaf)) for leaf in range(first, stop + 1))
-        return tuple(
-            replace(self._slice(step, batch, a, b), leaf=leaf, leaves=whole.leaves)
-            for (leaf, a), (_, b) in pairwise(cut)
-        )
+        cut = ((leaf, _bound(batch.size, whole.leaves, leaf)) for leaf in range(first, stop + 1))
+        return tuple(replace(_run(whole, a, b, batch.size), leaf=leaf) for (leaf, a), (_, b) in pairwise(cut))
 
     def samples_before(self, step: int) -> int:
-        """Samples consumed by all steps before ``step``, over all epochs."""
+        """Samples consumed by all steps before ``step``, over all epochs.
+
+        Within an epoch of a batch sampler, whose batches differ in size, it is in proportion to the steps.
+        """
         epochs, k = divmod(step, self.steps_per_epoch)
         if self.length is None:
             return k * self.global_batch_size
+        if self.batch_sampler is not None:
+            return epochs * self.length + self.length * k // len(self.batch_sampler)
         per_epoch = self.length
         if self.drop_last:
             per_epoch -= self.length % self.global_batch_size
         return epochs * per_epoch + min(k * self.global_batch_size, per_epoch)
 
-    def _slice(self, step: int, batch: Sequence[int], start: int, stop: int) -> Slice:
-        indices = tuple(batch[start:stop])
-        return Slice(
-            indices=indices,
-            fetch=indices or (batch[0],),
-            weight=len(indices) / len(batch),
-            epoch=step // self.steps_per_epoch,
-            start=start,
-        )
+    def _batch(self, step: int) -> _Batch:
+        epoch, k = divmod(step, self.steps_per_epoch)
+        if self.batch_sampler is not None:
+            found = as_indices(self.batch_sampler.batch(epoch, k), self.batch_sampler)
+            if not 1 <= len(found) <= self.global_batch_size:
+                raise ValueError(
+                    f"batch_sampler: {type(self.batch_sampler).__name__}.batch({epoch}, {k}) has {len(found)} samples, "
+                    f"must have 1 to {self.global_batch_size}, its batch_size"
+                )
+            return _Batch(epoch, len(found), lambda start, stop: found[start:stop])
+        first = k * self.global_batch_size
+        size = self.global_batch_size if self.length is None else min(self.global_batch_size, self.length - first)
+        return _Batch(epoch, size, lambda start, stop: self._indices(epoch, first + start, first + stop))
+
+    def _indices(self, epoch: int, start: int, stop: int) -> Sequence[int]:
+        """The samples at positions ``start`` to ``stop`` of ``epoch``."""
+        if self.sampler is not None:
+            found = as_indices(self.sampler.indices(epoch, start, stop), self.sampler)
+            if len(found) != stop - start:
+                raise ValueError(
+                    f"sampler: {type(self.sampler).__name__}.indices({epoch}, {start}, {stop}) has {len(found)} "
+                    f"indices, must have {stop - start}"
+                )
+            return found
+        if not self.shuffle or self.length is None:
+            return range(start, stop)
+        run: list[int] = permutation(self.length, self.seed, "order", epoch, 0)(np.arange(start, stop)).tolist()
+        return run
+
+    def _slice(self, batch: _Batch, part: int, parts: int) -> Slice:
+        if self.micro_batches is None:
+            return batch.slice(*run_of(batch.size, parts, part))
+        leaves = min(self.micro_batches, batch.size)
+        first, stop = run_of(leaves, parts, part)
+        cut = batch.slice(_bound(batch.size, leaves, first), _bound(batch.size, leaves, stop))
+        return replace(cut, leaf=first, leaves=leaves)
+
+
+def _run(whole: Slice, start: int, stop: int, size: int) -> Slice:
+    """The samples ``start`` to ``stop`` of a batch of ``size``, of which ``whole`` has them."""
+    indices = whole.indices[start - whole.start : stop - whole.start]
+    return replace(whole, indices=indices, fetch=indices, weight=len(indices) / size, start=start)
 
 
 def run_of(total: int, parts: int, index: int) -> tuple[int, int]:
@@ -160,11 +218,3 @@ def run_of(total: int, parts: int, index: int) -> tuple[int, int]:
 def _bound(total: int, parts: int, index: int) -> int:
     base, longer = divmod(total, parts)
     return index * base + min(index, longer)
-
-
-@lru_cache(maxsize=2)
-def _permutation(length: int, seed: int, epoch: int) -> np.ndarray:
-    """The epoch's permutation. Philox is counter-based: (seed, epoch) is its whole state, on every machine."""
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed & (2**64 - 1), epoch], np.uint64)))
-    permutation: np.ndarray = generator.permutation(length)
-    return permutation

@@ -5,7 +5,7 @@ each micro-batch and before each sample of a data set that draws. The key is a f
 
 - for a micro-batch, the position of its first sample in the whole sequence of steps (one key for its loop body, and
   another one for collating it);
-- for a sample, epoch and index.
+- for a sample, its position in that sequence, so that a sample drawn twice in an epoch is augmented in two ways.
 
 A repeated step therefore sees the same numbers, and a sample is augmented alike on every worker and rank. Outside, the
 user's own streams continue as if nothing had been drawn.
@@ -156,9 +156,9 @@ class Randomness:
         """Seed for the loop body on micro-batch ``part`` of ``step``."""
         seed_all(self._steps(step * self._order.global_batch_size + part.start))
 
-    def seed_sample(self, epoch: int, index: int) -> None:
-        """Seed for loading sample ``index`` in ``epoch``."""
-        seed_all(self._samples(epoch * (self._order.length or 0) + index))
+    def seed_sample(self, position: int) -> None:
+        """Seed for loading the sample at ``position`` in the sequence of steps."""
+        seed_all(self._samples(position))
 
     def seed_collate(self, position: int) -> None:
         """Seed for collating the micro-batch whose first sample is at ``position`` in the sequence of steps."""

@@ -82,8 +82,8 @@ class StreamReader:
     def read(self, epoch: int, positions: tuple[int, ...], before: Callable[[int], bool]) -> list[Any] | None:
         """The samples at ``positions``, which are consecutive.
 
-        Calls ``before(position)`` before each sample, and returns None as soon as it is false. Raises
-        :class:`StreamEnded`.
+        Calls ``before(offset)`` before each sample that is read, with its distance from the first of them (negative for
+        one that is skipped), and returns None as soon as it is false. Raises :class:`StreamEnded`.
         """
         start = positions[0]
         gap = start - self._at
@@ -92,7 +92,7 @@ class StreamReader:
             self._epoch, self._at = epoch, start
         samples = []
         while self._at <= positions[-1]:
-            if not before(self._at):
+            if not before(self._at - start):
                 return None
             try:
                 sample = next(self._iterator)

@@ -31,11 +31,20 @@ class Phase(StrEnum):
     PARTIAL = "between a step's backwards", "with several micro-batches: from the first `job.backward()` to the last"
     COMMITTED = (
         "committed",
-        "the rest of the loop body after the last `job.backward()`, and `job.on_commit()` callbacks",
+        "the rest of the loop body after a step's last or only `job.backward()`, up to a further one that fails; "
+        "`job.on_commit()` callbacks",
     )
     LEARNING = "committed, while the state arrives", "the same in a joiner of which a part of the state is missing"
-    DISCARDED = "discarded", "the same in a step that lost a worker; the step runs again"
+    DISCARDED = (
+        "discarded",
+        "the rest of the loop body after a `job.backward()` in which a worker was lost; the step runs again",
+    )
+    PAUSE = "in a pause of the loop", "`job.every()` callbacks, between two steps"
     BETWEEN = "after a loop", "between two loops, and after the last"
+    PASSED = (
+        "after a loop that was over before",
+        "the same in a process that has joined later: it runs alone, `job.rank` is -1, and nothing of it counts",
+    )
     LEAVING = "after Drained", "`finally` blocks of a worker that leaves, and scripts that catch `Drained`"
 
 
@@ -47,12 +56,14 @@ class Call(StrEnum):
     """A call of the script. The value is its name in the docs."""
 
     STEPS = "job.steps()"
-    SET_UP = "job.wrap(), job.track()"
+    SET_UP = "job.wrap(), job.track(), job.every()"
     BACKWARD = "job.backward()"
+    CLOSURE = "step(closure) of tracked optimizers"
     CLIP = "job.clip_grad_norm_()"
     UPDATE = "step() of tracked objects, unscale_() and update() of scalers, updates of averages"
     REPEATED_GROUP = "add_param_group() of tracked optimizers, with the parameters of a group that they have"
     STOP = "job.stop()"
+    MEET = "job.all_reduce(), job.all_gather_object(), job.evaluate()"
 
 
 class Effect(StrEnum):
@@ -81,26 +92,47 @@ def _raises(way_out: str) -> Rule:
 
 _IN_BODY_ONLY = _raises("call it once for each batch that 'for batch in job.steps(...)' yields")
 _TWICE = _raises("it was called for this batch already; add the losses up and call it once")
+_WHOLE_BATCH = _raises("it needs the whole batch at once: leave micro_batch_size and micro_batches out")
 _TOO_EARLY = _raises(
     "it would act on the gradients of the step before: move it behind job.backward(), or give it to job.on_commit()"
 )
 _NO_GRADIENTS = _raises("there are gradients only in a loop body, between job.backward() and the optimizer's step()")
 _NESTED = _raises("a loop body runs already; loops may follow each other, not contain each other")
 _LATE_SET_UP = _raises("call it before the loop: in a loop body it would run once more in the warm-up of each process")
+_NO_PEERS = _raises("it needs the other ranks, which this one meets in its first loop: call it after that")
+_NO_MEETING = _raises(
+    "other ranks may have to repeat this step: call it after the loop, or in a function given to job.every(), which "
+    "pauses the loop after each n-th step"
+)
 
 RULES: Mapping[Call, Mapping[Phase, Rule]] = {
-    Call.STEPS: {phase: _NESTED if phase in BODY else _ACTS for phase in Phase},
-    Call.SET_UP: {phase: _LATE_SET_UP if phase in BODY else _ACTS for phase in Phase},
+    Call.STEPS: {phase: _NESTED if phase in (*BODY, Phase.PAUSE) else _ACTS for phase in Phase},
+    Call.SET_UP: {phase: _LATE_SET_UP if phase in (*BODY, Phase.PAUSE) else _ACTS for phase in Phase},
     Call.BACKWARD: {
         Phase.SETUP: _IN_BODY_ONLY,
         Phase.FRESH: _ACTS,
-        Phase.WARM_UP: _TWICE,
+        Phase.WARM_UP: _ACTS,
         Phase.PARTIAL: _ACTS,
-        Phase.COMMITTED: _TWICE,
+        Phase.COMMITTED: _ACTS,
         Phase.LEARNING: _TWICE,
-        Phase.DISCARDED: _TWICE,
+        Phase.DISCARDED: _SKIPPED,
+        Phase.PAUSE: _IN_BODY_ONLY,
         Phase.BETWEEN: _IN_BODY_ONLY,
+        Phase.PASSED: _IN_BODY_ONLY,
         Phase.LEAVING: _IN_BODY_ONLY,
+    },
+    Call.CLOSURE: {
+        Phase.SETUP: _ACTS,
+        Phase.FRESH: _ACTS,
+        Phase.WARM_UP: _SKIPPED,
+        Phase.PARTIAL: _WHOLE_BATCH,
+        Phase.COMMITTED: _ACTS,
+        Phase.LEARNING: _TWICE,
+        Phase.DISCARDED: _SKIPPED,
+        Phase.PAUSE: _ACTS,
+        Phase.BETWEEN: _ACTS,
+        Phase.PASSED: _ACTS,
+        Phase.LEAVING: _SKIPPED,
     },
     Call.CLIP: {
         Phase.SETUP: _NO_GRADIENTS,
@@ -110,7 +142,9 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
         Phase.COMMITTED: _ACTS,
         Phase.LEARNING: _ACTS,
         Phase.DISCARDED: _ACTS,
+        Phase.PAUSE: _NO_GRADIENTS,
         Phase.BETWEEN: _NO_GRADIENTS,
+        Phase.PASSED: _NO_GRADIENTS,
         Phase.LEAVING: _NO_GRADIENTS,
     },
     Call.UPDATE: {
@@ -121,11 +155,16 @@ RULES: Mapping[Call, Mapping[Phase, Rule]] = {
         Phase.COMMITTED: _ACTS,
         Phase.LEARNING: _ACTS,
         Phase.DISCARDED: _SKIPPED,
+        Phase.PAUSE: _ACTS,
         Phase.BETWEEN: _ACTS,
+        Phase.PASSED: _ACTS,
         Phase.LEAVING: _SKIPPED,
     },
     Call.REPEATED_GROUP: {phase: _SKIPPED if phase in BODY else _ACTS for phase in Phase},
-    Call.STOP: {phase: _SKIPPED if phase is Phase.LEARNING else _ACTS for phase in Phase},
+    Call.STOP: {phase: _SKIPPED if phase in (Phase.LEARNING, Phase.PASSED) else _ACTS for phase in Phase},
+    Call.MEET: {
+        phase: _NO_PEERS if phase is Phase.SETUP else _NO_MEETING if phase in BODY else _ACTS for phase in Phase
+    },
 }
 """What each call does in each phase; complete."""
 

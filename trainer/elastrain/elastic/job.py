@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -18,11 +19,13 @@ from torch import nn
 from elastrain.api import names
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
-from elastrain.data.order import Order
-from elastrain.data.stream import ElasticIterable, length_of
+from elastrain.data.options import order_of
+from elastrain.elastic import reduction
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.backend import device_of_rank
+from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.contract import BODY, Call, Phase
+from elastrain.elastic.evaluation import Batches, Evaluation
 from elastrain.elastic.loop import Drained, Loop
 from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.session import Session
@@ -75,11 +78,13 @@ class Job:
         self._session = session
         self._strategy = strategy
         self._tracked: dict[str, Stateful] = {}
+        self._wrapped = 0
+        """Models given to :meth:`wrap`."""
         settings = session.welcome.settings
         self._world = World(session, strategy, self._tracked, CheckpointKeeper(settings.checkpoint))
         self._audit = _audit_log(settings.audit_dir)
-        self._loop = Loop(session, strategy, heartbeat, self._world, self._audit)
-        self._tracker = Tracker(self._tracked, self._loop.contract)
+        self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked)
+        self._tracker = Tracker(self._tracked, self._loop.contract, self._loop.several.step_with)
 
     # -- values ------------------------------------------------------------------------------------------------------
     @property
@@ -140,23 +145,34 @@ class Job:
 
     # -- set-up ------------------------------------------------------------------------------------------------------
     def wrap(
-        self, module: nn.Module, *, optimizer: torch.optim.Optimizer | None = None, **ddp_options: Any
+        self,
+        module: nn.Module,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        name: str | None = None,
+        **ddp_options: Any,
     ) -> ElasticModule:
-        """The model to train, used in place of ``DistributedDataParallel(module, **ddp_options)``; also tracked.
+        """A model to train, used in place of ``DistributedDataParallel(module, **ddp_options)``; also tracked.
 
-        ``optimizer``: tracked, as by ``job.track(optimizer=optimizer)``. Call it once per job: put several networks
-        into one ``nn.Module``. Raises ``RuntimeError`` on a second call, ``ValueError`` for a model without parameters
-        to train, for a model that is sharded (FSDP) or in DDP already, and for options that the numerics exclude.
+        ``optimizer``: tracked, as by ``job.track(optimizer=optimizer)``. A job may have several models, each with an
+        optimizer of its own or none. ``name``: of the model in the state of the job; default: "model", then "model2"
+        and so on, in the order of the calls. Its optimizer is "optimizer", "optimizer2" …, or "<name>_optimizer".
+        Raises ``ValueError`` for a model without parameters to train, for a model that is sharded (FSDP) or in DDP
+        already, for a name that is taken, and for options that the numerics, or several models, exclude.
         """
         self._loop.contract.acts(Call.SET_UP, "job.wrap()")
-        if self._world.model is not None:
-            raise RuntimeError("job.wrap() was called twice; put several networks into one nn.Module")
         refuse_sharded(module)
-        model = self._world.model = self._strategy.wrap(module, ddp_options)
+        self._wrapped += 1
+        number = "" if self._wrapped == 1 else str(self._wrapped)
+        key, of_optimizer = (name, f"{name}_optimizer") if name else (f"model{number}", f"optimizer{number}")
+        if key in self._tracked:
+            raise ValueError(f"job.wrap(name={key!r}): an object is already tracked under this name; give another one")
+        model = self._strategy.wrap(module, ddp_options)
+        self._world.model = self._strategy.whole()
         model.in_body = lambda: self._loop.phase in BODY
-        self._tracked["model"] = module
+        self._tracked[key] = getattr(module, "_orig_mod", module)  # a compiled model is in the state by its own names
         if optimizer is not None:
-            self.track(optimizer=optimizer)
+            self.track(**{of_optimizer: optimizer})
         return model
 
     def track(self, **objects: Any) -> None:
@@ -180,9 +196,11 @@ class Job:
         self,
         dataset: Any,
         *,
-        global_batch_size: int,
+        global_batch_size: int | None = None,
         seed: int = 0,
         shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
         drop_last: bool = False,
         micro_batch_size: int | None = None,
         micro_batches: int | None = None,
@@ -193,24 +211,25 @@ class Job:
 
         ``dataset``: map-style, or an :class:`elastrain.data.ElasticIterable`. ``global_batch_size``: samples of one
         optimizer step over all ranks, at any world size. ``shuffle``: default: True for map-style data; a stream keeps
-        its own order. ``drop_last``: leave an epoch's last, smaller batch out. ``micro_batch_size``: largest number of
-        samples per loop body; the body runs once for each micro-batch, and gradients add up. ``micro_batches``: for
+        its own order. ``sampler``: an :class:`elastrain.data.Sampler`, or one of torch's. ``batch_sampler``: an
+        :class:`elastrain.data.BatchSampler`, or an iterable of batches; they are global ones and may differ in size.
+        ``drop_last``: leave an epoch's last, smaller batch out. ``micro_batch_size``: largest number of samples per
+        loop body; the body runs once for each micro-batch, and gradients add up. ``micro_batches``: for
         ``numerics="bitwise"``, the number of micro-batches of each global batch. ``randomness``: "keyed" seeds the
-        default generators by (seed, step, micro-batch) for each loop body and by (seed, epoch, index) for each sample;
+        default generators by (seed, step, micro-batch) for each loop body, and by seed and position for each sample;
         "own" leaves them alone. ``loader_options``: ``num_workers``, ``collate_fn``, ``pin_memory``,
         ``prefetch_factor``, ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` as of
         ``torch.utils.data.DataLoader``. Raises ``ValueError`` or ``TypeError`` naming the argument.
         """
-        stream = isinstance(dataset, ElasticIterable)
-        if stream and shuffle:
-            raise ValueError("job.dataloader(shuffle=True): a stream keeps its own order; shuffle inside of it")
         if randomness not in ("keyed", "own"):
             raise ValueError(f"job.dataloader(randomness={randomness!r}): must be 'keyed' or 'own'")
-        order = Order(
-            length_of(dataset),
-            global_batch_size,
+        order = order_of(
+            dataset,
+            global_batch_size=global_batch_size,
             seed=seed,
-            shuffle=not stream if shuffle is None else shuffle,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
             drop_last=drop_last,
             micro_batch_size=micro_batch_size,
             micro_batches=micro_batches,
@@ -219,23 +238,33 @@ class Job:
         return ElasticLoader(dataset, order, keyed=randomness == "keyed", **loader_options)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
-    def steps(self, loader: ElasticLoader, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
+    def steps(
+        self,
+        loader: ElasticLoader,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        several_backwards: bool = False,
+    ) -> Iterator[Any]:
         """Yield this rank's batch of every step, or its micro-batches, up to ``epochs`` or ``steps`` of the whole job.
 
         The loop body can run without committing a step in two cases: a step that was not committed is repeated, and the
-        first batch of a process is a warm-up. A later call with a higher bound continues where this one stopped. Raises
-        :class:`Drained` if this worker has to leave, ``ValueError`` for missing bounds, ``RuntimeError`` before
+        first batch of a process is a warm-up. A later call with a higher bound continues where this one stopped.
+        ``several_backwards``: the body may call :meth:`backward` several times, though it does not do so in the
+        warm-up; otherwise the warm-up shows it. Raises :class:`Drained` if this worker has to leave, ``ValueError`` for
+        missing bounds and for a tracked optimizer of parameters outside of the models, ``RuntimeError`` before
         :meth:`wrap`.
         """
         if (epochs is None) == (steps is None):
             raise ValueError("job.steps(): give either epochs=... or steps=...")
         if self._world.model is None:
             raise RuntimeError("job.steps(): call model = job.wrap(model) first")
+        self._tracker.check_parameters(self._world.model)
         if epochs is not None and loader.order.length is None:
             raise ValueError("job.steps(epochs=…): the data set has no length, so an epoch has no end; give steps=…")
         self._strategy.check(loader.order)
         total = loader.order.steps_per_epoch * epochs if epochs is not None else steps
-        yield from self._loop.run(loader, total or 0)
+        yield from self._loop.run(loader, total or 0, several_backwards=several_backwards)
 
     def epochs(self, loader: ElasticLoader, epochs: int) -> Iterator[int]:
         """``range(epochs)`` without the epochs that the job has completed before this process joined it.
@@ -249,6 +278,52 @@ class Job:
         # A state of the end of an epoch belongs into that epoch: the code after it has not run.
         yield from range(max(self._world.start() - 1, 0) // loader.order.steps_per_epoch, epochs)
 
+    def every(self, steps: int, function: Callable[[], None]) -> None:
+        """Call ``function()`` in a pause of the loop after every ``steps``-th committed step, on all ranks.
+
+        There it may evaluate, and do all that code after a loop may do; it counts as such code. Functions are called in
+        the order in which they were given. Raises ``ValueError`` for less than 1 step.
+        """
+        self._loop.every(steps, function)
+
+    # -- all ranks, between loops --------------------------------------------------------------------------------------
+    def all_reduce(self, value: Any, op: Literal["sum", "mean", "min", "max"] = "sum") -> Any:
+        """``value`` of all ranks as one, on every rank; called after a loop, or in a function of :meth:`every`.
+
+        ``value``: a number, or a dense tensor of the same shape and type on all ranks; it is not changed. Returns the
+        like; the operation is made in float64 or int64, with the same bits on all ranks. After a loss the remaining
+        ranks make the call again, with what they passed. The values of a lost rank are lost: sums over a data set that
+        must be exact belong to :meth:`evaluate`. All ranks make the same calls in the same order; otherwise the job
+        fails and names the ranks. Raises ``TypeError`` or ``ValueError`` naming the argument, and :class:`Drained`.
+        """
+        self._loop.contract.acts(Call.MEET, "job.all_reduce()")
+        mine = reduction.encode(value, op)
+        return reduction.reduce(self._loop.exchange(Kind.REDUCE, mine), value)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """``value`` of every rank, by rank: anything that can be pickled, up to 16 MiB. As :meth:`all_reduce`."""
+        self._loop.contract.acts(Call.MEET, "job.all_gather_object()")
+        rows = self._loop.exchange(Kind.GATHER, pickle.dumps(value))
+        return [pickle.loads(row) for row in rows]  # noqa: S301 - from ranks of the same job
+
+    def evaluate(self, loader: Any, fn: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
+        """Sums of what ``fn(batch)`` returns over all batches of ``loader``, each computed by one rank.
+
+        Called after a loop, or in a function of :meth:`every`. ``loader``: a ``torch.utils.data.DataLoader`` without
+        shuffling or sampler, or of :meth:`dataloader`. ``fn``: returns a dict; a number or tensor is summed over the
+        batches, a pair (value, weight) gives the mean of the values by weight. It runs without gradients, the tracked
+        models in ``eval()`` mode, and its random numbers depend on the batch only. Returns a dict: numbers, and CPU
+        tensors in float64 or int64.
+
+        The sums are made in the order of the batches, and so do not depend on the number of ranks. If a worker is lost
+        or leaves, the others continue with the batches that have no result. Raises ``TypeError`` or ``ValueError``
+        naming the argument, and :class:`Drained`.
+        """
+        self._loop.contract.acts(Call.MEET, "job.evaluate()")
+        modules = [obj for obj in (self._world.model, *self._tracked.values()) if isinstance(obj, nn.Module)]
+        evaluation = Evaluation(Batches(loader), fn, modules)
+        return evaluation.first() if self._loop.phase is Phase.PASSED else evaluation.run(self._loop)
+
     def stop(self) -> None:
         """End training early, on all ranks at the same step: :meth:`steps` ends, and does not begin again.
 
@@ -258,18 +333,25 @@ class Job:
         """
         self._loop.stop()
 
-    def backward(self, loss: torch.Tensor, *, count: int | torch.Tensor | None = None) -> None:
+    def backward(
+        self, loss: torch.Tensor, *, count: int | torch.Tensor | None = None, retain_graph: bool = False
+    ) -> torch.Tensor:
         """``loss.backward()``, with gradients averaged exactly over the global batch.
 
         ``loss``: scalar, the *mean* over the samples of this rank's (micro-)batch; with ``count`` the *sum* over that
         many tokens (or pixels, pairs …), and gradients become those of the mean over all tokens of the global batch.
         ``count``: from 0; a tensor of a GPU makes the host wait for it. If a global batch has no tokens, gradients and
-        :attr:`loss` are 0. Call it once per batch that the loop yields. A lost peer raises nothing here: the step is
-        not committed, and is repeated. Raises ``RuntimeError`` outside of the loop, on a second call for a batch, if
-        the loss does not depend on all parameters, and on all ranks if only some calls of a step have a count;
-        ``TypeError`` or ``ValueError`` for a count that is none.
+        :attr:`loss` are 0. ``retain_graph``: as of ``Tensor.backward``. A loop body may call it several times, without
+        counts and with steps of optimizers in between, unless it runs on micro-batches.
+
+        Returns the mean loss over the global batch, a scalar on the CPU, equal on all ranks; where the step is not
+        complete, or does not count, the given one without its graph. A lost peer raises nothing here: the step is not
+        committed, and is repeated. Raises ``RuntimeError`` outside of the loop, on a second call for a micro-batch, if
+        the loss does not depend on all parameters of the only model, and on all ranks if only some calls of a step have
+        a count; ``TypeError`` or ``ValueError`` for a count that is none.
         """
-        self._loop.backward(loss, self._tracker.unscaled(loss), None if count is None else _whole(count))
+        counted = None if count is None else _whole(count)
+        return self._loop.backward(loss, self._tracker.unscaled(loss), counted, retain_graph=retain_graph)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
         """Scale the gradients of the wrapped model so that their norm is at most ``max_norm``.
@@ -282,16 +364,22 @@ class Job:
             return None
         return nn.utils.clip_grad_norm_(self._world.model.parameters(), max_norm, norm_type)
 
-    def fit(self, step_fn: Callable[[Any], torch.Tensor], loader: ElasticLoader, **bounds: int) -> None:
+    def fit(
+        self,
+        step_fn: Callable[[Any], torch.Tensor],
+        loader: ElasticLoader,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+    ) -> None:
         """Run the whole loop: backward on ``step_fn(batch)``, then ``step()`` of all tracked optimizers and schedulers.
 
-        ``step_fn`` returns the mean loss, a scalar. ``bounds``: ``epochs`` or ``steps`` as of :meth:`steps`. Raises as
-        :meth:`steps`.
+        ``step_fn`` returns the mean loss, a scalar. The rest as of :meth:`steps`.
         """
         stepped = [o for o in self._tracked.values() if callable(getattr(o, "step", None))]
         optimizers = [o for o in stepped if isinstance(o, torch.optim.Optimizer)]
         others = [o for o in stepped if not isinstance(o, torch.optim.Optimizer)]
-        for batch in self.steps(loader, **bounds):
+        for batch in self.steps(loader, epochs=epochs, steps=steps):
             for optimizer in optimizers:
                 optimizer.zero_grad(set_to_none=True)
             self.backward(step_fn(batch))

@@ -9,7 +9,7 @@ boundary             an agreed switch, or a new generation after a loss, happens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,19 +19,24 @@ import torch
 from elastrain.api.messages import Finished, Left
 from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
+from elastrain.data.order import Slice
 from elastrain.data.rng import Kept
-from elastrain.data.share import Share
+from elastrain.data.share import Place, Share
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
-from elastrain.elastic.comm.header import RanksDiverged
+from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.contract import Call, Contract, Phase
-from elastrain.elastic.membership import control
+from elastrain.elastic.membership import calls, control
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.session import ExitRequested, Session
 from elastrain.elastic.membership.world import World
+from elastrain.elastic.pauses import Pauses
+from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.buffers import Buffers
+from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.state.snapshot import Snapshot
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import Strategy
 
@@ -56,9 +61,12 @@ class Loop:
         heartbeat: Heartbeat,
         world: World,
         audit: AuditLog | None,
+        *,
+        tracked: Mapping[str, Stateful],
     ) -> None:
         self.contract = Contract(lambda: self.phase)
         """What the calls of the script do now."""
+        self.several = SeveralBackwards(Snapshot(tracked), self.contract, lambda: self.step if self._in_body else None)
         self.step: Step | None = None
         """The step that is being computed."""
         self._session = session
@@ -74,6 +82,9 @@ class Loop:
         self._stop_asked = self._left = False
         self._in_body = False
         """Whether code of the script runs between the beginning of a loop body and the end of its commit."""
+        self._passed = False
+        """Whether the job had left the last loop of the script before."""
+        self._pauses = Pauses()
         self._unfinished: Step | None = None
         """The last step, if it was discarded and its peers may have committed it."""
         world.on_adopt = self._adopt
@@ -85,16 +96,28 @@ class Loop:
             return Phase.LEAVING
         if self._in_body and self.step is not None:
             return self.step.phase
+        if self._pauses.running:
+            return Phase.PAUSE
+        if self._passed:
+            return Phase.PASSED
         return Phase.SETUP if self._loader is None else Phase.BETWEEN
 
+    @property
+    def place(self) -> Place:
+        """This rank's place in the generation in force."""
+        return self._world.place
+
     # -- called by the script ----------------------------------------------------------------------------------------
-    def run(self, loader: ElasticLoader, total: int) -> Iterator[Any]:
+    def run(self, loader: ElasticLoader, total: int, *, several_backwards: bool) -> Iterator[Any]:
         """Yield the data of each loop body until ``total`` steps are committed. Raises :class:`Drained`."""
         self.contract.acts(Call.STEPS)
         if self._left:
-            raise Drained(0)  # the script has caught the first one
+            raise Drained(0)
         self._loader = loader
-        if not self._world.begin_loop(loader.order, total):
+        if several_backwards and not self.several.allowed:
+            self._allow_several_backwards()
+        self._passed = not self._world.begin_loop(loader.order, total)
+        if self._passed:
             return
         if not self._world.ready:
             assert self._world.model is not None
@@ -102,25 +125,47 @@ class Loop:
             self._world.say_ready()
             self._world.model.detach()
         while True:
-            self._settle()
-            if self._world.stopped or self._world.step >= total:
+            self.settle()
+            over = self._world.stopped or self._world.step >= total
+            if over or self._pauses.due(self._world.step):
                 if not self._world.leave_loop():
                     continue
                 self._heartbeat.outside()
-                return
+                self._pauses.run(self._world.step)
+                if over:
+                    return
+                continue
             yield from self._compute(loader)
 
-    def backward(self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None = None) -> None:
+    def backward(
+        self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None, *, retain_graph: bool
+    ) -> torch.Tensor:
         """As of :meth:`Job.backward`. ``unscaled``: the loss before a scaler multiplied it."""
-        self.contract.acts(Call.BACKWARD)
-        step = self.step
-        assert step is not None
-        if step.done == step.begun:
-            raise RuntimeError("job.backward(): called twice for one batch; add the losses up and call it once")
-        part = step.take(count)
+        step, model = self.step, self._world.model
+        if not self.contract.acts(Call.BACKWARD):
+            assert model is not None
+            model.stand_in_gradients()
+            return unscaled.detach()
+        assert step is not None and model is not None
+        if step.done < step.begun:
+            part = step.take(count)
+        else:
+            self.several.check(step, "a further job.backward() in a loop body")
+            part = step.take_again(count)
+        step.backwards = step.backwards + 1 if step.complete else 0
         if step.warm_up:
-            loss.backward()
-            return
+            loss.backward(retain_graph=retain_graph)
+            model.bare = True  # DDP serves one backward; with several it is left after the warm-up
+            return unscaled.detach()
+        self._backward(step, part, loss, unscaled, retain_graph=retain_graph)
+        if step.complete and step.counts:
+            return torch.tensor(step.loss, dtype=torch.float64)
+        return unscaled.detach()
+
+    def _backward(
+        self, step: Step, part: Slice, loss: torch.Tensor, unscaled: torch.Tensor, *, retain_graph: bool
+    ) -> None:
+        """A backward of a step that may count."""
         communicator = self._world.communicator
         assert communicator is not None
         if step.share.learner:
@@ -136,7 +181,9 @@ class Loop:
                 counted=0.5 if 0 < step.counted < step.done else float(step.counted > 0),
                 count=step.count,
             )
-            summed = self._strategy.backward(loss, unscaled, part, inputs, communicator, last=step.complete)
+            summed = self._strategy.backward(
+                loss, unscaled, part, inputs, communicator, last=step.complete, retain_graph=retain_graph
+            )
         if step.complete:
             # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
             intact = communicator.broken is None
@@ -161,6 +208,32 @@ class Loop:
         """As of :meth:`Job.on_commit`."""
         self._on_commit.append(callback)
 
+    def every(self, steps: int, function: Callable[[], None]) -> None:
+        """As of :meth:`Job.every`."""
+        self.contract.acts(Call.SET_UP, "job.every()")
+        self._pauses.add(steps, function)
+
+    def computes(self) -> None:
+        """This rank begins a batch of an evaluation."""
+        self._heartbeat.body(self.place.generation, self.place.world_size)
+
+    def exchange(self, kind: Kind, mine: bytes) -> list[bytes]:
+        """``mine`` of every rank, by rank, outside of a step. A lost rank is waited for no longer than in a step.
+
+        In code after a loop that was over before this process joined: of this rank alone. Raises :class:`Drained`.
+        """
+        if len(mine) > calls.MAX_BYTES:
+            raise ValueError(f"{kind.call}: {len(mine)} bytes of this rank; at most {calls.MAX_BYTES} may travel")
+        if self._passed:
+            return [mine]
+        while True:
+            self.settle()
+            self._heartbeat.waits()
+            result = self._world.exchange(kind, mine)
+            self._heartbeat.outside()
+            if result is not None:
+                return result
+
     def stop(self) -> None:
         """As of :meth:`Job.stop`. A learner's body does not run on samples that count: it cannot end training."""
         if self.contract.acts(Call.STOP) and not (self.step is not None and self.step.share.learner):
@@ -179,6 +252,11 @@ class Loop:
             log.info("the job has finished", step=self._world.step)
         self._session.send(Finished(step=self._world.step))
 
+    def _allow_several_backwards(self) -> None:
+        self.several.allowed = True
+        self._world.model = self._strategy.several_backwards()
+        self._world.overlaps_transfer = False
+
     # -- a step --------------------------------------------------------------------------------------------------------
     def _warm_up(self, loader: ElasticLoader) -> Iterator[Any]:
         """One execution of the loop body that leaves no trace.
@@ -190,11 +268,14 @@ class Loop:
         share = self._warm_share = Share(0, max(self._session.expected_world_size(), 1))
         with Kept():
             first, *_ = loader.begin(0, share)
-            self.step = Step(0, self._world.place, share, (first,), warm_up=True)
+            cut = loader.order.in_micro_batches
+            self.step = Step(0, self._world.place, share, (first,), warm_up=True, in_micro_batches=cut)
             batch = loader.load()
             self._world.model.warms_up = True
             yield from self._run_body(loader, self.step, batch.data)
-            self._world.model.warms_up = False
+            self._world.model.warms_up = self._world.model.bare = False
+        if self.step.backwards > 1 or self.step.closures:
+            self._allow_several_backwards()
         self.step = None
         self._strategy.check_warm_up(self._buffers.after_warm_up())
         # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
@@ -207,7 +288,7 @@ class Loop:
         for number, part in enumerate(step.parts):
             communicator = self._world.communicator
             if communicator is None or communicator.over is not None:
-                return  # discarded; _settle() enters the next generation and the step is repeated
+                return  # discarded; settle() enters the next generation and the step is repeated
             # A learner runs no backward: its forward must not make DDP expect one, or the gradients of the next
             # micro-batch would be summed over the ranks.
             last = number == len(step.parts) - 1 and not step.share.learner
@@ -219,6 +300,8 @@ class Loop:
             except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
                 if step.counts:
                     self._commit(step)
+                else:
+                    self._discard()
                 self._world.complete()
                 raise
             if step.done < step.begun:
@@ -237,10 +320,13 @@ class Loop:
             parts = (parts[0].stand_in(),)
         assert self._buffers is not None
         self._buffers.save()
+        if self.several.allowed:
+            self.several.snapshot.save()
         self._world.begin_step()
         self._strategy.begin_step()
         self._heartbeat.body(place.generation, place.world_size)
-        return Step(number, place, share, parts, unit=1 / loader.order.global_batch_size)
+        unit, cut = 1 / loader.order.global_batch_size, loader.order.in_micro_batches
+        return Step(number, place, share, parts, unit=unit, in_micro_batches=cut)
 
     def _run_body(self, loader: ElasticLoader, step: Step, data: Any) -> Iterator[Any]:
         """One execution of the loop body, on ``data``."""
@@ -269,7 +355,7 @@ class Loop:
         The loss of the loop body is ignored, and the changes of its forward to the model's buffers are undone.
         """
         assert self._world.model is not None and self._world.model.learner is not None and self._buffers is not None
-        self._heartbeat.learner()
+        self._heartbeat.waits()
         self._buffers.restore()
         return self._world.model.learner.finish(communicator)
 
@@ -285,13 +371,14 @@ class Loop:
         self.step = None
         self._world.committed()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Return in a healthy generation, at a step boundary. Raises :class:`Drained`."""
+        if self._left:
+            raise Drained(0)  # the script has caught the first one
         self._heartbeat.runtime()
         self._unfinished, self.step = self.step, None
-        if self._unfinished is not None and self._world.model is not None and self._buffers is not None:
-            self._world.model.drop_gradients()
-            self._buffers.restore()
+        if self._unfinished is not None:
+            self._discard()
         try:
             self._world.settle()
         except ExitRequested as e:
@@ -299,6 +386,14 @@ class Loop:
             self._left = True
             self._session.send(Left(step=self._world.step))
             raise Drained(0) from None
+
+    def _discard(self) -> None:
+        """Put the state back to the one with which the step began."""
+        assert self._world.model is not None and self._buffers is not None
+        self._world.model.drop_gradients()
+        if self.several.allowed:
+            self.several.snapshot.restore()
+        self._buffers.restore()
 
     def _adopt(self) -> None:
         """The state that is about to be loaded is that of the step which this rank has discarded, and peers committed.

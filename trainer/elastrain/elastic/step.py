@@ -26,6 +26,8 @@ class Step:
     """Loss sums are multiplied by it before gradients are added, to keep them in range: 1 / global batch size."""
     warm_up: bool = False
     """The step is never committed."""
+    in_micro_batches: bool = False
+    """Whether the loop body runs once for each micro-batch, of which this rank may have only one."""
     begun: int = 0
     """Micro-batches whose loop body has begun."""
     done: int = 0
@@ -34,6 +36,10 @@ class Step:
     """Those whose losses are sums over a count."""
     count: int = 0
     """Sum of these counts on this rank."""
+    backwards: int = 0
+    """Backwards of the last micro-batch; several if the loop body has several."""
+    closures: bool = False
+    """Of the warm-up: an optimizer runs backward between its updates."""
     counts: bool = False
     """Gradients are complete on this rank, and its state can be updated: the step is committed when its body ends."""
     incomplete: bool = False
@@ -56,10 +62,13 @@ class Step:
     ) -> None:
         """Decide whether this execution of the step counts, after its last backward; nothing else decides it.
 
+        With several backwards in a loop body it is called after each, until one fails, and the last one decides.
+
         ``summed``: the control vector of the ranks of ``generation``. ``intact``: the generation had not broken when
         the sums had arrived. ``updatable``: this rank holds the state that the gradients belong to. ``incomplete``: not
         yet all of it. Pure.
         """
+        self.counts = False
         if self.warm_up or summed is None or not intact or not updatable:
             return
         self.counts, self.incomplete = True, incomplete
@@ -82,6 +91,12 @@ class Step:
             return replace(part, weight=0.0)
         self.count += count
         return replace(part, weight=self.unit)
+
+    def take_again(self, count: int | None) -> Slice:
+        """The last micro-batch runs backward once more. Raises ``RuntimeError`` for a count: the first one divides."""
+        if count is not None or self.counted:
+            raise RuntimeError("job.backward(count=…): a loop body with several backwards has no counts; give means")
+        return self.parts[self.done - 1]
 
     @property
     def complete(self) -> bool:

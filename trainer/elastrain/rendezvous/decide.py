@@ -34,6 +34,8 @@ class Timing:
     before its agent has reaped it and reported the loss. The same generation, formed again, would break at once."""
     probe: float = 1.0
     """For answers of silent members to a probe, before a broken generation is formed again with all its members."""
+    holder: float = 5.0
+    """For a member with the training state to return, if all of them were lost: the others would begin without it."""
     notify: float = 0.25
     """From the observed end of a generation until its members are notified, if no next one can be formed."""
     steady: float = 30.0
@@ -165,7 +167,9 @@ def _next(view: View, memory: DecisionState, now: float, timing: Timing) -> Acti
     return _planned(view, memory, now, timing, last) if view.intact else _unplanned(view, memory, now, timing, last)
 
 
-def _first(view: View, memory: DecisionState, now: float, timing: Timing) -> Action:
+def _first(  # noqa: PLR0911 - one return per rule
+    view: View, memory: DecisionState, now: float, timing: Timing
+) -> Action:
     """No generation trains: none exists yet, all members were asked to stop, or none of them is left."""
     assert view.target is not None
     if view.target.desired == 0:
@@ -174,6 +178,8 @@ def _first(view: View, memory: DecisionState, now: float, timing: Timing) -> Act
         return Nothing(f"{len(view.joiners)} of at least {_least(view)} members are ready", changes=missing)
     if not view.adopted and now < memory.base_since + timing.adopt:
         return Wait(memory.base_since + timing.adopt, "all members to stop")
+    if (wait := _for_state(view, memory, now, timing)) is not None:
+        return wait
     if memory.breaks >= 2 and now < memory.retry_at:
         return Wait(memory.retry_at, f"a pause after {memory.breaks} failures in a row")
     settled = _since(memory.enough_since, now) + timing.settle
@@ -194,7 +200,7 @@ def _planned(  # noqa: PLR0911 - one return per rule
         # They train, and become ready when they can enter another generation; until then this one stays.
         return Nothing(f"{_names(view.unready)} must stop training first")
     if view.leavers:
-        return _propose_or_stop(view, stayers + joiners, _why(view, joiners))
+        return _propose_or_stop(view, stayers, joiners)
     if not view.adopted and now < memory.base_since + timing.adopt:
         return Wait(memory.base_since + timing.adopt, f"generation {view.generation.number} to be adopted")
     settled = _since(memory.enough_since, now) + timing.settle
@@ -220,13 +226,23 @@ def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, la
         bound = _since(memory.change_since, now) + timing.doubt
         if now < bound:
             return Wait(bound, "a loss to become known")
+    if (wait := _for_state(view, memory, now, timing)) is not None:
+        return wait
     stayers, joiners = _candidates(view, last)
     if memory.breaks >= 2 and now < memory.retry_at:
         # After a loss the survivors continue at once; new members enter when the series of failures is over.
         if not view.lost or len(stayers) < _least(view) <= len(stayers + joiners):
             return Wait(memory.retry_at, f"a pause after {memory.breaks} failures in a row")
         joiners = ()
-    return _propose_or_stop(view, stayers + joiners, _why(view, joiners))
+    return _propose_or_stop(view, stayers, joiners)
+
+
+def _for_state(view: View, memory: DecisionState, now: float, timing: Timing) -> Wait | None:
+    """All members that hold the training state were lost unplanned: wait for one of them, bounded."""
+    bound = _since(memory.change_since, now) + timing.holder
+    if not view.lost or not view.may_return or now >= bound:
+        return None
+    return Wait(bound, f"the training state: {', '.join(view.may_return)} may return with it")
 
 
 def _candidates(view: View, last: bool) -> tuple[tuple[RegisteredMember, ...], tuple[RegisteredMember, ...]]:
@@ -241,10 +257,14 @@ def _candidates(view: View, last: bool) -> tuple[tuple[RegisteredMember, ...], t
     return tuple(m for m in view.stayers if view.adopted_by(m) >= in_force), ()
 
 
-def _propose_or_stop(view: View, chosen: tuple[RegisteredMember, ...], reason: str) -> Action:
-    """The chosen members; if they are too few and a member waits to leave, all stop."""
-    if len(chosen) >= _least(view):
-        return _propose(view, chosen, reason)
+def _propose_or_stop(
+    view: View, stayers: tuple[RegisteredMember, ...], joiners: tuple[RegisteredMember, ...]
+) -> Action:
+    """The chosen members. If they are too few and a member waits to leave, all stop; also if nobody stays: those that
+    leave save the state before the joiners begin, which would otherwise train beside them."""
+    chosen = stayers + joiners
+    if len(chosen) >= _least(view) and (stayers or not view.leavers):
+        return _propose(view, chosen, _why(view, joiners))
     if view.leavers:
         return _propose(view, (), "Stop")
     return Nothing(f"{len(chosen)} of at least {_least(view)} members are left")

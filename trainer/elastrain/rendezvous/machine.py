@@ -79,7 +79,7 @@ class MemberMachine:
     def to_probe(self, own: Member, answers: Answers, now: float) -> Sequence[Silent]:
         """Members to be probed now; ``answers`` counts them as probed."""
         view = self.view
-        known = {m.id for m in view.members} if self.protocol.leads(own) and view.complete else None
+        known = {m.id for m in (*view.members, *view.gone)} if self.protocol.leads(own) and view.complete else None
         return answers.due(whom_to_probe(view, own, self.protocol.views.leader), known, now)
 
     def next(self, own: Member, lease: int, now: float) -> Todo | None:

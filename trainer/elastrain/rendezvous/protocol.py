@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Ended, Leader, Member
+from elastrain.api.records import Ended, Generation, Leader, Member
 from elastrain.etcd import Batch, Event, KeyValue, Put, Range, Transaction
 from elastrain.rendezvous.decide import Action, Condemn, DecisionState, Nothing, Propose, Timing, Wait, decide, remember
 from elastrain.rendezvous.election import Candidate, Claim, elect
@@ -114,7 +114,10 @@ class MemberProtocol:
         part = self.views.part_to_read(own.id) if not view.complete else None
         claim = elect(self._candidate(view, own, lease, now), now)
         transaction, what = None, ""
-        if isinstance(claim, Claim):
+        if (lost := self.views.unsaved) is not None:
+            unchanged = ((self.keys.generation, view.generation_mod_revision),)
+            transaction, what = self._written(lost, unchanged), f"restore generation {lost.number}"
+        elif isinstance(claim, Claim):
             transaction, what = self._claim(claim, own, lease), "lead"
         elif isinstance(action, Propose):
             transaction, what = self._proposal(view, action), f"form generation {action.generation.number}"
@@ -157,12 +160,19 @@ class MemberProtocol:
         return Transaction(unchanged, ((self.keys.leader, leader.encode()),), lease=lease)
 
     def _proposal(self, view: View, action: Propose) -> Transaction:
-        """The generation and its members in one transaction: a leader that dies leaves all of it or nothing."""
-        keys, generation = self.keys, action.generation
+        keys = self.keys
+        return self._written(
+            action.generation,
+            ((keys.generation, action.expected_mod_revision), (keys.leader, view.leader_mod_revision)),
+        )
+
+    def _written(self, generation: Generation, unchanged: tuple[tuple[str, int], ...]) -> Transaction:
+        """The generation and its members in one transaction: a member that dies leaves all of it or nothing."""
+        keys = self.keys
         parts = ((keys.roster(generation.number, i), p.encode()) for i, p in enumerate(roster.split(generation)))
         oldest = generation.number - roster.KEPT
         return Transaction(
-            unchanged=((keys.generation, action.expected_mod_revision), (keys.leader, view.leader_mod_revision)),
+            unchanged,
             puts=((keys.generation, roster.header(generation).encode()), *parts),
             deleted=Range(keys.rosters, end=keys.roster(oldest + 1)) if oldest > 0 else None,
         )

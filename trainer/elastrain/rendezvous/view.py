@@ -157,6 +157,18 @@ class View:
                 found.update(dict.fromkeys(generation.ids, generation.number))
         return found
 
+    @cached_property
+    def may_return(self) -> tuple[str, ...]:
+        """Workers of the generation that trained last, if none of its members is alive, so that no other member holds
+        the state: a lease can expire although its member lives. Without those that left, died or registered anew."""
+        last = max((g for g in self.generations if g.number in self.taken), key=lambda g: g.number, default=None)
+        if last is None or any(m.id in self.alive for m in last.members):
+            return ()
+        left = {m.id for m in self.gone if m.record.phase in (Phase.LEAVING, Phase.FINISHED)}
+        anew = {m.record.worker for m in self.alive.values()}
+        over = left | self.suspects
+        return tuple(m.worker for m in last.members if m.id not in over and m.worker not in anew)
+
     def adopted_by(self, member: RegisteredMember) -> int:
         """Number of the newest generation that a member has adopted; 0: none."""
         return max(member.record.generation, self._adopted_by.get(member.id, 0))

@@ -28,6 +28,7 @@ class ViewBuilder:
         """The newest generation; a large one with all members if all keys are watched, else with the place that
         :meth:`found` reported."""
         self.revision = 0
+        self._unsaved: Generation | None = None
         self._gone: dict[str, RegisteredMember] = {}
         self._generations: dict[int, Generation] = {}
         self._adopted: frozenset[int] = frozenset()
@@ -37,6 +38,12 @@ class ViewBuilder:
         """The record of the member that leads."""
         return self.state.leadership.record if self.state.leadership else None
 
+    @property
+    def unsaved(self) -> Generation | None:
+        """The newest generation, if etcd has lost its data and no member has written the generation again."""
+        header, lost = self.state.header, self._unsaved
+        return lost if lost is not None and (header is None or header.number < lost.number) else None
+
     # ---- from etcd -------------------------------------------------------------------------------------------------
     def apply(self, batch: Batch, *, keep_missing: bool = False) -> None:
         """Apply the changes of a batch.
@@ -45,6 +52,9 @@ class ViewBuilder:
         """
         if batch.snapshot:
             self.complete = batch.ranges == everything(self.state.keys)
+            known = self.generation
+            if batch.revision < self.revision and known is not None and known.roster is None:
+                self._unsaved = known
         for event in batch.events:
             if isinstance(event, Put):
                 self.state.put(event.kv.key, event.kv)

@@ -102,7 +102,7 @@ class CheckpointKeeper:
         if not due(self._spec, step=step, saved_step=self._saved_step, now=now, saved_at=self._saved_at):
             return
         self._saved_step, self._saved_at = step, now
-        self._copy, self._pace = capture.to_cpu_copy(tree(), self._copy), Pace()
+        self._copy, self._pace = capture.copied(tree(), self._copy, device="cpu"), Pace()
         args = (self._copy, step, generation, self.lineage, self._pace)
         self._thread = threading.Thread(target=self._save, args=args, name="elastrain-save", daemon=True)
         self._thread.start()

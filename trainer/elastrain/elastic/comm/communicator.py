@@ -16,7 +16,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NoReturn
 
 import torch
@@ -233,9 +233,15 @@ class Communicator:
 
     def all_gather_bytes(self, mine: bytes, kind: Kind = Kind.FORM) -> list[bytes]:
         """``mine`` of every rank, in rank order; lengths may differ."""
-        sizes = [size for (size,) in self.all_gather_ints([len(mine)], kind)]
+        return self.all_gather_sized(mine, [size for (size,) in self.all_gather_ints([len(mine)], kind)], kind)
+
+    def all_gather_sized(self, mine: bytes, sizes: Sequence[int], kind: Kind) -> list[bytes]:
+        """As :meth:`all_gather_bytes`, if every rank knows the ``sizes`` of all, in bytes and by rank."""
+        if not any(sizes):
+            return [b""] * self.world_size
         table = torch.zeros(self.world_size, max(sizes), dtype=torch.uint8)
-        table[self.rank, : len(mine)] = torch.tensor(list(mine), dtype=torch.uint8)
+        if mine:
+            table[self.rank, : len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         self._sum_on_host(table, kind)
         return [row[:size].numpy().tobytes() for row, size in zip(table, sizes, strict=True)]
 

@@ -14,7 +14,8 @@ from elastrain.elastic.comm.meeting import MAX_LINE
 from elastrain.elastic.comm.transport import CalledOff
 
 PROTOCOL = 13
-"""Version of the formats that ranks of a generation exchange (table, header, sums, pieces, control vector)."""
+"""Version of what ranks of a generation must have in common: formats (table, header, sums, pieces, control vector) and
+the order of the data."""
 MEETING_SECONDS = 60.0
 """Bound of waiting for peers that do not come. A lost peer shows sooner, by a newer generation."""
 _POLL_SECONDS = 0.05

@@ -27,6 +27,11 @@ class RanksDiverged(RuntimeError):
 class Kind(IntEnum):
     """The purpose of a sum."""
 
+    @property
+    def call(self) -> str:
+        """The script's call; empty: it is none."""
+        return _CALLS.get(self, "")
+
     FORM = 0
     """Connecting."""
     ENTRY = 1
@@ -44,10 +49,24 @@ class Kind(IntEnum):
     """Before the connections of a generation close."""
     TRAINED = 8
     """Agreeing on other parameters that train (:mod:`elastrain.elastic.state.trained`)."""
+    REDUCE = 9
+    """``job.all_reduce()``."""
+    GATHER = 10
+    """``job.all_gather_object()``."""
+    EVALUATE = 11
+    """A round of ``job.evaluate()``."""
+    END = 12
+    """After the script."""
 
 
 _OUTSIDE_OF_STEPS = (Kind.FORM, Kind.ENTRY, Kind.FAREWELL)
 """Sums for which ranks may have committed different numbers of steps."""
+_CALLS = {
+    Kind.REDUCE: "job.all_reduce()",
+    Kind.GATHER: "job.all_gather_object()",
+    Kind.EVALUATE: "job.evaluate()",
+}
+_BETWEEN_LOOPS = (Kind.BARRIER, *_CALLS, Kind.END)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +104,28 @@ def difference(rank: int, mine: Header, peer: int, theirs: Header) -> str | None
     same_step = mine.step == theirs.step or mine.kind in _OUTSIDE_OF_STEPS
     if same_step and (mine.sequence, mine.kind, mine.nbytes) == (theirs.sequence, theirs.kind, theirs.nbytes):
         return None
-    telling = (Kind.BARRIER, Kind.TRAINED)
+    telling = (*_BETWEEN_LOOPS, Kind.TRAINED)
     pairs = sorted([(rank, mine), (peer, theirs)], key=lambda pair: (pair[1].kind not in telling, pair[0]))
     (one, first), (other, second) = pairs
     numbered = _doing(first) == _doing(second)
     what = f"rank {one} {_doing(first, numbered=numbered)} while rank {other} {_doing(second, numbered=numbered)}"
+    if first.kind in _CALLS or second.kind in _CALLS:
+        return f"{what}: all ranks must make the same calls in the same order: not only 'if job.rank == 0'"
     if Kind.BARRIER in (first.kind, second.kind):
         return f"{what}: all ranks must run the same number of steps: leave the loop by job.stop()"
     if Kind.TRAINED in (first.kind, second.kind):
         return f"{what}: {CHANGE_TOGETHER}"
-    return f"{what}: all ranks must run the same steps of the same model"
+    return f"{what}: all ranks must run the same steps of the same models, with the same backwards"
 
 
 def left_early(rank: int, step: int, peer: int, theirs: Header) -> str | None:
     """The difference if ``peer`` waits for this ``rank`` in a sum that this rank has no part in, as it computes a step.
 
-    The peer has left the loop, or trains other parameters from this step on.
+    The peer is not in the loop, or trains other parameters from this step on.
 
     ``step``: committed steps of this rank.
     """
-    if theirs.kind not in (Kind.BARRIER, Kind.TRAINED) or theirs.step > step:
+    if theirs.kind not in (*_BETWEEN_LOOPS, Kind.TRAINED) or theirs.step > step:
         return None
     return difference(rank, Header(theirs.sequence, Kind.GRADIENTS, step, 0), peer, theirs)
 
@@ -119,6 +140,8 @@ def _doing(header: Header, *, numbered: bool = False) -> str:
         Kind.DDP: f"computes step {step} (a collective of DDP's own, {size})",
         Kind.NORM: f"computes step {step} (statistics of a SyncBatchNorm, {size})",
         Kind.BARRIER: f"left its loop after step {header.step}",
+        Kind.END: f"ends its script after step {header.step}",
+        **{kind: f"calls {call} after step {header.step}" for kind, call in _CALLS.items()},
         Kind.FAREWELL: "leaves the generation",
         Kind.TRAINED: f"changes the parameters that train, or their groups, before step {step}",
     }.get(header.kind, f"sums {size} of kind {header.kind}")  # type: ignore[call-overload]

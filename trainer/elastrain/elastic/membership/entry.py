@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elastrain.api.records import Generation
 from elastrain.data.share import Share
 
 
@@ -32,6 +33,8 @@ class EntryRow:
     """Committed steps at which the loop of its script ends."""
     trained: int = 0
     """As of :attr:`elastrain.elastic.state.trained.TrainedSet.digest`."""
+    calls: int = 0
+    """Exchanges outside of steps since its last committed step (:mod:`elastrain.elastic.membership.calls`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,12 @@ class Entry:
     """Step of the newest durable checkpoint that any rank has been told of; 0: of none."""
     same_layout: bool
     misplaced: list[int]
-    """Ranks that need state and whose scripts are in another loop than that of the ranks which have it."""
+    """Ranks whose scripts cannot continue with the others': they need state, and the ranks that have it are between two
+    loops or in another loop; or they lack more than one exchange outside of steps."""
+    ahead: int
+    """The first of the ranks with the newest state that have completed most exchanges outside of steps."""
+    behind: list[int]
+    """Ranks with the newest state that lack the last one of these."""
 
     @classmethod
     def of(cls, table: Sequence[EntryRow]) -> Entry:
@@ -63,6 +71,9 @@ class Entry:
         sources = _sources(table) if furthest >= 0 else [0]
         receivers = [r for r, row in enumerate(table) if row.step < furthest or (furthest < 0 and r != 0)]
         shares = _shares(table, sources, receivers)
+        newest = [r for r in range(len(table)) if r not in receivers]
+        ahead = max(newest, key=lambda r: (table[r].calls, -r))
+        lacking = {r: table[ahead].calls - table[r].calls for r in newest}
         return cls(
             sources=sources,
             receivers=receivers,
@@ -74,13 +85,30 @@ class Entry:
             reached=max(row.reached for row in table),
             saved_step=max(row.saved_step for row in table),
             same_layout=_same_layout(table),
-            misplaced=[r for r in receivers if table[r].loop_end != table[sources[0]].loop_end and table[r].step < 0],
+            misplaced=sorted(
+                [r for r in receivers if table[ahead].calls or _in_other_loop(table[r], table[sources[0]])]
+                + [r for r, calls in lacking.items() if calls > 1]
+            ),
+            ahead=ahead,
+            behind=[r for r, calls in lacking.items() if calls == 1],
         )
 
     @property
     def cold(self) -> bool:
         """Whether no rank holds state."""
         return self.from_size == 0
+
+
+def has_joiners(before: Generation | None, after: Generation) -> bool:
+    """Whether ``after`` has members that were not in ``before``, as far as a rank can tell."""
+    if after.roster is not None:
+        return True  # of a large generation a rank receives only its own place
+    old = {m.id for m in before.members} if before else set()
+    return any(m.id not in old for m in after.members)
+
+
+def _in_other_loop(receiver: EntryRow, source: EntryRow) -> bool:
+    return receiver.loop_end != source.loop_end and receiver.step < 0
 
 
 def _same_layout(table: Sequence[EntryRow]) -> bool:

@@ -59,8 +59,8 @@ class Heartbeat:
         if loss.requires_grad:
             loss.register_hook(self._backward_began)
 
-    def learner(self) -> None:
-        """From now on this rank, a learner, waits for the gradients of the others."""
+    def waits(self) -> None:
+        """From now on this rank waits for the others: it is a learner, or has done its part of an evaluation."""
         self._to(Where.COLLECTIVE)
 
     def resumed(self, total: float | None) -> None:

@@ -72,6 +72,8 @@ class Reporter:
     on_rescale: Callable[[Switch, float], None] | None = None
     """Called with each change of generation, and the time of its first commit."""
     _last_commit: float | None = None
+    _in_loop: bool = False
+    """Whether the time since the last commit is that of a step."""
     _last_report: float = float("-inf")
     _switch: Switch | None = None
 
@@ -90,29 +92,39 @@ class Reporter:
 
     def committed(self, now: float, loss: float) -> None:
         """A step was committed."""
-        if self._switch is not None:
-            s, self._switch = self._switch, None
-            self.rescales.append(
-                Rescale(
-                    generation=s.generation.number,
-                    from_size=s.from_size,
-                    to_size=s.generation.world_size,
-                    reason=s.generation.reason,
-                    step=s.step,
-                    pause_seconds=round(now - s.times.since, 4),
-                    lost_steps=s.lost_steps,
-                    phases=s.times.phases(now),
-                )
-            )
-            del self.rescales[:-KEPT_RESCALES]
-            if self.on_rescale is not None:
-                self.on_rescale(s, now)
-            self._last_report = float("-inf")
-        elif self._last_commit is not None:
+        switched = self.resumed(now)
+        if not switched and self._last_commit is not None and self._in_loop:
             took = now - self._last_commit
             old = self.step_seconds
             self.step_seconds = took if old is None else old + _SMOOTHING * (took - old)
-        self._last_commit, self.loss = now, loss
+        self._last_commit, self.loss, self._in_loop = now, loss, True
+
+    def left_loop(self) -> None:
+        """The next commit comes after code of the script that is no step."""
+        self._in_loop = False
+
+    def resumed(self, now: float) -> bool:
+        """The ranks continue in the generation that was entered last; returns whether they had not done so before."""
+        if self._switch is None:
+            return False
+        s, self._switch = self._switch, None
+        self.rescales.append(
+            Rescale(
+                generation=s.generation.number,
+                from_size=s.from_size,
+                to_size=s.generation.world_size,
+                reason=s.generation.reason,
+                step=s.step,
+                pause_seconds=round(now - s.times.since, 4),
+                lost_steps=s.lost_steps,
+                phases=s.times.phases(now),
+            )
+        )
+        del self.rescales[:-KEPT_RESCALES]
+        if self.on_rescale is not None:
+            self.on_rescale(s, now)
+        self._last_report = float("-inf")
+        return True
 
     def due(self, now: float) -> bool:
         """Whether a report is due; if so it counts as made."""

@@ -140,6 +140,11 @@ class Session:
         with self._changed:
             return frozenset(n for n, c in self._connected.items() if c.over is None) | self._without_me()
 
+    def proposal(self, number: int) -> Generation | None:
+        """The generation that was proposed as ``number``; None if it is unknown or long superseded."""
+        with self._changed:
+            return self._proposed.get(number)
+
     def expected_world_size(self) -> int:
         """Ranks of the newest known generation; 0 before any."""
         with self._changed:

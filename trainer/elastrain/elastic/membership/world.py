@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import astuple
 from typing import Any, NoReturn
 
@@ -19,9 +20,10 @@ from elastrain.data.share import Place
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm import backend
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.comm.header import RanksDiverged
+from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.membership import tracing
-from elastrain.elastic.membership.entry import Entry, EntryRow
+from elastrain.elastic.membership.calls import Calls
+from elastrain.elastic.membership.entry import Entry, EntryRow, has_joiners
 from elastrain.elastic.membership.report import Reporter, Switch, Times
 from elastrain.elastic.membership.session import Session, close_in_background
 from elastrain.elastic.state import capture
@@ -73,6 +75,7 @@ class World:
         self._traces = tracing.recorder(lambda: self.place.rank)
         self._reporter = Reporter(on_rescale=self._traces)
         self._handover = Handover(tracked, self._tree, self._load)
+        self._calls = Calls()
         self._order: Order | None = None
         self._loop_end = 0
         self._start: int | None = None
@@ -168,6 +171,7 @@ class World:
         next step has the same learners.
         """
         self.step += 1
+        self._calls.reset()
         if not learning:
             self.share = self.place.share
         self._agreed = agreed
@@ -195,7 +199,23 @@ class World:
         state in which that code has run already.
         """
         self.complete()
-        return self._barrier()
+        if self.exchange(Kind.BARRIER) is None:
+            return False
+        self._reporter.left_loop()
+        return True
+
+    def exchange(self, kind: Kind, mine: bytes = b"") -> list[bytes] | None:
+        """As of :meth:`Calls.attempt`. None: the generation broke; settle, and call it again."""
+        communicator = self.communicator
+        assert communicator is not None
+        communicator.step = self.step
+        # Code of the script may be changing the state: no rank can receive it here, or save it.
+        proposals = (self._session.proposal(n) for n in self._session.connected())
+        smaller = {g.number for g in proposals if g is not None and g.size and not has_joiners(self._generation, g)}
+        with suppress(GenerationBroken):
+            result, self._agreed = self._calls.attempt(communicator, kind, mine, smaller)
+            return result
+        return None
 
     def finish(self) -> None:
         """Return when every rank of the generation has committed its last step: until then their state may be needed.
@@ -204,7 +224,7 @@ class World:
         """
         while self._number:
             self.settle()
-            if self._barrier():
+            if self.exchange(Kind.END) is not None:
                 break  # otherwise settle() forms the next generation
         if self.place.rank == 0:
             self._save_now()
@@ -213,16 +233,6 @@ class World:
         """Send the outstanding traces of the last rescale; bounded."""
         if self._traces is not None:
             self._traces.close()
-
-    def _barrier(self) -> bool:
-        """Wait for all ranks, outside of a step; returns whether the generation has held."""
-        assert self.communicator is not None
-        self.communicator.step = self.step
-        try:
-            self.communicator.barrier()
-        except GenerationBroken:
-            return False
-        return True
 
     # -- changes of generation ---------------------------------------------------------------------------------------
     def _give_up(self, communicator: Communicator, cause: str) -> None:
@@ -251,7 +261,8 @@ class World:
         # If all ranks stop, only their memory holds the state. In a healthy generation rank 0 saves it. After a loss
         # the ranks cannot tell which of them is first, and writing the same step twice is harmless.
         saves = self.communicator is None or self.place.rank == 0
-        if not generation.size and saves:
+        # Not outside of a loop: the code there would run again on a state that it may have changed already.
+        if not generation.size and saves and not self._calls.count:
             self._save_now()
         self._number = generation.number
         self._leave()
@@ -279,8 +290,9 @@ class World:
         else:
             self._keeper.take_over()
         self._session.adopt(generation.number, self.step)
+        outside = self._calls.count > 0
         times = Times(
-            last_commit=self._reporter.last_commit,
+            last_commit=self._broken_at if outside else self._reporter.last_commit,
             broken=self._broken_at,
             heard=self._session.heard_at(generation.number),
             connected=communicator.connected_at,
@@ -290,6 +302,8 @@ class World:
         self._broken_at = None
         lost_steps = max(0, entry.reached - self.step)
         self._reporter.entered(Switch(generation, entry.from_size, self.step, lost_steps, times))
+        if outside:
+            self._reporter.resumed(time.monotonic())
         log.info(
             "generation entered", generation=generation.number, reason=generation.reason, rank=communicator.rank,
             world_size=communicator.world_size, step=self.step, sync_seconds=round(synchronised - entered, 3),
@@ -319,6 +333,7 @@ class World:
         if communicator.broken is not None:
             raise GenerationBroken(communicator.generation, communicator.broken)
         self._has_state = not self._handover.receiving
+        self._calls.catch_up(communicator, entry)
         return entry
 
     def _give_way(self, communicator: Communicator, misplaced: list[int]) -> NoReturn:
@@ -333,7 +348,7 @@ class World:
     def _entry_row(self, generation: Generation) -> EntryRow:
         """This rank's contribution to the entry of ``generation``."""
         assert self.model is not None
-        joined = self._has_joiners(generation)
+        joined = has_joiners(self._generation, generation)
         at_its_end = self.stopped or self.step >= self._loop_end
         return EntryRow(
             step=self.step if self._has_state else -1,
@@ -346,19 +361,13 @@ class World:
             in_portions=int(joined and self._exchanges_in_portions()),
             loop_end=self._loop_end,
             trained=self.trained.digest,
+            calls=self._calls.count,
         )
 
     def _exchanges_in_portions(self) -> bool:
         if not self.overlaps_transfer:
             return False
         return self._handover.can_send_in_portions() if self._has_state else self._handover.can_receive_in_portions()
-
-    def _has_joiners(self, generation: Generation) -> bool:
-        """Whether it has members that were not in the generation before, as far as this rank can tell."""
-        if generation.roster is not None:
-            return True  # of a large generation a rank receives only its own place
-        before = {m.id for m in self._generation.members} if self._generation else set()
-        return any(m.id not in before for m in generation.members)
 
     def _begin_learner_step(self, communicator: Communicator, *, receiving: bool) -> None:
         assert self.model is not None and self.model.learner is not None
@@ -389,6 +398,7 @@ class World:
     def _load(self, tree: dict[str, Any]) -> None:
         position = tree["position"]
         self.step, self._keeper.lineage = position["step"], position["lineage"]
+        self._calls.reset()
         self._reporter.loss = position.get("loss")  # absent in older checkpoints
         self.stopped = position.get("stopped", False)
         self._reporter.rescales = [Rescale.model_validate(r) for r in position["rescales"]]

@@ -6,6 +6,7 @@ Every object with ``state_dict`` and ``load_state_dict`` can be tracked.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,7 +40,7 @@ def capture(tracked: Mapping[str, Stateful]) -> dict[str, Any]:
     return {name: obj.state_dict() for name, obj in tracked.items()}
 
 
-def restore(tracked: dict[str, Stateful], state: dict[str, Any]) -> None:
+def restore(tracked: Mapping[str, Stateful], state: dict[str, Any]) -> None:
     """Load ``state`` into the tracked objects.
 
     Raises ``ValueError`` naming the entries that only one side has: a skipped optimizer would train on with its own
@@ -63,8 +64,8 @@ def structure(tree: Any) -> int:
     return digest.of_value(described)
 
 
-def to_cpu_copy(tree: Any, into: Any = None) -> Any:
-    """A copy whose tensors are on the CPU and share no memory with ``tree``.
+def copied(tree: Any, into: Any = None, *, device: str | None = None) -> Any:
+    """A copy that shares no memory with ``tree``. ``device``: of its tensors; default: that of the copied ones.
 
     The copy reuses the tensors of ``into``, an earlier copy that is no longer needed, where they fit. The first write
     to each page of new memory would take longer than the copy itself.
@@ -73,11 +74,11 @@ def to_cpu_copy(tree: Any, into: Any = None) -> Any:
 
     def copy(path: tuple[Any, ...], leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
-            return leaf
+            return deepcopy(leaf)
         home = homes.get(path)
         if home is not None and _alike(home, leaf):
             return home.copy_(leaf.detach())
-        return leaf.detach().to("cpu", copy=True)
+        return leaf.detach().to(device or leaf.device, copy=True)
 
     return _pytree.tree_map_with_path(copy, tree)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -19,14 +19,22 @@ from elastrain.elastic.state.capture import Stateful
 
 UPDATES_OF_SCALER = ("unscale_", "step", "update")
 UPDATES_OF_AVERAGE = ("update_parameters", "update", "set")
+Closure = Callable[[], Any]
+
+
+class StepWith(Protocol):
+    """Runs ``step(closure)`` of an optimizer."""
+
+    def __call__(self, step: Callable[[Closure], Any], closure: Closure, *, once: bool) -> Any:
+        """``once``: ``step`` calls its closure once, before it changes anything. Returns the closure's value."""
 
 
 class Tracker:
     """Adds objects to those whose state moves with the job, and makes their methods keep the contract."""
 
-    def __init__(self, tracked: dict[str, Stateful], contract: Contract) -> None:
-        """``tracked`` is shared with the runtime."""
-        self._tracked, self._contract = tracked, contract
+    def __init__(self, tracked: dict[str, Stateful], contract: Contract, step_with: StepWith) -> None:
+        """``tracked`` is shared with the runtime. ``step_with`` runs an optimizer's ``step(closure)``."""
+        self._tracked, self._contract, self._step_with = tracked, contract, step_with
         self._scaled: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def track(self, objects: Mapping[str, Any]) -> None:
@@ -59,14 +67,31 @@ class Tracker:
         for name, call in calls.items():
             if not callable(getattr(obj, name, None)):
                 continue
-            acts = functools.partial(self._contract.acts, call, f"{type(obj).__name__}.{name}()")
-            if in_instance := vars(obj).get(name):
-                # A bound method: schedulers ask an optimizer's step for __func__.
-                setattr(obj, name, types.MethodType(_gated(_without_self(in_instance), acts), obj))
-            else:
-                in_class[name] = _gated(getattr(type(obj), name), acts)
+            in_instance = vars(obj).get(name)
+            original = getattr(type(obj), name) if in_instance is None else _without_self(in_instance)
+            gated = _gated(original, functools.partial(self._contract.acts, call, f"{type(obj).__name__}.{name}()"))
+            if isinstance(obj, torch.optim.Optimizer):
+                gated = _with_closure(original, gated, self._step_with)
+            if in_instance is None:
+                in_class[name] = gated
+            else:  # a bound method: schedulers ask an optimizer's step for __func__
+                setattr(obj, name, types.MethodType(gated, obj))
         if in_class:
             _subclass(obj, in_class)
+
+    def check_parameters(self, model: nn.Module) -> None:
+        """Raises ``ValueError`` if a tracked optimizer trains parameters outside of ``model``, all wrapped models.
+
+        Their gradients would stay on each rank, and their values would reach no joiner.
+        """
+        known = {id(p) for p in model.parameters()}
+        for name, obj in self._tracked.items():
+            groups = obj.param_groups if isinstance(obj, torch.optim.Optimizer) else []
+            if any(p.requires_grad and id(p) not in known for group in groups for p in group["params"]):
+                raise ValueError(
+                    f"job.track({name}=…): this optimizer trains parameters of no model that was given to job.wrap(), "
+                    "so the ranks would come to differ: wrap them too, for instance job.wrap(nn.ParameterList([p]))"
+                )
 
     def unscaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss that a tracked scaler has made ``loss`` from, or ``loss`` itself."""
@@ -105,6 +130,13 @@ def is_scaler(obj: Any) -> bool:
     return all(callable(getattr(obj, name, None)) for name in (*UPDATES_OF_SCALER, "scale"))
 
 
+def forget_stages(scaler: Any) -> None:
+    """Forget the optimizers that ``scaler`` has seen since its last ``update()``, which its state does not contain."""
+    stages = getattr(scaler, "_per_optimizer_states", None)
+    if stages is not None:
+        stages.clear()
+
+
 def is_average(obj: Any) -> bool:
     """Whether it is an average of a model's weights, as torch's ``AveragedModel`` and timm's ``ModelEmaV3``."""
     updates = any(callable(getattr(obj, name, None)) for name in UPDATES_OF_AVERAGE)
@@ -132,6 +164,23 @@ def _without_self(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def method(_self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
+
+    return method
+
+
+def _with_closure(original: Callable[..., Any], gated: Callable[..., Any], step_with: StepWith) -> Callable[..., Any]:
+    """``gated``, an optimizer's ``step``, with calls that pass a closure given to ``step_with``."""
+    # torch's optimizers evaluate a closure once, before the update; only L-BFGS does so between its updates.
+    home = getattr(original, "__module__", "")
+    once = home.startswith("torch.optim.") and home != "torch.optim.lbfgs"
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given, others = (args[0], args[1:]) if args else (kwargs.get("closure"), ())
+        if given is None:
+            return gated(self, *args, **kwargs)
+        named = {name: value for name, value in kwargs.items() if name != "closure"}
+        return step_with(lambda closure: original(self, closure, *others, **named), given, once=once)
 
     return method
 

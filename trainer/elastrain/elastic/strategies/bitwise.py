@@ -61,6 +61,8 @@ class Bitwise:
     """Gradients as the tree's sum. See :class:`elastrain.elastic.strategies.strategy.Strategy` for the methods."""
 
     def __init__(self) -> None:
+        self._models: list[ElasticModule] = []
+        self._whole: ElasticModule | None = None
         self._buffers: GradientBuffers | None = None
         self._sum: TreeSum[GradientBuffer] | None = None
         """Of the step under way; None before its first micro-batch."""
@@ -79,8 +81,24 @@ class Bitwise:
         if norms := [name for name, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]:
             raise ValueError(f"job.wrap(): numerics='bitwise': {norms[0]} is a SyncBatchNorm; use GroupNorm")
         model = BitwiseModule(module)
-        self._buffers = GradientBuffers(module)
+        self._models.append(model)
+        if len(self._models) == 1:
+            self._whole = model
+        else:
+            self._whole = BitwiseModule(nn.ModuleList(m.module for m in self._models))
+        self._buffers = GradientBuffers(self._whole.module)
         return model
+
+    def whole(self) -> ElasticModule:
+        assert self._whole is not None
+        return self._whole
+
+    def several_backwards(self) -> ElasticModule:
+        raise ValueError(
+            "numerics='bitwise': several backwards in a loop body: the body runs for one micro-batch after the other, "
+            "and an update in between would reach only some of them; use one job.backward() for each batch, or "
+            "numerics='exact'"
+        )
 
     def check_warm_up(self, changed_buffers: list[str]) -> None:
         if changed_buffers:
@@ -110,6 +128,7 @@ class Bitwise:
         communicator: Communicator,
         *,
         last: bool,
+        retain_graph: bool = False,
     ) -> Summed | None:
         buffers = self._buffers
         assert buffers is not None
@@ -117,7 +136,7 @@ class Bitwise:
             buffers.follow()
         buffers.fit(communicator.world_size)
         tree = self._sum = self._sum or TreeSum(part.leaves, self._add)
-        (loss * part.weight).backward()
+        (loss * part.weight).backward(retain_graph=retain_graph)
         if part.indices:  # a stand-in is no leaf
             self._push_leaf(tree, part.leaf, unscaled.detach() * part.weight)
         if not last:

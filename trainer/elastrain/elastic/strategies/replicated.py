@@ -1,5 +1,8 @@
 """The default strategy: one replica per rank, gradients averaged by DDP, the control vector beside them.
 
+A job with several models, or with several backwards in a loop body, leaves DDP
+(:mod:`elastrain.elastic.strategies.after_backward`).
+
 DDP's bucketing and its overlap with backward are used as they are. A communication hook sums the buckets over the
 communicator of the generation, and the control vector with the last bucket. One DDP lasts for the life of the process:
 it is made before the rank has any peer, and the generations' communicators are exchanged beneath it. Wrapping anew at
@@ -23,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.data.order import Order, Slice
@@ -35,12 +39,15 @@ from elastrain.elastic.comm.transport import completed
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.strategies import batchnorm
+from elastrain.elastic.strategies.after_backward import AfterBackward
 from elastrain.elastic.strategies.learner import Learner
 from elastrain.elastic.strategies.strategy import ElasticModule
 
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
 """DDP's option has a new name in torch 2.13."""
+_OF_SPEED = ("bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
+"""DDP options that change no result, and so may be given where DDP is not used."""
 _OWN_COLLECTIVES = ("find_unused_parameters", "static_graph")
 """DDP options under which DDP communicates by itself, beside the hook."""
 
@@ -52,7 +59,9 @@ class Replicated:
     """
 
     def __init__(self) -> None:
-        self._model: ReplicatedModule | None = None
+        self._models: list[ReplicatedModule] = []
+        self._after_backward: AfterBackward | None = None
+        """Sums the gradients in place of DDP."""
         self._synchronises_norms = False
         self._loss: torch.Tensor | None = None
 
@@ -69,9 +78,20 @@ class Replicated:
             )
 
     def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
-        self._synchronises_norms = batchnorm.adopt(module)
-        self._model = ReplicatedModule(module, **ddp_options)
-        return self._model
+        self._synchronises_norms |= batchnorm.adopt(module)
+        self._models.append(ReplicatedModule(module, **ddp_options))
+        if len(self._models) > 1:
+            self.several_backwards()
+        return self._models[-1]
+
+    def whole(self) -> ElasticModule:
+        return self._models[0] if self._after_backward is None else self._after_backward.model
+
+    def several_backwards(self) -> ElasticModule:
+        for model in self._models:
+            model.leave_ddp()
+        self._after_backward = AfterBackward([model.module for model in self._models])
+        return self._after_backward.model
 
     def check_warm_up(self, changed_buffers: list[str]) -> None:
         """Buffers may change: each rank has its own."""
@@ -81,12 +101,13 @@ class Replicated:
 
     def begin_step(self) -> None:
         self._loss = None
+        if self._after_backward is not None:
+            self._after_backward.begin_step()
 
     def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
-        assert self._model is not None
         if self._synchronises_norms:  # then a part has one micro-batch
             return batchnorm.over(communicator, counts=bool(part.indices))
-        return nullcontext() if last else self._model.no_sync()
+        return nullcontext() if last or self._after_backward is not None else self._models[0].no_sync()
 
     def backward(
         self,
@@ -97,19 +118,24 @@ class Replicated:
         communicator: Communicator,
         *,
         last: bool,
+        retain_graph: bool = False,
     ) -> Summed | None:
-        assert self._model is not None
+        if self._after_backward is not None:
+            return self._after_backward.backward(
+                loss, unscaled, part, inputs, communicator, last=last, retain_graph=retain_graph
+            )
+        (model,) = self._models
         value = unscaled.detach() * part.weight
         self._loss = value if self._loss is None else self._loss + value
         weighted = loss * part.weight
-        self._model.put_gradients_back()
+        model.put_gradients_back()
         if not last:
-            weighted.backward()
-            self._model.put_gradients_aside()
+            weighted.backward(retain_graph=retain_graph)
+            model.put_gradients_aside()
             return None
-        self._model.prepare(inputs, self._loss)
-        weighted.backward()
-        return self._model.control_sums(communicator)
+        model.prepare(inputs, self._loss)
+        weighted.backward(retain_graph=retain_graph)
+        return model.control_sums(communicator)
 
 
 class ReplicatedModule(ElasticModule):
@@ -189,15 +215,35 @@ class ReplicatedModule(ElasticModule):
         finally:
             self._sums = True
 
+    def leave_ddp(self) -> None:
+        """From now on forward runs through the user's model alone. Raises ``ValueError`` for options that need DDP."""
+        if lost := [option for option in self._options if option not in _OF_SPEED]:
+            raise ValueError(
+                f"job.wrap({', '.join(lost)}=…): belongs to DDP, which serves a job with one model and one "
+                "job.backward() in each loop body"
+            )
+        if self._ddp is not None:
+            self._ddp._remove_autograd_hooks()
+        self.__dict__["_ddp"], self._communicator = None, None
+        self.bare, self.learner = True, None
+
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output. Raises ``RuntimeError`` if this wrapper, and not the model, is compiled."""
         if not torch.is_grad_enabled() or not (self.training or self.in_body()):
             return self.module(*args, **kwargs)
+        if get_eval_frame_callback():
+            raise RuntimeError(
+                "torch.compile(job.wrap(net)): the compiler cannot trace a change of generation; compile the model "
+                "itself, at any time: job.wrap(torch.compile(net)), or model.compile()"
+            )
         if self.learner is not None and self.learner.outputs.replaying:
             return self.learner.outputs.replay()
-        if self._ddp is None or self._trains_others:
-            self._wrap_anew()
-        self._ddp.require_backward_grad_sync = self._sums
-        output = self._ddp(*args, **kwargs)
+        if not self.bare:
+            if self._ddp is None or self._trains_others:
+                self._wrap_anew()
+            self._ddp.require_backward_grad_sync = self._sums
+        output = self.module(*args, **kwargs) if self.bare else self._ddp(*args, **kwargs)
         return self.learner.outputs.record(output) if self.learner is not None and self.warms_up else output
 
     # -- the control vector ------------------------------------------------------------------------------------------

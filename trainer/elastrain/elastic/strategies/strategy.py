@@ -36,6 +36,8 @@ class ElasticModule(nn.Module):
     """Whether a loop body runs: then a forward with gradients is one of training, also in ``eval()`` mode."""
     warms_up = False
     """Whether the warm-up's loop body runs."""
+    bare = False
+    """Whether forward runs through the user's model alone: nothing is summed during backward."""
     learner: Learner | None = None
     """Computes the steps in which this rank is a learner; None if this model cannot have any."""
 
@@ -48,6 +50,10 @@ class ElasticModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the user's model, as its own ``compile`` does."""
+        self.module.compile(*args, **kwargs)
 
     @property
     def device(self) -> torch.device:
@@ -85,6 +91,12 @@ class ElasticModule(nn.Module):
         for p in self.module.parameters():
             p.grad = None
 
+    def stand_in_gradients(self) -> None:
+        """Give zeros to parameters without gradients: code of the script that reads them runs, and nothing counts."""
+        for p in self.module.parameters():
+            if p.requires_grad and p.grad is None:
+                p.grad = torch.zeros_like(p)
+
 
 class Strategy(Protocol):
     """How the gradients of a step's micro-batches on all ranks become those of the mean over the global batch.
@@ -99,7 +111,19 @@ class Strategy(Protocol):
         """
 
     def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
-        """The model in this strategy's wrapper. Raises ``ValueError`` for a model or an option that it cannot train."""
+        """The model in this strategy's wrapper, for the script. A job may have several models.
+
+        Raises ``ValueError`` for a model or an option that the strategy cannot train.
+        """
+
+    def whole(self) -> ElasticModule:
+        """All wrapped models as one, for the runtime. Another one after each :meth:`wrap`."""
+
+    def several_backwards(self) -> ElasticModule:
+        """From now on :meth:`backward` may be called again after the last micro-batch of a step.
+
+        Returns the new :meth:`whole`. Raises ``ValueError`` if the strategy or an option excludes it.
+        """
 
     def check_warm_up(self, changed_buffers: list[str]) -> None:
         """Raises ``RuntimeError`` if a model whose forward changes these buffers cannot be trained."""
@@ -122,6 +146,7 @@ class Strategy(Protocol):
         communicator: Communicator,
         *,
         last: bool,
+        retain_graph: bool = False,
     ) -> Summed | None:
         """Compute the gradients of micro-batch ``part``; with the last one, sum them over the ranks.
 

@@ -1,0 +1,53 @@
+"""Samplers in real processes: the same model and an exact audit, whatever happens to the ranks."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from elastrain.data.audit import verify
+
+SCRIPT = Path(__file__).parent / "train_options.py"
+EPOCHS = 6
+
+
+def start(world, sampler: str, *ranks: str) -> None:
+    for rank in ranks:
+        seed = str(len(world.ranks))
+        world.start(rank, epochs=EPOCHS, delay=0.08, script=SCRIPT, LOADER="{}", SAMPLER=sampler, SEED=seed, RANDOM="0")
+    world.ready(*ranks)
+
+
+@pytest.mark.timeout(300)  # four processes that import torch, on a busy machine
+@pytest.mark.parametrize(
+    ("sampler", "samples"),
+    [("buckets", 203), ("weighted", 150)],
+    ids=["batches of different sizes", "with replacement"],
+)
+def test_steps_are_those_of_one_rank_if_a_sampler_makes_them_and_ranks_leave_and_join(
+    world, tmp_path_factory, sampler, samples
+) -> None:
+    alone = type(world)(tmp_path_factory.mktemp("alone"), world.warm)
+    start(alone, sampler, "a")
+    alone.propose("a")
+    expected = alone.finished("a")["a"]
+
+    start(world, sampler, "a", "b", "c", "d")
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    world.progressed("a", 4)
+    world.ranks["b"].kill()
+    world.wait("the loss is reported", lambda: all(world.ranks[r].has("broken") for r in "ac"))
+    world.propose("a", "c")
+    world.adopted("a", "c")
+    world.progressed("a", 4)
+    world.propose("a", "c", "d")
+    final = world.finished("a", "c", "d")["a"]
+
+    assert final["step"] == expected["step"]
+    assert final["losses"] == pytest.approx(expected["losses"]), "not the mean over the global batch"
+    for name, value in expected["model"].items():
+        assert torch.allclose(final["model"][name], value, rtol=0, atol=1e-8), name
+    for verdict in (verify(alone.audit), verify(world.audit)):
+        assert verdict.ok, verdict
+        assert (verdict.epochs, verdict.samples) == (EPOCHS, EPOCHS * samples)

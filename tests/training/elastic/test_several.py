@@ -1,0 +1,127 @@
+"""Closures of optimizers, and the copy of the state that a discarded loop body is put back to."""
+
+import pytest
+import torch
+from torch import nn
+
+from elastrain.data.order import Slice
+from elastrain.data.share import Place, Share
+from elastrain.elastic.contract import Contract
+from elastrain.elastic.membership import control
+from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.several import SeveralBackwards
+from elastrain.elastic.state.snapshot import Snapshot
+from elastrain.elastic.state.tracked import Tracker
+from elastrain.elastic.step import Step
+
+SUMS = Summed([0.0] * control.SIZE, ())
+
+
+class Body:
+    """A loop body on one rank, with one optimizer; ``lost``: the backward that loses a worker."""
+
+    def __init__(self, kind: type[torch.optim.Optimizer], *, warm_up: bool = False, lost: int = 0) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Linear(2, 1)
+        self.x = torch.randn(8, 2)
+        part = Slice((0,), (0,), weight=1.0, epoch=0)
+        self.step = Step(0, Place(0, 0, 1), Share(0, 1), (part,), warm_up=warm_up, begun=1)
+        contract, tracked = Contract(lambda: self.step.phase), {}
+        self.several = SeveralBackwards(Snapshot(tracked), contract, lambda: self.step)
+        tracker = Tracker(tracked, contract, self.several.step_with)
+        self.optimizer = kind(self.net.parameters(), lr=0.1)
+        tracker.track({"optimizer": self.optimizer})
+        tracked["model"] = self.net
+        self.lost, self.evaluations = lost, 0
+
+    def closure(self) -> torch.Tensor:
+        self.evaluations += 1
+        self.optimizer.zero_grad()
+        loss = self.net(self.x).pow(2).mean()
+        loss.backward()
+        self.step.done = 1
+        self.step.decide(SUMS, 1, intact=self.evaluations != self.lost, updatable=True)
+        return loss.detach()
+
+    def weights(self) -> list[float]:
+        return self.net.weight.flatten().tolist()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_closure_runs_once_and_nothing_is_updated_in_the_warm_up(kind) -> None:
+    body = Body(kind, warm_up=True)
+    before = body.weights()
+    assert body.optimizer.step(body.closure) == body.net(body.x).pow(2).mean()
+    assert (body.evaluations, body.weights()) == (1, before)
+    assert body.step.closures == (kind is torch.optim.LBFGS), "only its updates need a copy of the state"
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_optimizer_runs_its_closure_if_the_step_counts(kind) -> None:
+    body, plain = Body(kind), Body(kind)
+    body.several.allowed = True
+    body.optimizer.step(closure=body.closure)
+    original = kind(plain.net.parameters(), lr=0.1)
+    plain.optimizer = original
+    original.step(plain.closure)
+    assert (body.evaluations, body.weights()) == (plain.evaluations, plain.weights())
+
+
+def test_the_closure_that_loses_a_worker_is_the_last_one_and_the_state_is_put_back() -> None:
+    body = Body(torch.optim.LBFGS, lost=4)
+    body.several.allowed = True
+    before = body.weights()
+    body.several.snapshot.save()
+    value = body.optimizer.step(body.closure)
+    assert body.evaluations == 4
+    assert body.weights() != before, "the optimizer had begun to update"
+    assert value == body.net(body.x).pow(2).mean(), "the script sees the value of the last evaluation"
+    body.several.snapshot.restore()
+    assert body.weights() == before
+    assert not body.optimizer.state_dict()["state"]
+    assert body.optimizer.step(body.closure) == body.net(body.x).pow(2).mean(), "the rest of the body is harmless"
+    assert (body.evaluations, body.weights()) == (5, before)
+
+
+def test_error_names_the_remedy_if_updates_within_a_closure_were_not_seen_in_the_warm_up() -> None:
+    body = Body(torch.optim.LBFGS)
+    with pytest.raises(RuntimeError, match=r"step\(closure\) did not take place in .*several_backwards=True"):
+        body.optimizer.step(body.closure)
+    Body(torch.optim.SGD).optimizer.step(body.closure)
+
+
+def test_snapshot_holds_nothing_that_changes_with_the_objects() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.LBFGS(net.parameters(), line_search_fn="strong_wolfe")
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5])
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    tracked = {"net": net, "optimizer": optimizer, "schedule": schedule, "scaler": scaler}
+    scaler.scale(torch.ones(()))
+    x = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+
+    def change() -> None:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = net(x).pow(2).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        schedule.step()
+
+    def state() -> dict:
+        return {name: obj.state_dict() for name, obj in tracked.items()}
+
+    change()
+    snapshot = Snapshot(tracked)
+    for _ in range(2):  # the second copy must not share memory with objects that keep the first one's tensors
+        snapshot.save()
+        expected = repr(state())
+        change()
+        scaler.unscale_(optimizer)
+        assert repr(state()) != expected
+        snapshot.restore()
+        assert repr(state()) == expected
+        scaler.unscale_(optimizer)  # not "already called since the last update()"
+        scaler.update()
+        change()

@@ -1,0 +1,145 @@
+"""The samplers of torch, and any other iterable of indices, as functions of the position.
+
+Torch's own samplers become the samplers of :mod:`elastrain.data.samplers` that draw from the same distribution. Any
+other sampler is iterated once an epoch on each rank, under a seed of the epoch, and its indices are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from elastrain.data.rng import Kept, Keys, seed_all
+from elastrain.data.samplers import BatchSampler, Drawn, InOrder, Sampler, Shuffled, Weighted, as_indices
+
+
+def by_position(sampler: Any, seed: int) -> Sampler:
+    """``sampler`` as a :class:`elastrain.data.Sampler`: itself, or what draws as it does, from ``seed``.
+
+    A generator of a sampler of torch is not used. Raises ``TypeError`` for an object that is no sampler, ``ValueError``
+    for one that cuts the data by rank, or that is not deterministic.
+    """
+    _refuse_by_rank("sampler", sampler)
+    if type(sampler) is SequentialSampler:
+        return InOrder(len(sampler))
+    if type(sampler) is RandomSampler:
+        kind = Drawn if sampler.replacement else Shuffled
+        return kind(len(sampler.data_source), seed=seed, samples=sampler.num_samples)
+    if type(sampler) is SubsetRandomSampler:
+        return Shuffled(list(sampler.indices), seed=seed)
+    if type(sampler) is WeightedRandomSampler:
+        return Weighted(sampler.weights, sampler.num_samples, seed=seed, replacement=sampler.replacement)
+    if callable(getattr(sampler, "indices", None)):
+        found: Sampler = sampler
+        return found
+    if not hasattr(sampler, "__iter__"):
+        raise TypeError(_NO_SAMPLER.format("sampler", type(sampler).__name__, "Sampler"))
+    return ReplayedSampler(sampler, seed)
+
+
+def batches_by_number(batch_sampler: Any, seed: int) -> BatchSampler:
+    """``batch_sampler`` as a :class:`elastrain.data.BatchSampler`; its batches are the global ones. Raises as above."""
+    _refuse_by_rank("batch_sampler", batch_sampler)
+    if callable(getattr(batch_sampler, "batch", None)):
+        found: BatchSampler = batch_sampler
+        return found
+    if not hasattr(batch_sampler, "__iter__"):
+        raise TypeError(_NO_SAMPLER.format("batch_sampler", type(batch_sampler).__name__, "BatchSampler"))
+    return ReplayedBatchSampler(batch_sampler, seed)
+
+
+_NO_SAMPLER = "job.dataloader({}=…): {} is neither an iterable of indices nor has the methods of elastrain.data.{}"
+_BY_RANK = (
+    "job.dataloader({}=…): {} cuts the data for a fixed number of ranks; job.dataloader() cuts each global batch for "
+    "the ranks of its step. Leave it out (shuffle, seed and drop_last are arguments of job.dataloader), or pass the "
+    "sampler of the whole data set"
+)
+
+
+def _refuse_by_rank(name: str, sampler: Any) -> None:
+    for one in _with_inner(sampler):
+        if hasattr(one, "num_replicas") and hasattr(one, "rank"):
+            raise ValueError(_BY_RANK.format(name, type(one).__name__))
+
+
+def _with_inner(sampler: Any) -> tuple[Any, ...]:
+    return (sampler, sampler.sampler) if hasattr(sampler, "sampler") else (sampler,)
+
+
+class _Replay:
+    """The epochs of a sampler of which only an iteration is known. Keeps the last two.
+
+    Default generators, and a ``generator`` of the sampler, are seeded by (seed, epoch) before each iteration, and
+    ``set_epoch(epoch)`` is called if it exists.
+    """
+
+    def __init__(self, sampler: Any, seed: int, read: Callable[[Any], list[Any]]) -> None:
+        """``read``: an iteration as a list of plain values. Raises ``ValueError`` if two iterations differ."""
+        self._sampler, self._keys, self._read = sampler, Keys(seed, "sampler"), read
+        self._drawn = lru_cache(maxsize=2)(self._draw)
+        self.first = self._drawn(0)
+        """Epoch 0."""
+        if self.first != self._draw(0):
+            raise ValueError(
+                f"job.dataloader(): {type(sampler).__name__} is not deterministic: two iterations of epoch 0 differ, "
+                "and so would those of two ranks. Draw from torch's default generator, or seed a generator of your own "
+                "in set_epoch(epoch)"
+            )
+
+    def epoch(self, epoch: int) -> list[Any]:
+        """The samples, or the batches, of ``epoch``. Raises ``ValueError`` if it has another number than the first."""
+        drawn = self._drawn(epoch)
+        if len(drawn) != len(self.first):
+            raise ValueError(
+                f"job.dataloader(): the length of {type(self._sampler).__name__} is {len(drawn)} in epoch {epoch} and "
+                f"{len(self.first)} in epoch 0: it must be the same in all epochs, as it determines where each one ends"
+            )
+        return drawn
+
+    def _draw(self, epoch: int) -> list[Any]:
+        with Kept():
+            seed_all(self._keys(epoch))
+            for one in _with_inner(self._sampler):
+                if isinstance(getattr(one, "generator", None), torch.Generator):
+                    one.generator.manual_seed(self._keys(epoch))
+                if callable(getattr(one, "set_epoch", None)):
+                    one.set_epoch(epoch)
+            return self._read(self._sampler)
+
+
+class ReplayedSampler:
+    """A sampler that is iterated as a whole for each epoch: costs that time, and the memory, on every rank."""
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        """Raises ``ValueError`` if two iterations of an epoch differ, ``TypeError`` if it yields no integers."""
+        self._replay = _Replay(sampler, seed, lambda drawn: as_indices(list(drawn), sampler))
+
+    def __len__(self) -> int:
+        return len(self._replay.first)
+
+    def indices(self, epoch: int, start: int, stop: int) -> Sequence[int]:
+        """As of :class:`elastrain.data.Sampler`. Raises ``ValueError`` if the length of the epochs differs."""
+        return self._replay.epoch(epoch)[start:stop]
+
+
+class ReplayedBatchSampler:
+    """The same for a sampler that yields batches: lists of indices."""
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        """Raises as :class:`ReplayedSampler`."""
+        self._replay = _Replay(sampler, seed, lambda drawn: [as_indices(batch, sampler) for batch in drawn])
+        sizes = [len(batch) for batch in self._replay.first]
+        self.samples = sum(sizes)
+        self.batch_size = max([int(getattr(sampler, "batch_size", None) or 0), *sizes])
+
+    def __len__(self) -> int:
+        return len(self._replay.first)
+
+    def batch(self, epoch: int, number: int) -> Sequence[int]:
+        """As of :class:`elastrain.data.BatchSampler`. Raises ``ValueError`` as :meth:`ReplayedSampler.indices`."""
+        found: Sequence[int] = self._replay.epoch(epoch)[number]
+        return found

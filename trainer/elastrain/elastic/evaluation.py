@@ -1,0 +1,243 @@
+"""``job.evaluate()``: sums over a data set, cut by batches over the ranks, in rounds.
+
+In each round every rank computes one batch and all exchange their results, which each of them adds in the order of the
+batches. The sums therefore do not depend on the number of ranks. A change of generation costs the batches under way:
+the ranks that remain continue with the first batch that has no result.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, SequentialSampler, default_collate
+
+from elastrain.data.fetch import Fetcher, Task, WorkerStart, as_it_is
+from elastrain.data.loader import ElasticLoader
+from elastrain.data.order import Order, Slice
+from elastrain.data.rng import Kept, Randomness
+from elastrain.data.share import Place
+from elastrain.elastic import reduction
+from elastrain.elastic.comm.header import Kind
+
+Terms = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
+"""What a batch adds, by name: a value, or a value times its weight, and the weight."""
+
+
+class Ranks(Protocol):
+    """The other ranks of the job."""
+
+    @property
+    def place(self) -> Place:
+        """This rank's place among them."""
+
+    def settle(self) -> None:
+        """Return in a healthy generation; this may change :attr:`place`. Raises ``Drained``."""
+
+    def exchange(self, kind: Kind, mine: bytes) -> list[bytes]:
+        """``mine`` of every rank, by rank. It may change :attr:`place`. Raises ``Drained``."""
+
+    def computes(self) -> None:
+        """This rank begins a batch."""
+
+
+class Batches:
+    """The batches of an evaluation: which samples, and how they are loaded."""
+
+    def __init__(self, loader: Any) -> None:
+        """Raises ``TypeError`` or ``ValueError`` for a loader whose batches are not the same on all ranks."""
+        if isinstance(loader, ElasticLoader):
+            order, collate = loader.order, loader.collate_fn
+            if order.length is None:
+                raise ValueError("job.evaluate(loader): the data set has no length, so its evaluation has no end")
+            self.indices: Sequence[Sequence[int]] = [order.batch(step) for step in range(order.steps_per_epoch)]
+        else:
+            self.indices = _indices(loader)
+            order = Order(None, loader.batch_size or 1, shuffle=False)
+            collate = loader.collate_fn
+        self.samples = sum(map(len, self.indices))
+        if not self.samples:
+            raise ValueError("job.evaluate(loader): the data set has no samples")
+        self._dataset, self._collate, self._options = loader.dataset, collate or default_collate, _options(loader)
+        self._randomness = Randomness(order)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def load(self, numbers: Sequence[int]) -> Iterator[Any]:
+        """The data of the batches ``numbers``, in this order."""
+        newest = torch.zeros(1, dtype=torch.int64)
+        tasks = [Task(0, 0, tuple(self.indices[n]), n) for n in numbers]
+        loader = DataLoader(
+            Fetcher(self._dataset, self._collate, self._randomness, newest),
+            sampler=tasks,
+            batch_size=None,
+            collate_fn=as_it_is,
+            generator=torch.Generator(),
+            **self._options,
+        )
+        return (data for _, data in loader)
+
+    def seed(self, number: int) -> None:
+        """Seed the generators for ``fn`` on batch ``number``."""
+        self._randomness.seed_body(number, Slice((), (), 0.0, 0))
+
+
+def _indices(loader: Any) -> Sequence[Sequence[int]]:
+    if not isinstance(loader, DataLoader):
+        raise TypeError(
+            f"job.evaluate(loader): {type(loader).__name__}: must be a torch.utils.data.DataLoader, or made by "
+            "job.dataloader()"
+        )
+    if loader.batch_sampler is None:
+        raise ValueError(
+            "job.evaluate(loader): it yields no batches of a map-style data set; give batch_size=, and a stream to "
+            "job.dataloader(stream, ...)"
+        )
+    if not isinstance(loader.sampler, SequentialSampler):
+        raise ValueError(
+            f"job.evaluate(loader): {type(loader.sampler).__name__}: the ranks share the batches of one order: leave "
+            "shuffle=True and sampler= out"
+        )
+    return [list(batch) for batch in loader.batch_sampler]
+
+
+def _options(loader: Any) -> dict[str, Any]:
+    inner = loader if isinstance(loader, DataLoader) else loader.torch_loader
+    start = inner.worker_init_fn
+    return {
+        "num_workers": inner.num_workers,
+        "pin_memory": inner.pin_memory,
+        "timeout": inner.timeout,
+        "prefetch_factor": inner.prefetch_factor,
+        "multiprocessing_context": inner.multiprocessing_context,
+        "worker_init_fn": start if isinstance(start, WorkerStart) else WorkerStart(start),
+    }
+
+
+class Evaluation:
+    """One call of ``job.evaluate()``."""
+
+    def __init__(
+        self, batches: Batches, function: Callable[[Any], Mapping[str, Any]], modules: Iterable[nn.Module]
+    ) -> None:
+        """``modules``: in ``eval()`` mode while ``function`` runs."""
+        self._batches, self._function, self._modules = batches, function, list(modules)
+        self._sums = Sums()
+        self._kept = Kept()
+
+    def run(self, ranks: Ranks) -> dict[str, Any]:
+        """The sums over all batches."""
+        place: Place | None = None
+        mine: Iterator[tuple[int, Any]] = iter(())
+        shape = (len(self._batches), self._batches.samples)
+        while self._sums.next < len(self._batches):
+            ranks.settle()
+            if place != ranks.place:
+                place = ranks.place
+                mine = self._mine(range(self._sums.next, len(self._batches))[place.rank :: place.world_size])
+            ranks.computes()
+            terms = self._compute(mine)
+            rows = [pickle.loads(row) for row in ranks.exchange(Kind.EVALUATE, pickle.dumps((shape, terms)))]  # noqa: S301
+            for rank, (other, _) in enumerate(rows):
+                if other != rows[0][0]:
+                    raise ValueError(
+                        "job.evaluate(): rank 0 has {} batches of {} samples, rank {} {} of {}: all ranks must "
+                        "evaluate the same data".format(*rows[0][0], rank, *other)
+                    )
+            self._sums.take({number: terms for _, row in rows for number, terms in row.items()})
+        return self._sums.result()
+
+    def first(self) -> dict[str, Any]:
+        """The sums of the first batch, if nothing depends on them."""
+        self._sums.take(self._compute(self._mine([0])))
+        return self._sums.result()
+
+    def _mine(self, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        return zip(numbers, self._batches.load(numbers), strict=False)
+
+    def _compute(self, mine: Iterator[tuple[int, Any]]) -> dict[int, Terms]:
+        """The terms of this rank's next batch, if there is one."""
+        with self._evaluating():
+            for number, data in mine:
+                self._batches.seed(number)
+                return {number: terms_of(self._function(data))}
+        return {}
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        modes = [(module, module.training) for root in self._modules for module in root.modules()]
+        with ExitStack() as stack:
+            stack.enter_context(self._kept)
+            stack.enter_context(torch.no_grad())
+            for root in self._modules:
+                root.eval()
+            try:
+                yield
+            finally:
+                for module, training in modes:
+                    module.training = training
+
+
+def terms_of(returned: Any) -> Terms:
+    """What a batch adds. Raises ``TypeError`` if ``fn`` returned something else."""
+    if not isinstance(returned, Mapping):
+        raise TypeError(
+            f"job.evaluate(fn): fn(batch) must return a dict of numbers, tensors or pairs (value, weight), not "
+            f"{type(returned).__name__}"
+        )
+    terms: Terms = {}
+    for name, value in returned.items():
+        what = f"job.evaluate(fn): {name!r}"
+        if isinstance(value, tuple):
+            if len(value) != 2:
+                raise TypeError(f"{what}: a tuple of {len(value)}; must be (value, weight)")
+            weight = reduction.plain(value[1], what).double()
+            terms[name] = reduction.plain(value[0], what).double() * weight, weight
+        else:
+            terms[name] = reduction.exact(reduction.plain(value, what)), None
+    return terms
+
+
+class Sums:
+    """Adds the terms of batches in the order of their numbers."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        """The first batch that has not been added."""
+        self._waiting: dict[int, Terms] = {}
+        self._sums: Terms = {}
+
+    def take(self, terms: Mapping[int, Terms]) -> None:
+        """Add the terms of batches, by number, as soon as all before them were added. Raises ``ValueError``."""
+        self._waiting.update({number: t for number, t in terms.items() if number >= self.next})
+        while self.next in self._waiting:
+            for name, (value, weight) in self._waiting.pop(self.next).items():
+                self._sums[name] = self._added(name, value, weight)
+            self.next += 1
+
+    def result(self) -> dict[str, Any]:
+        """By name: the sum, or the mean of values with weights; numbers for scalars, else CPU tensors."""
+        values = {name: value if weight is None else value / weight for name, (value, weight) in self._sums.items()}
+        return {name: value.item() if value.dim() == 0 else value for name, value in values.items()}
+
+    def _added(
+        self, name: str, value: torch.Tensor, weight: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if name not in self._sums:
+            return value, weight
+        total, weights = self._sums[name]
+        if total.shape != value.shape or (weight is None) != (weights is None):
+            raise ValueError(
+                f"job.evaluate(fn): {name!r}: shape {tuple(value.shape)}{_weighted(weight)} of batch {self.next}, "
+                f"{tuple(total.shape)}{_weighted(weights)} before: must be the same for all batches"
+            )
+        return total + value, None if weight is None or weights is None else weights + weight
+
+
+def _weighted(weight: torch.Tensor | None) -> str:
+    return "" if weight is None else " with a weight"

@@ -1,0 +1,60 @@
+"""What ``job.all_reduce()`` sends, and how the values of all ranks become one. Pure."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+OPERATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda values: values.sum(dim=0),
+    "mean": lambda values: values.sum(dim=0).double() / len(values),
+    "min": lambda values: values.amin(dim=0),
+    "max": lambda values: values.amax(dim=0),
+}
+"""Each takes the values of all ranks, stacked in rank order."""
+
+
+def encode(value: Any, operation: str) -> bytes:
+    """``value``, a number or a tensor, as it travels. Raises ``TypeError`` or ``ValueError`` naming the argument."""
+    if operation not in OPERATIONS:
+        raise ValueError(f"job.all_reduce(op={operation!r}): must be one of {', '.join(map(repr, OPERATIONS))}")
+    return pickle.dumps((operation, plain(value, "job.all_reduce(value)")))
+
+
+def plain(value: Any, name: str) -> torch.Tensor:
+    """A number or tensor as a dense CPU tensor that has no history. Raises ``TypeError`` with ``name``."""
+    try:
+        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise TypeError(f"{name}: {type(value).__name__} is neither a number nor a tensor") from e
+    if tensor.is_complex() or tensor.layout is not torch.strided:
+        raise TypeError(f"{name}: a tensor of {tensor.dtype} with layout {tensor.layout}; must be real and dense")
+    return tensor.detach().cpu().contiguous().clone()  # a view would be pickled with all of its storage
+
+
+def exact(tensor: torch.Tensor) -> torch.Tensor:
+    """In the type that sums are made in: int64, or float64."""
+    return tensor.to(torch.float64 if tensor.is_floating_point() else torch.int64)
+
+
+def reduce(rows: Sequence[bytes], like: Any) -> Any:
+    """One value out of those of all ranks, in rank order.
+
+    ``like``: this rank's value. A tensor is returned with its type and on its device (the mean of integers as float64),
+    a number as a number. Raises ``ValueError`` on all ranks alike if they differ in operation, shape or type.
+    """
+    decoded = [pickle.loads(row) for row in rows]  # noqa: S301 - from ranks of the same job
+    seen = [f"{operation} of {v.dtype} with shape {tuple(v.shape)}" for operation, v in decoded]
+    for rank, what in enumerate(seen):
+        if what != seen[0]:
+            raise ValueError(f"job.all_reduce(): rank 0 calls it for a {seen[0]}, rank {rank} for a {what}")
+    operation, mine = decoded[0]
+    result = OPERATIONS[operation](torch.stack([exact(value) for _, value in decoded]))
+    if not isinstance(like, torch.Tensor):
+        return result.item() if result.dim() == 0 else result
+    keeps = result.is_floating_point() == mine.is_floating_point()
+    return result.to(like.device, like.dtype if keeps else result.dtype)

@@ -1,0 +1,81 @@
+"""Loop bodies that update the state before their last backward: with several backwards, or with L-BFGS.
+
+Such a body is one transaction. The tracked state is copied when it begins. If a backward fails, the rest of the body
+changes nothing, the copy is put back and the whole body runs again. Its forwards, rollouts and decisions then see what
+they saw the first time: parameters, statistics, random numbers. Ranks therefore never hold a state of the middle of a
+step, and a change of generation needs to know nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from elastrain.elastic.contract import Call, Contract, Phase
+from elastrain.elastic.state.snapshot import Snapshot
+from elastrain.elastic.state.tracked import Closure
+from elastrain.elastic.step import Step
+
+_UNSEEN = (
+    "did not take place in the warm-up, so there is no copy of the state for the case that a worker is lost: announce "
+    "it by job.steps(…, several_backwards=True)"
+)
+
+
+class SeveralBackwards:
+    """What the loop does for such bodies. For the training thread."""
+
+    def __init__(self, snapshot: Snapshot, contract: Contract, current: Callable[[], Step | None]) -> None:
+        """``current()``: the step whose loop body runs; None outside of a body."""
+        self.snapshot = snapshot
+        self._contract, self._current = contract, current
+        self.allowed = False
+        """Whether each body begins with a copy of the state. It was announced, or seen in the warm-up."""
+
+    def check(self, step: Step, what: str) -> None:
+        """``what`` needs such a body. Raises ``RuntimeError`` if ``step`` has none."""
+        self._check_whole_batch(step, what)
+        if not (step.warm_up or self.allowed):
+            raise RuntimeError(f"{what} {_UNSEEN}")
+
+    def step_with(self, step: Callable[[Closure], Any], closure: Closure, *, once: bool) -> Any:
+        """Run ``step(closure)`` of a tracked optimizer. ``once``: as of :class:`StepWith`.
+
+        Where it is skipped, and in the warm-up, the closure runs once and nothing is updated. A closure in which the
+        generation breaks is the last one. Returns the closure's value, None after ``Drained``.
+        """
+        acts, current = self._contract.acts(Call.CLOSURE), self._current()
+        if current is None:
+            return step(closure) if acts else None
+        self._check_whole_batch(current, "step(closure)")
+        if current.warm_up or not acts:
+            current.closures = not once
+            return closure()
+        if not once:
+            self.check(current, "step(closure)")
+
+        def evaluated() -> Any:
+            value = closure()
+            if current.phase is Phase.DISCARDED:
+                raise _Discarded(value)
+            return value
+
+        try:
+            return step(evaluated)
+        except _Discarded as e:
+            return e.value
+
+    def _check_whole_batch(self, step: Step, what: str) -> None:
+        if step.in_micro_batches:
+            raise RuntimeError(
+                f"{what} needs the whole batch at once, and the loop body runs once for each micro-batch: leave "
+                "micro_batch_size out, or numerics='bitwise'; or call job.backward() once, on the sum of the losses"
+            )
+
+
+class _Discarded(Exception):
+    """Ends an optimizer's ``step(closure)``."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
