@@ -40,6 +40,12 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>", unk_token="<unknown>")
 
 
+def token_loss(outputs, labels, num_items_in_batch):
+    """The mean over tokens in the model's own type; TRL's kernel adds gradients up in float32."""
+    logits, targets = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    return torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum") / num_items_in_batch
+
+
 def main(job):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch-size", type=int, default=6, help="samples that a rank computes at a time")
@@ -73,6 +79,7 @@ def main(job):
         ),
         train_dataset=Dataset.from_list(list(questions(args.samples, args.seed))),
         processing_class=tokenizer(),
+        compute_loss_func=token_loss,
     )
     trainer.train()
 

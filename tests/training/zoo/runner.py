@@ -1,7 +1,8 @@
 """Runs a script of the zoo as a rank: in float64, and no further than the test allows.
 
 ``argv``: the job's folder, the script, its arguments. Before each backward the rank waits until ``allowed`` in the
-folder names its step or a later one. ``PORTIONS``: joiners receive their state over several steps.
+folder names its step or a later one. ``PORTIONS``: joiners receive their state over several steps. ``DOUBLE``:
+``Tensor.float`` gives float64.
 """
 
 import os
@@ -19,7 +20,8 @@ from elastrain.elastic.state import portions, sender, transfer
 allowed, script = Path(sys.argv[1]) / "allowed", Path(sys.argv[2])
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
-torch.Tensor.float = torch.Tensor.double  # Hugging Face's losses would round logits to float32
+if os.environ.get("DOUBLE"):
+    torch.Tensor.float = torch.Tensor.double  # Hugging Face's losses round logits to float32
 if os.environ.get("PORTIONS"):
     portions.MIN_BYTES = transfer.SMALL_BYTES = 1
     sender.STEP_SHARE = 0.0  # one portion from each sender in each step

@@ -257,17 +257,22 @@ class ElasticTrainer(Trainer):
         (inputs,), tokens = self.get_batch_samples(iter([inputs]), 1, self.args.device)
         count = {} if tokens is None else {"count": tokens.long()}  # the Trainer's is a quotient by one
         inputs = self._prepare_inputs(inputs)
+        items = None if tokens is None else self._items(tokens)
         with self.accelerator.autocast():
-            loss = self.compute_loss(
-                self.model_wrapped, inputs, num_items_in_batch=None if tokens is None else torch.clamp(tokens, min=1)
-            )
-        self._backward(loss if tokens is None else loss * tokens, count)
+            loss = self.compute_loss(self.model_wrapped, inputs, num_items_in_batch=items)
+        self._backward(loss if items is None else loss * items, count)
         if self.args.max_grad_norm:
             norm = self.job.clip_grad_norm_(self.args.max_grad_norm)
             self._history.norm = None if norm is None else float(norm)
         if self._step_optimizer():
             self.lr_scheduler.step()
         self.optimizer.zero_grad()
+
+    def _items(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What a loss over ``tokens`` is divided by: 1, or their number if the mean loss of the experts is added."""
+        if getattr(self.model.config, "output_router_logits", False):
+            return torch.clamp(tokens, min=1)
+        return torch.ones_like(tokens)
 
     def _backward(self, loss: torch.Tensor, count: dict[str, Any]) -> None:
         """Backward on the mean over samples, or on the sum over a ``count`` of tokens; gradients are not scaled."""
