@@ -72,6 +72,21 @@ class _Schedule:
         return getattr(self.scheduler, name)
 
 
+class _Applied:
+    """An optimizer whose gradients are complete: the closure that Lightning passes to ``step`` runs before it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        result = closure() if closure is not None else None
+        self.optimizer.step(**kwargs)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+
 class _Callbacks:
     """The state of the Trainer's callbacks, such as a patience counter; tracked, so that a joiner receives it."""
 
@@ -272,7 +287,7 @@ class ElasticTrainerStrategy(SingleDeviceStrategy):
         while True:
             result = closure()
             if self._job.acts(Call.UPDATE, "optimizer_step()"):
-                super().optimizer_step(optimizer, partial(_known, result), model, **kwargs)
+                super().optimizer_step(_Applied(optimizer), partial(_known, result), model, **kwargs)
                 if self._job.committed:
                     self._joined = True
                     return result
