@@ -14,7 +14,7 @@ from elastrain.elastic.comm.channel import Channels
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.group import DdpGroup, sum_sparse
-from elastrain.elastic.comm.header import Label
+from elastrain.elastic.comm.header import Kind, Label
 
 
 def test_every_rank_gets_the_values_of_all(pair, each) -> None:
@@ -24,7 +24,7 @@ def test_every_rank_gets_the_values_of_all(pair, each) -> None:
 def test_a_blocked_collective_ends_at_once_on_both_sides_if_one_rank_aborts(pair) -> None:
     waiting, aborting = pair
     with ThreadPoolExecutor(1) as pool:
-        blocked = pool.submit(waiting.barrier)
+        blocked = pool.submit(waiting.all_gather_ints, [0], Kind.BARRIER)
         time.sleep(0.05)  # let it block; if it has not yet, the abort is met on the way in
         began = time.monotonic()
         aborting.abort("test")
@@ -33,14 +33,14 @@ def test_a_blocked_collective_ends_at_once_on_both_sides_if_one_rank_aborts(pair
         assert time.monotonic() - began < 5, "it waited for a timeout"
     assert waiting.broken
     with pytest.raises(GenerationBroken, match="test"):
-        aborting.barrier()
+        aborting.all_gather_ints([0], Kind.BARRIER)
 
 
 def test_own_abort_ends_a_collective_that_waits_for_a_silent_peer(pair) -> None:
     waiting, _silent = pair
     threading.Timer(0.05, waiting.abort, ["member w1 is lost"]).start()
     with pytest.raises(GenerationBroken, match="member w1 is lost"):
-        waiting.barrier()
+        waiting.all_gather_ints([0], Kind.BARRIER)
 
 
 def test_a_failed_bucket_is_left_local_and_the_group_is_broken(pair) -> None:
@@ -55,7 +55,7 @@ def test_a_sum_that_waits_for_a_silent_peer_ends_if_the_generation_is_called_off
     waiting, _silent = pair
     threading.Timer(0.05, waiting.call_off, ["member w1 is lost"]).start()
     with pytest.raises(GenerationBroken, match="member w1 is lost"):
-        waiting.barrier()
+        waiting.all_gather_ints([0], Kind.BARRIER)
 
 
 def test_a_generation_of_one_member_ends_at_once_if_called_off(meeting_point, each) -> None:
@@ -151,7 +151,7 @@ def test_forming_a_generation_ends_with_closed_connections_if_a_peer_is_lost(gen
         at = {"of": g, "rank": rank, "meeting": Meeting(g, rank, lambda: False), "address": "127.0.0.1"}
         c = Communicator(**at)
         with pytest.raises(GenerationBroken) as broken:
-            c.barrier()
+            c.all_gather_ints([0], Kind.BARRIER)
         c.close()
         return broken.value.cause
 

@@ -96,7 +96,7 @@ def test_the_generation_breaks_on_all_ranks_with_the_reason_if_one_does_somethin
         c.step = 31
         if c.rank == 2:
             with pytest.raises(GenerationBroken, match="left its loop"):
-                c.barrier()
+                c.all_gather_ints([0], Kind.BARRIER)
         else:
             c.sum_bucket(torch.ones(256)).wait()
         return c.diverged
@@ -115,7 +115,7 @@ def test_a_rank_that_waits_outside_the_loop_is_seen_while_no_sum_of_the_host_is_
 
     def leave() -> None:
         with contextlib.suppress(GenerationBroken):
-            deserter.barrier()
+            deserter.all_gather_ints([0], Kind.BARRIER)
 
     leaving = threading.Thread(target=leave)
     leaving.start()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.state import capture, portions, staging, transfer
 from elastrain.elastic.state.receiver import NotKept, StateReceiver
 from elastrain.elastic.state.sender import StateSender
@@ -56,11 +57,11 @@ def sends(c: Communicator, t: Trainee, sources: list[int], receivers: list[int],
     sender = StateSender(t.tree(), parts, c, Transfer(sources, receivers))
     for number in range(steps):
         sender.resume(t.tree, until=0.0)
-        c.barrier()  # the collective of a step
+        c.all_gather_ints([0], Kind.BARRIER)  # the collective of a step
         sender.pause()
         t.step(number)
         t.model[1].running_mean.fill_(number)  # as a forward does
-        c.barrier()
+        c.all_gather_ints([0], Kind.BARRIER)
     sender.finish(t.tree)
 
 
@@ -74,12 +75,12 @@ def receives(c: Communicator, t: Trainee, sources: list[int], receivers: list[in
     receiver.begin(t.tracked, t.tree)
     complete = None
     for number in range(steps):
-        c.barrier()
+        c.all_gather_ints([0], Kind.BARRIER)
         if receiver is not None and (closing := receiver.step()) is not None:
             capture.restore(t.tracked, closing)
             receiver, complete = None, number
         t.step(number)
-        c.barrier()
+        c.all_gather_ints([0], Kind.BARRIER)
         if receiver is None:
             t.model[1].running_mean.fill_(number)
     while receiver is not None:
@@ -106,7 +107,7 @@ def test_joiners_end_with_the_state_of_the_others_for_any_end_of_training(
             return receives(c, trainees[c.rank], sources, receivers, steps)
         else:
             for _ in range(2 * steps):
-                c.barrier()
+                c.all_gather_ints([0], Kind.BARRIER)
         return None
 
     complete = each(run, connect(4))

@@ -14,6 +14,7 @@ from elastrain.elastic.comm import mesh, nccl
 from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.exchange import Meeting
+from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.comm.transport import CalledOff
 
 PATIENCE = 30.0
@@ -373,7 +374,7 @@ def test_a_broken_generation_raises_where_the_host_waits(form) -> None:
     waiting, _ = form(2)
     waiting.abort("lost")
     with pytest.raises(GenerationBroken, match="lost"):
-        waiting.barrier()
+        waiting.all_gather_ints([0], Kind.BARRIER)
 
 
 def test_the_wait_ends_with_the_reason_if_a_peer_waits_outside_of_its_loop(form, each) -> None:
@@ -382,7 +383,7 @@ def test_the_wait_ends_with_the_reason_if_a_peer_waits_outside_of_its_loop(form,
             sums(c, 1.0)
         else:
             with pytest.raises(GenerationBroken):
-                c.barrier()
+                c.all_gather_ints([0], Kind.BARRIER)
         return c.diverged
 
     told = [reason for reason in each(train_or_leave, form(2)) if reason is not None]

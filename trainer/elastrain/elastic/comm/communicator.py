@@ -245,10 +245,6 @@ class Communicator:
         self._sum_on_host(table, kind)
         return [row[:size].numpy().tobytes() for row, size in zip(table, sizes, strict=True)]
 
-    def barrier(self) -> None:
-        """Return when every rank has called it, after its loop."""
-        self.all_gather_ints([self.rank], Kind.BARRIER)
-
     def _sum_on_host(self, table: torch.Tensor, kind: Kind) -> None:
         with self.guard():
             if self._broken is None and (tcp := self._tcp) is not None:
