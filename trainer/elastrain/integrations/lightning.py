@@ -27,20 +27,11 @@ from torch import nn
 from elastrain.elastic.job import Job
 
 
-class ElasticStrategy(SingleDeviceStrategy):
-    """One rank of ``job`` on this process's device. Batches come from ``job.dataloader`` and ``job.steps``, not from
-    ``fabric.setup_dataloaders``.
+class RankOfJob:
+    """Of a strategy of Lightning: the rank that the present generation gives to this process."""
 
-    Each loop body calls ``fabric.backward(loss)``; Fabric itself refuses ``loss.backward()``.
-    """
+    _job: Job
 
-    def __init__(self, job: Job, device: torch.device | str = "cpu", **options: Any) -> None:
-        """``options``: ``precision``, ``accelerator``, ``checkpoint_io`` of Fabric's strategies."""
-        super().__init__(device=device, **options)
-        self._job = job
-        self._optimizers = 0
-
-    # -- place in the world --------------------------------------------------------------------------------------------
     @property
     def is_global_zero(self) -> bool:
         """Whether this process has rank 0 of the present generation."""
@@ -53,7 +44,21 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     @global_rank.setter
     def global_rank(self, rank: int) -> None:
-        """Ignored: Fabric sets the rank of a single process; the generation determines the rank here."""
+        """Ignored: Lightning sets the rank of a single process; the generation determines the rank here."""
+
+
+class ElasticStrategy(RankOfJob, SingleDeviceStrategy):
+    """One rank of ``job`` on this process's device. Batches come from ``job.dataloader`` and ``job.steps``, not from
+    ``fabric.setup_dataloaders``.
+
+    Each loop body calls ``fabric.backward(loss)``; Fabric itself refuses ``loss.backward()``.
+    """
+
+    def __init__(self, job: Job, device: torch.device | str = "cpu", **options: Any) -> None:
+        """``options``: ``precision``, ``accelerator``, ``checkpoint_io`` of Fabric's strategies."""
+        super().__init__(device=device, **options)
+        self._job = job
+        self._optimizers = 0
 
     @property
     def world_size(self) -> int:
@@ -62,7 +67,7 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     @world_size.setter
     def world_size(self, size: int) -> None:
-        """As :attr:`global_rank`."""
+        """Ignored, as a :attr:`global_rank`."""
 
     # -- one step ------------------------------------------------------------------------------------------------------
     def setup_module(self, module: nn.Module) -> nn.Module:

@@ -31,6 +31,7 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.rng import Kept
 from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
+from elastrain.integrations.lightning import RankOfJob
 from elastrain.integrations.lightning_options import check, total_steps
 
 _END = object()
@@ -122,7 +123,7 @@ class _Stop(Checkpoint):
     on_train_batch_end = on_validation_end = on_train_epoch_end = _ask
 
 
-class ElasticTrainerStrategy(SingleDeviceStrategy):
+class ElasticTrainerStrategy(RankOfJob, SingleDeviceStrategy):
     """One rank of ``job`` on this process's device, for ``lightning.pytorch.Trainer``."""
 
     def __init__(self, job: Job, *, global_batch_size: int, seed: int = 0, **options: Any) -> None:
@@ -146,21 +147,6 @@ class ElasticTrainerStrategy(SingleDeviceStrategy):
         self.received = False
         """Whether the step that Lightning is at arrived with a peer's state."""
 
-    # -- place in the world --------------------------------------------------------------------------------------------
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this process has rank 0 of the present generation."""
-        return self._job.rank == 0
-
-    @property
-    def global_rank(self) -> int:
-        """This process's rank in the present generation."""
-        return self._job.rank
-
-    @global_rank.setter
-    def global_rank(self, rank: int) -> None:
-        """Ignored: the generation determines the rank."""
-
     @property
     def world_size(self) -> int:
         """1: to Lightning this is a single process, whose steps the job computes on all ranks."""
@@ -168,7 +154,7 @@ class ElasticTrainerStrategy(SingleDeviceStrategy):
 
     @world_size.setter
     def world_size(self, size: int) -> None:
-        """As :attr:`global_rank`."""
+        """Ignored, as a :attr:`global_rank`."""
 
     # -- preparation ---------------------------------------------------------------------------------------------------
     def setup(self, trainer: Trainer) -> None:
