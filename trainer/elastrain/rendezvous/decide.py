@@ -260,8 +260,11 @@ def _candidates(view: View, last: bool) -> tuple[tuple[RegisteredMember, ...], t
 def _propose_or_stop(
     view: View, stayers: tuple[RegisteredMember, ...], joiners: tuple[RegisteredMember, ...]
 ) -> Action:
-    """The chosen members. If they are too few and a member waits to leave, all stop; also if nobody stays: those that
-    leave save the state before the joiners begin, which would otherwise train beside them."""
+    """The chosen members. If they are too few and a member waits to leave, all stop.
+
+    All stop also if no member stays: the leavers save the state before the joiners begin, which would otherwise train
+    beside them.
+    """
     chosen = stayers + joiners
     if len(chosen) >= _least(view) and (stayers or not view.leavers):
         return _propose(view, chosen, _why(view, joiners))
