@@ -59,6 +59,11 @@ class JobWorld:
         """When each leaving worker was asked, from the status."""
         return leaving.since(self.status)
 
+    def asked_by(self, made: Plan) -> set[str]:
+        """Workers that leave, once ``made`` is executed: its target asks first, the status follows in a later pass."""
+        target = made.target or self.records.target
+        return {*leaving.since(made.status or self.status), *(target.leaving if target else ())}
+
     def live(self) -> list[Pod]:
         return [p for p in self.pods.values() if not p.ending and not p.terminating]
 

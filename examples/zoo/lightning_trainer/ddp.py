@@ -1,6 +1,7 @@
 """Handwritten digits by a LightningModule, a LightningDataModule and Lightning's Trainer."""
 
 import argparse
+import os
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
@@ -68,6 +69,7 @@ def main():
     trainer = Trainer(
         accelerator="cpu",
         strategy="ddp",
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         max_epochs=args.epochs,
         gradient_clip_val=0.5,
         callbacks=[EarlyStopping("val_loss", patience=3)],

@@ -9,6 +9,7 @@ from enum import Enum
 import pytest
 import torch
 
+from conditions import eventually
 from elastrain.elastic.comm import communicator as communicator_module
 from elastrain.elastic.comm import mesh, nccl
 from elastrain.elastic.comm.backend import Backend, Offer
@@ -221,17 +222,19 @@ def test_the_rest_of_an_abort_never_counts_as_a_sum(form, each) -> None:
         assert all(all(verdicts) for verdicts in each(train, ranks))
 
 
-def test_the_current_step_counts_and_no_other_begins_if_a_generation_is_called_off(form, each, monkeypatch) -> None:
+def test_the_current_step_counts_and_no_other_begins_if_a_generation_is_called_off(
+    form, each, machine, monkeypatch
+) -> None:
     """The rank that is called off has sent its part: the other, which is not called off, can commit the step."""
     for module in (mesh, communicator_module):  # on a busy machine no data may move for as long as the product waits
         monkeypatch.setattr(module, "QUIET_SECONDS", 5.0)
     told, other = form(2)
-    calling = threading.Timer(0.05, told.call_off, ["its successor is there"])
-    calling.start()
 
     def train(c: Communicator) -> list[float]:
         if c is other:
-            calling.join()
+            sent = lambda: other.mesh.waiting() or any(device.brought for device in machine.opened)  # noqa: E731
+            eventually(sent, what="the other rank has sent its part")
+            told.call_off("its successor is there")
         return sums(c, 1.0)
 
     assert each(train, [told, other]) == [[2.0], [2.0]]

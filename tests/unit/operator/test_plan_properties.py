@@ -18,7 +18,6 @@ from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Coordination, LoopState, Observed, Plan, Pod
 from elastrain_operator.policy.ending import verdict
 from elastrain_operator.policy.losses import lost
-from elastrain_operator.policy.size import leaving
 from elastrain_operator.policy.size import wanted as size
 from job_world import JobWorld
 
@@ -43,7 +42,7 @@ class World(JobWorld):
 
     def check(self, seen: Observed, made: Plan) -> None:
         status = made.status or self.status
-        asked = set(leaving.since(status))
+        asked = self.asked_by(made)
         ended = verdict.terminal_condition(status) is not None
         silent = {p.name for p in seen.pods if lost.is_silent(p, seen.coordination)}
         staying = [

@@ -14,7 +14,7 @@ from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Termination
 from elastrain_operator.model import Coordination, Observed, Plan, Pod, Refusal, Trouble
 from elastrain_operator.plan import plan
-from elastrain_operator.policy.size import leaving, rollout
+from elastrain_operator.policy.size import rollout
 from job_world import JOB, JobWorld, template
 
 FAILED = Termination(outcome=Outcome.FAILED, exit_code=1, reason="ScriptFailed", message="boom")
@@ -40,7 +40,7 @@ class World(JobWorld):
 
     def check(self, seen: Observed, made: Plan) -> None:
         spec, trained = self.spec, self.training()
-        leavers = set(leaving.since(made.status or self.status))
+        leavers = self.asked_by(made)
         gone = trained & leavers
         asked = gone - self.draining
         if asked:

@@ -18,7 +18,7 @@ from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import Coordination, Observed, Plan
 from elastrain_operator.pod import manifest
 from elastrain_operator.policy.report import accelerator_seconds
-from elastrain_operator.policy.size import leaving, rollout, spares, victims
+from elastrain_operator.policy.size import rollout, spares, victims
 from job_world import JOB, START, JobWorld, template
 from workers import workers_at
 
@@ -146,7 +146,7 @@ class World(JobWorld):
         super().__init__(**{"minReplicas": 1, "maxReplicas": 3, "replicas": 3, "warmSpares": 1, **fields})
 
     def check(self, seen: Observed, made: Plan) -> None:
-        asked = set(leaving.since(made.status or self.status))
+        asked = self.asked_by(made)
         staying = [p for p in self.live() if p.name not in asked]
         most = self.spec.desired_replicas + (self.spec.warm_spares if self.training() else 0)
         assert len(staying) + len(made.create) <= max(most, len(staying)) + self.spec.max_unavailable, "few pods more"

@@ -142,11 +142,12 @@ class Communicator:
         if (mesh := self.mesh) is None or self.of.size == 1:
             self.abort(cause)
             return
-        mesh.call_off()
         if self._nccl_used:
+            mesh.begin()  # keeps the connections until the abort: at their end peers would give up their sums
             timer = threading.Timer(QUIET_SECONDS, self.abort, [cause])
             timer.daemon = True
             timer.start()
+        mesh.call_off()
 
     def abort(self, cause: str) -> None:
         """End every collective that is blocked, on this rank and, by the closed connections, on its peers.
