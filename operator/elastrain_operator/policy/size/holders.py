@@ -1,29 +1,48 @@
 """Which workers hold the training state, and which of them hold its last copy. Pure; the one rule for disruption
 budgets and for the annotations that autoscalers read.
 
-All ranks of a generation hold the same state. A worker outside of the generation in force holds none, or an older one.
+All ranks of a generation hold the same state. A worker outside of the generation that trains holds none, or an older
+one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from elastrain.api.records import Member
+from elastrain.api.records import Phase, Progress
 from elastrain_operator.model import Coordination, Pod
 
 
 def holders(pods: Iterable[Pod], seen: Coordination | None) -> frozenset[str] | None:
-    """Workers (pod names) whose memory holds the newest training state; None: unknown, since etcd is.
+    """Workers (pod names) whose memory holds the newest training state; None: unknown, so nothing may follow from it.
 
-    Empty: the job has not trained yet, or its state is lost. ``seen``: None also if etcd has lost its data. A joiner
-    counts from the generation's first report on, though a large state may still be on its way to it.
+    Empty: the job has committed no step yet, or its state is lost. ``seen``: None also if etcd has lost its data. A
+    joiner counts once its generation has committed a step: until then it may still receive the state.
     """
     if seen is None:
         return None
+    if seen.progress is None:
+        return None if any(m.generation for m in seen.members) else frozenset()
+    number = _trained(seen.progress)
+    if number is None:
+        return frozenset()
+    newest = seen.generation
+    placed = newest.members if newest and newest.number == number else seen.earlier(number)
+    if not placed:
+        return None
+    # By id: a worker whose ranks were restarted has lost the state, and registers as another member.
+    ids = {m.id for m in placed}
     live = {p.name for p in pods if not p.ending and not p.over}
-    members = [m for m in seen.members if m.worker in live]
-    trained = _of_generation(members, seen) or [m for m in members if m.generation > 0]
-    return frozenset(m.worker for m in trained)
+    return frozenset(m.worker for m in seen.members if m.id in ids and m.worker in live)
+
+
+def staying(pods: Collection[Pod], seen: Coordination | None) -> frozenset[str] | None:
+    """The holders that neither leave by themselves nor were asked to. None: unknown."""
+    held = holders(pods, seen)
+    if held is None or seen is None:
+        return None
+    leaving = {m.worker for m in seen.members if m.phase is Phase.LEAVING} | {p.name for p in pods if p.terminating}
+    return held - leaving - set(seen.target.leaving if seen.target else ())
 
 
 def last(holding: Collection[str], pods: Iterable[Pod]) -> frozenset[str]:
@@ -33,13 +52,8 @@ def last(holding: Collection[str], pods: Iterable[Pod]) -> frozenset[str]:
     return frozenset(holding) if len(nodes) == 1 else frozenset()
 
 
-def _of_generation(members: Iterable[Member], seen: Coordination) -> list[Member]:
-    """The live members of the generation in force."""
-    newest = seen.generation
-    known = [m.generation for m in members] + [seen.progress.generation if seen.progress else 0]
-    number = max(known, default=0)
-    if newest is None or number == 0:
-        return []
-    placed = newest.members if number >= newest.number else seen.earlier(number)
-    ids = {m.id for m in placed}
-    return [m for m in members if m.id in ids or m.generation == number]
+def _trained(progress: Progress) -> int | None:
+    """Number of the newest generation that has committed a step; None: none has."""
+    if progress.rescales:  # the first commit of a generation adds its rescale
+        return progress.rescales[-1].generation
+    return progress.generation if progress.step else None
