@@ -132,18 +132,53 @@ class Coordination:
         return self.generation is not None and any(m.worker == worker for m in self.generation.members)
 
 
+class RefusalKind(StrEnum):
+    """Why a pod cannot be created; reasons of the condition PodsReady."""
+
+    TEMPLATE_INVALID = "TemplateInvalid"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    POD_SECURITY = "PodSecurityViolated"
+    LIMIT_RANGE = "LimitRangeViolated"
+    ADMISSION_DENIED = "AdmissionDenied"
+    """By a webhook or a ValidatingAdmissionPolicy."""
+    NOT_PERMITTED = "CreationForbidden"
+    """RBAC does not allow the operator to create pods."""
+    NAMESPACE_ENDS = "NamespaceTerminating"
+    OTHER = "CreationRefused"
+    CREDENTIALS = "CredentialsRefused"
+    NAME_TAKEN = "NameTaken"
+    """Another object has the pod's name: the ordinal is used up."""
+    WEBHOOK_FAILED = "WebhookFailed"
+    """An admission webhook does not answer, or with an error."""
+    BUSY = "ApiServerBusy"
+    """Overload, rate limits, races, no answer in time."""
+    ETCD_DENIED = "EtcdDenied"
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the refusal is about this job, and ends only by a change of its template, its namespace or a policy.
+        Otherwise the cause is elsewhere, and creation succeeds again without a change of the job."""
+        return self not in _PASSING
+
+
+_PASSING = frozenset(
+    {RefusalKind.NAME_TAKEN, RefusalKind.WEBHOOK_FAILED, RefusalKind.BUSY, RefusalKind.ETCD_DENIED}
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The API server's last refusal to create a pod."""
+    """The last refusal to create a pod."""
 
-    reason: str
-    """Reason of the condition PodsReady: TemplateInvalid, QuotaExceeded, NameTaken, CredentialsRefused, EtcdDenied."""
+    kind: RefusalKind
     message: str
     at: datetime
     attempts: int = 1
     """Refusals in a row."""
     generation: int | None = None
     """``metadata.generation`` of the spec that was refused: a changed spec is tried at once."""
+    retry: float = 0.0
+    """Seconds from ``at`` for which the API server asked for patience; 0: it named none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def _creation_wait(context: PlanContext) -> datetime | None:
     refusal = context.state.refusal
     if refusal and refusal.generation == context.observed.job.generation:
         delay = REFUSAL_DELAYS[min(refusal.attempts, len(REFUSAL_DELAYS)) - 1]
-        waits.append(refusal.at + timedelta(seconds=delay))
+        waits.append(refusal.at + timedelta(seconds=max(delay, refusal.retry)))
     latest = max((w for w in waits if w), default=None)
     return latest if latest and latest > context.now else None
 

@@ -74,5 +74,5 @@ class OperatorProcess:
         if self.is_running:
             self.process.send_signal(signal.SIGTERM)
             assert self.process.wait(15) == 0, self.log.read_text()[-3000:]
-        faults = [x for x in self.log.read_text().splitlines() if "Traceback" in x or "forbidden" in x]
+        faults = [x for x in self.log.read_text().splitlines() if "Traceback" in x or "is forbidden: User" in x]
         assert not faults, faults

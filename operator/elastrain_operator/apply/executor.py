@@ -6,7 +6,6 @@ import asyncio
 import uuid
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -20,14 +19,16 @@ from elastrain.etcd import EtcdDenied, EtcdError
 from elastrain_operator import clock
 from elastrain_operator.apply.credentials import Vault
 from elastrain_operator.config import OperatorConfig
-from elastrain_operator.kube.client import ApiError, Kube
-from elastrain_operator.model import JobEvent, JobRef, LoopState, Plan, Pod, Refusal, Severity
+from elastrain_operator.kube.client import Kube
+from elastrain_operator.kube.errors import NO_ANSWER, ApiError
+from elastrain_operator.kube.refusals import Refused, refused
+from elastrain_operator.model import JobEvent, JobRef, LoopState, Plan, Pod, RefusalKind, Severity
 from elastrain_operator.observe import parse
 from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.tracing import Traces
 
 PARALLEL = 16
-"""Concurrent creations or deletions of one job's pods."""
+"""Concurrent creations of one job's pods, and concurrent deletions."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +56,7 @@ class Executor:
         self._vault = vault
         self._targets = targets
         self._config = config
-        self._limit = asyncio.Semaphore(PARALLEL)
+        self._deletions = asyncio.Semaphore(PARALLEL)
 
     async def execute(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> None:
         """Execute ``plan`` in this order, and stop at the first failed call (the next pass plans it again):
@@ -104,20 +105,23 @@ class Executor:
         ordinals = plan.create
         first, *others = ordinals
         made = await self._obstacle(job) or self._rendered(job, spec, first, plan)
-        results: dict[int, _Result] = {first: await self._create_one(job, made) if isinstance(made, dict) else made}
+        limit = asyncio.Semaphore(PARALLEL)
+        results: dict[int, _Result] = {
+            first: await self._create_one(job, made, limit) if isinstance(made, dict) else made
+        }
         if isinstance(made, dict) and isinstance(results[first], Pod):
             siblings = (manifests.sibling(made, job, n, stands_by=n in plan.stand_by) for n in others)
-            more = await asyncio.gather(*(self._create_one(job, manifest) for manifest in siblings))
+            more = await asyncio.gather(*(self._create_one(job, manifest, limit) for manifest in siblings))
             results.update(zip(others, more, strict=True))
         created = [r for r in results.values() if isinstance(r, Pod)]
         if created:
             log.info("created pods", job=_name(job), pods=[pod.name for pod in created])
-        refused = [r for r in results.values() if isinstance(r, _Refused)]
-        taken = {n for n, r in results.items() if isinstance(r, Pod) or (isinstance(r, _Refused) and r.taken)}
+        refusals = [r for r in results.values() if isinstance(r, Refused)]
+        used_up = {n for n, result in results.items() if _uses_up_its_ordinal(result)}
         before = state.refusal.attempts if state.refusal and not created else 0
         state.created.update({pod.uid: (pod, clock.now()) for pod in created})
-        state.unborn = tuple(n for n in state.unborn if n not in taken)
-        state.refusal = refused[0].as_refusal(job, before + 1) if refused else None
+        state.unborn = tuple(n for n in state.unborn if n not in used_up)
+        state.refusal = refusals[0].as_refusal(job, before + 1, clock.now()) if refusals else None
         # A start has one event: TargetSet instead of the names of the first pods.
         announced = any(event.reason == "TargetSet" for event in plan.events)
         if created and not announced:
@@ -126,53 +130,57 @@ class Executor:
             if isinstance(result, (ApiError, EtcdError)):
                 raise result
 
-    async def _obstacle(self, job: JobRef) -> _Refused | ApiError | EtcdError | None:
+    async def _obstacle(self, job: JobRef) -> Refused | ApiError | EtcdError | None:
         """Why pods cannot get their etcd credentials; None: they have them, or need none."""
         if self._vault is None:
             return None
         try:
             await self._vault.keep(job, creating=True)
         except EtcdDenied as error:
-            return _Refused("EtcdDenied", str(error))
+            return Refused(RefusalKind.ETCD_DENIED, str(error))
         except ApiError as error:
-            return error if error.is_transient else _Refused("CredentialsRefused", str(error))
+            return error if error.is_transient else Refused(RefusalKind.CREDENTIALS, str(error))
         except EtcdError as error:
             return error
         return None
 
-    def _rendered(self, job: JobRef, spec: JobSpec, ordinal: int, plan: Plan) -> dict[str, Any] | _Refused:
+    def _rendered(self, job: JobRef, spec: JobSpec, ordinal: int, plan: Plan) -> dict[str, Any] | Refused:
         """The manifest, or why there is none."""
         try:
             return manifests.pod(job, spec, ordinal, self._config, plan.keep_off, stands_by=ordinal in plan.stand_by)
         except manifests.TemplateInvalid as error:
-            return _Refused("TemplateInvalid", str(error))
+            return Refused(RefusalKind.TEMPLATE_INVALID, str(error))
 
-    async def _create_one(self, job: JobRef, manifest: Mapping[str, Any]) -> Pod | _Refused | ApiError:
+    async def _create_one(
+        self, job: JobRef, manifest: Mapping[str, Any], limit: asyncio.Semaphore
+    ) -> Pod | Refused | ApiError:
         """The pod, or why there is none."""
         try:
-            async with self._limit:
-                body = await self._create_or_find(job, manifest)
+            async with limit:
+                body = await self._kube.create_pod(job.namespace, manifest)
         except ApiError as error:
-            return error if error.is_transient else _refused(error)
-        pod = parse.pod(body)
-        assert pod is not None, "a pod that we rendered has our labels"
-        return pod
+            answer = _answer(error)
+            if isinstance(answer, Refused) and answer.kind is RefusalKind.NAME_TAKEN:
+                return await self._found(job, manifest, answer)
+            return answer
+        return _created(body)
 
-    async def _create_or_find(self, job: JobRef, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The new pod, or the job's existing pod of that name: then the response to an earlier creation was lost."""
+    async def _found(self, job: JobRef, manifest: Mapping[str, Any], answer: Refused) -> Pod | Refused | ApiError:
+        """The job's existing pod of that name: then the response to an earlier creation was lost."""
+        name = manifest["metadata"]["name"]
         try:
-            return await self._kube.create_pod(job.namespace, manifest)
+            body = await self._kube.get_pod(job.namespace, name)
         except ApiError as error:
-            if error.code != 409:
-                raise
-            body = await self._kube.get_pod(job.namespace, manifest["metadata"]["name"]) or {}
-            owners = body.get("metadata", {}).get("ownerReferences") or []
-            if not any(o.get("uid") == job.uid for o in owners):
-                raise
-            return body
+            return error
+        if body is None:
+            return Refused(RefusalKind.BUSY, f"a pod {name} existed, which is gone by now")
+        owners = body.get("metadata", {}).get("ownerReferences") or []
+        if not any(o.get("uid") == job.uid for o in owners):
+            return answer
+        return _created(body)
 
     async def _delete(self, job: JobRef, pod: str, uid: str, why: str) -> None:
-        async with self._limit:
+        async with self._deletions:
             await self._kube.delete_pod(job.namespace, pod, uid)
         log.info("deleted pod", job=_name(job), pod=pod, why=why)
 
@@ -187,33 +195,25 @@ class Executor:
             log.warning("event not recorded", job=_name(job), event_reason=event.reason, error=str(error))
 
 
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """The API server refuses this pod."""
-
-    reason: str
-    message: str
-    taken: bool = False
-    """Another object has the name: the ordinal is used up."""
-
-    def as_refusal(self, job: JobRef, attempts: int) -> Refusal:
-        return Refusal(self.reason, self.message, clock.now(), attempts, job.generation)
+def _created(body: Mapping[str, Any]) -> Pod:
+    pod = parse.pod(body)
+    assert pod is not None, "a pod that we rendered has our labels"
+    return pod
 
 
-_Result = Pod | _Refused | ApiError | EtcdError
+def _uses_up_its_ordinal(result: _Result) -> bool:
+    return isinstance(result, Pod) or (isinstance(result, Refused) and result.kind is RefusalKind.NAME_TAKEN)
+
+
+def _answer(error: ApiError) -> Refused | ApiError:
+    """The refusal of a pod; the error itself if the API server could not be asked."""
+    if error.reason == NO_ANSWER:
+        return Refused(RefusalKind.BUSY, f"{error.message}: it is overloaded, or an admission webhook hangs")
+    return error if error.code in {0, 401} else refused(error.status)
+
+
+_Result = Pod | Refused | ApiError | EtcdError
 """Result of an attempt to create a pod; an error is worth another attempt."""
-
-
-def _refused(error: ApiError) -> _Refused:
-    if error.code == 409:
-        return _Refused(
-            "NameTaken", f"{error.message}, and belongs to another object: the next ordinal is tried", taken=True
-        )
-    if error.code in (400, 422):
-        return _Refused("TemplateInvalid", f"spec.template: the API server refuses the pod: {error.message}")
-    if error.code == 403 and "quota" in error.message:
-        return _Refused("QuotaExceeded", error.message)
-    return _Refused("CreationRefused", str(error))
 
 
 def status_patch(status: JobStatus) -> dict[str, Any]:

@@ -12,12 +12,15 @@ from typing import Any, Protocol
 import aiohttp
 import kopf
 import orjson
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from elastrain.api import names
-from elastrain.reflector import CallError, Pages, pages
+from elastrain.reflector import Pages, pages
 from elastrain_operator.kube.access import Access
+from elastrain_operator.kube.errors import ApiError, NotLeading, refusal, unreachable
+from elastrain_operator.kube.repeats import is_creation_worth_repeating, is_worth_repeating, repeated
 from elastrain_operator.metrics.process import count_request
+
+__all__ = ["ApiError", "Kube", "NotLeading", "Writable"]
 
 PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     (names.GROUP, names.PLURAL): frozenset({"get", "list", "watch", "delete"}),
@@ -41,10 +44,13 @@ LEASE_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
 
 REQUEST_SECONDS = 10.0
 """Seconds for one attempt of a request."""
-CALL_SECONDS = 25.0
-"""Seconds for all attempts of a request."""
+CREATION_SECONDS = 12.0
+"""Seconds for one attempt to create a pod: more than the 10 s after which the API server by default gives up an
+admission webhook and names it."""
 IN_FLIGHT = 32
 """Concurrent requests. More would only wait in the API server, at the expense of the attempt's time."""
+CREATIONS_IN_FLIGHT = 24
+"""Of these, creations of pods: a webhook that hangs does not hold up status, deletions and reads."""
 JSON = "application/json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1," + JSON
 """Answers to writes contain metadata only: the object itself was just sent."""
@@ -53,30 +59,6 @@ _HEADERS = {
     "Accept-Encoding": "identity",  # within a cluster, compression costs more
     "User-Agent": f"elastrain-operator/{version('elastrain')}",  # in audit logs; up to the slash, in managedFields
 }
-_ATTEMPTS = 4
-_RETRIED = frozenset({429, 500, 502, 503, 504})
-
-
-class ApiError(CallError):
-    """The API server refused a call, or could not be reached (``code`` 0). ``message`` quotes it."""
-
-    def __init__(self, what: str, code: int, reason: str, message: str) -> None:
-        super().__init__(f"the API server refused to {what}: {message}" if code else f"cannot {what}: {message}")
-        self.code = code
-        self.reason = reason
-        self.message = message
-        self.denied = code in {401, 403}
-
-    @property
-    def is_transient(self) -> bool:
-        return self.code == 0 or self.code in _RETRIED
-
-
-class NotLeading(ApiError):
-    """This process may not write, since another operator leads. A retry does not help."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what, 0, "NotLeading", "this operator does not lead: its lease has ended")
 
 
 class Writable(Protocol):
@@ -93,6 +75,7 @@ class Kube:
         self._access = access
         self._tenure = tenure
         self._slots = asyncio.Semaphore(IN_FLIGHT)
+        self._creations = asyncio.Semaphore(CREATIONS_IN_FLIGHT)
         connector = aiohttp.TCPConnector(ssl=access.ssl, limit=0)
         self._session = aiohttp.ClientSession(
             connector=connector, trust_env=access.trust_env, cookie_jar=aiohttp.DummyCookieJar()
@@ -133,12 +116,17 @@ class Kube:
         return await self._get(f"{pods_path(namespace)}/{name}", f"read pod {namespace}/{name}")
 
     async def create_pod(self, namespace: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Create; unknown fields of the template are refused. Code 409: the name is taken.
+        """Create; unknown fields of the template are refused. :func:`elastrain_operator.kube.refusals.refused` tells
+        refusals apart. Only what passes by itself is repeated here: overload and races, not a webhook that fails.
 
         Returns ``manifest`` with the new pod's metadata. The watch shows the other fields set by the API server."""
         what = f"create pod {namespace}/{manifest['metadata']['name']}"
         query = {"fieldValidation": "Strict"}
-        answer = await self._call("POST", pods_path(namespace), what, manifest, query=query, accept=METADATA)
+        request = _Request(
+            "POST", pods_path(namespace), what, _encoded(manifest), query, JSON, CREATION_SECONDS, METADATA
+        )
+        async with self._creations:
+            answer = await repeated(lambda: self._attempt(request), is_creation_worth_repeating)
         return {**manifest, "metadata": answer["metadata"]}
 
     async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
@@ -188,11 +176,11 @@ class Kube:
                 if response.status == 401:
                     await self._renew(used, what)
                 if response.status >= 400:
-                    raise _refusal(what, response.status, await response.read())
+                    raise refusal(what, response.status, await response.read())
                 async for line in _lines(response.content):
                     yield orjson.loads(line)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise _unreachable(what, error) from error
+            raise unreachable(what, error) from error
 
     async def once(
         self, method: str, path: str, what: str, body: Mapping[str, Any] | None, seconds: float
@@ -229,47 +217,35 @@ class Kube:
         accept: str = JSON,
     ) -> dict[str, Any]:
         request = _Request(method, path, what, _encoded(body), query or {}, content, accept=accept)
-        try:
-            return await self._attempt(request)
-        except ApiError as error:
-            if not _is_worth_repeating(error):
-                raise
-            failed = error
-        return await self._again(request, failed)
-
-    async def _again(self, request: _Request, failed: ApiError) -> dict[str, Any]:
-        """The attempts after the first one, which has ``failed``. (Separate, since tenacity's bookkeeping takes as long
-        as a request.)"""
-        pending: list[ApiError] = [failed]
-
-        async def attempt() -> dict[str, Any]:
-            if pending:
-                raise pending.pop()
-            return await self._attempt(request)
-
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(_is_worth_repeating),
-            stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(CALL_SECONDS),
-            wait=wait_random_exponential(multiplier=0.2, max=5),
-            reraise=True,
-        )
-        return await retrying(attempt)
+        return await repeated(lambda: self._attempt(request), is_worth_repeating)
 
     async def _attempt(self, request: _Request) -> dict[str, Any]:
         async with self._slots:  # the time of an attempt starts when it has a slot
             used = self._access.headers
-            status, text = await self._send(request)
+            status, text, retry_after = await self._send(request)
             if status == 401:
                 await self._renew(used, request.what)
-                status, text = await self._send(request)
+                status, text, retry_after = await self._send(request)
         if status >= 400:
-            raise _refusal(request.what, status, text)
+            raise refusal(request.what, status, text, retry_after)
         return dict(orjson.loads(text))
 
-    async def _send(self, request: _Request) -> tuple[int, bytes]:
-        seconds = request.seconds
-        if self._tenure is not None and request.method != "GET":
-            seconds = min(seconds, self._tenure.seconds_left(request.what))
+    async def _send(self, request: _Request) -> tuple[int, bytes, str]:
+        """Code, body, and the header Retry-After. A write never outlives this process's lead."""
+        if self._tenure is None or request.method == "GET":
+            return await self._exchange(request, request.seconds)
+        left = self._tenure.seconds_left(request.what)
+        if request.seconds <= max(left, REQUEST_SECONDS):
+            return await self._exchange(request, min(request.seconds, left))
+        sending = asyncio.ensure_future(self._exchange(request, request.seconds))
+        try:
+            while not (await asyncio.wait([sending], timeout=left))[0]:
+                left = self._tenure.seconds_left(request.what)  # longer again, if the Lease was renewed meanwhile
+            return sending.result()
+        finally:
+            sending.cancel()
+
+    async def _exchange(self, request: _Request, seconds: float) -> tuple[int, bytes, str]:
         started, code = time.monotonic(), 0
         try:
             async with self._session.request(
@@ -281,9 +257,9 @@ class Kube:
                 timeout=aiohttp.ClientTimeout(total=seconds),
             ) as response:
                 text, code = await response.read(), response.status
-                return code, text
+                return code, text, response.headers.get("Retry-After", "")
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise _unreachable(request.what, error) from error
+            raise unreachable(request.what, error, seconds) from error
         finally:
             count_request(request.method, request.path, code, time.monotonic() - started)
 
@@ -306,10 +282,6 @@ class _Request:
     accept: str = JSON
 
 
-def _is_worth_repeating(error: BaseException) -> bool:
-    return isinstance(error, ApiError) and error.is_transient and not isinstance(error, NotLeading)
-
-
 def _encoded(body: Mapping[str, Any] | None) -> bytes | None:
     return None if body is None else orjson.dumps(body)
 
@@ -322,19 +294,6 @@ async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         for line in whole:
             if line:
                 yield line
-
-
-def _unreachable(what: str, error: Exception) -> ApiError:
-    return ApiError(what, 0, "Unreachable", str(error) or type(error).__name__)
-
-
-def _refusal(what: str, code: int, text: bytes) -> ApiError:
-    """An error from the API server's Status object; any other body (a proxy's page) is quoted."""
-    try:
-        status = orjson.loads(text)
-        return ApiError(what, code, str(status.get("reason") or ""), str(status.get("message") or f"HTTP {code}"))
-    except (ValueError, AttributeError):
-        return ApiError(what, code, "", f"HTTP {code}: {text[:200].decode(errors='replace')}")
 
 
 def jobs_path(namespace: str) -> str:

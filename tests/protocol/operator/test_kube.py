@@ -10,10 +10,10 @@ import kopf
 import pytest
 from aiohttp import web
 
-from elastrain_operator.kube import access
+from elastrain_operator.kube import access, repeats
 from elastrain_operator.kube import client as kube
 from elastrain_operator.kube.access import Access
-from elastrain_operator.kube.client import ApiError, Kube
+from elastrain_operator.kube.client import ApiError, Kube, NotLeading
 
 SELECTOR = {"labelSelector": "a=b"}
 POD = {"metadata": {"name": "job-0"}}
@@ -89,7 +89,7 @@ def test_body_query_and_credentials_arrive():
 
 
 def test_a_request_to_a_busy_api_server_is_retried(monkeypatch):
-    monkeypatch.setattr(kube, "wait_random_exponential", lambda **_: lambda _state: 0.001)
+    monkeypatch.setattr(repeats, "wait_random_exponential", lambda **_: lambda _state: 0.001)
     answers = [refusal(429, "slow down"), refusal(503, "busy"), None]
 
     async def respond(request):
@@ -102,7 +102,7 @@ def test_a_request_to_a_busy_api_server_is_retried(monkeypatch):
 
 
 def test_attempts_are_bounded(monkeypatch):
-    monkeypatch.setattr(kube, "wait_random_exponential", lambda **_: lambda _state: 0.001)
+    monkeypatch.setattr(repeats, "wait_random_exponential", lambda **_: lambda _state: 0.001)
 
     async def busy(_):
         return refusal(503, "busy")
@@ -226,7 +226,7 @@ def test_refused_watch_has_the_code_of_the_refusal():
 
 
 def test_unreachable_api_server_is_code_0(monkeypatch):
-    monkeypatch.setattr(kube, "wait_random_exponential", lambda **_: lambda _state: 0.001)
+    monkeypatch.setattr(repeats, "wait_random_exponential", lambda **_: lambda _state: 0.001)
 
     async def scenario(client):
         client._access.server = "http://127.0.0.1:9"
@@ -292,3 +292,63 @@ def test_login_error_reports_missing_credentials(monkeypatch, tmp_path):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(kopf.LoginError, match="no service account"):
         access.login()
+
+
+def test_a_call_waits_as_long_as_the_api_server_asks(monkeypatch):
+    monkeypatch.setattr(repeats, "wait_random_exponential", lambda **_: lambda _state: 0.001)
+    seen: list[float] = []
+
+    async def respond(request):
+        seen.append(asyncio.get_running_loop().time())
+        if len(seen) == 1:
+            return web.Response(
+                status=429, text="Too many requests, please try again later.", headers={"Retry-After": "1"}
+            )
+        return await fine(request)
+
+    async def scenario(client):
+        await client.create_pod("ns", POD)
+
+    run(respond, scenario)
+    assert seen[1] - seen[0] >= 0.9
+
+
+def test_a_webhook_that_fails_is_not_called_again_at_once():
+    words = 'failed calling webhook "a.example.com": timeout'
+
+    async def fails(_):
+        body = {"reason": "InternalError", "message": words, "details": {"causes": [{"message": words}]}}
+        return web.json_response(body, status=500)
+
+    async def scenario(client):
+        with pytest.raises(ApiError, match=r"a\.example\.com"):
+            await client.create_pod("ns", POD)
+
+    assert len(run(fails, scenario)) == 1
+
+
+def test_a_creation_outlasts_a_hanging_webhook_while_the_operator_renews_its_lease():
+    class Renewed:
+        """A lease that is renewed every 0.2 s, and holds for 0.3 s."""
+
+        ended = False
+
+        def seconds_left(self, what):
+            if self.ended:
+                raise NotLeading(what)
+            return 0.3
+
+    tenure = Renewed()
+
+    async def slow(request):
+        await asyncio.sleep(0.8)
+        return await fine(request)
+
+    async def scenario(client):
+        client._tenure = tenure
+        await client.create_pod("ns", POD)
+        asyncio.get_running_loop().call_later(0.2, lambda: setattr(tenure, "ended", True))
+        with pytest.raises(NotLeading):
+            await client.create_pod("ns", POD)
+
+    run(slow, scenario)

@@ -117,7 +117,7 @@ def test_every_alert_is_explained_and_no_other() -> None:
 # ---- reasons ---------------------------------------------------------------------------------------------------------
 WORD = re.compile(r"[A-Z][a-zA-Z]*[a-z]")
 PLACES = {
-    "Claim": (2,), "JobEvent": (0,), "Trouble": (0,), "Loss": (2,), "Verdict": (1,), "Share": (1,), "_Refused": (0,),
+    "Claim": (2,), "JobEvent": (0,), "Trouble": (0,), "Loss": (2,), "Verdict": (1,), "Share": (1,),
     "Outage": (0,), "infrastructure": (0,),
 }  # fmt: skip
 """Where calls that make a condition, an event, a loss or a refusal have its reason."""
@@ -162,7 +162,7 @@ def given_reasons(tree: ast.AST) -> Iterator[str]:
             case ast.FunctionDef(name="_reason"):
                 returned = (s.value for s in ast.walk(node) if isinstance(s, ast.Return) and s.value)
                 yield from (word for value in returned for word in words_in(value))
-            case ast.ClassDef(name="Stop", body=body):
+            case ast.ClassDef(name="Stop" | "RefusalKind", body=body):
                 yield from (word for s in body if isinstance(s, ast.Assign) for word in words_in(s.value))
 
 

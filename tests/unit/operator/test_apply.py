@@ -12,8 +12,8 @@ from elastrain.api.records import Target
 from elastrain.etcd import EtcdConfig, EtcdDenied, EtcdUnavailable
 from elastrain_operator.apply.executor import Executor, status_patch
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
-from elastrain_operator.kube.client import ApiError
-from elastrain_operator.model import Deletion, JobEvent, JobRef, LoopState, Plan
+from elastrain_operator.kube.errors import NO_ANSWER, ApiError
+from elastrain_operator.model import Deletion, JobEvent, JobRef, LoopState, Plan, RefusalKind
 
 JOB = JobRef("ns", "job", "uid", 1)
 CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
@@ -148,12 +148,14 @@ def test_one_pod_is_tried_if_the_api_server_refuses_the_template(world, execute)
     world.errors["create job-0"] = ApiError("create", 422, "Invalid", "spec.containers[0].image: Required value")
     state = execute(Plan(create=(0, 1, 2)))
     assert world.calls == ["create job-0"]
-    assert (state.refusal.reason, state.refusal.attempts, state.unborn) == ("TemplateInvalid", 1, (0, 1, 2))
+    assert (state.refusal.kind, state.refusal.attempts, state.unborn) == ("TemplateInvalid", 1, (0, 1, 2))
     assert "image: Required value" in state.refusal.message
 
-    world.errors["create job-0"] = ApiError("create", 403, "Forbidden", "exceeded quota: gpus")
+    world.errors["create job-0"] = ApiError(
+        "create", 403, "Forbidden", 'pods "job-0" is forbidden: exceeded quota: gpus', {"kind": "pods", "name": "job-0"}
+    )
     execute(Plan(create=(0,)), state)
-    assert (state.refusal.reason, state.refusal.attempts, state.unborn) == ("QuotaExceeded", 2, (0, 1, 2))
+    assert (state.refusal.kind, state.refusal.attempts, state.unborn) == ("QuotaExceeded", 2, (0, 1, 2))
 
     execute(Plan(create=(0,)), state)
     assert (state.refusal, state.unborn) == (None, (1, 2))
@@ -170,7 +172,7 @@ def test_no_pod_is_created_if_it_could_not_log_in_to_etcd(world, execute, error,
     world.errors["keep creating"] = error
     state = execute(Plan(create=(0, 1)), vault=world)
     assert world.calls == ["keep creating"]
-    assert (state.refusal.reason, state.refusal.message, state.unborn) == (reason, str(error), (0, 1))
+    assert (state.refusal.kind, state.refusal.message, state.unborn) == (reason, str(error), (0, 1))
     execute(Plan(create=(0, 1)), state, vault=world)
     assert state.refusal is None
 
@@ -195,13 +197,43 @@ def test_a_pod_of_an_earlier_creation_counts_as_created_if_its_response_was_lost
 def test_ordinal_is_used_up_if_its_name_belongs_to_another_object(world, execute, owners):
     world.pods["job-0"] = {"metadata": {"name": "job-0", "uid": "x", "ownerReferences": owners}}
     state = execute(Plan(create=(0,)))
-    assert (state.refusal.reason, state.unborn) == ("NameTaken", ())
+    assert (state.refusal.kind, state.unborn) == ("NameTaken", ())
+
+
+CONFLICT = ApiError(
+    "create", 409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "q"', {"kind": "resourcequotas"}
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (CONFLICT, RefusalKind.BUSY),
+        (ApiError("create", 503, "", "busy"), RefusalKind.BUSY),
+        (ApiError("create", 0, NO_ANSWER, "no answer within 12 s"), RefusalKind.BUSY),
+        (
+            ApiError("create", 409, "AlreadyExists", 'admission webhook "a" denied the request'),
+            RefusalKind.ADMISSION_DENIED,
+        ),
+    ],
+)
+def test_ordinal_is_kept_and_the_reason_shown_if_the_api_server_refuses_for_a_while(world, execute, error, kind):
+    world.errors["create job-0"] = error
+    state = execute(Plan(create=(0, 1)))
+    assert (state.refusal.kind, state.unborn) == (kind, (0, 1))
+    assert error.message in state.refusal.message
+
+
+def test_name_of_a_pod_that_is_gone_again_is_used_once_more(world, execute):
+    world.errors["create job-0"] = ApiError("create", 409, "AlreadyExists", 'pods "job-0" already exists')
+    state = execute(Plan(create=(0,)))
+    assert (state.refusal.kind, state.unborn) == (RefusalKind.BUSY, (0,))
 
 
 def test_transient_error_is_raised_after_the_rest_was_done(world, execute):
-    world.errors["create job-1"] = ApiError("create", 503, "", "busy")
+    world.errors["create job-1"] = ApiError("create", 0, "Unreachable", "connection refused")
     state = LoopState()
-    with pytest.raises(ApiError, match="busy"):
+    with pytest.raises(ApiError, match="connection refused"):
         execute(Plan(create=(0, 1, 2)), state)
     assert {pod.name for pod, _ in state.created.values()} == {"job-0", "job-2"}
     assert state.unborn == (1,)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from budgets import examples
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Outcome, Phase, Termination
-from elastrain_operator.model import Coordination, Observed, Plan, Pod, Refusal, Trouble
+from elastrain_operator.model import Coordination, Observed, Plan, Pod, Refusal, RefusalKind, Trouble
 from elastrain_operator.plan import plan
 from elastrain_operator.policy.size import rollout
 from job_world import JOB, JobWorld, template
@@ -170,7 +170,7 @@ def test_an_old_worker_leaves_first_if_the_cluster_has_no_room(world):
 
 def test_an_old_worker_leaves_first_if_the_quota_is_used_up(world):
     world.image = "b"
-    world.state.refusal = Refusal("QuotaExceeded", "exceeded quota", world.now, 1, JOB.generation)
+    world.state.refusal = Refusal(RefusalKind.QUOTA_EXCEEDED, "exceeded quota", world.now, 1, JOB.generation)
     world.operate()
     assert len(world.draining) == 1
 
@@ -253,7 +253,9 @@ def test_roll_out_stops_after_one_failure_if_the_new_script_fails(world):
 
 def test_roll_out_reports_that_the_api_server_refuses_the_new_template(world):
     world.image = "b"
-    world.state.refusal = Refusal("TemplateInvalid", "spec.template: no such field", world.now, 1, JOB.generation)
+    world.state.refusal = Refusal(
+        RefusalKind.TEMPLATE_INVALID, "spec.template: no such field", world.now, 1, JOB.generation
+    )
     world.operate()
     assert not world.draining
     assert "TemplateInvalid: spec.template: no such field" in world.up_to_date()[2]

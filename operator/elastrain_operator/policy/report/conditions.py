@@ -145,7 +145,7 @@ def _obstacles(p: Picture) -> Iterator[tuple[str, str]]:
         yield "Finishing", "the training loop has ended"
     missing = len(p.workers) < p.desired
     if p.refusal and missing:
-        yield p.refusal.reason, p.refusal.message
+        yield p.refusal.kind.value, p.refusal.message
     if p.withdrawal and missing:
         yield p.withdrawal.reason, f"{p.withdrawal.message}; retried at {_clock(p.withdrawal.until)}"
     if p.troubles:

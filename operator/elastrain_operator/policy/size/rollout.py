@@ -17,7 +17,7 @@ from typing import Any
 
 from elastrain.api.job import ConditionType
 from elastrain.api.records import Phase
-from elastrain_operator.model import UNSCHEDULABLE, Cause, Coordination, Pod, Refusal
+from elastrain_operator.model import UNSCHEDULABLE, Cause, Coordination, Pod, Refusal, RefusalKind
 from elastrain_operator.policy.losses import pending
 from elastrain_operator.policy.losses.causes import judge
 from elastrain_operator.policy.report.conditions import Claim
@@ -92,7 +92,7 @@ def rollout(scene: Scene) -> Rollout:
         return Rollout(old, extra, stopped=stopped)
     made = _renew_spares(scene, old, coming, scene.members) or _go_on(scene, old, coming, scene.members)
     if scene.refusal and not _no_quota(scene):  # it is retried with increasing delays
-        text = f"{scene.refusal.reason}: {scene.refusal.message}"
+        text = f"{scene.refusal.kind}: {scene.refusal.message}"
         return replace(made, leave=(), stopped=text)
     return made
 
@@ -148,7 +148,7 @@ def _room(scene: Scene, coming: Sequence[Pod], members: Coordination) -> _Room:
 
 
 def _no_quota(scene: Scene) -> bool:
-    return scene.refusal is not None and scene.refusal.reason == "QuotaExceeded"
+    return scene.refusal is not None and scene.refusal.kind is RefusalKind.QUOTA_EXCEEDED
 
 
 def _patience(pod: Pod) -> datetime:

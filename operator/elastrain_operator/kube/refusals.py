@@ -1,0 +1,95 @@
+"""Why the API server refuses a pod: its answer, a Status object, becomes a kind of refusal. Pure.
+
+The fields of the Status decide: ``code``, ``reason``, ``details``. Admission plugins share one reason (Forbidden) and
+differ only in the message. There the text counts that the plugin itself writes, at its fixed place behind the prefix
+``pods "NAME" is forbidden: ``, which ``details`` determine. So no name and no webhook's text is ever searched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from elastrain_operator.model import JobRef, Refusal, RefusalKind
+
+Status = Mapping[str, Any]
+
+_TEXTS: tuple[tuple[re.Pattern[str], RefusalKind], ...] = (
+    (re.compile(r"(exceeded|failed|status unknown for) quota: |insufficient quota "), RefusalKind.QUOTA_EXCEEDED),
+    (re.compile(r"violates PodSecurity "), RefusalKind.POD_SECURITY),
+    (re.compile(r"\[?(minimum|maximum) \S+ usage per |\[?\S+ max limit to request ratio "), RefusalKind.LIMIT_RANGE),
+    (
+        re.compile(r"ValidatingAdmissionPolicy '[^']*' with binding '[^']*' denied request"),
+        RefusalKind.ADMISSION_DENIED,
+    ),
+)
+"""Beginnings of the texts of the API server's own admission plugins."""
+_DENIED = re.compile(r'admission webhook "[^"]*" denied the request')
+_FAILED = re.compile(r'failed calling webhook "[^"]*"')
+_BUSY = frozenset({429, 500, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The answer to one attempt to create a pod."""
+
+    kind: RefusalKind
+    message: str
+    retry: float = 0.0
+    """Seconds for which the API server asks for patience; 0: it names none."""
+
+    def as_refusal(self, job: JobRef, attempts: int, now: datetime) -> Refusal:
+        """The refusal of a job's pod, the ``attempts``-th in a row."""
+        return Refusal(self.kind, self.message, now, attempts, job.generation, self.retry)
+
+
+def refused(status: Status) -> Refused:
+    """The refusal in ``status``, the API server's answer to the creation of a pod."""
+    message, details = str(status.get("message") or f"HTTP {status.get('code')}"), _mapping(status.get("details"))
+    kind = next(_kinds(status, message, details))
+    text = message.removeprefix("Internal error occurred: ")
+    if kind is RefusalKind.TEMPLATE_INVALID:
+        text = f"spec.template: the API server refuses the pod: {text}"
+    elif kind is RefusalKind.NAME_TAKEN:
+        text = f"{text}, and belongs to another object: the next ordinal is tried"
+    return Refused(kind, text, _seconds(details.get("retryAfterSeconds")))
+
+
+def _kinds(status: Status, message: str, details: Status) -> Iterator[RefusalKind]:
+    """The kinds that fit; the first one counts."""
+    code, reason = status.get("code"), status.get("reason")
+    causes = [_mapping(cause) for cause in details.get("causes") or ()]
+    if _DENIED.match(message):  # first, since a webhook chooses code and reason of its denial
+        yield RefusalKind.ADMISSION_DENIED
+    if reason == "InternalError" and any(_FAILED.match(str(cause.get("message"))) for cause in causes):
+        yield RefusalKind.WEBHOOK_FAILED
+    if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+        yield RefusalKind.NAMESPACE_ENDS
+    if reason == "AlreadyExists" and details.get("kind", "pods") == "pods":
+        yield RefusalKind.NAME_TAKEN
+    if own := _text_of_a_plugin(message, details):
+        yield next((kind for pattern, kind in _TEXTS if pattern.match(own)), RefusalKind.OTHER)
+    if code == 403:  # without a pod's name: the authorizer, which runs before the pod is read
+        yield RefusalKind.NOT_PERMITTED
+    if code in {400, 422}:
+        yield RefusalKind.TEMPLATE_INVALID
+    if reason == "Conflict" or code in _BUSY:
+        yield RefusalKind.BUSY
+    yield RefusalKind.OTHER
+
+
+def _text_of_a_plugin(message: str, details: Status) -> str:
+    """The text of an admission plugin of the API server; empty if none wrote the message."""
+    prefix = f'{details.get("kind")} "{details.get("name")}" is forbidden: '
+    return message.removeprefix(prefix) if details.get("name") and message.startswith(prefix) else ""
+
+
+def _mapping(value: Any) -> Status:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _seconds(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) and value > 0 else 0.0
