@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import structlog
@@ -21,6 +22,7 @@ from elastrain_operator.apply.sweep import Sweeper
 from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import ApiError, Kube, Writable
+from elastrain_operator.kube.permission import is_allowed
 from elastrain_operator.leader.fencing import FencedEtcd
 from elastrain_operator.loops import JobLoop, Loops
 from elastrain_operator.metrics import process as metrics
@@ -83,7 +85,7 @@ class App:
         undo.push_async_callback(self._loops.stop)
         self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._vault)
         if self._capacity:
-            inventory = Inventory(self._kube, self._capacity.nudge)
+            inventory = Inventory(self._kube, self._capacity.nudge, partial(is_allowed, self._kube))
             self._run(inventory.run(), "inventory")
             self._run(self._capacity.run(inventory), "capacity")
         self._watched = Watched(

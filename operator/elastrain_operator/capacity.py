@@ -39,7 +39,9 @@ class Cluster(Protocol):
     @property
     def denied(self) -> bool: ...
 
-    def nodes(self) -> tuple[Node, ...]: ...
+    def nodes(self, now: datetime) -> tuple[Node, ...]: ...
+
+    def next_change(self, now: datetime) -> float | None: ...
 
     def priority(self, name: str) -> int: ...
 
@@ -126,7 +128,7 @@ class Capacity:
         leaving += [held for job, held in self._pods.values() if job not in claims]
         now = clock.now()
         # In a thread, so that the jobs' loops continue; all its arguments are immutable.
-        made = await asyncio.to_thread(allocate, Snapshot(cluster.nodes(), jobs, tuple(leaving)), self._policy, now)
+        made = await asyncio.to_thread(allocate, Snapshot(cluster.nodes(now), jobs, tuple(leaving)), self._policy, now)
         text = NEW_EXPLANATIONS
         for job in jobs:
             if self._claims.get(job.uid) is None or self._claims[job.uid].job is None:
@@ -137,7 +139,7 @@ class Capacity:
             elif before is not None and share.message != before.message and text:
                 text -= 1
                 self._give(job, share, now)
-        return made.again
+        return min((s for s in (made.again, cluster.next_change(now)) if s is not None), default=None)
 
     def _give(self, job: Job, share: Share, now: datetime) -> None:
         if share.size != job.size:

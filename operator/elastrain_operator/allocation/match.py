@@ -12,6 +12,17 @@ HARD = frozenset({"NoSchedule", "NoExecute"})
 UNWELL = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
 """Taints that repeat the node's readiness."""
 CORDON = "node.kubernetes.io/unschedulable"
+STATES = frozenset(
+    {
+        "node.kubernetes.io/disk-pressure",
+        "node.kubernetes.io/memory-pressure",
+        "node.kubernetes.io/pid-pressure",
+        "node.kubernetes.io/network-unavailable",
+        "node.cloudprovider.kubernetes.io/uninitialized",
+    }
+)
+"""``NoSchedule`` taints of Kubernetes itself that report a state of the node: they never move a worker. Under pressure
+the kubelet chooses the pods that it evicts."""
 
 
 def takes(node: Node, place: Place) -> bool:
@@ -22,10 +33,19 @@ def takes(node: Node, place: Place) -> bool:
 
 
 def lets_go(node: Node, place: Place) -> bool:
-    """Whether workers on ``node`` should move early: it is cordoned, its removal is announced, or it has a taint that
-    they do not tolerate. Not being ready is no reason: it passes, or ends in a loss."""
-    hard = [t for t in untolerated(node.taints, place) if t.effect in HARD and t.key not in UNWELL]
-    return node.cordoned or node.going or bool(hard)
+    """Whether workers on ``node`` should move early, because they end there anyway, or because the node has been closed
+    for a while.
+
+    At once: its removal is announced, or a ``NoExecute`` taint ends the pods. After a dwell: a cordon, or a
+    ``NoSchedule`` taint that they do not tolerate. Never: a state of the node that passes, or ends in a loss.
+    """
+    return node.going or (node.cordoned and not node.cordon_passing) or any(_moves(t, place) for t in node.taints)
+
+
+def _moves(taint: Taint, place: Place) -> bool:
+    if taint.key in UNWELL or taint.key in STATES or taint.passing or taint.effect not in HARD:
+        return False
+    return not any(_tolerates(x, taint) for x in place.tolerations if not (x.bounded and taint.effect == "NoExecute"))
 
 
 def selects(place: Place, labels: Mapping[str, str]) -> bool:

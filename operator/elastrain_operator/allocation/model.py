@@ -23,6 +23,8 @@ class Toleration:
     operator: str = "Equal"
     value: str = ""
     effect: str = ""
+    bounded: bool = False
+    """It has ``tolerationSeconds``: a NoExecute taint ends the pod after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ class Taint:
     key: str
     value: str = ""
     effect: str = "NoSchedule"
+    passing: bool = False
+    """It is too new to move workers; it keeps new ones away."""
+
+    def as_passing(self) -> Taint:
+        return replace(self, passing=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,8 @@ class Node:
     taints: tuple[Taint, ...] = ()
     ready: bool = True
     cordoned: bool = False
+    cordon_passing: bool = False
+    """The cordon is too new to move workers."""
     going: bool = False
     """Its removal is announced by a known taint or condition, or it is being deleted."""
 

@@ -88,7 +88,7 @@ def _place(spec: Raw, avoid: tuple[str, ...]) -> Place:
         tolerations=tuple(
             Toleration(
                 str(t.get("key") or ""), str(t.get("operator") or "Equal"), str(t.get("value") or ""),
-                str(t.get("effect") or ""),
+                str(t.get("effect") or ""), t.get("tolerationSeconds") is not None,
             )
             for t in spec.get("tolerations") or []
         ),

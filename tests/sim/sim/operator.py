@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from elastrain.api.keys import JobKeys
@@ -167,9 +168,12 @@ class Inventory:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self, now: datetime) -> tuple[Node, ...]:
         room = {"cpu": 1000 * self._world.room, "pods": 100}
         return tuple(Node(name, room, ready=name not in self._world.silent) for name in sorted(self._world.nodes))
+
+    def next_change(self, now: datetime) -> float | None:
+        return None
 
     def priority(self, name: str) -> int:
         return 0

@@ -9,12 +9,10 @@ from datetime import UTC, datetime
 import pytest
 
 from conditions import until
-from elastrain.reflector import Problem
 from elastrain_operator import capacity as capacity_module
 from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Policy
 from elastrain_operator.capacity import Capacity
 from elastrain_operator.model import Pod
-from elastrain_operator.observe.inventory import Inventory
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -27,8 +25,11 @@ class Cluster:
         self.denied = False
         self.free = free
 
-    def nodes(self):
+    def nodes(self, now):
         return tuple(Node(f"n{i}", {GPU: n, "pods": 99}) for i, n in enumerate(self.free))
+
+    def next_change(self, now):
+        return None
 
     def priority(self, name):
         return {"high": 9}.get(name, 0)
@@ -195,58 +196,3 @@ def test_new_jobs_start_with_their_minimum_if_a_permission_is_missing():
         )
 
     run(cluster, scenario)
-
-
-# ---- what the cluster has --------------------------------------------------------------------------------------------
-class Everything:
-    """An API server with one node, one pod on it and two priority classes."""
-
-    BODIES = {  # noqa: RUF012
-        "/api/v1/nodes": [
-            {
-                "metadata": {"name": "n", "uid": "n"},
-                "status": {"allocatable": {GPU: "8", "cpu": "4"}, "conditions": [{"type": "Ready", "status": "True"}]},
-            }
-        ],
-        "/api/v1/pods": [
-            {
-                "metadata": {"name": "p", "uid": "p"},
-                "spec": {"nodeName": "n", "containers": [{"resources": {"requests": {GPU: "3", "cpu": "1"}}}]},
-            }
-        ],
-        "/apis/scheduling.k8s.io/v1/priorityclasses": [
-            {"metadata": {"name": "high", "uid": "1"}, "value": 1000},
-            {"metadata": {"name": "usual", "uid": "2"}, "value": 5, "globalDefault": True},
-        ],
-    }
-
-    async def list_pages(self, path, what, query):
-        yield self.BODIES[path], "1"
-
-    async def changes(self, path, what, query):
-        await asyncio.sleep(3600)
-        yield {}
-
-
-def test_inventory_is_the_nodes_capacity_minus_other_pods():
-    async def main():
-        inventory = Inventory(Everything(), lambda: None)
-        task = asyncio.create_task(inventory.run())
-        await until(lambda: inventory.problem is None, "the cluster is known")
-        (node,) = inventory.nodes()
-        assert (node.room[GPU], node.room["cpu"]) == (5, 3000)
-        assert [inventory.priority(name) for name in ("high", "", "unheard")] == [1000, 5, 0]
-        task.cancel()
-
-    asyncio.run(main())
-
-
-def test_cluster_stays_known_in_an_outage_but_not_without_a_permission():
-    inventory = Inventory(Everything(), lambda: None)
-    assert inventory.problem == "the nodes of the cluster are not listed yet"
-    for kept in inventory._all:
-        kept.listed = True
-    inventory._others.problem = Problem("no answer", NOW, denied=False)
-    assert (inventory.problem, inventory.denied) == (None, False)
-    inventory._others.problem = Problem("pods is forbidden", NOW, denied=True)
-    assert (inventory.problem, inventory.denied) == ("pods is forbidden", True)

@@ -1,0 +1,250 @@
+"""The cluster as the allocator sees it: room, priority classes, refused lists, and nodes that close for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from conditions import until
+from elastrain.reflector import Problem
+from elastrain_operator import clock
+from elastrain_operator.allocation.match import lets_go, takes
+from elastrain_operator.allocation.model import Place, Toleration
+from elastrain_operator.kube.client import ApiError
+from elastrain_operator.kube.permission import Right, is_allowed
+from elastrain_operator.observe import dwell, refusal
+from elastrain_operator.observe.inventory import Inventory
+from elastrain_operator.observe.refusal import Refusal
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+GPU = "nvidia.com/gpu"
+
+
+def node_body(**spec) -> dict:
+    ready = [{"type": "Ready", "status": "True"}]
+    status = {"allocatable": {GPU: "8", "cpu": "4"}, "conditions": ready}
+    return {"metadata": {"name": "n", "uid": "n", "resourceVersion": "2"}, "spec": spec, "status": status}
+
+
+class Everything:
+    """An API server with one node, one pod on it and two priority classes; it may refuse."""
+
+    def __init__(self) -> None:
+        self.refused: ApiError | None = None
+        self.bodies: dict[str, list[dict]] = {
+            "/api/v1/nodes": [node_body()],
+            "/api/v1/pods": [
+                {
+                    "metadata": {"name": "p", "uid": "p"},
+                    "spec": {"nodeName": "n", "containers": [{"resources": {"requests": {GPU: "3", "cpu": "1"}}}]},
+                }
+            ],
+            "/apis/scheduling.k8s.io/v1/priorityclasses": [
+                {"metadata": {"name": "high", "uid": "1"}, "value": 1000},
+                {"metadata": {"name": "usual", "uid": "2"}, "value": 5, "globalDefault": True},
+            ],
+        }
+
+    async def list_pages(self, path, what, query):
+        if self.refused:
+            raise self.refused
+        yield self.bodies[path], "1"
+
+    async def changes(self, path, what, query):
+        if self.refused:
+            raise self.refused
+        await asyncio.sleep(3600)
+        yield {}
+
+
+async def allowed(_right: Right) -> bool:
+    return True
+
+
+def run(scenario) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_inventory_is_the_nodes_capacity_minus_other_pods():
+    async def scenario():
+        inventory = Inventory(Everything(), lambda: None, allowed)
+        task = asyncio.create_task(inventory.run())
+        await until(lambda: inventory.problem is None, "the cluster is known")
+        (node,) = inventory.nodes(NOW)
+        assert (node.room[GPU], node.room["cpu"]) == (5, 3000)
+        assert [inventory.priority(name) for name in ("high", "", "unheard")] == [1000, 5, 0]
+        task.cancel()
+
+    run(scenario)
+
+
+# ---- refused lists ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("code", [401, 403])
+def test_a_passing_refusal_leaves_the_cluster_known(code, monkeypatch):
+    monkeypatch.setattr(refusal, "CONFIRM_SECONDS", 0.0)
+    monkeypatch.setattr(refusal, "ASK_SECONDS", 0.01)
+
+    async def scenario():
+        asked: list[Right] = []
+
+        async def is_allowed(right: Right) -> bool:
+            asked.append(right)
+            return True
+
+        inventory = Inventory(Everything(), lambda: None, is_allowed)
+        for kept in inventory._all:
+            kept.listed = True
+        inventory._nodes.problem = Problem("nodes is forbidden", NOW, denied=True)
+        task = asyncio.create_task(inventory._review())
+        inventory._problem_changed()
+        await until(lambda: len(asked) > 4, "the API server is asked")
+        assert (inventory.problem, inventory.denied) == (None, False)
+        task.cancel()
+
+    run(scenario)
+
+
+def test_a_cluster_that_was_never_listed_stays_unknown_while_a_refusal_is_unconfirmed():
+    inventory = Inventory(Everything(), lambda: None, allowed)
+    assert inventory.problem == "the nodes of the cluster are not listed yet"
+    inventory._nodes.problem = Problem("nodes is forbidden", NOW, denied=True)
+    assert (inventory.problem, inventory.denied) == ("nodes is forbidden", False)
+
+
+def test_a_confirmed_refusal_makes_the_cluster_unknown_until_it_is_listed_again(monkeypatch):
+    monkeypatch.setattr(refusal, "CONFIRM_SECONDS", 0.02)
+    monkeypatch.setattr(refusal, "ASK_SECONDS", 0.01)
+
+    async def scenario():
+        async def is_allowed(right: Right) -> bool:
+            return right.verb != "watch"
+
+        told: list[bool] = []
+        inventory = Inventory(Everything(), lambda: told.append(inventory.denied), is_allowed)
+        for kept in inventory._all:
+            kept.listed = True
+        inventory._classes.problem = Problem("forbidden", NOW, denied=True)
+        task = asyncio.create_task(inventory._review())
+        inventory._problem_changed()
+        await until(lambda: inventory.denied, "it is confirmed")
+        assert inventory.problem.startswith("forbidden")
+        assert "no right to watch priorityclasses of scheduling.k8s.io" in inventory.problem
+        await until(lambda: told[-1], "the allocator is told")
+        inventory._classes.problem = None
+        assert (inventory.problem, inventory.denied) == (None, False)
+        task.cancel()
+
+    run(scenario)
+
+
+def test_only_unanimous_reviews_over_a_minute_confirm_a_refusal():
+    refused = Refusal()
+    for second in range(0, 60, 10):
+        refused = refused.after(False, float(second))
+        assert not refused.confirmed
+    assert refused.after(False, 60.0).confirmed
+    assert not refused.after(None, 60.0).after(False, 70.0).confirmed, "an unanswered review ends the agreement"
+    assert not refused.after(True, 60.0).after(False, 61.0).confirmed
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [({"allowed": True}, True), ({"allowed": False}, False), ({"allowed": False, "denied": True}, False)],
+)
+def test_a_review_is_the_api_servers_answer(status, answer):
+    class Kube:
+        async def once(self, method, path, what, body, seconds):
+            assert body["spec"]["resourceAttributes"] == {"verb": "list", "group": "", "resource": "nodes"}
+            return {"status": status}
+
+    assert asyncio.run(is_allowed(Kube(), Right("list", "", "nodes"))) is answer
+
+
+def test_a_review_that_could_not_be_evaluated_is_no_answer():
+    class Kube:
+        async def once(self, *_):
+            return {"status": {"allowed": False, "evaluationError": "clusterrole not found"}}
+
+    with pytest.raises(ApiError, match="clusterrole not found"):
+        asyncio.run(is_allowed(Kube(), Right("list", "", "nodes")))
+
+
+# ---- nodes that close for a while ------------------------------------------------------------------------------------
+class Seen:
+    """An inventory whose node changes under a clock of the test."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = NOW
+        monkeypatch.setattr(clock, "now", lambda: self.now)
+        self.inventory = Inventory(Everything(), lambda: None, allowed)
+        self.show()
+
+    def show(self, **spec) -> None:
+        self.inventory._nodes._put("/n", self.inventory._nodes._parse(node_body(**spec)))
+
+    def wait(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def moves(self, place: Place | None = None) -> bool:
+        (node,) = self.inventory.nodes(self.now)
+        return lets_go(node, place or Place())
+
+    def takes_new_workers(self) -> bool:
+        return takes(self.inventory.nodes(self.now)[0], Place())
+
+
+def taint(key: str, effect: str = "NoSchedule") -> dict:
+    return {"taints": [{"key": key, "effect": effect}]}
+
+
+@pytest.mark.parametrize("closed", [{"unschedulable": True}, taint("node.cilium.io/agent-not-ready"), taint("team")])
+def test_workers_move_only_after_their_node_has_been_closed_for_a_while(closed, monkeypatch):
+    seen = Seen(monkeypatch)
+    seen.show(**closed)
+    assert not seen.takes_new_workers(), "new workers keep away at once"
+    assert not seen.moves()
+    assert seen.inventory.next_change(seen.now) == dwell.DWELL.total_seconds()
+    seen.wait(dwell.DWELL.total_seconds() - 1)
+    assert not seen.moves()
+    seen.wait(1)
+    assert seen.moves()
+    assert seen.inventory.next_change(seen.now) is None
+
+
+def test_a_cordon_that_ended_in_between_begins_anew(monkeypatch):
+    seen = Seen(monkeypatch)
+    for _ in range(5):
+        seen.show(unschedulable=True)
+        seen.wait(100)
+        assert not seen.moves()
+        seen.show()
+        seen.wait(1)
+    assert seen.inventory.next_change(seen.now) is None
+
+
+@pytest.mark.parametrize("pressure", ["disk", "memory", "pid"])
+def test_workers_stay_under_a_pressure_however_long_it_lasts(pressure, monkeypatch):
+    seen = Seen(monkeypatch)
+    seen.show(**taint(f"node.kubernetes.io/{pressure}-pressure"))
+    seen.wait(86400)
+    assert not seen.moves()
+    assert not seen.takes_new_workers()
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [taint("maintenance", "NoExecute"), taint("ToBeDeletedByClusterAutoscaler"), taint("karpenter.sh/disrupted")],
+)
+def test_workers_move_at_once_if_their_node_ends_them(ending, monkeypatch):
+    seen = Seen(monkeypatch)
+    seen.show(**ending)
+    assert seen.moves()
+
+
+def test_a_toleration_for_seconds_only_postpones_the_end(monkeypatch):
+    seen = Seen(monkeypatch)
+    seen.show(**taint("maintenance", "NoExecute"))
+    assert not seen.moves(Place(tolerations=(Toleration("maintenance", "Exists"),)))
+    assert seen.moves(Place(tolerations=(Toleration("maintenance", "Exists", bounded=True),)))
