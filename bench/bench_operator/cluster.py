@@ -21,14 +21,14 @@ from bench_harness.program import Failed
 from bench_operator.net import Api, Refused
 from elastrain.api.crd import crd
 from elastrain.etcd.server import find_etcd
-from elastrain_operator.kube.client import PERMISSIONS
+from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 
 BIN = Path(os.environ.get("ELASTRAIN_CACHE") or Path.home() / ".cache/elastrain") / "bin"
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kwok", "kwok-stages")
 BUILD = "e2e/cluster/build.sh kubernetes && scripts/get-kwok"
 NAMESPACE = "bench"
 OPERATOR = "elastrain-operator"
-"""The operator's user; it has the rights of ``kube.PERMISSIONS`` and no others."""
+"""The operator's user; it has the rights that the chart gives to the operator."""
 AUDITED = (OPERATOR, "system:serviceaccount:kube-system:job-controller")
 USERS = ("admin", "controllers", "scheduler", "kwok", OPERATOR)
 START_SECONDS = 300.0
@@ -215,7 +215,8 @@ class ControlPlane:
         api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd())
         rbac = "/apis/rbac.authorization.k8s.io/v1"
         name = {"metadata": {"name": OPERATOR}}
-        rules = [{"apiGroups": [g], "resources": [r], "verbs": sorted(v)} for (g, r), v in PERMISSIONS.items()]
+        rights = {**PERMISSIONS, **CAPACITY_PERMISSIONS, **LEASE_PERMISSIONS}
+        rules = [{"apiGroups": [g], "resources": [r], "verbs": sorted(v)} for (g, r), v in rights.items()]
         api.call("POST", f"{rbac}/clusterroles", {**name, "rules": rules})
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": OPERATOR}
         subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": OPERATOR}

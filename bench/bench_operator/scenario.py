@@ -11,7 +11,7 @@ from pathlib import Path
 from bench_operator.cluster import NAMESPACE, ControlPlane, until
 from bench_operator.members import RunningPods
 from bench_operator.results import Cost, Idle, Rescale, Restart, Run
-from bench_operator.systems import SYSTEMS, Elastrain, System
+from bench_operator.systems import SYSTEMS, Slim, System
 from elastrain.api import names
 
 QUIET_SECONDS = 5.0
@@ -37,8 +37,8 @@ class Settings:
 def measure(name: str, jobs: int, settings: Settings, directory: Path, say: Say) -> Run:
     """Raises ``Failed`` if a phase does not end in time."""
     with ControlPlane(directory, settings.nodes) as plane:
-        elastrain = name == "elastrain"
-        system: System = Elastrain(plane, settings.profile) if elastrain else SYSTEMS[name](plane)
+        kind = SYSTEMS[name]
+        system: System = kind(plane, settings.profile) if issubclass(kind, Slim) else kind(plane)
         try:
             system.start()
             pods = RunningPods(plane, system.etcd())
@@ -63,13 +63,13 @@ class _Scenario:
         workers = self._settings.workers
         create = self._cost("create", lambda: self._create(workers), len(self._jobs) * workers)
         rescale = idle = restart = None
-        if isinstance(self._system, Elastrain):
+        if isinstance(self._system, Slim):
             rescale = self._rescale(workers + 1)
             if self._settings.idle:
                 idle = self._idle(self._system)
                 restart = self._restart(self._system, workers + 2)
         delete = self._cost("delete", self._delete, 0)
-        if isinstance(self._system, Elastrain):
+        if isinstance(self._system, Slim):
             system = self._system
             until(lambda: not system.records(), self._settings.limit, "the records of all jobs are swept", every=1)
         return Run(
@@ -122,7 +122,7 @@ class _Scenario:
             p99=round(waits[min(len(waits) - 1, len(waits) * 99 // 100)], 3),
         )
 
-    def _idle(self, system: Elastrain) -> Idle:
+    def _idle(self, system: Slim) -> Idle:
         self._say(f"left alone for {self._settings.idle:g} s")
         mark, cpu, etcd = system.audit.mark(), system.cpu(), system.etcd_cpu()
         began = time.monotonic()
@@ -134,7 +134,7 @@ class _Scenario:
             requests=system.audit.requests(mark),
         )
 
-    def _restart(self, system: Elastrain, workers: int) -> Restart:
+    def _restart(self, system: Slim, workers: int) -> Restart:
         self._say("the operator restarts")
         system.stop_operator()
         some = self._jobs[:: max(1, len(self._jobs) // CHANGED)]

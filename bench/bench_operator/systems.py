@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 import urllib.request
 from abc import ABC, abstractmethod
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bench_harness.processes import cpu_of, free_ports
+from bench_harness.secure_etcd import SecureEtcd
 from bench_operator.audit import Audit
 from bench_operator.cluster import NAMESPACE, OPERATOR, START_SECONDS, ControlPlane, until
 from elastrain.api import names
@@ -102,19 +104,32 @@ class BatchJobs(System):
         """It ends with the control plane."""
 
 
-class Elastrain(System):
-    about = "the operator with an etcd of its own; members are played by the benchmark"
+class Slim(System):
+    """The operator without what the chart adds to it."""
+
+    about = "the operator without TLS, users of etcd, Secrets, Lease, capacity sharing and metrics"
     kind = names.PLURAL + "." + names.GROUP
     user = OPERATOR
 
     def __init__(self, plane: ControlPlane, profile: bool = False) -> None:
         super().__init__(plane)
         self._profile = profile
-        self._etcd = EtcdServer(data_dir=plane.directory / "coordination")
+        self._etcd = self._make_etcd(plane.directory / "coordination")
         self._client: EtcdClient | None = None
         self._starts = 0
         self._port = 0
         self.process = ""
+
+    def _make_etcd(self, data: Path) -> EtcdServer:
+        return EtcdServer(data_dir=data)
+
+    def _config(self) -> EtcdConfig:
+        """Of a client that may write all keys."""
+        return EtcdConfig.of(self._etcd.endpoint)
+
+    def _flags(self) -> list[str]:
+        """Of the operator, beside those of every system."""
+        return []
 
     def manifest(self, name: str, workers: int) -> dict[str, Any]:
         return {
@@ -142,7 +157,7 @@ class Elastrain(System):
         profiled = ["-m", "cProfile", "-o", str(self.plane.directory / f"{self.process}.prof")] if self._profile else []
         argv = [
             sys.executable, *profiled, "-m", "elastrain_operator", f"--etcd-endpoints={self._etcd.endpoint}",
-            f"--health-port={self._port}",
+            f"--health-port={self._port}", *self._flags(),
         ]  # fmt: skip
         self.plane.processes.start(self.process, argv, {"KUBECONFIG": str(self.plane.kubeconfig(OPERATOR))})
 
@@ -166,7 +181,7 @@ class Elastrain(System):
 
     def etcd(self) -> EtcdClient:
         if self._client is None:
-            self._client = EtcdClient(EtcdConfig.of(self._etcd.endpoint))
+            self._client = EtcdClient(self._config())
         return self._client
 
     def records(self) -> int:
@@ -188,9 +203,36 @@ class Elastrain(System):
         self._etcd.close()
 
 
+class Shipped(Slim):
+    """Members are played by one client of etcd with all rights, not by one user for each job."""
+
+    about = (
+        "the operator as the chart starts it: TLS, a user of etcd and a Secret for each job, Lease, capacity, metrics"
+    )
+
+    def _make_etcd(self, data: Path) -> SecureEtcd:
+        files = self.plane.directory / "etcd-files"
+        files.mkdir()
+        self._job_key = files / "job-key"
+        self._job_key.write_text(secrets.token_hex(24))
+        self._secure = SecureEtcd(files, data_dir=data)
+        return self._secure
+
+    def _config(self) -> EtcdConfig:
+        return self._secure.root
+
+    def _flags(self) -> list[str]:
+        [metrics] = free_ports(1)
+        return [
+            f"--etcd-ca={self._secure.ca_file}", "--etcd-username=root",
+            f"--etcd-password-file={self._secure.password_file}", f"--job-key-file={self._job_key}",
+            f"--lease={NAMESPACE}/elastrain", "--capacity", f"--metrics-port={metrics}",
+        ]  # fmt: skip
+
+
 def _trains_as_wanted(job: dict[str, Any]) -> bool:
     status = job.get("status") or {}
     return status.get("phase") == "Running" and status.get("readyReplicas") == job["spec"]["replicas"]
 
 
-SYSTEMS: dict[str, type[System]] = {"batch": BatchJobs, "elastrain": Elastrain}
+SYSTEMS: dict[str, type[System]] = {"batch": BatchJobs, "elastrain": Shipped, "elastrain-slim": Slim}

@@ -16,7 +16,7 @@ from control_plane import CACHE, program, running
 from elastrain.etcd import EtcdClient, LeaseCallbacks
 
 if TYPE_CHECKING:
-    from conftest import SecureEtcd
+    from bench_harness.secure_etcd import SecureEtcd
     from control_plane import ApiServer
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.nightly]
