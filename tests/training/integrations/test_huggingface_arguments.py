@@ -38,7 +38,10 @@ def arguments(require, monkeypatch):
         ),
         ({"fsdp": "full_shard"}, "fsdp: true: .* replicas"),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor: 0.1: .* compute_loss_func"),
-        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy: group_by_length: .* permutation"),
+        (
+            {"train_sampling_strategy": "batch_rebalance"},
+            "batch_rebalance: .* 'group_by_length'",
+        ),
         ({"optim": "lomo"}, "optim: lomo: .* inside of backward"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}, "plateau: .* its own evaluation"),
         ({"save_total_limit": 2}, "save_total_limit: 2: .* spec.checkpoint.keep"),
@@ -69,3 +72,29 @@ def test_the_remedy_is_named_if_the_arguments_are_the_trainers_own(arguments, mo
     own = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
     with pytest.raises(TypeError, match="must be ElasticTrainingArguments"):
         ElasticTrainer(job=SimpleNamespace(rank=0), model=torch.nn.Linear(1, 1), args=own)
+
+
+def test_samples_of_similar_length_share_a_global_batch_if_they_are_grouped_by_length(arguments, monkeypatch, tmp_path):
+    import torch
+
+    from elastrain.data.options import order_of
+    from elastrain.integrations.huggingface import ElasticTrainer
+
+    monkeypatch.delenv("LOCAL_RANK")
+    lengths = [1 + (7 * i) % 40 for i in range(800)]
+    dataset = [{"input_ids": [0] * length} for length in lengths]
+    args = arguments(train_sampling_strategy="group_by_length", global_batch_size=10, per_device_train_batch_size=2)
+    trainer = ElasticTrainer(
+        job=SimpleNamespace(rank=0), model=torch.nn.Linear(1, 1), args=args, train_dataset=dataset,
+        data_collator=lambda samples: samples,
+    )  # fmt: skip
+    trainer.job.dataloader = lambda data, **options: {**options, "data": data}
+    made = trainer.get_train_dataloader()
+    order = order_of(
+        dataset, global_batch_size=10, seed=made["seed"], shuffle=None, sampler=made["sampler"], batch_sampler=None,
+        drop_last=False, micro_batch_size=2, micro_batches=None,
+    )  # fmt: skip
+    batches = [order.batch(step) for step in range(order.steps_per_epoch)]
+    assert sorted(i for batch in batches for i in batch) == list(range(800))
+    spreads = sorted(max(lengths[i] for i in batch) - min(lengths[i] for i in batch) for batch in batches)
+    assert spreads[len(spreads) // 2] <= 5, "of lengths from 1 to 40; the Trainer moves the longest to the front"

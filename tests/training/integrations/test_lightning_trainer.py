@@ -197,7 +197,7 @@ def test_an_option_without_a_meaning_is_refused_by_its_name(fit, options, messag
 def test_a_module_with_its_own_optimization_is_refused(fit):
     module = fit.module()
     module.automatic_optimization = False
-    with pytest.raises(ValueError, match=r"automatic_optimization=False: .* Fabric"):
+    with pytest.raises(ValueError, match=r"automatic_optimization: false: .* Fabric"):
         fit(ScriptedJob(), module)
 
 

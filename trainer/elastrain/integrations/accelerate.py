@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, send_to_device
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader
 
 from elastrain.api import names
 from elastrain.data.loader import ElasticLoader
@@ -38,18 +38,22 @@ from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain.integrations.launcher import single_process
+from elastrain.integrations.refusals import Refusal, refuse
+from elastrain.integrations.training_data import in_order_of
 
 _DEVICE = "ACCELERATE_TORCH_DEVICE"
 """By this variable accelerate takes the device that it is given."""
 _REPLICAS = "ranks are replicas (data parallel) here"
-_REFUSALS = {
-    "deepspeed_plugin": _REPLICAS,
-    "deepspeed_plugins": _REPLICAS,
-    "fsdp_plugin": _REPLICAS,
-    "megatron_lm_plugin": _REPLICAS,
-    "torch_tp_plugin": _REPLICAS,
-    "parallelism_config": _REPLICAS,
-}
+_REFUSALS = (
+    *(
+        Refusal(plugin, _REPLICAS)
+        for plugin in (
+            "deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin", "torch_tp_plugin",
+            "parallelism_config",
+        )
+    ),
+    Refusal("dispatch_batches", "each rank loads its part of a step"),
+)  # fmt: skip
 
 
 def _refused(name: str, instead: str) -> Callable[..., Any]:
@@ -98,9 +102,7 @@ class ElasticAccelerator(Accelerator):
         Raises ``ValueError`` with the name of an option that is meaningless in an elastic job.
         """
         self.job = job
-        for name, reason in _REFUSALS.items():
-            if options.get(name) is not None:
-                raise ValueError(f"{name}: not in an elastic job; {reason}")
+        refuse(options, _REFUSALS)
         configured = os.environ.get(_DEVICE)
         os.environ[_DEVICE] = "cpu" if options.get("cpu") else str(job.device)
         try:
@@ -115,8 +117,7 @@ class ElasticAccelerator(Accelerator):
                 f"accelerate is configured for {self.distributed_type.value}: not in an elastic job; leave "
                 "'accelerate launch' and its ACCELERATE_USE_* variables out: the agent starts the ranks"
             )
-        if self.dispatch_batches:
-            raise ValueError("dispatch_batches: not in an elastic job; each rank loads its part of a step")
+        refuse({"dispatch_batches": self.dispatch_batches}, _REFUSALS)
         if self.scaler is not None:
             job.track(scaler=self.scaler)
         PartialState().local_process_index = int(os.environ.get(names.ENV_LOCAL_RANK, "0"))
@@ -169,7 +170,7 @@ class ElasticAccelerator(Accelerator):
     ) -> Any:
         """The first DataLoader becomes an :class:`ElasticDataLoader`; every rank reads all samples of the others.
 
-        Raises ``ValueError`` for a sampler whose order is unknown here.
+        Raises ``ValueError`` as :func:`elastrain.integrations.training_data.in_order_of`.
         """
         if isinstance(data_loader, ElasticDataLoader):
             return data_loader
@@ -192,30 +193,9 @@ class ElasticAccelerator(Accelerator):
 
     def _elastic(self, source: DataLoader[Any]) -> ElasticLoader:
         """The DataLoader in the job's order: batches of its size, as many to a step as accelerate accumulates."""
-        known = isinstance(source.dataset, IterableDataset) or (
-            type(source.sampler) in (RandomSampler, SequentialSampler) and type(source.batch_sampler) is BatchSampler
-        )
-        drawn = type(source.sampler) is RandomSampler and (
-            source.sampler.replacement or source.sampler.num_samples != len(source.dataset)
-        )
-        if not known or drawn or source.batch_size is None:
-            raise ValueError(
-                f"accelerator.prepare(): a DataLoader with {type(source.sampler).__name__} and batch_size="
-                f"{source.batch_size}: only shuffle=True or False of whole batches; prepare a job.dataloader(...)"
-            )
-        kept = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
-        loader_options = {name: getattr(source, name) for name in kept}
-        if source.num_workers:
-            loader_options["prefetch_factor"] = source.prefetch_factor
-        return self.job.dataloader(
-            source.dataset,
-            global_batch_size=source.batch_size * self.gradient_accumulation_steps,
-            micro_batch_size=source.batch_size if self.gradient_accumulation_steps > 1 else None,
-            shuffle=type(source.sampler) is RandomSampler,
-            drop_last=source.drop_last,
-            seed=self.dataloader_config.data_seed or 0,
-            **loader_options,
-        )
+        seed = self.dataloader_config.data_seed or 0
+        total = (getattr(source, "batch_size", None) or 0) * self.gradient_accumulation_steps
+        return in_order_of(self.job, source, "accelerator.prepare()", global_batch_size=total, seed=seed)
 
     def unwrap_model(
         self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,47 +29,34 @@ from elastrain.api import names
 from elastrain.data.loader import ElasticLoader
 from elastrain.elastic.job import Job
 from elastrain.integrations.launcher import single_process
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """An option that is meaningless or unsupported in an elastic job."""
-
-    option: str
-    refused: Callable[[Any], bool]
-    instead: str
-
-
-def _word(value: Any) -> str:
-    """The text of an option's value, which may be an enumeration member."""
-    return str(getattr(value, "value", value)).lower()
-
+from elastrain.integrations.refusals import Refusal, refuse, word
 
 _REFUSALS = (
-    _Refusal(
+    Refusal(
         "gradient_accumulation_steps",
-        lambda n: n != 1,
         "leave it out: global_batch_size and per_device_train_batch_size determine how often a rank accumulates",
+        lambda n: n != 1,
     ),
-    _Refusal("deepspeed", bool, "ranks are replicas (data parallel) here"),
-    _Refusal("fsdp", bool, "ranks are replicas (data parallel) here"),
-    _Refusal("torch_compile", bool, "compile parts of the model yourself"),
-    _Refusal(
+    Refusal("deepspeed", "ranks are replicas (data parallel) here"),
+    Refusal("fsdp", "ranks are replicas (data parallel) here"),
+    Refusal("torch_compile", "compile parts of the model yourself"),
+    Refusal(
         "gradient_checkpointing_kwargs",
-        lambda options: options.get("use_reentrant"),
         "DDP needs use_reentrant=False, which is the default here",
+        lambda options: bool(options.get("use_reentrant")),
     ),
-    _Refusal("label_smoothing_factor", bool, "give the trainer a compute_loss_func"),
-    _Refusal("neftune_noise_alpha", bool, "add the noise in the model"),
-    _Refusal("auto_find_batch_size", bool, "the batch is the same on all ranks; choose per_device_train_batch_size"),
-    _Refusal("group_by_length", bool, "the order is a permutation drawn from (data_seed, epoch)"),
-    _Refusal(
-        "train_sampling_strategy", lambda s: s != "random", "the order is a permutation drawn from (data_seed, epoch)"
+    Refusal("label_smoothing_factor", "give the trainer a compute_loss_func"),
+    Refusal("neftune_noise_alpha", "add the noise in the model"),
+    Refusal("auto_find_batch_size", "the batch is the same on all ranks; choose per_device_train_batch_size"),
+    Refusal(
+        "train_sampling_strategy",
+        "'random', 'sequential' and 'group_by_length' are: the job cuts each batch for its ranks",
+        lambda s: s not in ("random", "sequential", "group_by_length"),
     ),
-    _Refusal("load_best_model_at_end", bool, "keep what you evaluate yourself, in a callback"),
-    _Refusal("save_total_limit", bool, "nothing is deleted; spec.checkpoint.keep bounds the job's own checkpoints"),
-    _Refusal("optim", lambda o: any(w in _word(o) for w in ("layerwise", "lomo")), "it steps inside of backward"),
-    _Refusal("lr_scheduler_type", lambda s: "plateau" in _word(s), "each rank would follow its own evaluation"),
+    Refusal("load_best_model_at_end", "keep what you evaluate yourself, in a callback"),
+    Refusal("save_total_limit", "nothing is deleted; spec.checkpoint.keep bounds the job's own checkpoints"),
+    Refusal("optim", "it steps inside of backward", lambda o: any(w in word(o) for w in ("layerwise", "lomo"))),
+    Refusal("lr_scheduler_type", "each rank would follow its own evaluation", lambda s: "plateau" in word(s)),
 )
 
 
@@ -101,10 +87,7 @@ class ElasticTrainingArguments(TrainingArguments):
                 f"global_batch_size: {self.global_batch_size}: must be at least 1: the samples of one optimizer step, "
                 "over all ranks together"
             )
-        for refusal in _REFUSALS:
-            value = getattr(self, refusal.option, None)
-            if value is not None and refusal.refused(value):
-                raise ValueError(f"{refusal.option}: {_word(value)}: not in an elastic job; {refusal.instead}")
+        refuse(vars(self), _REFUSALS)
         self.disable_tqdm = True  # the bar belongs to the process that started as rank 0
         if torch.cuda.is_available() and not self.use_cpu:
             # For a single process accelerate would choose the first device, or all devices.
@@ -205,11 +188,22 @@ class ElasticTrainer(Trainer):
             micro_batch_size=args.per_device_train_batch_size,
             seed=args.seed if args.data_seed is None else args.data_seed,
             drop_last=args.dataloader_drop_last,
+            **self._order(dataset),
             collate_fn=collate,
             num_workers=args.dataloader_num_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
         )
+
+    def _order(self, dataset: Any) -> dict[str, Any]:
+        """The arguments of :meth:`elastrain.Job.dataloader` for ``train_sampling_strategy``."""
+        strategy = getattr(self.args, "train_sampling_strategy", None)
+        grouped = strategy == "group_by_length" or getattr(self.args, "group_by_length", False)
+        sampler = self._get_train_sampler(dataset) if grouped else None
+        if sampler is not None:
+            sampler.batch_size = self.args.global_batch_size  # samples of similar length meet in a global batch
+            return {"sampler": sampler}
+        return {"shuffle": False} if strategy == "sequential" else {}
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """Save the model on rank 0; does nothing on other ranks."""

@@ -59,6 +59,7 @@ class ElasticStrategy(RankOfJob, SingleDeviceStrategy):
         super().__init__(device=device, **options)
         self._job = job
         self._optimizers = 0
+        self._tracked_scaler = False
 
     @property
     def world_size(self) -> int:
@@ -71,10 +72,16 @@ class ElasticStrategy(RankOfJob, SingleDeviceStrategy):
 
     # -- one step ------------------------------------------------------------------------------------------------------
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """Raises ``ValueError`` for a precision with loss scaling: the scale is not part of the job's state."""
-        if getattr(self.precision, "scaler", None) is not None:
-            raise ValueError(f"precision: {self.precision.precision}: not in an elastic job; use 'bf16-mixed'")
+        """Wrap the module. The scale of a precision with loss scaling is tracked."""
+        if self._scaler is not None and not self._tracked_scaler:
+            self._job.track(scaler=self._scaler)
+            self._tracked_scaler = True
         return self._job.wrap(module)
+
+    @property
+    def _scaler(self) -> Any:
+        """Of ``precision="16-mixed"``; None with others."""
+        return getattr(self.precision, "scaler", None)
 
     def setup_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Set up and track the optimizer: the first as ``optimizer``, the second as ``optimizer1``, and so on."""
@@ -84,10 +91,13 @@ class ElasticStrategy(RankOfJob, SingleDeviceStrategy):
         return optimizer
 
     def backward(self, tensor: torch.Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
-        """Compute and average the gradients of the loss. Raises ``ValueError`` for further arguments."""
-        if args or kwargs:
-            raise ValueError("fabric.backward(loss): takes only the loss in an elastic job")
-        self._job.backward(tensor)
+        """Compute and average the gradients of the loss; ``kwargs`` are those of :meth:`elastrain.Job.backward`.
+
+        Raises ``ValueError`` for positional arguments, which are the gradients of a tensor that is no loss.
+        """
+        if args:
+            raise ValueError("fabric.backward(loss): takes only the loss, and the options of job.backward by name")
+        self._job.backward(tensor if self._scaler is None else self._scaler.scale(tensor), **kwargs)
 
     def clip_gradients_norm(
         self,

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer, Weight
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from elastrain.data.order import ENDLESS
+from elastrain.integrations.refusals import Refusal, refuse
 
 
 def total_steps(trainer: Trainer) -> int:
@@ -20,22 +21,38 @@ def total_steps(trainer: Trainer) -> int:
     return min(bounds, default=ENDLESS)
 
 
+_REFUSALS = (
+    Refusal(
+        "accumulate_grad_batches",
+        "the DataLoader's batch_size is the most that a rank computes at a time, and the strategy's global_batch_size "
+        "one optimizer step",
+        lambda n: n != 1,
+    ),
+    Refusal("overfit_batches", "give the Trainer a smaller data set"),
+    Refusal("reload_dataloaders_every_n_epochs", "a job has one order of data"),
+    Refusal("max_time", "clocks differ; call job.stop()"),
+    Refusal("WeightAveraging", "job.track(average=...)"),
+    Refusal("automatic_optimization", "use Fabric: the script has the loop", lambda automatic: not automatic),
+    Refusal("LightningModule.backward()", "the job computes the gradients"),
+    Refusal("training_step(dataloader_iter)", "take a batch"),
+)
+
+
 def check(trainer: Trainer) -> None:
     """Raises ``ValueError`` naming an option that has no meaning in an elastic job."""
     module = trainer.lightning_module
-    own_averages = (StochasticWeightAveraging, WeightAveraging)
-    refusals = (
-        (trainer.accumulate_grad_batches != 1, "accumulate_grad_batches", "the DataLoader's batch_size is the most that"
-         " a rank computes at a time, and the strategy's global_batch_size one optimizer step"),
-        (trainer.overfit_batches > 0, "overfit_batches", "give the Trainer a smaller data set"),
-        (trainer.reload_dataloaders_every_n_epochs, "reload_dataloaders_every_n_epochs", "a job has one order of data"),
-        (any(isinstance(c, Timer) for c in trainer.callbacks), "max_time", "clocks differ; call job.stop()"),
-        (any(isinstance(c, own_averages) for c in trainer.callbacks), "WeightAveraging", "job.track(average=...)"),
-        (not module.automatic_optimization, "automatic_optimization=False", "use Fabric: the script has the loop"),
-        (is_overridden("backward", module), "LightningModule.backward()", "the job computes the gradients"),
-        ("dataloader_iter" in inspect.signature(module.training_step).parameters, "training_step(dataloader_iter)",
-         "take a batch"),
-    )  # fmt: skip
-    for refused, name, instead in refusals:
-        if refused:
-            raise ValueError(f"{name}: not in an elastic job; {instead}")
+    timers = [c for c in trainer.callbacks if isinstance(c, Timer)]
+    averages = [
+        type(c).__name__ for c in trainer.callbacks if isinstance(c, StochasticWeightAveraging | WeightAveraging)
+    ]
+    values = {
+        "accumulate_grad_batches": trainer.accumulate_grad_batches,
+        "overfit_batches": trainer.overfit_batches,
+        "reload_dataloaders_every_n_epochs": trainer.reload_dataloaders_every_n_epochs,
+        "max_time": "a Timer" if timers else None,
+        "WeightAveraging": ", ".join(averages),
+        "automatic_optimization": module.automatic_optimization,
+        "LightningModule.backward()": is_overridden("backward", module),
+        "training_step(dataloader_iter)": "dataloader_iter" in inspect.signature(module.training_step).parameters,
+    }
+    refuse(values, _REFUSALS)

@@ -25,7 +25,6 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.rng import Kept
@@ -33,6 +32,7 @@ from elastrain.elastic.contract import Call
 from elastrain.elastic.job import Job
 from elastrain.integrations.lightning import RankOfJob
 from elastrain.integrations.lightning_options import check, total_steps
+from elastrain.integrations.training_data import in_order_of
 
 _END = object()
 """In place of a batch: the job has no further step."""
@@ -189,43 +189,22 @@ class ElasticTrainerStrategy(RankOfJob, SingleDeviceStrategy):
     def process_dataloader(self, dataloader: Any) -> Any:
         """The training data in the job's order. Every rank reads all of the other data.
 
-        Raises ``ValueError`` for a sampler whose order is unknown here.
+        Raises ``ValueError`` as :func:`elastrain.integrations.training_data.in_order_of`.
         """
         trainer = self._trainer
         if trainer is None or trainer.state.fn != TrainerFn.FITTING or not trainer.training:
             return dataloader
-        self._data = dataloader if isinstance(dataloader, _Steps) else _Steps(self, self._elastic(dataloader))
+        if isinstance(dataloader, _Steps):
+            self._data = dataloader
+        else:
+            size = self._global_batch_size
+            loader = in_order_of(self._job, dataloader, "train_dataloader", global_batch_size=size, seed=self._seed)
+            self._data = _Steps(self, loader)
         return self._data
 
     def dataloader(self, loader: ElasticLoader) -> Any:
         """For ``train_dataloader``: a loader of :meth:`elastrain.Job.dataloader`, for data that needs its options."""
         return _Steps(self, loader)
-
-    def _elastic(self, source: Any) -> ElasticLoader:
-        shuffled = isinstance(source, DataLoader) and type(source.sampler) is RandomSampler
-        plain = isinstance(source, DataLoader) and (
-            isinstance(source.dataset, IterableDataset)
-            or (shuffled and not source.sampler.replacement and type(source.batch_sampler) is BatchSampler)
-            or (type(source.sampler) is SequentialSampler and type(source.batch_sampler) is BatchSampler)
-        )
-        if not plain or source.batch_size is None:
-            raise ValueError(
-                "train_dataloader: one DataLoader with shuffle=True or False of whole batches; for other orders "
-                "return strategy.dataloader(job.dataloader(...))"
-            )
-        kept = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
-        options = {name: getattr(source, name) for name in kept}
-        if source.num_workers:
-            options["prefetch_factor"] = source.prefetch_factor
-        return self._job.dataloader(
-            source.dataset,
-            global_batch_size=self._global_batch_size,
-            micro_batch_size=source.batch_size if source.batch_size < self._global_batch_size else None,
-            shuffle=shuffled,
-            drop_last=source.drop_last,
-            seed=self._seed,
-            **options,
-        )
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     def next_batch(self) -> Any:
