@@ -191,6 +191,14 @@ class Outage:
 
 
 @dataclass(frozen=True, slots=True)
+class DisruptionBudget:
+    """A job's PodDisruptionBudget: of these workers, an eviction leaves at least one."""
+
+    ordinals: tuple[int, ...] = ()
+    """Empty: no budget."""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """The pods and records of one job at one moment."""
 
@@ -227,6 +235,10 @@ class LoopState:
     """Created pods that the watch has not shown yet: UID → time of creation."""
     usage: AcceleratorSeconds | None = None
     """Accelerator usage as of the last pass; None: the one in the status counts."""
+    budget: DisruptionBudget | None = None
+    """As last written; None: unknown."""
+    budget_retry: datetime | None = None
+    """When a failed write of it is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +270,8 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now. ``apply`` executes it in this order: status, target, create, delete, delete_job, events."""
+    """What to do now. ``apply`` executes it in this order: status, target, events, budget, create, delete,
+    delete_job."""
 
     status: JobStatus | None = None
     """To be written; None: unchanged, or not urgent."""
@@ -279,3 +292,5 @@ class Plan:
     """Accelerator usage up to now, for the next pass; None: it was not computed."""
     claims: Claims | None = None
     """For the allocator; None: there is none."""
+    budget: DisruptionBudget | None = None
+    """To be written; None: unchanged, or unknown."""

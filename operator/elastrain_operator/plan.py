@@ -9,7 +9,7 @@ from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Target
 from elastrain_operator.allocation.model import Claims
 from elastrain_operator.context import PlanContext
-from elastrain_operator.model import Deletion, JobEvent, LoopState, Loss, Observed, Plan
+from elastrain_operator.model import Deletion, DisruptionBudget, JobEvent, LoopState, Loss, Observed, Plan
 from elastrain_operator.policy.ending import clean, success
 from elastrain_operator.policy.ending import ttl as ttl_policy
 from elastrain_operator.policy.ending import verdict as verdicts
@@ -17,6 +17,7 @@ from elastrain_operator.policy.ending.verdict import Verdict
 from elastrain_operator.policy.losses import arrival, pending, restarts, streak
 from elastrain_operator.policy.report import accelerator_seconds, conditions, events
 from elastrain_operator.policy.report.conditions import Claim
+from elastrain_operator.policy.size import budget as budget_policy
 from elastrain_operator.policy.size import claims as claims_policy
 from elastrain_operator.policy.size import drain, workers
 from elastrain_operator.policy.size import target as targets
@@ -240,7 +241,19 @@ def _finish_plan(
         requeue_after=(min(moments) - context.now).total_seconds() if moments else None,
         usage=status.accelerator_seconds,
         claims=_for_allocator(context, status),
+        budget=_budget(context, status),
     )
+
+
+def _budget(context: PlanContext, status: JobStatus) -> DisruptionBudget | None:
+    """The disruption budget to write; ``status`` as just planned."""
+    before = context.state.budget
+    if verdicts.terminal_condition(status) is not None:
+        return DisruptionBudget() if before and before.ordinals else None
+    if before is None and context.status.generation is None:
+        before = DisruptionBudget()  # the job has not trained yet
+    wanted = budget_policy.budget(context.spec, context.observed.pods, context.members)
+    return None if wanted == before else wanted
 
 
 def _for_allocator(context: PlanContext, status: JobStatus) -> Claims | None:

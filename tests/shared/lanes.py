@@ -23,6 +23,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/dashboard/test_dashboard_on_apiserver.py",
         "tests/protocol/operator/test_capacity_on_apiserver.py",
         "tests/protocol/operator/test_credentials_on_apiserver.py",
+        "tests/protocol/operator/test_disruption_on_apiserver.py",
         "tests/protocol/operator/test_failover_on_apiserver.py",
         "tests/protocol/operator/test_fenced_writes.py",
         "tests/protocol/operator/test_lifecycle_on_apiserver.py",

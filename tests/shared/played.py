@@ -13,7 +13,7 @@ from typing import Any
 import builders
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Member, Outcome, Phase, Progress, Target, Termination
+from elastrain.api.records import CheckpointState, Member, Outcome, Phase, Progress, Rescale, Target, Termination
 from elastrain.etcd import EtcdClient
 from raw_cluster import Cluster, wire_time
 
@@ -55,6 +55,21 @@ class Played:
             started = self.cluster.pods()[pod]["status"]["containerStatuses"][0]["state"]
             time.sleep(1.1)  # Kubernetes' times are whole seconds, and this transition must come after the start
             self.cluster.set_trainer(pod, "Running", started, ready=False)
+
+    def commit(self, step: int, saved: int = 0) -> None:
+        """The present generation has committed ``step`` steps. ``saved``: step of the newest checkpoint; 0: none."""
+        with self._lock:
+            size = len(self.in_generation)
+            first = Rescale(generation=self.number, from_size=0, to_size=size, reason="Test", step=0, pause_seconds=0.1)
+            progress = Progress(
+                generation=self.number,
+                world_size=size,
+                members=size,
+                step=step,
+                rescales=(first,),
+                checkpoint=CheckpointState(step=saved, path="/c") if saved else None,
+            )
+            self.client.put(self.keys.progress, progress.encode())
 
     def finish(self, step: int) -> None:
         """Training ends: progress first, then the agents."""

@@ -189,6 +189,10 @@ podAntiAffinity:
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+# A budget for each job keeps one worker that holds the training state.
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [create, patch, delete]
 {{- if include "elastrain.perJob" . }}
 # Each job's etcd credentials. Write-only: neither `get` nor `patch`, whose response contains the object.
 - apiGroups: [""]

@@ -17,6 +17,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import PHASES, Target
 from elastrain.etcd import EtcdDenied, EtcdError
 from elastrain_operator import clock
+from elastrain_operator.apply import budget as budgets
 from elastrain_operator.apply.credentials import Vault
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import Kube
@@ -62,8 +63,8 @@ class Executor:
         """Execute ``plan`` in this order, and stop at the first failed call (the next pass plans it again):
 
         1. status: it records a loss before the pod is deleted, and an ordinal before it names a pod;
-        2. target: a leaving worker reads it before its pod is deleted; 3. events;
-        4. creations; 5. deletions; 6. deletion of the job. ``spec`` may be None if no pod is created.
+        2. target: a leaving worker reads it before its pod is deleted; 3. events; 4. disruption budget;
+        5. creations; 6. deletions; 7. deletion of the job. ``spec`` may be None if no pod is created.
 
         Raises ``ApiError`` (code 409: the job has changed, or another operator has written its status) and
         ``EtcdError``. A pod that the API server refuses is not an error but a :class:`Refusal`.
@@ -81,6 +82,8 @@ class Executor:
             log.info("target", job=_name(job), **plan.target.model_dump(mode="json"))
         for event in plan.events:
             await self._record(job, event)
+        if plan.budget is not None:
+            await budgets.write(self._kube, job, plan.budget, state)
         if plan.create and spec is not None:
             with self._span(job, "operator.create_pods", pods=len(plan.create)):
                 await self._create(job, spec, plan, state)

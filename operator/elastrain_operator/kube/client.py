@@ -28,6 +28,7 @@ PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "pods"): frozenset({"get", "list", "watch", "create", "delete"}),
     ("", "events"): frozenset({"create"}),
     ("", "secrets"): frozenset({"create", "update"}),
+    ("policy", "poddisruptionbudgets"): frozenset({"create", "patch", "delete"}),
 }
 """(API group, resource) → verbs that the operator uses. All are namespaced; a test compares the chart's role with them.
 Secrets are written, never read, and only if jobs have their own credentials; `patch` is excluded, since its response
@@ -52,6 +53,7 @@ IN_FLIGHT = 32
 CREATIONS_IN_FLIGHT = 24
 """Of these, creations of pods: a webhook that hangs does not hold up status, deletions and reads."""
 JSON = "application/json"
+APPLY = "application/apply-patch+yaml"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1," + JSON
 """Answers to writes contain metadata only: the object itself was just sent."""
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1," + JSON
@@ -146,6 +148,24 @@ class Kube:
             if error.code != otherwise:
                 raise
             await self._call(*second)
+
+    # ---- disruption budgets ----------------------------------------------------------------------------------------
+    async def apply_budget(self, namespace: str, manifest: Mapping[str, Any]) -> None:
+        """Create the PodDisruptionBudget, or make its fields equal to ``manifest`` (server-side apply)."""
+        name = manifest["metadata"]["name"]
+        query = {"fieldManager": "elastrain-operator", "force": "true"}
+        what = f"apply disruption budget {namespace}/{name}"
+        await self._call(
+            "PATCH", _budget_path(namespace, name), what, manifest, query=query, content=APPLY, accept=METADATA
+        )
+
+    async def delete_budget(self, namespace: str, name: str) -> None:
+        """Delete the PodDisruptionBudget; no error if it is gone."""
+        try:
+            await self._call("DELETE", _budget_path(namespace, name), f"delete disruption budget {namespace}/{name}")
+        except ApiError as error:
+            if error.code != 404:
+                raise
 
     # ---- events ----------------------------------------------------------------------------------------------------
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
@@ -304,6 +324,10 @@ def jobs_path(namespace: str) -> str:
 
 def _job_path(namespace: str, name: str) -> str:
     return f"{jobs_path(namespace)}/{name}"
+
+
+def _budget_path(namespace: str, name: str) -> str:
+    return f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/{name}"
 
 
 def pods_path(namespace: str) -> str:

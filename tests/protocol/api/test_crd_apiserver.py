@@ -81,6 +81,7 @@ def test_defaults_are_filled_in(apiserver: ApiServer, created: str) -> None:
         "maxReplicas": 4,
         "nprocPerNode": 1,
         "suspend": False,
+        "protectState": True,
         "backoffLimit": 6,
         "infrastructureLimit": 20,
         "preemptionLimit": 100,
@@ -247,6 +248,38 @@ def test_manager_never_changes(apiserver: ApiServer) -> None:
     for manager, shown in (("elastrain.dev/operator", "elastrain.dev/operator"), (None, "absent")):
         assert f"managedBy ({shown}) {words}" in patch(apiserver, name, {"spec": {"managedBy": manager}}).stderr
     assert apiserver.kubectl("delete", "etj", name, "--wait=false").returncode == 0
+
+
+def test_suspend_is_refused_if_it_discards_committed_steps(apiserver: ApiServer, created: str) -> None:
+    suspend = {"spec": {"suspend": True}}
+    assert patch(apiserver, created, {"status": {"step": 1200}}, "--subresource=status").returncode == 0
+    words = "spec.suspend (true) must not become true: the committed steps (status.step) would be lost"
+    assert words in patch(apiserver, created, suspend).stderr
+    late = {"spec": {"suspend": True, "checkpoint": {"path": "/c"}}}
+    assert words in patch(apiserver, created, late).stderr, "the running workers would not save"
+    accepted = patch(apiserver, created, {"spec": {"suspend": True, "protectState": False}})
+    assert accepted.returncode == 0, accepted.stderr
+
+
+def test_suspend_is_accepted_if_nothing_is_lost(apiserver: ApiServer, created: str) -> None:
+    suspend, resume = {"spec": {"suspend": True}}, {"spec": {"suspend": False}}
+    assert patch(apiserver, created, suspend).returncode == 0, "no step is committed yet"
+    assert patch(apiserver, created, {"spec": {"checkpoint": {"path": "/c"}}}).returncode == 0
+    assert patch(apiserver, created, resume).returncode == 0
+
+    def condition(status: str) -> dict[str, Any]:
+        saves = {"type": "CheckpointHealthy", "status": status, "reason": "X", "message": "", "lastTransitionTime": "t"}
+        return {"status": {"step": 1200, "conditions": [saves]}}
+
+    assert patch(apiserver, created, condition("False"), "--subresource=status").returncode == 0
+    assert "would be lost" in patch(apiserver, created, suspend).stderr, "the last save failed"
+    assert patch(apiserver, created, condition("True"), "--subresource=status").returncode == 0
+    assert patch(apiserver, created, suspend).returncode == 0
+    assert patch(apiserver, created, resume).returncode == 0
+    ended = {"status": {"completionTime": "2030-01-01T00:00:00Z", "conditions": None}}
+    assert patch(apiserver, created, {**ended, "spec": {"checkpoint": None}}).returncode != 0
+    assert patch(apiserver, created, ended, "--subresource=status").returncode == 0
+    assert patch(apiserver, created, suspend).returncode == 0, "the job has ended"
 
 
 # ---- subresources ----------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ class ApiServer:
         self.up = True
         self.objects: dict[str, dict[str, Body]] = {"jobs": {}, "pods": {}, "leases": {}}
         """Kind, name. Bodies are never changed, only replaced."""
+        self.budget: set[int] = set()
+        """Ordinals of the workers of which an eviction leaves one."""
         self.on_write: Callable[[str, str, Body], None] = lambda *_: None
         """Told of kind, ADDED/MODIFIED/DELETED and body."""
         self._version = 100

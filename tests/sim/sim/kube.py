@@ -59,6 +59,18 @@ class Kube:
     async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         await self._write("delete pod", lambda: self._api.delete("pods", name, uid))
 
+    async def apply_budget(self, namespace: str, manifest: Mapping[str, Any]) -> None:
+        """At once: a budget takes no part in what the other messages of a seed meet."""
+        self._budget({int(n) for n in manifest["spec"]["selector"]["matchExpressions"][0]["values"]})
+
+    async def delete_budget(self, namespace: str, name: str) -> None:
+        self._budget(set())
+
+    def _budget(self, ordinals: set[int]) -> None:
+        if not self._api.up or self._network.is_cut(self._process.place, PLACE):
+            raise ApiError("write the budget", 0, "Unreachable", "connection refused")
+        self._api.budget = ordinals
+
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Events are for people: nothing here reads them."""
 

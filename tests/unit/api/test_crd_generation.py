@@ -116,6 +116,7 @@ def test_defaults_are_those_of_the_models() -> None:
         "warmSpares": 0,
         "nprocPerNode": 1,
         "suspend": False,
+        "protectState": True,
         "backoffLimit": 6,
         "infrastructureLimit": 20,
         "preemptionLimit": 100,

@@ -113,7 +113,10 @@ def _root_schema() -> Schema:
     # 253 is Kubernetes' own limit; the schema needs it to bound the cost of the name rule.
     fields["metadata"] = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}}
     root["required"] = ["metadata", "spec"]
-    root["x-kubernetes-validations"] = [rules.NAME.as_validation(".metadata.name", "self.metadata.name")]
+    root["x-kubernetes-validations"] = [
+        rules.NAME.as_validation(".metadata.name", "self.metadata.name"),
+        rules.SUSPEND_KEEPS_STATE.as_validation(".spec.suspend", "self.spec.suspend"),
+    ]
     _add_spec_rules(fields["spec"])
     _relax_status(fields["status"])
     return root

@@ -123,6 +123,17 @@ CHECKPOINT_PATH_IS_FIXED = Rule(
 )
 """Later workers would otherwise save to, and resume from, another path than the running ones, and lose progress."""
 
+SUSPEND_KEEPS_STATE = Rule(
+    field="spec.suspend",
+    words="must not become true: the committed steps (status.step) would be lost, since the job has no checkpoint or "
+    "its last save failed (condition CheckpointHealthy). To accept that, set spec.protectState to false",
+    cel="!self.spec.suspend || oldSelf.spec.suspend || !self.spec.protectState || !has(oldSelf.status)"
+    " || !has(oldSelf.status.step) || oldSelf.status.step == 0 || has(oldSelf.status.completionTime)"
+    " || (has(oldSelf.spec.checkpoint) && !(has(oldSelf.status.conditions) && oldSelf.status.conditions"
+    ".exists(c, c.type == 'CheckpointHealthy' && c.status == 'False')))",
+)
+"""The workers that run were started with the former spec: a checkpoint that the same change adds saves nothing."""
+
 MANAGED_BY_IS_FIXED = Rule(
     field="managedBy",
     words="must not change: two managers would act on the same workers; recreate the job",

@@ -44,6 +44,8 @@ class Picture:
     outage: Outage | None
     """Set if etcd is unknown."""
     has_checkpoints: bool
+    checkpoint_problem: str
+    """Why checkpoints do not outlive the workers; empty: they do, or there are none."""
     suspended: bool
     finishing: bool
     """The training loop has ended; scripts are ending."""
@@ -89,7 +91,7 @@ def active(picture: Picture) -> list[Claim]:
     if not picture.outage:
         claims += [_running(picture), _rescaling(picture)]
     if picture.has_checkpoints:
-        claims.append(_checkpoint(picture.progress))
+        claims.append(_checkpoint(picture.progress, picture.checkpoint_problem))
     return claims
 
 
@@ -193,8 +195,10 @@ def _rescaling(p: Picture) -> Claim:
     return Claim(kind, "False", "Settled" if size else "NoGeneration", f"{headcount(size)} in the generation")
 
 
-def _checkpoint(progress: Progress | None) -> Claim:
+def _checkpoint(progress: Progress | None, problem: str) -> Claim:
     kind, state = ConditionType.CHECKPOINT_HEALTHY, progress.checkpoint if progress else None
+    if problem:
+        return Claim(kind, "False", "NotDurable", problem)
     if state is None:
         return Claim(kind, "Unknown", "NoneYet", "no durable checkpoint has been written yet")
     if state.error:

@@ -92,7 +92,13 @@ class JobSpec(ApiModel):
     """Durable checkpoints, from which the job resumes after all workers are gone. Absent: none; the state then exists
     only as long as one worker does."""
     suspend: bool = False
-    """True: drain all workers at a step boundary and keep the job."""
+    """True: drain all workers at a step boundary and keep the job. Refused if that discards committed steps: see
+    ``protectState``."""
+    protect_state: bool = True
+    """Keep the last copy of the training state. A PodDisruptionBudget refuses the eviction of the last worker that
+    holds it, until another one does or a checkpoint was written; ``suspend`` is refused once steps are committed, if
+    the job has no ``checkpoint`` or its last save failed. False: neither, for a job whose progress may be lost, or
+    whose pods a budget of your own selects (Kubernetes evicts no pod that two budgets select)."""
     backoff_limit: NonNegativeInt = 6
     """Number of retries after failures of the training script. Lost nodes and preemption do not count."""
     infrastructure_limit: PositiveInt = 20

@@ -1,0 +1,69 @@
+"""Writes the PodDisruptionBudgets of jobs. A failure is only logged: it must not stop the job's other writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Protocol
+
+import structlog
+
+from elastrain.api import names
+from elastrain_operator import clock
+from elastrain_operator.kube.client import ApiError
+from elastrain_operator.model import DisruptionBudget, JobRef, LoopState
+from elastrain_operator.pod.manifest import owner
+
+RETRY = timedelta(seconds=60)
+"""Seconds after a failed write before the next attempt."""
+
+log = structlog.get_logger(__name__)
+
+
+class Budgets(Protocol):
+    """The part of :class:`elastrain_operator.kube.client.Kube` that is used."""
+
+    async def apply_budget(self, namespace: str, manifest: Mapping[str, Any]) -> None: ...
+
+    async def delete_budget(self, namespace: str, name: str) -> None: ...
+
+
+async def write(kube: Budgets, job: JobRef, budget: DisruptionBudget, state: LoopState) -> None:
+    """Write or delete a job's budget, and note that in ``state``."""
+    if state.budget_retry is not None and clock.now() < state.budget_retry:
+        return
+    try:
+        if budget.ordinals:
+            await kube.apply_budget(job.namespace, manifest(job, budget))
+        else:
+            await kube.delete_budget(job.namespace, name(job))
+    except ApiError as error:
+        state.budget_retry = clock.now() + RETRY
+        log.warning("disruption budget not written", job=f"{job.namespace}/{job.name}", error=str(error))
+        return
+    state.budget, state.budget_retry = budget, None
+
+
+def name(job: JobRef) -> str:
+    """Name of a job's budget; a job's name has at most 50 characters."""
+    return f"{job.name}-state-{job.uid[:8]}"
+
+
+def manifest(job: JobRef, budget: DisruptionBudget) -> dict[str, Any]:
+    """The budget for server-side apply. The garbage collector deletes it with the job."""
+    labels = {names.LABEL_JOB: job.name, names.LABEL_JOB_UID: job.uid, names.LABEL_MANAGED_BY: names.MANAGED_BY}
+    chosen = {"key": names.LABEL_ORDINAL, "operator": "In", "values": [str(n) for n in budget.ordinals]}
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {
+            "name": name(job),
+            "namespace": job.namespace,
+            "labels": labels,
+            "ownerReferences": [owner(job)],
+        },
+        "spec": {
+            "minAvailable": 1,
+            "selector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}, "matchExpressions": [chosen]},
+        },
+    }

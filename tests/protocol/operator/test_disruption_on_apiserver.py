@@ -1,0 +1,137 @@
+"""Evictions by the API server's own rules: drains, one or several at once, leave a worker that holds the state."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from control_plane import ApiServer, program, running
+from played import Played
+from raw_cluster import Cluster
+
+pytestmark = pytest.mark.apiserver
+
+CHECKPOINT = {"path": "/c", "everySteps": 100}
+DURABLE = {
+    "spec": {
+        "containers": [
+            {
+                "name": "trainer",
+                "image": "trainer:1",
+                "command": ["python", "train.py"],
+                "volumeMounts": [{"name": "c", "mountPath": "/c"}],
+            }
+        ],
+        "volumes": [{"name": "c", "persistentVolumeClaim": {"claimName": "c"}}],
+    }
+}
+
+
+@pytest.fixture(scope="module")
+def _disruption_controller(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kubernetes' own controller of disruption budgets, without which none is in force."""
+    manager, home = (
+        program("kube-controller-manager", "ELASTRAIN_KUBE_CONTROLLER_MANAGER"),
+        tmp_path_factory.mktemp("d"),
+    )
+    flags = ("--controllers=disruption-controller", "--leader-elect=false", "--secure-port=0")
+    argv = [manager, f"--kubeconfig={apiserver.kubeconfig}", *flags]
+    with running(argv, home / "controller.log", Path(home)):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _operator(operator_process, _disruption_controller):
+    operator_process()
+
+
+def evict(cluster: Cluster, pod: str) -> bool:
+    """Whether the API server accepts the eviction, as of ``kubectl drain``; the pod then terminates."""
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": cluster.namespace}}
+    try:
+        cluster.call("POST", f"{cluster.pods_path}/{pod}/eviction", body)
+    except urllib.error.HTTPError as refused:
+        assert refused.code == 429, refused.read()
+        assert "disruption budget" in json.loads(refused.read())["message"]
+        return False
+    return True
+
+
+def budgets(cluster: Cluster) -> list[dict]:
+    path = f"/apis/policy/v1/namespaces/{cluster.namespace}/poddisruptionbudgets"
+    return list(cluster.call("GET", path)["items"])
+
+
+def allows(cluster: Cluster) -> int | None:
+    """Evictions that the one budget allows now, once its controller has seen its newest spec; None: there is none."""
+    found = budgets(cluster)
+    if len(found) != 1 or found[0].get("status", {}).get("observedGeneration") != found[0]["metadata"]["generation"]:
+        return None
+    return int(found[0]["status"]["disruptionsAllowed"])
+
+
+@pytest.fixture
+def trains(cluster: Cluster, play: Callable[..., Played], eventually: Callable[..., None]) -> Callable[..., Played]:
+    """``trains(name, workers, **spec)``: a job whose workers train."""
+
+    def start(name: str, workers: int, **spec: object) -> Played:
+        player = play(cluster.create_job(name, maxReplicas=workers, **spec))
+        eventually(lambda: cluster.status(name).get("readyReplicas") == workers, 60, f"{workers} workers train")
+        return player
+
+    return start
+
+
+def test_a_worker_that_holds_the_state_stays_if_all_nodes_are_drained_at_once(cluster, trains, eventually):
+    player = trains("job", 3)
+    player.commit(10)
+    eventually(lambda: allows(cluster) == 2, 30, "two of three may be evicted")
+    with player.paused():
+        assert [evict(cluster, pod) for pod in ("job-0", "job-1", "job-2")] == [True, True, False]
+
+
+def test_eviction_moves_on_once_another_worker_holds_the_state(cluster, trains, eventually):
+    player = trains("job", 2)
+    player.commit(10)
+    eventually(lambda: allows(cluster) == 1, 30, "one of two may be evicted")
+    with player.paused():
+        assert evict(cluster, "job-0")
+        assert not evict(cluster, "job-1"), "the last holder"
+        player.client.delete(player.keys.member("job-0"))  # its pod is on no node, so it is gone at once
+    eventually(lambda: "job-2" in player.in_generation, 30, "the replacement joins")
+    assert not evict(cluster, "job-1"), "the joiner holds nothing before its first step"
+    player.commit(20)
+    eventually(lambda: allows(cluster) == 1, 30, "the joiner holds the state")
+    assert evict(cluster, "job-1")
+
+
+def test_the_only_worker_may_go_once_a_checkpoint_is_written(cluster, trains, eventually):
+    player = trains("job", 1, checkpoint=CHECKPOINT, template=DURABLE)
+    player.commit(10)
+    eventually(lambda: allows(cluster) == 0, 30, "nothing is saved yet")
+    assert not evict(cluster, "job-0")
+    player.commit(110, saved=100)
+    eventually(lambda: not budgets(cluster), 30, "a drain saves the state")
+    assert evict(cluster, "job-0")
+
+
+def test_the_only_worker_may_go_if_its_state_is_not_protected(cluster, trains, eventually):
+    trains("job", 1).commit(10)
+    eventually(lambda: allows(cluster) == 0, 30, "no other worker holds the state")
+    assert not evict(cluster, "job-0")
+    cluster.patch_job("job", protectState=False)
+    eventually(lambda: not budgets(cluster), 30, "there is no budget any more")
+    assert evict(cluster, "job-0")
+
+
+def test_budget_ends_with_the_training(cluster, trains, eventually):
+    player = trains("job", 2)
+    player.commit(10)
+    eventually(lambda: allows(cluster) == 1, 30, "it is protected")
+    player.finish(20)
+    eventually(lambda: cluster.status("job").get("phase") == "Succeeded", 30, "it ends")
+    eventually(lambda: not budgets(cluster), 10, "an ended job needs no budget")

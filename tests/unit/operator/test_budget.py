@@ -1,0 +1,158 @@
+"""The disruption budget of a job, and whether its checkpoints outlive its workers."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+import builders
+from elastrain.api.job import GenerationStatus, JobStatus
+from elastrain.api.records import CheckpointState, Member, Progress, Rescale
+from elastrain_operator import plan
+from elastrain_operator.apply import budget as budgets
+from elastrain_operator.kube.client import ApiError
+from elastrain_operator.model import Coordination, DisruptionBudget, JobRef, LoopState, Observed
+from elastrain_operator.policy.report import durability
+from elastrain_operator.policy.size.budget import budget
+from workers import workers_at
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+JOB = JobRef("ns", "job", "0123456789abcdef", 1)
+pod = workers_at(NOW, node="n{}")
+NONE = DisruptionBudget()
+
+
+def mounted(**source: object) -> dict:
+    """A template with a volume of this source at /c."""
+    trainer = {"name": "trainer", "image": "t:1", "command": ["python"]}
+    mounts = [{"name": "c", "mountPath": "/c"}, {"name": "scratch", "mountPath": "/c/scratch"}]
+    volumes = [{"name": "c", **source}, {"name": "scratch", "emptyDir": {}}]
+    return {"spec": {"containers": [{**trainer, "volumeMounts": mounts}], "volumes": volumes}}
+
+
+def trained(*ordinals: int, saved: int = 0, error: str = "") -> Coordination:
+    """These workers have committed steps together."""
+    ids = [f"job-{n}" for n in ordinals]
+    rescale = Rescale(generation=1, from_size=0, to_size=len(ids), reason="Start", step=0, pause_seconds=1)
+    return Coordination(
+        generation=builders.generation(1, *ids),
+        members=tuple(Member(id=i, worker=i, address="a", generation=1) for i in ids),
+        progress=Progress(
+            generation=1,
+            world_size=len(ids),
+            members=len(ids),
+            step=5,
+            rescales=(rescale,),
+            checkpoint=CheckpointState(step=saved, path="/c", error=error) if saved or error else None,
+        ),
+    )
+
+
+# ---- the decision ----------------------------------------------------------------------------------------------------
+def test_budget_names_the_holders_and_no_joiner(make_spec):
+    pods = [pod(0), pod(1), pod(2, ready=False, started=False)]
+    assert budget(make_spec(), pods, trained(0, 1)) == DisruptionBudget((0, 1))
+
+
+def test_budget_stays_as_it_is_if_the_holders_are_unknown(make_spec):
+    assert budget(make_spec(), [pod(0)], None) is None
+
+
+def test_only_worker_is_protected_until_a_checkpoint_that_outlives_it_is_written(make_spec):
+    saves = {"checkpoint": {"path": "/c/job"}, "template": mounted(persistentVolumeClaim={"claimName": "c"})}
+    pods = [pod(0)]
+    assert budget(make_spec(**saves), pods, trained(0)) == DisruptionBudget((0,))
+    assert budget(make_spec(**saves), pods, trained(0, saved=4)) == NONE
+    assert budget(make_spec(**saves), pods, trained(0, saved=4, error="disk full")) == DisruptionBudget((0,))
+    short_lived = {**saves, "template": mounted(emptyDir={})}
+    assert budget(make_spec(**short_lived), pods, trained(0, saved=4)) == DisruptionBudget((0,))
+
+
+def test_one_of_several_holders_stays_though_checkpoints_are_written(make_spec):
+    saves = make_spec(checkpoint={"path": "/c"}, template=mounted(nfs={"server": "s", "path": "/"}))
+    assert budget(saves, [pod(0), pod(1)], trained(0, 1, saved=4)) == DisruptionBudget((0, 1))
+
+
+def test_state_that_may_be_lost_has_no_budget(make_spec):
+    assert budget(make_spec(protectState=False), [pod(0), pod(1)], trained(0, 1)) == NONE
+
+
+# ---- when it is written ----------------------------------------------------------------------------------------------
+def planned(spec, records: Coordination | None, before: DisruptionBudget | None, **status) -> DisruptionBudget | None:
+    seen = Observed(JOB, pods=(pod(0), pod(1)), coordination=records)
+    return plan.plan(spec, JobStatus(**status), seen, NOW, LoopState(budget=before)).budget
+
+
+def test_budget_is_written_if_it_changes(make_spec):
+    trains = {"generation": GenerationStatus(number=1, size=2, reason="Start")}
+    spec, both = make_spec(replicas=2), DisruptionBudget((0, 1))
+    assert planned(spec, trained(0, 1), before=None, **trains) == both, "a new operator knows of none"
+    assert planned(spec, trained(0, 1), before=both, **trains) is None
+    assert planned(spec, trained(0, 1), before=DisruptionBudget((0,)), **trains) == both
+    assert planned(spec, None, before=both, **trains) is None, "etcd is away"
+    assert planned(spec, Coordination(), before=both, **trains) is None, "etcd has lost its data"
+    assert planned(spec, Coordination(), before=None) is None, "a job that has not trained costs no request"
+
+
+class Api:
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.down = False
+
+    async def apply_budget(self, namespace, manifest):
+        self.calls.append(f"apply {manifest['metadata']['name']}")
+        if self.down:
+            raise ApiError("apply", 403, "Forbidden", "no")
+
+    async def delete_budget(self, namespace, name):
+        self.calls.append(f"delete {name}")
+
+
+def test_failed_write_stops_nothing_and_is_repeated_after_a_minute(monkeypatch):
+    api, state, now = Api(), LoopState(), [NOW]
+    monkeypatch.setattr(budgets.clock, "now", lambda: now[0])
+    api.down = True
+    asyncio.run(budgets.write(api, JOB, DisruptionBudget((0,)), state))
+    asyncio.run(budgets.write(api, JOB, DisruptionBudget((0,)), state))
+    assert (api.calls, state.budget) == (["apply job-state-01234567"], None)
+    api.down, now[0] = False, NOW + budgets.RETRY
+    asyncio.run(budgets.write(api, JOB, DisruptionBudget((0,)), state))
+    asyncio.run(budgets.write(api, JOB, NONE, state))
+    assert api.calls[1:] == ["apply job-state-01234567", "delete job-state-01234567"]
+    assert state.budget == NONE
+
+
+# ---- checkpoints that last -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("path", "template", "words"),
+    [
+        ("/c", mounted(persistentVolumeClaim={"claimName": "c"}), ""),
+        ("/c/job", mounted(hostPath={"path": "/lustre"}), ""),
+        ("/c/scratch/job", mounted(persistentVolumeClaim={"claimName": "c"}), "volume scratch of type emptyDir"),
+        ("/c", mounted(emptyDir={}), "volume c of type emptyDir"),
+        ("/c", mounted(ephemeral={}), "volume c of type ephemeral"),
+        ("/checkpoints", mounted(nfs={}), "no volumeMount of container trainer"),
+        ("/cc", mounted(nfs={}), "no volumeMount of container trainer"),
+        ("./c", mounted(nfs={}), "no volumeMount of container trainer"),
+    ],
+)
+def test_checkpoints_last_if_their_path_is_on_a_volume_that_lasts(make_spec, path, template, words):
+    found = durability.problem(make_spec(checkpoint={"path": path}, template=template))
+    assert words in found
+    assert bool(found) is bool(words)
+
+
+def test_invalid_template_is_not_judged(make_spec):
+    trainer = {"name": "trainer", "image": "t", "command": ["x"], "volumeMounts": [{"name": "c"}]}
+    template = {"spec": {"containers": [trainer]}}
+    assert not durability.problem(make_spec(checkpoint={"path": "/c"}, template=template))
+
+
+def test_condition_says_that_checkpoints_do_not_last(make_spec):
+    spec = make_spec(checkpoint={"path": "/c"}, template=mounted(emptyDir={}))
+    seen = Observed(JOB, pods=(pod(0),), coordination=trained(0, saved=4))
+    status = plan.plan(spec, JobStatus(), seen, NOW).status
+    found = next(c for c in status.conditions if c.type == "CheckpointHealthy")
+    assert (found.status, found.reason) == ("False", "NotDurable")
