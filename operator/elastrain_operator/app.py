@@ -18,6 +18,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdError, EtcdUsers
 from elastrain_operator.apply.credentials import Vault
 from elastrain_operator.apply.executor import Executor
+from elastrain_operator.apply.recorder import Recorder
 from elastrain_operator.apply.sweep import Sweeper
 from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import OperatorConfig
@@ -81,7 +82,10 @@ class App:
         if config.job_key is not None:
             self._vault = Vault(EtcdUsers(etcd), self._kube, self._mirror, config, self._loops.wake_all)
             self._run(self._vault.run(), "vault")
-        self._executor = Executor(self._kube, self._mirror, config, self._vault, self._traces())
+        recorder = Recorder(self._kube)
+        self._run(recorder.run(), "events")
+        undo.push_async_callback(recorder.close)
+        self._executor = Executor(self._kube, self._mirror, config, recorder, self._vault, traces=self._traces())
         undo.push_async_callback(self._loops.stop)
         self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._vault)
         if self._capacity:

@@ -188,7 +188,7 @@ podAntiAffinity:
   verbs: [get, list, watch, create, delete]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [create, patch]
 # A budget for each job keeps one worker that holds the training state.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
 from typing import Any, Protocol
 
 import structlog
 
-from elastrain.api import names
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import PHASES, Target
@@ -23,7 +20,7 @@ from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.kube.errors import NO_ANSWER, ApiError
 from elastrain_operator.kube.refusals import Refused, refused
-from elastrain_operator.model import JobEvent, JobRef, LoopState, Plan, Pod, RefusalKind, Severity
+from elastrain_operator.model import Deletion, JobEvent, JobRef, LoopState, Plan, Pod, RefusalKind
 from elastrain_operator.observe import parse
 from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.tracing import Traces
@@ -40,6 +37,12 @@ class Targets(Protocol):
     async def put_target(self, keys: JobKeys, target: Target) -> None: ...
 
 
+class Events(Protocol):
+    """Where events are recorded: :class:`elastrain_operator.apply.recorder.Recorder`."""
+
+    def record(self, job: JobRef, event: JobEvent) -> None: ...
+
+
 class Executor:
     """Executes plans against one API server."""
 
@@ -48,7 +51,9 @@ class Executor:
         kube: Kube,
         targets: Targets,
         config: OperatorConfig,
+        events: Events,
         vault: Vault | None = None,
+        *,
         traces: Traces | None = None,
     ) -> None:
         """``vault``: gives jobs their own credentials; None: they have none. ``traces``: None: no traces."""
@@ -57,14 +62,16 @@ class Executor:
         self._vault = vault
         self._targets = targets
         self._config = config
+        self._events = events
         self._deletions = asyncio.Semaphore(PARALLEL)
 
     async def execute(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> None:
         """Execute ``plan`` in this order, and stop at the first failed call (the next pass plans it again):
 
         1. status: it records a loss before the pod is deleted, and an ordinal before it names a pod;
-        2. target: a leaving worker reads it before its pod is deleted; 3. events; 4. disruption budget;
-        5. creations; 6. deletions; 7. deletion of the job. ``spec`` may be None if no pod is created.
+        2. target: a leaving worker reads it before its pod is deleted;
+        3. creations, deletions and the disruption budget, beside each other: a webhook that hangs keeps no room;
+        4. deletion of the job. ``spec`` may be None if no pod is created. Events are sent later, by the recorder.
 
         Raises ``ApiError`` (code 409: the job has changed, or another operator has written its status) and
         ``EtcdError``. A pod that the API server refuses is not an error but a :class:`Refusal`.
@@ -81,18 +88,22 @@ class Executor:
                 await self._targets.put_target(JobKeys(job.namespace, job.name, job.uid), plan.target)
             log.info("target", job=_name(job), **plan.target.model_dump(mode="json"))
         for event in plan.events:
-            await self._record(job, event)
-        if plan.budget is not None:
-            await budgets.write(self._kube, job, plan.budget, state)
-        if plan.create and spec is not None:
-            with self._span(job, "operator.create_pods", pods=len(plan.create)):
-                await self._create(job, spec, plan, state)
-        if plan.delete:
-            with self._span(job, "operator.delete_pods", pods=len(plan.delete)):
-                await asyncio.gather(*(self._delete(job, d.pod, d.uid, d.why) for d in plan.delete))
+            self._events.record(job, event)
+        await _all(self._changes(job, spec, plan, state))
         if plan.delete_job:
             log.info("deleting job", job=_name(job), why="ttlSecondsAfterFinished")
             await self._kube.delete_job(job.namespace, job.name, job.uid)
+
+    def _changes(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> list[Awaitable[None]]:
+        """What does not depend on each other."""
+        changes: list[Awaitable[None]] = []
+        if plan.create and spec is not None:
+            changes.append(self._create(job, spec, plan, state))
+        if plan.delete:
+            changes.append(self._delete(job, plan.delete))
+        if plan.budget is not None:
+            changes.append(budgets.write(self._kube, job, plan.budget, state))
+        return changes
 
     async def keep_credentials(self, job: JobRef) -> None:
         """Ensure that the pods of a job can log in to etcd. Raises ``ApiError`` and ``EtcdError``."""
@@ -104,18 +115,8 @@ class Executor:
 
     # ---- pods ------------------------------------------------------------------------------------------------------
     async def _create(self, job: JobRef, spec: JobSpec, plan: Plan, state: LoopState) -> None:
-        """Create the first pod alone, so that a refusal is not repeated a hundred times."""
-        ordinals = plan.create
-        first, *others = ordinals
-        made = await self._obstacle(job) or self._rendered(job, spec, first, plan)
-        limit = asyncio.Semaphore(PARALLEL)
-        results: dict[int, _Result] = {
-            first: await self._create_one(job, made, limit) if isinstance(made, dict) else made
-        }
-        if isinstance(made, dict) and isinstance(results[first], Pod):
-            siblings = (manifests.sibling(made, job, n, stands_by=n in plan.stand_by) for n in others)
-            more = await asyncio.gather(*(self._create_one(job, manifest, limit) for manifest in siblings))
-            results.update(zip(others, more, strict=True))
+        with self._span(job, "operator.create_pods", pods=len(plan.create)):
+            results = await self._created_or_refused(job, spec, plan)
         created = [r for r in results.values() if isinstance(r, Pod)]
         if created:
             log.info("created pods", job=_name(job), pods=[pod.name for pod in created])
@@ -128,10 +129,24 @@ class Executor:
         # A start has one event: TargetSet instead of the names of the first pods.
         announced = any(event.reason == "TargetSet" for event in plan.events)
         if created and not announced:
-            await self._record(job, JobEvent("WorkersCreated", f"created {', '.join(p.name for p in created)}"))
+            self._events.record(job, JobEvent("WorkersCreated", f"created {', '.join(p.name for p in created)}"))
         for result in results.values():
             if isinstance(result, (ApiError, EtcdError)):
                 raise result
+
+    async def _created_or_refused(self, job: JobRef, spec: JobSpec, plan: Plan) -> dict[int, _Result]:
+        """By ordinal. The first pod is created alone, so that a refusal is not repeated a hundred times."""
+        first, *others = plan.create
+        made = await self._obstacle(job) or self._rendered(job, spec, first, plan)
+        if not isinstance(made, dict):
+            return {first: made}
+        limit = asyncio.Semaphore(PARALLEL)
+        result = await self._create_one(job, made, limit)
+        if not isinstance(result, Pod):
+            return {first: result}
+        siblings = (manifests.sibling(made, job, n, stands_by=n in plan.stand_by) for n in others)
+        more = await asyncio.gather(*(self._create_one(job, manifest, limit) for manifest in siblings))
+        return {first: result, **dict(zip(others, more, strict=True))}
 
     async def _obstacle(self, job: JobRef) -> Refused | ApiError | EtcdError | None:
         """Why pods cannot get their etcd credentials; None: they have them, or need none."""
@@ -182,20 +197,21 @@ class Executor:
             return answer
         return _created(body)
 
-    async def _delete(self, job: JobRef, pod: str, uid: str, why: str) -> None:
-        async with self._deletions:
-            await self._kube.delete_pod(job.namespace, pod, uid)
-        log.info("deleted pod", job=_name(job), pod=pod, why=why)
+    async def _delete(self, job: JobRef, deletions: Sequence[Deletion]) -> None:
+        with self._span(job, "operator.delete_pods", pods=len(deletions)):
+            await _all([self._delete_one(job, deletion) for deletion in deletions])
 
-    # ---- events ----------------------------------------------------------------------------------------------------
-    async def _record(self, job: JobRef, event: JobEvent) -> None:
-        """Record an event. A failure is only logged."""
-        written = log.warning if event.severity is Severity.WARNING else log.info
-        written(event.message, job=_name(job), event_reason=event.reason)
-        try:
-            await self._kube.create_event(job.namespace, event_body(job, event, clock.now()))
-        except ApiError as error:
-            log.warning("event not recorded", job=_name(job), event_reason=event.reason, error=str(error))
+    async def _delete_one(self, job: JobRef, deletion: Deletion) -> None:
+        async with self._deletions:
+            await self._kube.delete_pod(job.namespace, deletion.pod, deletion.uid)
+        log.info("deleted pod", job=_name(job), pod=deletion.pod, why=deletion.why)
+
+
+async def _all(calls: Sequence[Awaitable[None]]) -> None:
+    """Wait for all of them; then raise the first error, if there is one."""
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if result is not None:
+            raise result
 
 
 def _created(body: Mapping[str, Any]) -> Pod:
@@ -234,31 +250,6 @@ def _with_nulls(whole: Mapping[str, Any], wire: Mapping[str, Any]) -> dict[str, 
     return {
         name: _with_nulls(value, wire[name]) if isinstance(value, dict) and name in wire else wire.get(name)
         for name, value in whole.items()
-    }
-
-
-def event_body(job: JobRef, event: JobEvent, now: datetime) -> dict[str, Any]:
-    """A core/v1 event on the job."""
-    stamp = now.isoformat(timespec="seconds").replace("+00:00", "Z")
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"{job.name}.{uuid.uuid4().hex[:16]}", "namespace": job.namespace},
-        "involvedObject": {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            "namespace": job.namespace,
-            "name": job.name,
-            "uid": job.uid,
-        },
-        "reason": event.reason,
-        "message": event.message,
-        "type": event.severity.value,
-        "source": {"component": "elastrain-operator"},
-        "reportingComponent": f"{names.GROUP}/operator",
-        "firstTimestamp": stamp,
-        "lastTimestamp": stamp,
-        "count": 1,
     }
 
 

@@ -26,7 +26,7 @@ PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     (names.GROUP, names.PLURAL): frozenset({"get", "list", "watch", "delete"}),
     (names.GROUP, f"{names.PLURAL}/status"): frozenset({"patch"}),
     ("", "pods"): frozenset({"get", "list", "watch", "create", "delete"}),
-    ("", "events"): frozenset({"create"}),
+    ("", "events"): frozenset({"create", "patch"}),
     ("", "secrets"): frozenset({"create", "update"}),
     ("policy", "poddisruptionbudgets"): frozenset({"create", "patch", "delete"}),
 }
@@ -54,6 +54,7 @@ CREATIONS_IN_FLIGHT = 24
 """Of these, creations of pods: a webhook that hangs does not hold up status, deletions and reads."""
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1," + JSON
 """Answers to writes contain metadata only: the object itself was just sent."""
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1," + JSON
@@ -105,7 +106,7 @@ class Kube:
         """
         path, what = _job_path(namespace, name) + "/status", f"write the status of job {namespace}/{name}"
         body = {"status": status, **({"metadata": {"resourceVersion": version}} if version else {})}
-        answer = await self._call("PATCH", path, what, body, content="application/merge-patch+json", accept=METADATA)
+        answer = await self._call("PATCH", path, what, body, content=MERGE, accept=METADATA)
         return str(answer["metadata"]["resourceVersion"])
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
@@ -169,7 +170,14 @@ class Kube:
 
     # ---- events ----------------------------------------------------------------------------------------------------
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
-        await self._call("POST", f"/api/v1/namespaces/{namespace}/events", "record an event", event, accept=METADATA)
+        """One attempt."""
+        path = f"/api/v1/namespaces/{namespace}/events"
+        await self._attempt(_Request("POST", path, "record an event", _encoded(event), {}, JSON, accept=METADATA))
+
+    async def patch_event(self, namespace: str, name: str, change: Mapping[str, Any]) -> None:
+        """Merge ``change`` into an event, in one attempt."""
+        path = f"/api/v1/namespaces/{namespace}/events/{name}"
+        await self._attempt(_Request("PATCH", path, "count an event", _encoded(change), {}, MERGE, accept=METADATA))
 
     # ---- lists and watches -----------------------------------------------------------------------------------------
     async def uids(self, path: str, what: str, query: Mapping[str, str]) -> set[str]:

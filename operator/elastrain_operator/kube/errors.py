@@ -54,7 +54,7 @@ class NotLeading(ApiError):
 def unreachable(what: str, error: Exception, seconds: float | None = None) -> ApiError:
     """The error of a call without an answer; ``seconds``: its time limit, if it had one."""
     if isinstance(error, TimeoutError) and seconds is not None:
-        return ApiError(what, 0, NO_ANSWER, f"no answer from the API server within {seconds:.0f} s")
+        return ApiError(what, 0, NO_ANSWER, f"no answer from the API server within {seconds:.3g} s")
     return ApiError(what, 0, "Unreachable", str(error) or type(error).__name__)
 
 

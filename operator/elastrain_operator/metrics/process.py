@@ -78,6 +78,12 @@ API_SECONDS = Histogram(
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
     registry=REGISTRY,
 )
+EVENTS = Counter(
+    "elastrain_operator_events",
+    "Events on jobs. By outcome: recorded (sent, or counted in an earlier one), dropped (queue full, or refused).",
+    ["outcome"],  # recorded, dropped
+    registry=REGISTRY,
+)
 ETCD_CONNECTED = Gauge(
     "elastrain_operator_etcd_connected",
     "1 while the operator's mirror of etcd is current. At 0, the operator creates, drains and scales nothing.",

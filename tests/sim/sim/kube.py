@@ -73,6 +73,10 @@ class Kube:
 
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Events are for people: nothing here reads them."""
+        await self._write("record an event", self._api.answer)
+
+    async def patch_event(self, namespace: str, name: str, change: Mapping[str, Any]) -> None:
+        await self._write("count an event", self._api.answer)
 
     # ---- lists and watches -------------------------------------------------------------------------------------------
     async def list_pages(self, path: str, what: str, query: Mapping[str, str]) -> AsyncIterator[tuple[list[Body], str]]:

@@ -11,6 +11,7 @@ from elastrain.api.keys import JobKeys
 from elastrain.etcd import Batch, EtcdConfig, EtcdUnavailable, KeyValue, Range, Transaction, WatchState
 from elastrain_operator.allocation.model import Node, Policy
 from elastrain_operator.apply.executor import Executor
+from elastrain_operator.apply.recorder import Recorder
 from elastrain_operator.apply.sweep import Sweeper
 from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import LeaseName, OperatorConfig, WorkerEtcd
@@ -107,7 +108,9 @@ class Operator:
         if world.room:
             self._capacity = Capacity(Policy(hysteresis=5.0), lambda uid: self._loops.wake(uid))
             loop.create_task(self._capacity.run(Inventory(world)))
-        executor = Executor(kube, mirror, CONFIG)  # type: ignore[arg-type]
+        recorder = Recorder(kube)
+        loop.create_task(recorder.run())
+        executor = Executor(kube, mirror, CONFIG, recorder)  # type: ignore[arg-type]
 
         def make(job: JobRef) -> JobLoop:
             return JobLoop(job, executor, kube, mirror, CONFIG, self._capacity)  # type: ignore[arg-type]

@@ -50,8 +50,8 @@ class World:
     async def put_target(self, keys, target):
         self._note("target")
 
-    async def create_event(self, namespace, event):
-        self._note(f"event {event['reason']}")
+    def record(self, job, event):
+        self._note(f"event {event.reason}")
 
     async def create_pod(self, namespace, manifest):
         name = manifest["metadata"]["name"]
@@ -85,7 +85,7 @@ def world() -> World:
 def execute(world, make_spec):
     def run(plan: Plan, state: LoopState | None = None, vault: World | None = None) -> LoopState:
         state = state or LoopState()
-        asyncio.run(Executor(world, world, CONFIG, vault).execute(JOB, make_spec(), plan, state))
+        asyncio.run(Executor(world, world, CONFIG, world, vault).execute(JOB, make_spec(), plan, state))
         return state
 
     return run
@@ -93,10 +93,9 @@ def execute(world, make_spec):
 
 def test_the_record_is_written_before_the_actions(world, execute):
     state = execute(EVERYTHING)
-    assert world.calls == [
-        "status", "target", "event Scaling", "create job-0", "create job-1", "event WorkersCreated", "delete job-9",
-        "delete job",
-    ]  # fmt: skip
+    assert world.calls[:3] == ["status", "target", "event Scaling"]
+    assert set(world.calls[3:-1]) == {"create job-0", "create job-1", "event WorkersCreated", "delete job-9"}
+    assert world.calls[-1] == "delete job"
     assert state.status == EVERYTHING.status
     assert {pod.name for pod, _ in state.created.values()} == {"job-0", "job-1"}
 
@@ -138,10 +137,11 @@ def test_status_is_written_only_if_the_job_is_unchanged(world, execute):
     assert world.versions == ["7", "8"]
 
 
-def test_an_event_that_cannot_be_recorded_stops_nothing(world, execute):
-    world.errors["event Scaling"] = ApiError("record", 403, "Forbidden", "no")
-    execute(EVERYTHING)
-    assert world.calls[-1] == "delete job"
+def test_pods_are_deleted_although_the_creation_of_others_fails(world, execute):
+    world.errors["create job-0"] = ApiError("create", 0, "Unreachable", "connection refused")
+    with pytest.raises(ApiError):
+        execute(Plan(create=(0,), delete=(Deletion("job-9", "uid-9", "drained"),)))
+    assert "delete job-9" in world.calls, "its room is free for others"
 
 
 def test_one_pod_is_tried_if_the_api_server_refuses_the_template(world, execute):
