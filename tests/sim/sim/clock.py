@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 
@@ -31,9 +31,11 @@ class Clock:
 
     def at(self, when: float, call: Callable[..., None], *args: Any) -> Timer:
         """Of several calls that are due at one time, the first that was asked for comes first."""
-        timer = Timer(max(when, self.now), call, args)
+        if when < self.now:
+            when = self.now
+        timer = Timer(when, call, args)
         self._count += 1
-        heapq.heappush(self._heap, (timer.when, self._count, timer))
+        heappush(self._heap, (when, self._count, timer))
         return timer
 
     def after(self, seconds: float, call: Callable[..., None], *args: Any) -> Timer:
@@ -43,12 +45,13 @@ class Clock:
         """Make the next call, if one is due by ``until``; else only let the time pass."""
         heap = self._heap
         while heap and heap[0][0] <= until:
-            when, _, timer = heapq.heappop(heap)
-            if timer.call is None:
+            when, _, timer = heappop(heap)
+            call = timer.call
+            if call is None:
                 continue
             self.now = when
             self.events += 1
-            timer.call(*timer.args)
+            call(*timer.args)
             return True
         self.now = until
         return False

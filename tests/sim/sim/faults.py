@@ -19,22 +19,26 @@ Undo = Callable[[], None] | None
 
 
 class Faults:
-    """Plans and causes them. :attr:`counts` tells how often each kind came about."""
+    """Plans and causes them."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.counts: Counter[str] = Counter()
+        """How often each kind came about."""
         self._outage_ends = 0.0
 
-    def plan(self, first: float, last: float) -> None:
-        """From one to six faults between two times; all are over by ``last``."""
+    def plan(self, first: float, last: float) -> float:
+        """From one to six faults between two times. Returns when the last one is over, which is by ``last``."""
         rng = self.world.rng
         kinds = sorted(KINDS)
         chosen = rng.sample(kinds, rng.randint(1, 4))  # a run has few kinds, and more of each
+        over = first
         for _ in range(rng.randint(1, 6)):
             when = rng.uniform(first, last)
             lasts = min(rng.choice((0.3, 2.0, 7.0, 25.0)) * rng.uniform(0.5, 1.5), last - when)
             self.world.clock.at(when, self._cause, rng.choice(chosen), lasts)
+            over = max(over, when + lasts)
+        return over
 
     def _cause(self, kind: str, seconds: float) -> None:
         undo = KINDS[kind](self.world)

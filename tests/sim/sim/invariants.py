@@ -224,11 +224,10 @@ class Ledger:
 
 
 class Invariants:
-    """Held after every event, over what is new."""
+    """Held after every event with news, over what is new."""
 
     def __init__(self, world: World) -> None:
         self.world, self.ledger = world, world.ledger
-        self._seen = 0
         self._sums = self._commits = self._generations = self._deletions = self._starts = 0
         self._statuses = self._breaks = 0
         self._reference = [0]
@@ -240,9 +239,6 @@ class Invariants:
         )  # fmt: skip
 
     def check(self) -> None:
-        if self.ledger.news == self._seen:
-            return
-        self._seen = self.ledger.news
         for check in self._checks:
             check()
         ledger = self.ledger
