@@ -161,7 +161,7 @@ class Claims:
 
     def differs(self, other: Claims | None) -> bool:
         """Whether the difference requires a new allocation; mere progress does not."""
-        return other is None or self._essence() != other._essence()
+        return other is None or (self != other and self._essence() != other._essence())
 
     def _essence(self) -> Claims:
         job = replace(self.job, remaining=None) if self.job else None

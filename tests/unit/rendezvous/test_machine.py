@@ -85,6 +85,25 @@ def test_a_members_record_is_rewritten_if_a_new_list_lacks_it(machine):
     assert machine.take(Batch((), 12, snapshot=True, ranges=everything(KEYS)), OWN, 1.0)
 
 
+def test_the_view_is_the_same_object_if_nothing_has_changed_since(machine):
+    """The agent compares views by identity, to handle each change once."""
+    before = machine.view
+    machine.look(OWN, frozenset(), frozenset(), 0.0, 1.0)
+    assert machine.view is before
+    machine.look(OWN, frozenset({"b.1"}), frozenset(), 0.0, 2.0)
+    assert machine.view.suspects == {"b.1"} and machine.view is not before
+
+
+def test_the_view_shows_a_loss_if_a_missing_member_has_not_returned_in_time(machine):
+    machine.contact.lease_reported(AWAY, 1.0)
+    machine.take(Batch((Delete(KEYS.member("b.1"), 10),), 10), OWN, 2.0)
+    machine.look(OWN, frozenset(), frozenset(), 0.0, 2.0)
+    assert not machine.view.lost
+    machine.contact.lease_reported(None, 3.0)
+    machine.look(OWN, frozenset(), frozenset(), 0.0, 3.0 + TTL)
+    assert machine.view.lost == ("b.1",)
+
+
 def test_nothing_is_written_for_a_moment_if_a_call_has_failed(machine):
     machine.put_off(1.0)
     assert machine.next(OWN, 1, 1.1) is None

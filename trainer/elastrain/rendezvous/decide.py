@@ -112,12 +112,15 @@ def remember(memory: DecisionState, view: View, now: float, timing: Timing = Tim
         memory = replace(memory, base=number, base_since=now, change_since=None)
     changed = bool(not view.intact or view.leavers or view.joiners or view.unready)
     enough = len(view.joiners) >= (1 if view.base_alive else _least(view))
-    memory = replace(
-        memory,
-        change_since=(now if memory.change_since is None else memory.change_since) if changed else None,
-        enough_since=(now if memory.enough_since is None else memory.enough_since) if enough else None,
-        unnotified_since=_since(memory.unnotified_since, now) if _unnotified(view) else None,
-    )
+    unnotified = bool(_unnotified(view))
+    times = (memory.change_since, memory.enough_since, memory.unnotified_since)
+    if (changed, enough, unnotified) != tuple(since is not None for since in times):
+        memory = replace(
+            memory,
+            change_since=_since(memory.change_since, now) if changed else None,
+            enough_since=_since(memory.enough_since, now) if enough else None,
+            unnotified_since=_since(memory.unnotified_since, now) if unnotified else None,
+        )
     return memory if view.intact else _count_break(memory, view, now, timing)
 
 

@@ -32,6 +32,8 @@ class ViewBuilder:
         self._gone: dict[str, RegisteredMember] = {}
         self._generations: dict[int, Generation] = {}
         self._adopted: frozenset[int] = frozenset()
+        self._shown: View | None = None
+        """The last view; None: what it was made of has changed."""
 
     @property
     def leader(self) -> Leader | None:
@@ -50,6 +52,7 @@ class ViewBuilder:
 
         With ``keep_missing``, members whose keys were deleted stay in the view until :meth:`drop_missing`.
         """
+        self._shown = None
         if batch.snapshot:
             self.complete = batch.ranges == everything(self.state.keys)
             known = self.generation
@@ -72,18 +75,20 @@ class ViewBuilder:
 
     def drop_missing(self) -> None:
         """Count missing members as lost: they had time to renew their leases."""
-        self._gone |= self.missing
-        self.missing.clear()
+        if self.missing:
+            self._gone |= self.missing
+            self.missing.clear()
+            self._shown = None
 
     def expect(self, generation: Generation) -> None:
         """After an outage: members of ``generation`` without a key first count as missing, not as lost."""
         for m in generation.members:
-            if m.id not in self.state.members and m.id not in self._gone:
+            if m.id not in self.state.members and m.id not in self._gone and m.id not in self.missing:
                 record = Member(
                     id=m.id, worker=m.worker, address=m.address, store_port=m.store_port, slots=m.slots,
                     phase=Phase.READY, generation=generation.number,
                 )  # fmt: skip
-                self.missing.setdefault(m.id, RegisteredMember(record, 0))
+                self.missing[m.id], self._shown = RegisteredMember(record, 0), None
 
     # ---- generations -----------------------------------------------------------------------------------------------
     def _update_generations(self) -> None:
@@ -118,10 +123,14 @@ class ViewBuilder:
         header, part = self.state.header, decode_record(roster.Part, kv)
         if part is not None and header is not None and self.part_to_read(self_id) == key:
             self.generation = roster.with_place(header, next((m for m in part.members if m.id == self_id), None))
+            self._shown = None
 
     # ---- for decisions ---------------------------------------------------------------------------------------------
     def view(self, self_id: str, suspects: frozenset[str] = frozenset(), unsure: frozenset[str] = frozenset()) -> View:
-        """A snapshot from the view of ``self_id``."""
+        """A snapshot from the view of ``self_id``: the last one again if nothing has changed since."""
+        shown, asked = self._shown, (self_id, suspects, unsure)
+        if shown is not None and asked == (shown.self_id, shown.suspects, shown.unsure):
+            return shown
         state = self.state
         members = (*state.members.values(), *self.missing.values()) if self.complete else ()
         generations = tuple(self._generations[n] for n in sorted(self._generations)) if self.complete else ()
@@ -151,7 +160,7 @@ class ViewBuilder:
             saved_step=state.progress.checkpoint.step if state.progress and state.progress.checkpoint else 0,
             revision=self.revision,
         )
-        self._adopted = view.taken
+        self._adopted, self._shown = view.taken, view
         return view
 
     def _step(self, members: tuple[RegisteredMember, ...]) -> int:

@@ -36,5 +36,5 @@ class PublishedRecord:
         """
         old = self.record
         adopted = record.generation != old.generation and (place is None or place.rank_offset == 0)
-        rest = replace(record, step=old.step, generation=old.generation, broken=old.broken)
-        return rest != old or adopted or (report_broken_at is not None and now >= report_broken_at)
+        changed = record != old and replace(record, step=old.step, generation=old.generation, broken=old.broken) != old
+        return changed or adopted or (report_broken_at is not None and now >= report_broken_at)
