@@ -45,6 +45,8 @@ class Rank:
         """What etcd shows as the job's progress when the rank starts."""
         self._locate, self._saved_step, self._settings = locate, saved_step, settings
         self.received: list[m.RankMessage] = []
+        self.incarnation = 0
+        """How often it has become another member without a restart."""
         self.log = folder / f"{name}.log"
         path = folder / f"{name}.sock"
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -61,8 +63,10 @@ class Rank:
             self._connection, _ = self._server.accept()
             for line in self._connection.makefile("rb"):
                 message = m.RANK_MESSAGE.validate_json(line)
-                if message.type == "hello":
-                    place = {"member": f"{self.name}.0", "address": "127.0.0.1", "lease_ttl": 5}
+                if message.type == "misplaced" and not message.ahead:
+                    self.incarnation += 1
+                if message.type == "hello" or (message.type == "misplaced" and not message.ahead):
+                    place = {"member": self.member, "address": "127.0.0.1", "lease_ttl": 5}
                     settled = {"settings": self._settings, "saved_step": self._saved_step}
                     self.send(m.Welcome(**place, **settled, step=self.reached))
                 if message.type == "locate":
@@ -70,6 +74,15 @@ class Rank:
                 self.received.append(message)
         except OSError:
             return
+
+    @property
+    def member(self) -> str:
+        return f"{self.name}.{self.incarnation}"
+
+    def is_ready(self) -> bool:
+        """Whether it is ready as the member that it is now."""
+        said = (x for x in reversed(self.received) if x.type in ("ready", "misplaced"))
+        return next((x.type == "ready" for x in said), False)
 
     def send(self, message: m.AgentMessage) -> None:
         assert self._connection is not None
@@ -133,9 +146,11 @@ class World:
 
     def located(self) -> m.Located:
         """The position of the job, as etcd shows it."""
-        step = max((r.step() for r in self.ranks.values()), default=0)
+        reports = [r.of_type("report")[-1].progress for r in self.ranks.values() if r.of_type("report")]
+        newest = max(reports, key=lambda p: (p.step, p.total_steps), default=None)
+        step, loop_end = (newest.step, newest.total_steps) if newest else (0, 0)
         held = any(r.of_type("adopted") and r.process.poll() is None for r in self.ranks.values())
-        return m.Located(step=step, training=held)
+        return m.Located(step=step, training=held, loop_end=loop_end)
 
     def wait(self, what: str, condition: Callable[[], object]) -> None:
         def check() -> object:
@@ -146,7 +161,7 @@ class World:
         eventually(check, PATIENCE, what)
 
     def ready(self, *ranks: str) -> None:
-        self.wait(f"{ranks} ready", lambda: all(self.ranks[r].of_type("ready") for r in ranks))
+        self.wait(f"{ranks} ready", lambda: all(self.ranks[r].is_ready() for r in ranks))
 
     def propose(self, *ranks: str, reason: str = "Test") -> int:
         """Propose a generation of these ranks to every live rank."""
@@ -154,7 +169,12 @@ class World:
         members = []
         for offset, name in enumerate(ranks):
             ready = self.ranks[name].of_type("ready")[-1]
-            place = {"id": f"{name}.0", "worker": name, "address": "127.0.0.1", "store_port": ready.store_port}
+            place = {
+                "id": self.ranks[name].member,
+                "worker": name,
+                "address": "127.0.0.1",
+                "store_port": ready.store_port,
+            }
             members.append(GenerationMember(**place, rank_offset=offset))
         generation = Generation(number=self.number, members=tuple(members), reason=reason, leader="test")
         for r in self.ranks.values():

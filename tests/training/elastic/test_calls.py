@@ -147,14 +147,21 @@ def test_a_joiner_is_not_waited_for_and_joins_in_the_next_loop(world, expected):
     let_pass(world, "batch0")
     broken(world, "a")
     world.propose("a", "c")
-    world.wait("c asks to start anew", lambda: world.ranks["c"].of_type("misplaced"))
+    world.wait("c withdraws", lambda: world.ranks["c"].has("misplaced", ahead=False))
     broken(world, "a")
-    world.ranks["c"].kill()  # as its agent does
     world.propose("a")
     let_pass(world, *POINTS[:-1])
     at(world, "after", "a")
     assert world.ranks["a"].step() == STEPS
-    assert_same(world.finished("a")["a"], expected)
+    assert not world.ranks["c"].is_ready(), "the others are between two loops"
+    let_pass(world, *POINTS)
+    world.ready("c")
+    assert world.ranks["a"].step() > STEPS or world.located().loop_end > STEPS
+    world.propose("a", "c")
+    world.adopted("a", "c")
+    final = world.finished("a", "c")
+    assert_same(final["a"], expected)
+    assert [r["sums"] for r in final["c"]["results"][-1:]] == [r["sums"] for r in final["a"]["results"][-1:]]
 
 
 def test_a_joiner_enters_behind_a_pause_of_the_loop(world, expected):

@@ -74,3 +74,15 @@ def test_state_comes_in_portions_if_all_ranks_can_and_no_newer_state_is_lost(tab
 def test_a_rank_that_lacks_more_than_one_result_starts_anew(table, ahead, behind, misplaced):
     entry = Entry.of(table)
     assert (entry.ahead, entry.behind, entry.misplaced) == (ahead, behind, misplaced)
+
+
+@pytest.mark.parametrize(("loop_end", "late", "misplaced"), [(8, [2], []), (9, [], []), (10, [], [2])])
+def test_a_joiner_in_an_earlier_loop_is_late_and_one_in_a_later_loop_is_misplaced(loop_end, late, misplaced):
+    holder = replace(HOLDER, loop_end=9)
+    entry = Entry.of([holder, holder, replace(JOINER, loop_end=loop_end)])
+    assert (entry.loop_end, entry.late, entry.misplaced) == (9, late, misplaced)
+
+
+def test_no_rank_is_late_if_all_hold_state():
+    entry = Entry.of([replace(HOLDER, loop_end=9, calls=1), replace(HOLDER, loop_end=8)])
+    assert (entry.late, entry.misplaced) == ([], [])

@@ -78,9 +78,10 @@ class Presence:
             if asked_to_stop():
                 return endings.drained(0, "asked to stop before etcd could be reached")
 
-    def reincarnate(self) -> str:
-        """Register as a new member; returns its id."""
-        return self._registered.reincarnate(health="", health_message="", health_rank=None).id
+    def reincarnate(self, *, restarts: bool) -> str:
+        """Register as a new member; returns its id. ``restarts``: its ranks start again."""
+        count = self._registered.record.restarts + restarts
+        return self._registered.reincarnate(restarts=count, health="", health_message="", health_rank=None).id
 
     def look(self) -> Iterator[JobSnapshot | Fenced]:
         """The changes since the last call, for the core; they are logged."""
@@ -180,6 +181,8 @@ def snapshot(view: View) -> JobSnapshot:
         ended=view.notified,
         finished=view.finished,
         step=view.step,
+        training=view.training,
+        loop_end=view.loop_end,
         saved_step=view.saved_step,
     )
 

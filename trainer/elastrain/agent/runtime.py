@@ -239,8 +239,8 @@ class Agent:
             case KillRank(local_rank=local_rank, why=why):
                 log.warning("killing a rank", local_rank=local_rank, why=why)
                 self._supervisor.kill(signal.SIGKILL, local_rank)
-            case Reincarnate():
-                self._inbox.put(Registered(self._presence.reincarnate()))
+            case Reincarnate(restarts=restarts):
+                self._inbox.put(Registered(self._presence.reincarnate(restarts=restarts)))
             case Leave():
                 self._presence.leave()
             case End(termination=termination):

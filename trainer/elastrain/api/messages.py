@@ -24,7 +24,7 @@ class Hello(Record):
 
 
 class Locate(Record):
-    """The rank's first loop begins: it asks for the position of the job."""
+    """A rank without state asks for the position of the job: its script begins a loop, or waits for the job's next."""
 
     type: Literal["locate"] = "locate"
 
@@ -32,7 +32,7 @@ class Locate(Record):
 class Ready(Record):
     """The rank has built and warmed its model and can connect to a generation at any time.
 
-    Local rank 0 names the port of its store.
+    Local rank 0 names the port of its store. Said again if the script goes on to a later loop before the rank trains.
     """
 
     type: Literal["ready"] = "ready"
@@ -43,11 +43,16 @@ class Ready(Record):
 
 
 class Misplaced(Record):
-    """The rank cannot enter a generation, because its script is in another loop than the other ranks' scripts. It
-    waits to be started anew."""
+    """The rank cannot enter a generation now, because its script is in another loop than the other ranks' scripts, or
+    they are between two loops. The other ranks must not wait for it."""
 
     type: Literal["misplaced"] = "misplaced"
     why: str
+    ahead: bool = True
+    """The script has left the loop that the job is in, and cannot go back: the rank waits to be started anew. Otherwise
+    it goes on, says :class:`Ready` later, and needs another member id for that: :class:`Welcome` follows."""
+    member: str = ""
+    """The member id that it gives up, if it is not ahead."""
 
 
 class Adopted(Record):
@@ -68,7 +73,7 @@ class Broken(Record):
 
 
 class Report(Record):
-    """Progress, from rank 0 at most once a second and at every rescale and checkpoint."""
+    """Progress, from rank 0 at most once a second, at every rescale and checkpoint, and when a loop begins or ends."""
 
     type: Literal["report"] = "report"
     progress: Progress
@@ -96,7 +101,8 @@ RANK_MESSAGE: TypeAdapter[RankMessage] = TypeAdapter(RankMessage)
 
 # ---- agent -> rank -------------------------------------------------------------------------------------------------
 class Welcome(Record):
-    """Answer to :class:`Hello`."""
+    """Answer to :class:`Hello`, and to all ranks of a worker of which one is :class:`Misplaced` and not ahead: they are
+    of another member now, in no generation, and not ready."""
 
     type: Literal["welcome"] = "welcome"
     member: str
@@ -114,13 +120,15 @@ class Welcome(Record):
 
 
 class Located(Record):
-    """Answer to :class:`Locate`."""
+    """Answer to :class:`Locate`; also said to a rank that waits in a loop which the job has left."""
 
     type: Literal["located"] = "located"
     step: int
     """Greatest number of committed steps in any report."""
     training: bool
     """Whether members are in a generation, and so hold the state of about this step."""
+    loop_end: int = 0
+    """Committed steps at which the loop ends that they were in last; 0: not known."""
 
 
 class Proposed(Record):

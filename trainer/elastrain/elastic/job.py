@@ -275,8 +275,7 @@ class Job:
         """
         if loader.order.length is None:
             raise ValueError("job.epochs(): the data set has no length, so an epoch has no end")
-        # A state of the end of an epoch belongs into that epoch: the code after it has not run.
-        yield from range(max(self._world.start() - 1, 0) // loader.order.steps_per_epoch, epochs)
+        yield from range(self._world.position.first_epoch(loader.order.steps_per_epoch), epochs)
 
     def every(self, steps: int, function: Callable[[], None]) -> None:
         """Call ``function()`` in a pause of the loop after every ``steps``-th committed step, on all ranks.

@@ -22,13 +22,14 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Slice
 from elastrain.data.rng import Kept
 from elastrain.data.share import Place, Share
-from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.contract import Call, Contract, Phase
+from elastrain.elastic.learning import Learning
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.heartbeat import Heartbeat
+from elastrain.elastic.membership.position import LoopOver
 from elastrain.elastic.membership.session import ExitRequested, Session
 from elastrain.elastic.membership.world import World
 from elastrain.elastic.pauses import Pauses
@@ -78,8 +79,9 @@ class Loop:
         self._audit = audit
         self._loader: ElasticLoader | None = None
         self._buffers: Buffers | None = None
-        self._warm_share = Share(0, 1)
-        """Of step 0, computed in the warm-up."""
+        self._learning = Learning(world, heartbeat)
+        self._warmed_by: ElasticLoader | None = None
+        """The data of the last warm-up."""
         self._on_commit: list[Callable[[], None]] = []
         self._stop_asked = self._left = False
         self._in_body = False
@@ -116,14 +118,21 @@ class Loop:
         self._loader = loader
         if several_backwards and not self.several.allowed:
             self._allow_several_backwards()
-        self._passed = not self._world.begin_loop(loader.order, total)
-        if self._passed:
-            return
-        if not self._world.ready:
-            assert self._world.model is not None
-            yield from self._warm_up(loader)
+        try:
+            yield from self._run(loader, total)
+        except LoopOver:
+            self._heartbeat.outside()
+            self._passed = True
+
+    def _run(self, loader: ElasticLoader, total: int) -> Iterator[Any]:
+        """As :meth:`run`. Raises :class:`LoopOver` if the job has left the loop in which this rank waits for it."""
+        self._begin_loop(loader, total)
+        if self._world.joins:
+            if self._warmed_by is not loader:
+                yield from self._warm_up(loader)
+                self._world.position.look_again()
+                self._begin_loop(loader, total)
             self._world.say_ready()
-            self._world.model.detach()
         while True:
             self.settle()
             over = self._world.stopped or self._world.step >= total
@@ -136,6 +145,12 @@ class Loop:
                     return
                 continue
             yield from self._compute(loader)
+
+    def _begin_loop(self, loader: ElasticLoader, total: int) -> None:
+        """Raises :class:`LoopOver`."""
+        self._passed = False
+        if not self._world.begin_loop(loader.order, total):
+            raise LoopOver
 
     def backward(
         self, loss: torch.Tensor, unscaled: torch.Tensor, count: int | None = None, *, retain_graph: bool
@@ -166,7 +181,8 @@ class Loop:
         communicator = self._world.communicator
         assert communicator is not None
         if step.share.learner:
-            summed: Summed | None = self._learn(communicator)
+            assert self._buffers is not None
+            summed: Summed | None = self._learning.gradients(communicator, self._buffers)
         else:
             learners = self._world.share != self._world.place.share
             self._world.trained.before_backward(communicator, first=step.done == 1, learners=learners)
@@ -260,7 +276,9 @@ class Loop:
         """
         assert self._world.model is not None
         self._buffers = Buffers(self._world.model.module)
-        share = self._warm_share = Share(0, max(self._session.expected_world_size(), 1))
+        share = self._learning.warm_share = Share(0, max(self._session.expected_world_size(), 1))
+        if (learner := self._world.model.learner) is not None:
+            learner.outputs.forget()
         with Kept():
             first, *_ = loader.begin(0, share)
             cut = loader.order.in_micro_batches
@@ -269,13 +287,14 @@ class Loop:
             self._world.model.warms_up = True
             yield from self._run_body(loader, self.step, batch.data)
             self._world.model.warms_up = self._world.model.bare = False
+        self._world.model.detach()
+        self._warmed_by = loader
         if self.step.backwards > 1 or self.step.closures:
             self._allow_several_backwards()
         self.step = None
         self._strategy.check_warm_up(self._buffers.after_warm_up())
         # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
-        learns = self._world.model.learner is not None
-        self._world.overlaps_transfer = learns and self._buffers.largest < transfer.SMALL_BYTES
+        self._world.overlaps_transfer = learner is not None and self._buffers.largest < transfer.SMALL_BYTES
 
     def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
         """One execution of a step: all micro-batches of this rank, as long as the generation is healthy."""
@@ -290,7 +309,7 @@ class Loop:
             try:
                 with _kept(loader):
                     batch = loader.load()
-                    with self._strategy.body(part, communicator, last=last), self._stand_in_outputs():
+                    with self._strategy.body(part, communicator, last=last), self._learning.outputs():
                         yield from self._run_body(loader, step, batch.data)
             except GeneratorExit:  # the script broke out of the loop; its optimizer may have been applied
                 if step.counts:
@@ -307,12 +326,7 @@ class Loop:
     def _begin(self, loader: ElasticLoader) -> Step:
         """The next step, cut into this rank's micro-batches."""
         place, share, number = self._world.place, self._world.share, self._world.step
-        if self._world.receiving:  # the batch of the warm-up, whose outputs its loop body sees
-            parts = loader.begin(0, self._warm_share)
-        else:
-            parts = loader.begin(number, place.share if share.learner else share)
-        if share.learner:  # its loop body must run on some samples; none of them counts
-            parts = (parts[0].stand_in(),)
+        parts = self._learning.parts(loader)
         assert self._buffers is not None
         self._buffers.save()
         if self.several.allowed:
@@ -333,26 +347,6 @@ class Loop:
             yield data
         finally:
             self._in_body = False
-
-    def _stand_in_outputs(self) -> AbstractContextManager[object]:
-        """Around a loop body: while a part of the model is missing, its outputs are those of the warm-up."""
-        learner = self._world.model.learner if self._world.model is not None else None
-        if learner is None:
-            return nullcontext()
-        if self._world.receiving:
-            return learner.outputs.replayed()
-        learner.outputs.forget()
-        return nullcontext()
-
-    def _learn(self, communicator: Communicator) -> Summed:
-        """Take the gradients of the other ranks, which have computed the whole batch.
-
-        The loss of the loop body is ignored, and the changes of its forward to the model's buffers are undone.
-        """
-        assert self._world.model is not None and self._world.model.learner is not None and self._buffers is not None
-        self._heartbeat.waits()
-        self._buffers.restore()
-        return self._world.model.learner.finish(communicator)
 
     # -- between steps -------------------------------------------------------------------------------------------------
     def _commit(self, step: Step) -> None:

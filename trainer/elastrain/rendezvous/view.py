@@ -48,6 +48,8 @@ class View:
     """Ids of silent members that are being probed now."""
     step: int = 0
     """Greatest number of committed steps in any record."""
+    loop_end: int = 0
+    """Committed steps at which the loop ends that the job is in, by its last report; 0: not known."""
     saved_step: int = 0
     """``progress.checkpoint.step``; 0: no durable checkpoint was completed."""
     revision: int = 0
@@ -168,6 +170,18 @@ class View:
         anew = {m.record.worker for m in self.alive.values()}
         over = left | self.suspects
         return tuple(m.worker for m in last.members if m.id not in over and m.worker not in anew)
+
+    @property
+    def training(self) -> bool:
+        """Whether live members hold the training state, because they have been in a generation.
+
+        Where members are not watched, as far as the newest generation tells.
+        """
+        if self.generation is None or not self.generation.size:
+            return False
+        if not self.complete:
+            return self.generation.number not in self.notified
+        return any(i in self._adopted_by for i in self.alive)
 
     def adopted_by(self, member: RegisteredMember) -> int:
         """Number of the newest generation that a member has adopted; 0: none."""

@@ -157,6 +157,7 @@ class ViewBuilder:
             suspects=suspects,
             unsure=unsure,
             step=self._step(members),
+            loop_end=(state.progress.total_steps or 0) if state.progress else 0,
             saved_step=state.progress.checkpoint.step if state.progress and state.progress.checkpoint else 0,
             revision=self.revision,
         )

@@ -31,22 +31,14 @@ class JobSnapshot:
     """``progress.finished``."""
     step: int = 0
     """Greatest number of committed steps in any record."""
+    training: bool = False
+    """Whether live members hold the training state."""
+    loop_end: int = 0
+    """Committed steps at which the loop ends that the job is in; 0: not known."""
     saved_step: int = 0
     """``progress.checkpoint.step``; 0: no durable checkpoint was completed."""
     members: Mapping[str, Member] | None = None
     """All live members by id; None if this member does not watch them (in a large job only the leader does)."""
-
-    @property
-    def training(self) -> bool:
-        """Whether live members hold state, because they have been in a generation.
-
-        Where members are not watched, as far as the generation tells.
-        """
-        if self.generation is None or not self.generation.size:
-            return False
-        if self.members is None:
-            return self.generation.number not in self.ended
-        return any(member.generation for member in self.members.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +106,9 @@ Event = Registered | JobSnapshot | Fenced | RankSaid | RankHungUp | RankExited |
 class Reincarnate:
     """Delete the member key now, so that all members see it, and register under a new id; answered by
     :class:`Registered`."""
+
+    restarts: bool = True
+    """Whether the ranks start again, which the member's record counts."""
 
 
 @dataclass(frozen=True, slots=True)

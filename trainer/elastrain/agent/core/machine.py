@@ -6,7 +6,6 @@ order of events is irrelevant, and a lost or repeated event is harmless.
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Iterator
 from enum import Enum, auto
@@ -38,14 +37,13 @@ from elastrain.agent.core.events import (
     StartRanks,
     Tick,
 )
-from elastrain.agent.core.misplaced import why_misplaced
 from elastrain.agent.core.outbox import RankContext, messages_for
 from elastrain.agent.core.places import Places
 from elastrain.agent.core.published import PublishedRecord
 from elastrain.agent.core.rank import Rank
 from elastrain.agent.core.restart import may_restart
 from elastrain.agent.settings import Settings
-from elastrain.api.messages import Exit, Hello, RankMessage, Report
+from elastrain.api.messages import Exit, Hello, Misplaced, RankMessage, Report
 from elastrain.api.records import Phase, Progress, Termination
 
 
@@ -75,8 +73,6 @@ class Core:
         self.progress: Progress | None = None
         self.published = PublishedRecord()
         self.restarts: list[float] = []
-        self.anew_at = -math.inf
-        """When the ranks last started anew because they were misplaced."""
         self.checkup = Checkup(settings.health)
         self.resigned = ""
         """Why this worker leaves without a request; empty: it stays."""
@@ -144,6 +140,10 @@ class Core:
                 update={"stragglers": stragglers(self.seen.members)} if self.seen and self.seen.members else {}
             )
             yield PublishProgress(self.progress)
+        elif isinstance(message, Misplaced) and not message.ahead and message.member == self.places.me:
+            # The other ranks of this worker are in the same place; all receive a Welcome.
+            self.places.me, self.ranks = None, [r.renewed() for r in self.ranks]
+            yield Reincarnate(restarts=False)
 
     def _note_pulse(self, pulse: Pulse, now: float) -> Iterator[Effect]:
         """Judge the heartbeat pages. A hanging rank is killed; its exit follows as a separate event."""
@@ -218,9 +218,9 @@ class Core:
 
     def _run(self, now: float) -> Iterator[Effect]:
         failed = next((r.exited for r in self.ranks if r.exited and (r.exited.code or r.exited.signal)), None)
-        if not self.leaving and (misplaced := why_misplaced(self.ranks, self.seen, now - self.anew_at)):
-            self.anew_at = now
-            yield from self._start_anew(misplaced, now)
+        misplaced = next((r.misplaced for r in self.ranks if r.misplaced), "")
+        if misplaced and not self.leaving and not any(r.exited for r in self.ranks):
+            yield from self._start_anew(misplaced, now)  # no failure of theirs: it does not count as one
         elif failed is not None:
             yield from self._rank_failed(failed, now)
         elif self._reaped():

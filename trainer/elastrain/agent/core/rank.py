@@ -37,10 +37,12 @@ class Rank:
     welcomed: bool = False
     locating: bool = False
     """It has asked for the position of the job."""
+    located: int = 0
+    """End of the loop that it was told the job is in; 0: of none."""
     loop_end: int = 0
     """Steps at which the loop ends in which it waits; 0: not known."""
     misplaced: str = ""
-    """Why its script cannot go on where the job is; empty: it can."""
+    """Why its process must start anew: its script is ahead of the job; empty: it is not."""
     store_port: int = 0
     step: int = 0
     proposed: set[int] = field(default_factory=set)
@@ -64,6 +66,13 @@ class Rank:
         """Whether it could enter a generation now."""
         return self.connected and self.ready and self.exited is None
 
+    def renewed(self) -> Rank:
+        """The same process as a rank of a new member, which is in no generation and not ready."""
+        return Rank(
+            self.local_rank, joined=self.joined, pid=self.pid, connected=self.connected, step=self.step,
+            ended=self.ended, exited=self.exited,
+        )  # fmt: skip
+
     def received(self, message: RankMessage) -> None:
         """Update the state from a message of the rank."""
         match message:
@@ -75,7 +84,7 @@ class Rank:
             case Ready(store_port=port, step=step, loop_end=loop_end):
                 self.ready, self.store_port, self.step = True, port, max(self.step, step)
                 self.loop_end = loop_end
-            case Misplaced(why=why):
+            case Misplaced(why=why, ahead=True):
                 self.misplaced = why
             case Adopted(generation=number, step=step):
                 self.adopted, self.step = max(self.adopted, number), max(self.step, step)

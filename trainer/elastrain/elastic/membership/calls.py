@@ -4,7 +4,7 @@ A loss can leave an exchange complete on some ranks and not on others, by one at
 Ranks count the exchanges since the last committed step and keep the result of the last one. On entry of the next
 generation those that are one behind receive it, so that the exchange returns the same on all ranks. A rank that is
 further behind, or needs state, cannot catch up: code of the script has run meanwhile, which may have changed the
-others' state. It starts anew, and joins in a later step.
+others' state. It joins in a later step.
 """
 
 from __future__ import annotations

@@ -56,9 +56,13 @@ class Entry:
     saved_step: int
     """Step of the newest durable checkpoint that any rank has been told of; 0: of none."""
     same_layout: bool
+    loop_end: int
+    """Of the loop in which the ranks are that send their state."""
+    late: list[int]
+    """Ranks that need state, and whose scripts are in an earlier loop: they catch up, and the others wait for them."""
     misplaced: list[int]
     """Ranks whose scripts cannot continue with the others': they need state, and the ranks that have it are between two
-    loops or in another loop; or they lack more than one exchange outside of steps."""
+    loops or in an earlier loop; or they lack more than one exchange outside of steps."""
     ahead: int
     """The first of the ranks with the newest state that have completed most exchanges outside of steps."""
     behind: list[int]
@@ -73,6 +77,7 @@ class Entry:
         shares = _shares(table, sources, receivers)
         newest = [r for r in range(len(table)) if r not in receivers]
         ahead = max(newest, key=lambda r: (table[r].calls, -r))
+        loop_end = table[sources[0]].loop_end
         lacking = {r: table[ahead].calls - table[r].calls for r in newest}
         return cls(
             sources=sources,
@@ -85,8 +90,10 @@ class Entry:
             reached=max(row.reached for row in table),
             saved_step=max(row.saved_step for row in table),
             same_layout=_same_layout(table),
+            loop_end=loop_end,
+            late=[r for r in receivers if table[r].step < 0 and table[r].loop_end < loop_end],
             misplaced=sorted(
-                [r for r in receivers if table[ahead].calls or _in_other_loop(table[r], table[sources[0]])]
+                [r for r in receivers if table[ahead].calls or (table[r].step < 0 and table[r].loop_end > loop_end)]
                 + [r for r, calls in lacking.items() if calls > 1]
             ),
             ahead=ahead,
@@ -110,10 +117,6 @@ def has_joiners(before: Generation | None, after: Generation) -> bool:
 def smaller(current: Generation | None, proposals: Iterable[Generation | None]) -> frozenset[int]:
     """Numbers of the proposals to which ranks can switch between loops, where none can receive or save the state."""
     return frozenset(g.number for g in proposals if g is not None and g.size and not has_joiners(current, g))
-
-
-def _in_other_loop(receiver: EntryRow, source: EntryRow) -> bool:
-    return receiver.loop_end != source.loop_end and receiver.step < 0
 
 
 def _same_layout(table: Sequence[EntryRow]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from elastrain.api.records import CheckpointState, Generation, Progress, Rescale
+from elastrain.data.order import Order
 
 REPORT_SECONDS = 1.0
 KEPT_RESCALES = 10
@@ -138,19 +139,19 @@ class Reporter:
         generation: Generation,
         *,
         step: int,
-        total_steps: int | None,
-        epoch: int,
-        samples: int,
+        order: Order,
+        loop_end: int,
         checkpoint: CheckpointState | None,
     ) -> Progress:
+        """``order``: of the data in the loop up to ``loop_end`` committed steps."""
         return Progress(
             generation=generation.number,
             world_size=generation.world_size,
             members=generation.size,
             step=step,
-            total_steps=total_steps,
-            epoch=epoch,
-            samples=samples,
+            total_steps=loop_end,
+            epoch=step // order.steps_per_epoch,
+            samples=order.samples_before(step),
             loss=self.loss,
             step_seconds=self.step_seconds,
             rescales=tuple(self.rescales),

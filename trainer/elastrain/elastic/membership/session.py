@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import structlog
@@ -24,6 +25,7 @@ from elastrain.api.messages import (
     Misplaced,
     Proposed,
     RankMessage,
+    Welcome,
 )
 from elastrain.api.records import Generation
 from elastrain.elastic.comm.backend import Offer
@@ -44,6 +46,10 @@ _REMIND_SECONDS = 10.0
 
 class ExitRequested(Exception):
     """The agent has told this rank to end; no further generation includes it."""
+
+
+class Withdrawn(Exception):
+    """This rank can enter no generation until it is ready again, as a new member."""
 
 
 class Session:
@@ -67,6 +73,8 @@ class Session:
         self._located: Located | None = None
         self._lost: AgentLost | MessageFailed | None = None
         """Why the agent's messages have ended."""
+        self._withdrawn = self._renewed = False
+        """Whether this rank has to be ready again as a new member; whether its agent has named that."""
         self._closed = False
         self._local_rank = local_rank
         self._offer = Offer()
@@ -86,13 +94,52 @@ class Session:
 
         Raises :class:`ExitRequested`, :class:`AgentLost`, and ``TimeoutError`` after :data:`_ANSWER_SECONDS`.
         """
-        self._link.send(Locate())
         with self._changed:
-            if not self._changed.wait_for(lambda: self._located or self._lost or self._exit, _ANSWER_SECONDS):
-                raise TimeoutError(f"the agent has not told the job's position within {_ANSWER_SECONDS:g} s")
+            self._located = None
+        self._link.send(Locate())
+        self._await(lambda: self._located is not None, "told the job's position")
+        located = self._located
+        assert located is not None
+        return located
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether :meth:`rejoin` has to follow before this rank can enter a generation."""
+        return self._withdrawn
+
+    def withdraw(self, why: str) -> None:
+        """Leave the proposals that include this rank; no rank waits for it any longer. Idempotent, any thread.
+
+        Raises :class:`AgentLost`.
+        """
+        with self._changed:
+            if self._withdrawn or self._closed:
+                return
+            self._withdrawn, member = True, self.welcome.member
+            self._forget_proposals(why)
+        self._link.send(Misplaced(why=why, ahead=False, member=member))
+
+    def rejoin(self) -> None:
+        """Wait until the agent has registered this rank's worker as a new member, which is not ready yet.
+
+        Raises :class:`ExitRequested`, :class:`AgentLost`, and ``TimeoutError`` after :data:`_ANSWER_SECONDS`.
+        """
+        self._await(lambda: self._renewed, "registered this worker anew")
+        with self._changed:
+            self._withdrawn = self._renewed = False
+
+    def pause(self, seconds: float) -> None:
+        """Wait. Raises :class:`ExitRequested` or :class:`AgentLost`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lost or self._exit, seconds)
             self._raise_if_over()
-            assert self._located is not None
-            return self._located
+
+    def _await(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for the agent. Raises ``TimeoutError`` after :data:`_ANSWER_SECONDS`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: condition() or self._lost or self._exit, _ANSWER_SECONDS):
+                raise TimeoutError(f"the agent has not {what} within {_ANSWER_SECONDS:g} s")
+            self._raise_if_over()
 
     def wait_to_start_anew(self, why: str) -> NoReturn:
         """Ask the agent to start this worker's ranks anew, and wait for the end.
@@ -173,12 +220,15 @@ class Session:
             communicator.abort("superseded")
             close_in_background(communicator)
 
-    def wait_for_generation(self, after: int) -> tuple[Generation, Communicator | None]:
+    def wait_for_generation(
+        self, after: int, loop_end: int | None = None
+    ) -> tuple[Generation, Communicator | None] | Located:
         """Wait for a generation numbered above ``after``: the newest one, with its communicator.
 
-        The communicator is None if the generation does not include this rank. Waits as long as the agent lives, since a
-        job below its minimum has nothing else to do; a log line repeats it. Raises :class:`ExitRequested`,
-        :class:`AgentLost` or :class:`MessageFailed`.
+        The communicator is None if the generation does not include this rank. ``loop_end``: of the loop in which a rank
+        without state waits; returns the job's position instead if the job is in a later one. Waits as long as the agent
+        lives, since a job below its minimum has nothing else to do; a log line repeats it. Raises
+        :class:`ExitRequested`, :class:`AgentLost`, :class:`MessageFailed`, and :class:`Withdrawn`.
         """
         self._current = None
         began = reminded = time.monotonic()
@@ -186,6 +236,8 @@ class Session:
             failed = None
             with self._changed:
                 self._raise_if_over()
+                if self._withdrawn:
+                    raise Withdrawn
                 g = self._newest
                 if g is not None and g.number > after:
                     if self._rank_in(g) is None:
@@ -194,6 +246,8 @@ class Session:
                         self._current = self._connected.pop(g.number)
                         return g, self._current
                     failed = self._failed.get(g.number)
+                if loop_end is not None and self._located is not None and self._located.loop_end > loop_end:
+                    return self._located
                 if failed is None:
                     self._changed.wait(1.0)
             if failed is not None and g is not None:
@@ -212,17 +266,23 @@ class Session:
                 case None | MessageFailed():
                     self._lost = message or AgentLost("the agent is gone")
                     self._call_off_all(first_line(self._lost))
+                case Welcome():
+                    self._forget_proposals("this worker is registered anew")
+                    self.welcome, self._withdrawn, self._renewed = message, True, True
+                case Proposed() | Abort() if self._withdrawn and not self._renewed:
+                    pass  # to the member that this rank was
                 case Proposed(generation=g):
                     if self._newest is None or g.number > self._newest.number:
-                        self._newest, self._has_place = g, self._rank_in(g) is not None
+                        rank = self._rank_in(g)
+                        self._newest, self._has_place = g, rank is not None
                         self._proposed = {n: p for n, p in self._proposed.items() if n > g.number - control.SLOTS}
                         self._proposed[g.number] = g
                         self._heard = {n: self._heard.get(n, time.monotonic()) for n in self._proposed}
-                        if self._has_place:
+                        if rank is not None:
                             name = f"elastrain-connect-{g.number}"
                             # Not a daemon thread: returning from C++ into an interpreter that shuts down would abort
                             # the process. It is called off when the session closes.
-                            threading.Thread(target=self._connect, args=(g,), name=name).start()
+                            threading.Thread(target=self._connect, args=(g, rank), name=name).start()
                 case Abort(generation=number, reason=reason):
                     self._aborted[number] = reason
                     for c in (self._current, self._connected.get(number)):
@@ -237,12 +297,9 @@ class Session:
                         self._call_off_all(f"exit: {reason}")
             self._changed.notify_all()
 
-    def _connect(self, g: Generation) -> None:
-        rank = self._rank_in(g)
-        assert rank is not None
-
+    def _connect(self, g: Generation, rank: int) -> None:
         def called_off() -> bool:
-            return self._called_off(g.number)
+            return self._called_off(g)
 
         try:
             communicator = Communicator(
@@ -257,7 +314,7 @@ class Session:
         except CalledOff:
             return
         except Exception as e:  # of any kind: the rank would wait for this connection without end
-            if self._called_off(g.number):
+            if self._called_off(g):
                 return
             error = f"{type(e).__name__}: {first_line(e)}"
             expected = isinstance(e, RuntimeError | OSError)  # torch's network errors are RuntimeErrors
@@ -269,7 +326,7 @@ class Session:
                 self._changed.notify_all()
             return
         with self._changed:
-            if not self._closed:
+            if not self._closed and self._proposed.get(g.number) is g:
                 self._connected[g.number] = communicator
                 if g.number in self._aborted:
                     communicator.call_off(self._aborted[g.number])
@@ -277,10 +334,11 @@ class Session:
                 return
         communicator.close()
 
-    def _called_off(self, number: int) -> bool:
+    def _called_off(self, g: Generation) -> bool:
         """Whether a connection to this proposal is no longer needed."""
         with self._changed:
-            return self._closed or self._lost is not None or (self._newest is not None and self._newest.number > number)
+            newest = self._newest.number if self._newest else 0
+            return self._closed or self._lost is not None or newest > g.number or self._proposed.get(g.number) is not g
 
     # -- under the lock ----------------------------------------------------------------------------------------------
     def _rank_in(self, g: Generation) -> int | None:
@@ -290,6 +348,17 @@ class Session:
     def _without_me(self) -> frozenset[int]:
         """The newest proposal, if it does not include this rank: it counts as connected."""
         return frozenset() if self._newest is None or self._has_place else frozenset({self._newest.number})
+
+    def _forget_proposals(self, cause: str) -> None:
+        """No proposal includes the member that this rank will be."""
+        for communicator in (self._current, *self._connected.values()):
+            if communicator is not None:
+                communicator.abort(cause)  # no step of it is under way
+        for communicator in self._connected.values():
+            close_in_background(communicator)
+        self._connected, self._proposed, self._newest, self._has_place = {}, {}, None, True
+        self._failed, self._aborted, self._adopted = {}, {}, 0
+        self._changed.notify_all()
 
     def _call_off_all(self, cause: str) -> None:
         for c in (self._current, *self._connected.values()):

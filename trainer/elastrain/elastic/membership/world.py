@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import astuple
-from typing import Any, NoReturn
+from typing import Any
 
 import structlog
 
@@ -23,8 +22,9 @@ from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.membership import tracing
 from elastrain.elastic.membership.calls import Calls
 from elastrain.elastic.membership.entry import Entry, EntryRow, has_joiners, smaller
+from elastrain.elastic.membership.position import LoopOver, Position
 from elastrain.elastic.membership.report import Reporter, Switch, Times
-from elastrain.elastic.membership.session import Session, close_in_background
+from elastrain.elastic.membership.session import Session, Withdrawn, close_in_background
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.handover import Handover
@@ -49,8 +49,6 @@ class World:
         self.model: ElasticModule | None = None
         self.step = 0
         """Committed steps."""
-        self.ready = False
-        """Whether a generation may include this rank."""
         self.communicator: Communicator | None = None
         """Of the generation in force; None while this rank is in none."""
         self.place = Place(0, 0, 1)
@@ -75,10 +73,8 @@ class World:
         self._reporter = Reporter(on_rescale=self._traces)
         self._handover = Handover(tracked, self._tree, self._load)
         self._calls = Calls()
-        self._order: Order | None = None
-        self._loop_end = 0
-        self._start: int | None = None
-        """Committed steps at which this process joins the job, as far as it could know before."""
+        self.position = Position(session, keeper.newest_step)
+        """Of this rank's script among its loops."""
 
     @property
     def loss(self) -> float | None:
@@ -90,55 +86,66 @@ class World:
         """Whether a part of this rank's state has not arrived yet."""
         return self._handover.receiving
 
-    # -- called by the loop, in this order -----------------------------------------------------------------------------
-    def start(self) -> int:
-        """Committed steps of the state that this process will begin with, as far as is known before it joins."""
-        if self._start is None:
-            located = self._session.locate()
-            self._start = located.step if located.training else self._keeper.newest_step()
-        return self._start
+    @property
+    def joins(self) -> bool:
+        """Whether this rank holds no state and is in no generation."""
+        return self.communicator is None and not self._has_state
 
+    # -- called by the loop, in this order -----------------------------------------------------------------------------
     def begin_loop(self, order: Order, end: int) -> bool:
         """A loop of the script begins, up to ``end`` committed steps. Returns False if the job has left it already.
 
-        The code after such a loop runs before this rank is ready, so that no other rank waits for it.
+        The code after such a loop mostly runs before this rank is ready, so that no other rank waits for it.
         """
-        self._order, self._loop_end = order, end
-        if self.ready or end >= self.start():
-            return True
-        self.place = Place(0, -1, 1)
-        return False
+        if not self.position.begin_loop(order, end, joins=self.joins):
+            self.place = Place(0, -1, 1)
+            return False
+        if self.communicator is not None and self.place.rank == 0:
+            self._report()  # joiners wait in this loop from now on
+        return True
 
     def say_ready(self) -> None:
         """From now on a generation may include this rank. Raises ``ValueError`` as of :meth:`ElasticModule.offer`."""
         assert self.model is not None
         self._session.use(self.model.offer(self._session.welcome.settings.backend), self.model.device)
-        if unused := backend.unused_accelerator(self.model.device.type):
+        if not self.position.ready and (unused := backend.unused_accelerator(self.model.device.type)):
             log.warning(unused)
-        self._session.send(Ready(store_port=self._session.serve_store(), step=self.step, loop_end=self._loop_end))
-        self.ready = True
+        port, loop_end = self._session.serve_store(), self.position.loop_end
+        self._session.send(Ready(store_port=port, step=self.step, loop_end=loop_end))
+        self.position.waits()
 
     def settle(self) -> None:
         """Return in a healthy generation: at once in the steady state, after an agreed switch, or after a loss.
 
-        Raises ``ExitRequested`` if this rank has to leave, ``AgentLost`` or ``MessageFailed`` if its agent sends no
-        more messages that it can read.
+        Raises :class:`LoopOver` if its script has to go on to the loop that the others are in, ``ExitRequested`` if it
+        has to leave, ``AgentLost`` or ``MessageFailed`` if its agent sends no more messages that it can read.
         """
         while True:
             if self.communicator is not None and self.communicator.over is not None:
                 self._give_up(self.communicator, self.communicator.over)
-            if self.communicator is None:
-                generation, communicator = self._session.wait_for_generation(self._number)
-            elif self._agreed is not None:
-                generation, communicator = self._session.take(self._agreed)
-            else:
+            if self.communicator is not None and self._agreed is None:
                 self._session.discard_superseded()
                 return
-            self._agreed = None
-            if communicator is None:
-                self._stop_for(generation)
-            else:
-                self._enter(generation, communicator)
+            try:
+                self._change()
+            except Withdrawn:
+                self.position.stand_back()
+                self.say_ready()
+            except LoopOver:
+                self.place = Place(0, -1, 1)
+                raise
+
+    def _change(self) -> None:
+        """Enter, or stop for, the generation that the ranks have agreed on, or the next one."""
+        if self._agreed is not None:
+            generation, communicator = self._session.take(self._agreed)
+        else:
+            generation, communicator = self.position.next_generation(self._number, joins=self.joins)
+        self._agreed = None
+        if communicator is None:
+            self._stop_for(generation)
+        else:
+            self._enter(generation, communicator)
 
     def begin_step(self) -> None:
         """The step's first loop body follows, in a healthy generation: begin the transfers that run beside it."""
@@ -182,7 +189,7 @@ class World:
             return
         if self._has_state:
             self._keeper.after_step(self.step, self._number, self._tree)
-        if self._reporter.due(time.monotonic()) or self.step == self._loop_end or self.stopped:
+        if self._reporter.due(time.monotonic()) or self.step == self.position.loop_end or self.stopped:
             self._report()
 
     def complete(self) -> None:
@@ -216,7 +223,10 @@ class World:
 
         A rank that never trained returns at once. Raises ``ExitRequested`` if the others have ended already.
         """
-        while self._number:
+        if not self._has_state:
+            self.position.check_end()
+            return
+        while True:
             self.settle()
             if self.exchange(Kind.END) is not None:
                 break  # otherwise settle() forms the next generation
@@ -304,16 +314,16 @@ class World:
         )  # fmt: skip
 
     def _synchronise(self, communicator: Communicator) -> Entry:
-        """Bring all ranks to the state of the furthest one; equal ranks send nothing. Raises ``GenerationBroken``."""
-        row = self._entry_row(communicator.of)
-        table = [EntryRow(*values) for values in communicator.all_gather_ints(list(astuple(row)))]
-        entry, communicator.step = Entry.of(table), max(row.step for row in table)
-        if entry.misplaced:
-            self._give_way(communicator, entry.misplaced)
+        """Bring all ranks to the state of the furthest one; equal ranks send nothing.
+
+        Raises ``GenerationBroken``; and :class:`LoopOver` or :class:`Withdrawn` if the script of this rank is in
+        another loop.
+        """
+        entry = self.position.meet(communicator, lambda: self._entry_row(communicator.of))
         if entry.cold and communicator.rank == 0:
             self._cold_start(entry)
-            if self.step < self.start():
-                self._give_way(communicator, [0])
+            if self.position.has_left(self.step):
+                self.position.give_way(communicator, [0], anew=True)
         transfer = Transfer(entry.sources, entry.receivers, self._strategy.holders(entry.sources))
         if communicator.rank in entry.sources and entry.receivers:
             self._handover.send(communicator, transfer, in_portions=entry.in_portions)
@@ -329,20 +339,11 @@ class World:
         self._calls.catch_up(communicator, entry)
         return entry
 
-    def _give_way(self, communicator: Communicator, misplaced: list[int]) -> NoReturn:
-        """The scripts of these ranks are in other loops: they start anew. Raises ``GenerationBroken`` on all others."""
-        ranks = ", ".join(map(str, misplaced))
-        cause = f"the script of rank {ranks} is in another loop than the job; it starts anew at the job's position"
-        if communicator.rank in misplaced:
-            communicator.abort(cause)
-            self._session.wait_to_start_anew(cause)
-        communicator.fail(cause)
-
     def _entry_row(self, generation: Generation) -> EntryRow:
         """This rank's contribution to the entry of ``generation``."""
         assert self.model is not None
         joined = has_joiners(self._generation, generation)
-        at_its_end = self.stopped or self.step >= self._loop_end
+        at_its_end = self.stopped or self.step >= self.position.loop_end
         return EntryRow(
             step=self.step if self._has_state else -1,
             size=self.place.world_size,
@@ -352,7 +353,7 @@ class World:
             structure=capture.structure(self._tree()) if self._has_state and joined else 0,
             overlaps=int(self.overlaps_transfer and not at_its_end),
             in_portions=int(joined and self._exchanges_in_portions()),
-            loop_end=self._loop_end,
+            loop_end=self.position.loop_end,
             trained=self.trained.digest,
             calls=self._calls.count,
         )
@@ -407,14 +408,10 @@ class World:
             self._report()
 
     def _report(self) -> None:
-        if self._generation is None or self._order is None:
+        if self._generation is None or (order := self.position.order) is None:
             return  # this process has committed nothing
+        end, result = self.position.loop_end, self._keeper.result
         progress = self._reporter.progress(
-            self._generation,
-            step=self.step,
-            total_steps=self._loop_end,
-            epoch=self.step // self._order.steps_per_epoch,
-            samples=self._order.samples_before(self.step),
-            checkpoint=self._keeper.result,
+            self._generation, step=self.step, order=order, loop_end=end, checkpoint=result
         )
         self._session.send(Report(progress=progress))

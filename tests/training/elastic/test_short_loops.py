@@ -1,0 +1,105 @@
+"""A joiner whose loop the job leaves before it can enter goes on to the job's loop, in its process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from conditions import eventually
+from elastrain.api import messages as m
+from elastrain.data.audit import verify
+
+SCRIPT = Path(__file__).with_name("train_short_loops.py")
+EPOCHS, STEPS = 60, 3
+LONG_EPOCHS, LONG = 16, 40
+"""Of the script with longer loops."""
+
+
+def allow(world, step: int) -> None:
+    """Ranks compute no step after this one."""
+    (world.folder / "allowed.new").write_text(str(step))
+    (world.folder / "allowed.new").replace(world.folder / "allowed")
+
+
+def start(world, *ranks: str, **env) -> None:
+    world.start(*ranks, epochs=LONG_EPOCHS if "LONG" in env else EPOCHS, delay=0.005, script=SCRIPT, **env)
+    world.ready(*ranks)
+
+
+def trains(world, *ranks: str, **env) -> None:
+    start(world, *ranks, **env)
+    world.propose(*ranks)
+    world.adopted(*ranks)
+
+
+def ends_alike(world, *ranks: str, epochs: int = EPOCHS, steps: int = STEPS) -> dict[str, dict]:
+    final = world.finished(*ranks)
+    for rank in ranks:
+        assert final[rank]["step"] == epochs * steps
+        assert final[rank]["lr"] == pytest.approx(0.01 * 0.99**epochs, rel=1e-9), "a schedule missed an epoch"
+        for key, value in final[ranks[0]]["model"].items():
+            assert torch.allclose(final[rank]["model"][key], value, rtol=0, atol=1e-12), (rank, key)
+    assert verify(world.audit).ok
+    return final
+
+
+def test_a_joiner_enters_by_its_first_proposal_if_loops_are_shorter_than_a_report_is_old(world):
+    trains(world, "a", "b")
+    world.progressed("a", 3 * STEPS)
+    past = world.located()
+    world.located = lambda: past
+    start(world, "c")
+    world.progressed("a", 5 * STEPS)
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    final = ends_alike(world, "a", "b", "c")
+    assert not any(rank.of_type("broken") for rank in world.ranks.values()), "a generation broke for the joiner"
+    assert not world.ranks["c"].of_type("misplaced")
+    assert [epoch for epoch, _ in final["c"]["between"]] == list(range(EPOCHS)), "its script has left out a loop"
+    assert len({rank for _, rank in final["c"]["between"]} & {-1, 2}) == 2
+
+
+def test_no_rank_waits_long_and_the_joiner_enters_in_the_end_if_code_between_loops_is_slow(world):
+    """It takes 0.5 s, and the others wait 0.2, 0.4, 0.8 … s for it."""
+    allow(world, 4)
+    trains(world, "a", "b", LONG="1")
+    start(world, "c", LONG="1", CATCH_UP="0.2", BETWEEN="0.5")
+    c, attempts = world.ranks["c"], 0
+    while not c.has("adopted", generation=world.number):
+        attempts += 1
+        assert attempts <= 5, "it starves"
+        world.ready("c")
+        over = world.located().loop_end
+        allow(world, over + 1)
+        world.wait("the loop in which it waits to be over", lambda end=over: world.located().loop_end > end)
+        world.propose("a", "b", "c")
+        allow(world, LONG_EPOCHS * LONG)
+        number = world.number
+        world.wait(
+            "it enters or withdraws",
+            lambda n=attempts, g=number: c.has("adopted", generation=g) or c.incarnation == n,
+        )
+        if c.incarnation == attempts:
+            allow(world, world.located().step + 2)
+            world.propose("a", "b")
+            world.adopted("a", "b")
+    assert attempts > 1
+    allow(world, LONG_EPOCHS * LONG)
+    ends_alike(world, "a", "b", "c", epochs=LONG_EPOCHS, steps=LONG)
+
+
+def test_a_waiting_rank_goes_on_to_the_loop_that_its_agent_names(world):
+    start(world, "a")
+    world.ranks["a"].send(m.Located(step=4 * STEPS, training=True, loop_end=5 * STEPS))
+    world.wait("it waits in that loop", lambda: world.ranks["a"].has("ready", loop_end=5 * STEPS))
+    assert world.ranks["a"].of_type("ready")[0].loop_end == STEPS
+
+
+def test_a_script_fails_if_it_has_no_loop_that_the_job_is_in(world):
+    start(world, "a", EPOCHS="4")
+    world.ranks["a"].send(m.Located(step=4 * STEPS, training=True, loop_end=5 * STEPS))
+    eventually(lambda: world.ranks["a"].process.poll() == 1, 60, "it fails")
+    assert f"the job is in a loop up to step {5 * STEPS}: all workers must run the same script" in (
+        world.ranks["a"].log.read_text()
+    )
+    assert not world.ranks["a"].of_type("finished"), "the job would end"

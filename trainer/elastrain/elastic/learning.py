@@ -1,0 +1,52 @@
+"""The loop bodies of a learner: their samples, the outputs of the model in them, and where the gradients come from."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from elastrain.data.loader import ElasticLoader
+from elastrain.data.order import Slice
+from elastrain.data.share import Share
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.membership.heartbeat import Heartbeat
+from elastrain.elastic.membership.world import World
+from elastrain.elastic.state.buffers import Buffers
+
+
+class Learning:
+    """For the training thread."""
+
+    def __init__(self, world: World, heartbeat: Heartbeat) -> None:
+        self.warm_share = Share(0, 1)
+        """Of step 0, computed in the warm-up."""
+        self._world, self._heartbeat = world, heartbeat
+
+    def parts(self, loader: ElasticLoader) -> tuple[Slice, ...]:
+        """The micro-batches of this rank in the next step. A learner's is a stand-in: none of its samples counts."""
+        share = self._world.share
+        if self._world.receiving:  # the batch of the warm-up, whose outputs its loop body sees
+            parts = loader.begin(0, self.warm_share)
+        else:
+            parts = loader.begin(self._world.step, self._world.place.share if share.learner else share)
+        return (parts[0].stand_in(),) if share.learner else parts
+
+    def outputs(self) -> AbstractContextManager[object]:
+        """Around a loop body: while a part of the model is missing, its outputs are those of the warm-up."""
+        learner = self._world.model.learner if self._world.model is not None else None
+        if learner is None:
+            return nullcontext()
+        if self._world.receiving:
+            return learner.outputs.replayed()
+        learner.outputs.forget()
+        return nullcontext()
+
+    def gradients(self, communicator: Communicator, buffers: Buffers) -> Summed:
+        """Take the gradients of the other ranks, which have computed the whole batch.
+
+        The loss of the loop body is ignored, and the changes of its forward to the model's ``buffers`` are undone.
+        """
+        assert self._world.model is not None and self._world.model.learner is not None
+        self._heartbeat.waits()
+        buffers.restore()
+        return self._world.model.learner.finish(communicator)

@@ -1,0 +1,215 @@
+"""Where the script of a rank is among its loops, and how a rank without state gets to where the job is.
+
+A script may have several loops, one for each epoch, say. A rank enters a generation in the loop that the others are in.
+The job may leave the loop in which a joiner waits; the joiner's script then goes on, in the same process, through the
+code after it to the loop of the job. A script cannot go back: one that has left the job's loop starts anew.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import NoReturn
+
+import structlog
+
+from elastrain.api.messages import Located
+from elastrain.api.records import Generation
+from elastrain.data.order import Order
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.membership.entry import Entry, EntryRow
+from elastrain.elastic.membership.session import Session, Withdrawn, close_in_background
+
+log = structlog.get_logger(__name__)
+
+CATCH_UP_SECONDS = 3.0
+"""Most seconds for which other ranks wait for a script that catches up; twice as many after each failure, so that it
+succeeds in the end, however long the code between its loops takes."""
+STAND_BACK_SECONDS = 30.0
+"""Most seconds for which a rank waits for the others to begin a loop, before it tries again to enter a generation."""
+_LOOK_SECONDS = 0.2
+"""Interval at which it looks."""
+
+
+class LoopOver(Exception):
+    """The job has left the loop in which this rank waits: its script goes on to a later one."""
+
+
+class Position:
+    """One rank's script among its loops, and its way into the job while it holds no state. For the training thread."""
+
+    def __init__(self, session: Session, saved_step: Callable[[], int]) -> None:
+        """``saved_step()``: step of the newest checkpoint, with which the job begins if no rank holds state."""
+        self.loop_end = 0
+        """Committed steps at which the loop ends that the script is in, or was in last."""
+        self.order: Order | None = None
+        """Of the data of that loop."""
+        self.ready = False
+        """Whether a generation may include this rank."""
+        self._session, self._saved_step = session, saved_step
+        self._looks = True
+        """Whether the next loop begins with a question to the agent. Not each: a script whose code between the loops is
+        slow would run behind the job without end; it enters late instead, and the others wait for it once."""
+        self._job = 0
+        """The job is at this step or later: loops that end before are over."""
+        self._passed = -1
+        """End of the last loop that the script has left without the job."""
+        self._start: int | None = None
+        self._joins = False
+        """Whether other ranks train, as far as this one knows."""
+        self._entering: tuple[Generation, Communicator] | None = None
+        """What this rank enters when its script has caught up."""
+        self._others = 0
+        """Committed steps of the other ranks when this one could not enter their generation."""
+        self._seconds = CATCH_UP_SECONDS
+        self._timer: threading.Timer | None = None
+
+    # -- the loops of the script ---------------------------------------------------------------------------------------
+    def start(self) -> int:
+        """Committed steps of the state with which this process will begin, as far as was known at the first call."""
+        if self._start is None:
+            self._start = self._locate()
+        return self._start
+
+    def first_epoch(self, steps_per_epoch: int) -> int:
+        """The epoch in which this process joins, for a script that leaves earlier ones out.
+
+        A state of the end of an epoch belongs into that epoch: the code after it has not run.
+        """
+        first = max(self.start() - 1, 0) // steps_per_epoch
+        if first:
+            self._passed = max(self._passed, first * steps_per_epoch)
+        return first
+
+    def begin_loop(self, order: Order, end: int, *, joins: bool) -> bool:
+        """The script begins a loop up to ``end`` committed steps. Returns False if the job has left it already.
+
+        ``joins``: this rank holds no state and is in no generation. Raises as of :meth:`Session.rejoin`.
+        """
+        if joins:
+            if self._session.withdrawn:
+                self._rejoin()
+            if self._looks:
+                self._job, self._looks = max(self._job, self._locate()), False
+            if end < self._job:
+                self._passed = max(self._passed, end)
+                return False
+        self.order, self.loop_end = order, end
+        return True
+
+    def look_again(self) -> None:
+        """Time has passed since the script began its loop."""
+        self._looks = True
+
+    def waits(self) -> None:
+        """The script waits in its loop, and this rank is ready."""
+        self.ready = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def has_left(self, step: int) -> bool:
+        """Whether the script cannot continue from a state of ``step`` committed steps: it is in a later loop."""
+        return step <= self._passed
+
+    def check_end(self) -> None:
+        """The script of a rank without state has ended. Raises ``RuntimeError`` if the others train in a later loop."""
+        if self._joins and self._passed < self._job:
+            raise RuntimeError(
+                f"the script has ended, and the job is in a loop up to step {self._job}: all workers must run the "
+                f"same script; its last job.steps() ended at step {self._passed}"
+            )
+
+    # -- into a generation ---------------------------------------------------------------------------------------------
+    def next_generation(self, after: int, *, joins: bool) -> tuple[Generation, Communicator | None]:
+        """As :meth:`Session.wait_for_generation`; or the one in which the others wait for this rank.
+
+        Raises also :class:`LoopOver`.
+        """
+        if (entering := self._entering) is not None:
+            self._entering = None
+            return entering
+        found = self._session.wait_for_generation(after, self.loop_end if joins else None)
+        if isinstance(found, Located):
+            self.catch_up(found.loop_end)
+        return found
+
+    def catch_up(self, loop_end: int, entering: tuple[Generation, Communicator] | None = None) -> NoReturn:
+        """The script goes on to the loop that the job is in, up to ``loop_end``. Raises :class:`LoopOver`.
+
+        ``entering``: the generation whose ranks wait for it. If it takes too long, this rank withdraws.
+        """
+        self._job, self._passed, self._joins = max(self._job, loop_end), max(self._passed, self.loop_end), True
+        self._entering = entering
+        self._timer = threading.Timer(self._seconds, self._withdraw)
+        self._timer.daemon = True
+        self._timer.start()
+        log.info("the script goes on to the loop that the job is in", ended=self.loop_end, until=loop_end)
+        raise LoopOver
+
+    def meet(self, communicator: Communicator, row: Callable[[], EntryRow]) -> Entry:
+        """The entry of a generation whose ranks are all in the same loop. ``row()``: of this rank, at present.
+
+        Raises ``GenerationBroken``; and :class:`LoopOver` or :class:`Withdrawn` if this rank's script is elsewhere.
+        """
+        while True:
+            mine = row()
+            table = [EntryRow(*values) for values in communicator.all_gather_ints(list(astuple(mine)))]
+            entry, communicator.step = Entry.of(table), max(row.step for row in table)
+            if entry.misplaced:
+                self._others = communicator.step
+                self.give_way(communicator, entry.misplaced, anew=mine.step >= 0 or mine.loop_end > entry.loop_end)
+            if not entry.late:
+                return entry
+            if communicator.rank in entry.late:
+                self.catch_up(entry.loop_end, (communicator.of, communicator))
+            log.info("scripts go on to the loop of the others", ranks=entry.late, loop_end=entry.loop_end)
+
+    def give_way(self, communicator: Communicator, misplaced: list[int], *, anew: bool) -> NoReturn:
+        """The scripts of these ranks are not where the others' are. Raises ``GenerationBroken`` on all others.
+
+        On these ranks it raises :class:`Withdrawn`, or waits for the end (``anew``: the script is ahead of the job).
+        """
+        ranks = ", ".join(map(str, misplaced))
+        cause = f"the script of rank {ranks} is in another loop than the job, or the others are between two loops"
+        if communicator.rank in misplaced:
+            communicator.abort(cause)
+            if anew:
+                self._session.wait_to_start_anew(cause)
+            self._session.withdraw(cause)
+            close_in_background(communicator)
+            raise Withdrawn
+        communicator.fail(cause)
+
+    def stand_back(self) -> None:
+        """Return when this rank can try again to enter a generation, after :class:`Withdrawn`: the others have gone on
+        from between two loops, where they give no state.
+
+        Raises :class:`LoopOver`, and as of :meth:`Session.rejoin`.
+        """
+        self._rejoin()
+        end = time.monotonic() + STAND_BACK_SECONDS
+        while (located := self._session.locate()).training and time.monotonic() < end:
+            if located.loop_end > self.loop_end:
+                self.catch_up(located.loop_end)
+            if located.step > self._others:
+                break
+            self._session.pause(_LOOK_SECONDS)
+
+    def _rejoin(self) -> None:
+        """This rank is of a new member, which no generation includes."""
+        if self._entering is not None:
+            close_in_background(self._entering[1])
+        self._entering, self.ready, self._looks = None, False, True
+        self._session.rejoin()
+
+    def _withdraw(self) -> None:
+        self._session.withdraw(f"the code between the script's loops takes longer than {self._seconds:g} s")
+        self._seconds *= 2
+
+    def _locate(self) -> int:
+        located = self._session.locate()
+        self._joins = located.training
+        return max(located.step, located.loop_end) if located.training else self._saved_step()
