@@ -83,6 +83,14 @@ CapacityHysteresis = Annotated[
 CapacityHorizon = Annotated[
     float, option("ELASTRAIN_CAPACITY_HORIZON", "Seconds within which additional workers must make up for the pause.")
 ]
+CapacityPending = Annotated[
+    int,
+    option(
+        "ELASTRAIN_CAPACITY_PENDING",
+        "Workers that a job which could grow keeps Pending beyond the room, so that an autoscaler adds nodes; a job "
+        "that waits for its minimum keeps all missing ones Pending. 0: none.",
+    ),
+]
 LeaseFlag = Annotated[
     str,
     option(
@@ -131,6 +139,7 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
     capacity_weights: CapacityWeights = "",
     capacity_hysteresis: CapacityHysteresis = 60.0,
     capacity_horizon: CapacityHorizon = 600.0,
+    capacity_pending: CapacityPending = 0,
     lease: LeaseFlag = "",
     lease_seconds: LeaseSeconds = 10,
     health_port: HealthPort = 8080,
@@ -194,9 +203,9 @@ def _worker_etcd(etcd: EtcdConfig, endpoints: str, secret: str, *, per_job: bool
     )
 
 
-def _capacity(quotas: str, weights: str, **seconds: float) -> CapacityConfig:
+def _capacity(quotas: str, weights: str, **numbers: float) -> CapacityConfig:
     """Raises ``ValueError`` naming the flag."""
-    given = {"quotas": _json("--capacity-quotas", quotas), "weights": _json("--capacity-weights", weights), **seconds}
+    given = {"quotas": _json("--capacity-quotas", quotas), "weights": _json("--capacity-weights", weights), **numbers}
     try:
         return CapacityConfig.model_validate(given)
     except ValidationError as error:

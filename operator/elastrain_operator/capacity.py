@@ -11,6 +11,7 @@ from typing import Protocol
 import structlog
 
 from elastrain_operator import clock
+from elastrain_operator.allocation import promise as promises
 from elastrain_operator.allocation.allocate import allocate
 from elastrain_operator.allocation.model import Claims, Held, Job, Node, Policy, Share, Snapshot
 from elastrain_operator.model import Pod
@@ -57,6 +58,7 @@ class Capacity:
         self._shares: dict[str, Share] = {}
         self._resized: dict[str, datetime] = {}
         self._speeds: dict[str, dict[int, float]] = {}
+        self._promises = promises.Promises()
         self._pods: dict[str, tuple[str, Held]] = {}
         """Bound worker pods by UID, each with the UID of its job: they hold room even if no job claims them."""
         self._changed = asyncio.Event()
@@ -78,6 +80,7 @@ class Capacity:
                 del speeds[next(iter(speeds))]
         if claims.job is None:
             self._shares.pop(uid, None)  # if it resumes, it must be admitted again
+            self._promises.forget(uid)
         if claims.differs(before):
             self.nudge()
 
@@ -85,6 +88,7 @@ class Capacity:
         """A job is gone."""
         for known in (self._claims, self._shares, self._resized, self._speeds):
             known.pop(uid, None)
+        self._promises.forget(uid)
         self.nudge()
 
     def pod_seen(self, job_uid: str, pod: Pod | None, pod_uid: str) -> None:
@@ -122,11 +126,10 @@ class Capacity:
         if cluster.problem:
             self._not_known(cluster.problem, cluster.denied)
             return None
-        claims = dict(self._claims)
-        jobs = tuple(self._job(c, cluster) for c in claims.values() if c.job)
+        claims, now = dict(self._claims), clock.now()
+        jobs = tuple(self._job(c, cluster, now) for c in claims.values() if c.job)
         leaving = [held for c in claims.values() for held in c.leaving]
         leaving += [held for job, held in self._pods.values() if job not in claims]
-        now = clock.now()
         # In a thread, so that the jobs' loops continue; all its arguments are immutable.
         made = await asyncio.to_thread(allocate, Snapshot(cluster.nodes(now), jobs, tuple(leaving)), self._policy, now)
         text = NEW_EXPLANATIONS
@@ -139,7 +142,8 @@ class Capacity:
             elif before is not None and share.message != before.message and text:
                 text -= 1
                 self._give(job, share, now)
-        return min((s for s in (made.again, cluster.next_change(now)) if s is not None), default=None)
+        times = (made.again, cluster.next_change(now), self._promises.next_change(now))
+        return min((s for s in times if s is not None), default=None)
 
     def _give(self, job: Job, share: Share, now: datetime) -> None:
         if share.size != job.size:
@@ -148,18 +152,25 @@ class Capacity:
         self._shares[job.uid] = share
         self._on_share(job.uid)
 
-    def _job(self, claims: Claims, cluster: Cluster) -> Job:
-        """The allocator's view of a job: its claims and the measurements kept here."""
+    def _job(self, claims: Claims, cluster: Cluster, now: datetime) -> Job:
+        """The allocator's view of a job: its claims, the measurements kept here, and what became of its grants."""
         job = claims.job
         assert job is not None
         given = self._shares.get(job.uid)
         measured = self._speeds.get(job.uid, {})
-        return replace(
-            job,
-            priority=cluster.priority(claims.priority_class),
-            size=given.size if given and given.size is not None else job.size,
-            resized=self._resized.get(job.uid, job.resized),
-            speeds=tuple(sorted(measured.items())),
+        priority = cluster.priority(claims.priority_class)
+        return self._promises.follow(
+            replace(
+                job,
+                # Admission decides whether the job may use its class.
+                priority=priority if job.admitted else min(priority, cluster.priority("")),
+                size=given.size if given and given.size is not None else job.size,
+                resized=self._resized.get(job.uid, job.resized),
+                speeds=tuple(sorted(measured.items())),
+            ),
+            given,
+            claims.obstacle,
+            now,
         )
 
     def _not_known(self, problem: str, denied: bool) -> None:

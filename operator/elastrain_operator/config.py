@@ -59,6 +59,7 @@ class CapacityConfig(BaseModel):
     weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = {}
     hysteresis: Annotated[float, Field(ge=0)] = 60.0
     horizon: Annotated[float, Field(gt=0)] = 600.0
+    pending: Annotated[int, Field(ge=0, le=100)] = 0
 
     @field_validator("quotas")
     @classmethod
@@ -74,7 +75,9 @@ class CapacityConfig(BaseModel):
     def policy(self) -> Policy:
         """The allocator's form of these settings."""
         bounds = {n: {r: quantity(r, str(text)) for r, text in q.items()} for n, q in self.quotas.items()}
-        return Policy(quotas=bounds, weights=self.weights, hysteresis=self.hysteresis, horizon=self.horizon)
+        return Policy(
+            quotas=bounds, weights=self.weights, hysteresis=self.hysteresis, horizon=self.horizon, pending=self.pending
+        )
 
 
 class LeaseName(BaseModel):

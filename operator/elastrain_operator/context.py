@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cached_property
 
 from elastrain.api.job import JobSpec, JobStatus, LossStreak, Withdrawal
-from elastrain_operator.model import Coordination, LoopState, Loss, Observed, Pod, Trouble
+from elastrain_operator.model import Coordination, LoopState, Loss, Observed, Pod, Refusal, Trouble
 from elastrain_operator.policy.ending import verdict as verdicts
 from elastrain_operator.policy.losses import arrival, exclusion, pending, restarts, streak
 from elastrain_operator.policy.losses import lost as losses
@@ -86,6 +86,30 @@ class PlanContext:
         in_force = progress.in_force(old, self.members)[0] if self.members else old
         return spares.wanted(self.spec, self.desired, len(self.workers), in_force, self.observed.share)
 
+    @cached_property
+    def beyond(self) -> int:
+        """Pods that may exist beyond the desired workers: spares, and workers that wait for an autoscaler's nodes."""
+        share = self.observed.share
+        return self.spares + (share.pending if share and share.size is not None and self.desired else 0)
+
+    @cached_property
+    def refusal(self) -> Refusal | None:
+        """The standing refusal of a pod of the present spec, if it is about this job."""
+        refusal = self.state.refusal
+        current = refusal and refusal.generation == self.observed.job.generation and refusal.kind.lasts
+        return refusal if current else None
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether the API server has admitted a pod of the present template in a dry run."""
+        return self.state.admitted == rollout.version(self.spec.template)
+
+    @property
+    def must_probe(self) -> bool:
+        """Whether the allocator waits for the API server's answer about a pod of the job."""
+        share = self.observed.share
+        return bool(share and share.probe) and not self.finishing and not (self.is_admitted and self.refusal is None)
+
     @property
     def is_undecided(self) -> bool:
         """Whether the job is new and the allocator has not answered yet: it does within about a second."""
@@ -100,7 +124,7 @@ class PlanContext:
         chosen = self.rollout.leave
         others = [p for p in self.workers if p not in chosen]
         most, minimum = self.desired + self.rollout.extra, self.spec.min_replicas
-        more = victims_policy.choose(others, most, minimum, self.members, self.observed.share, spares=self.spares)
+        more = victims_policy.choose(others, most, minimum, self.members, self.observed.share, spares=self.beyond)
         return (*chosen, *more)
 
     @cached_property
@@ -121,7 +145,7 @@ class PlanContext:
                 refusal=refusal if refusal and refusal.generation == self.observed.job.generation else None,
                 members=self.members,
                 now=self.now,
-                spares=self.spares,
+                spares=self.beyond,
             )
         )
 
@@ -137,8 +161,16 @@ class PlanContext:
     @cached_property
     def late(self) -> tuple[Pod, ...]:
         """Workers that have not started in time and are deleted; if they are needed, a verdict comes first."""
-        workers = [p for p in self.workers if p not in self.victims]
+        workers = [p for p in self.workers if p not in self.victims and p.name not in self.signals]
         return pending.late(workers, self.spec.pending_deadline_seconds, self.now)
+
+    @cached_property
+    def signals(self) -> frozenset[str]:
+        """Workers (names) that stay Pending beyond the desired number, for an autoscaler to see."""
+        waiting = sorted((p for p in self.workers if not p.node), key=lambda p: -p.ordinal)
+        return frozenset(
+            p.name for p in waiting[: max(min(len(self.workers) - self.desired, self.beyond - self.spares), 0)]
+        )
 
     @cached_property
     def withdrawal(self) -> Withdrawal | None:

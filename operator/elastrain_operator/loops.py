@@ -228,8 +228,8 @@ class JobLoop:
         if self._capacity and decided.claims:
             self._capacity.claim(self.job.uid, decided.claims)
         await self._executor.execute(self.job, spec, decided, state)
-        if state.refusal is not None and decided.create:
-            self.wake()  # to update the status
+        if (state.refusal is not None and decided.create) or decided.probe is not None:
+            self.wake()  # to update the status, and the claims
         elif decided.create:
             self._wake_soon()  # to show them in the status: the watch will report no change of them
         if any(not pod.over for pod in observed.pods):

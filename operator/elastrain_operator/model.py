@@ -231,6 +231,8 @@ class LoopState:
     unborn: tuple[int, ...] = ()
     """Ordinals of pods that the API server refused; used first."""
     refusal: Refusal | None = None
+    admitted: str = ""
+    """Version of the template of which the API server has last admitted a pod, in a dry run; empty: none."""
     created: dict[str, tuple[Pod, datetime]] = field(default_factory=dict)
     """Created pods that the watch has not shown yet: UID → time of creation."""
     usage: AcceleratorSeconds | None = None
@@ -279,6 +281,8 @@ class Plan:
     """To be written to etcd; None: unchanged, or etcd is unknown."""
     create: tuple[int, ...] = ()
     """Ordinals of the pods to create."""
+    probe: int | None = None
+    """Ordinal of a pod that the API server is asked to admit in a dry run; None: there is nothing to ask."""
     stand_by: tuple[int, ...] = ()
     """Those of them that will be spares: they prefer nodes without a worker of the job."""
     delete: tuple[Deletion, ...] = ()

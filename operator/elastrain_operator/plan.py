@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from elastrain.api.job import ConditionType, JobSpec, JobStatus
@@ -97,24 +98,32 @@ def _go_on(context: PlanContext) -> Plan:
         else None
     )
     status = status_of(context, create, wait)
-    return _finish_plan(
+    made = _finish_plan(
         context, status, target, create=create, delete=delete, due=_deadlines(context, wait), lost=context.count.fresh
     )
+    return made if wait or create or not context.must_probe else replace(made, probe=status.next_ordinal)
 
 
 def _create(context: PlanContext) -> tuple[int, ...]:
-    missing = max(context.desired + context.spares - len(context.workers), 0) or context.rollout.create
+    missing = max(context.desired + context.beyond - len(context.workers), 0) or context.rollout.create
     if context.state.refusal:
         missing = min(missing, 1)  # one pod shows whether the API server still refuses
     return workers.ordinals(missing, context.state.unborn, context.observed.pods, context.status.next_ordinal)
 
 
-def _creation_wait(context: PlanContext) -> datetime | None:
-    """When the next worker may be created; None: now."""
+def _pace(context: PlanContext) -> datetime | None:
+    """When losses let the next worker be created; None: now."""
     waits = [restarts.not_before(context.count.restarts, context.observed.pods, context.now)]
     waits.append(streak.not_before(context.spec, context.streak))
     if context.withdrawal:
         waits.append(datetime.fromisoformat(context.withdrawal.until))
+    latest = max((w for w in waits if w), default=None)
+    return latest if latest and latest > context.now else None
+
+
+def _creation_wait(context: PlanContext) -> datetime | None:
+    """When the next worker may be created; None: now."""
+    waits = [_pace(context)]
     refusal = context.state.refusal
     if refusal and refusal.generation == context.observed.job.generation:
         delay = REFUSAL_DELAYS[min(refusal.attempts, len(REFUSAL_DELAYS)) - 1]
@@ -262,7 +271,8 @@ def _for_allocator(context: PlanContext, status: JobStatus) -> Claims | None:
         return None
     wants = not context.spec.suspend and not context.finishing and verdicts.terminal_condition(status) is None
     workers = [p for p in context.workers if p not in context.victims]
-    return claims_policy.claims(context.spec, status, context.observed, workers, wants)
+    creation = claims_policy.Creation(context.is_admitted, context.refusal, _pace(context) is not None)
+    return claims_policy.claims(context.spec, status, context.observed, workers, creation if wants else None)
 
 
 def _unique(deletions: Iterable[Deletion]) -> tuple[Deletion, ...]:

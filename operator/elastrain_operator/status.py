@@ -32,7 +32,7 @@ def status_of(context: PlanContext, create: tuple[int, ...], wait: datetime | No
     merged = conditions.merge(old.conditions, claims, seen.job.generation, context.now)
     warm = spares.standing_by(known) if known and spec.warm_spares else None
     place = accelerator_seconds.place(generation, known, context.finishing, warm or frozenset()) if known else None
-    beyond = min(max(len(context.workers) - context.desired, 0), context.spares)
+    beyond = min(max(len(context.workers) - context.desired, 0), context.beyond)
     following = max([old.next_ordinal, *(n + 1 for n in create), *(p.ordinal + 1 for p in seen.pods)])
     return JobStatus(
         phase=conditions.phase(merged, ready),
@@ -66,7 +66,8 @@ def _picture(
     context: PlanContext, generation: GenerationStatus | None, ready: int, wait: datetime | None
 ) -> conditions.Picture:
     seen, etcd = context.observed, context.etcd
-    workers = tuple(p for p in context.workers if p not in context.victims and p not in context.late)
+    aside = {p.name for p in (*context.victims, *context.late)} | context.signals
+    workers = tuple(p for p in context.workers if p.name not in aside)
     return conditions.Picture(
         desired=context.desired,
         ready=ready,

@@ -15,11 +15,14 @@ priority. If other workers must leave first, their room is promised and granted 
 size is what fits now.
 
 Warm spares use the remaining room: any worker may take it before another worker has to leave.
+
+A grant that does not become bound pods expires (``promise.py``), and no worker leaves for a job of which the API server
+has not admitted a pod. If no existing node can take another worker, a few stay Pending for an autoscaler to add nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -79,6 +82,8 @@ class _Sharing:
             if job.uid in self._vain or recent:
                 grant.limit = min(job.cap, max(job.size, job.min))
                 grant.hold = Stop.VAIN if job.uid in self._vain else Stop.RECENT
+        if job.usable is not None and job.usable < grant.limit:
+            grant.limit, grant.hold = job.usable, Stop.UNUSED
         return grant
 
     def run(self) -> None:
@@ -86,6 +91,8 @@ class _Sharing:
         self._let_in()
         for priority in sorted({s.job.priority for s in self._queue}, reverse=True):
             self._share_out([s for s in self._queue if s.job.priority == priority and s.let_in and not s.coming])
+        if self._policy.pending:
+            self._ask_for_minima()
 
     # ---- rule 1 ------------------------------------------------------------------------------------------------------
     def _keep_minima(self) -> None:
@@ -100,28 +107,34 @@ class _Sharing:
         failed: dict[Kind, tuple[int, int]] = {}
         for grant in self._queue:
             if grant.job.trains:
-                while grant.granted < grant.job.min and self._grant(grant, _any_but(grant)):
+                while grant.granted < grant.floor and self._grant(grant, _any_but(grant)):
                     pass
+                continue
+            if grant.floor < grant.job.min:
+                grant.stop = Stop.UNUSED
                 continue
             least, reached = failed.get(grant.job.kind, (grant.job.min + 1, 0))
             if grant.job.min >= least and not grant.placed:
                 grant.stop, grant.reached = Stop.MINIMUM, reached  # room has only become less since
-            elif not self._try_minimum(grant) and grant.stop is not Stop.QUOTA:
+            elif not self._try(grant, self._take_minimum) and grant.stop is not Stop.QUOTA and grant.job.admitted:
                 failed[grant.job.kind] = (min(least, grant.job.min), grant.reached)
 
-    def _try_minimum(self, grant: Grant) -> bool:
-        """All of a job's minimum, or nothing."""
+    def _take_minimum(self, grant: Grant) -> bool:
+        while grant.granted < grant.job.min and self._grant(grant, _any_but(grant)):
+            pass
+        grant.coming = grant.waits > 0
+        return grant.granted >= grant.job.min
+
+    def _try(self, grant: Grant, take: Callable[[Grant], bool]) -> bool:
+        """All or nothing: admit a job by ``take``, or undo all of it."""
         self.room.begin()
         self._saved = {grant.job.uid: grant.copy()}
         used = {r: dict(a) for r, a in self._used.items() if r == grant.job.namespace}
-        while grant.granted < grant.job.min and self._grant(grant, _any_but(grant)):
-            pass
-        grant.let_in = grant.granted >= grant.job.min
+        grant.let_in = take(grant)
         if grant.let_in:
             self.room.commit()
-            grant.coming = grant.waits > 0
         else:
-            grant.reached = grant.granted
+            grant.reached, grant.coming = max(grant.reached, grant.granted), False
             self.room.rollback()
             for uid, before in self._saved.items():
                 self._grants[uid].restore(before)
@@ -150,17 +163,57 @@ class _Sharing:
         while grant.granted < grant.limit and self._keep(grant):
             pass
 
+    # ---- nodes that an autoscaler may add ----------------------------------------------------------------------------
+    def _ask_for_minima(self) -> None:
+        """Jobs that wait for their minimum: they start what fits into room that no other job has taken, and the missing
+        workers stay Pending, unless a pod meant for other room could be bound instead."""
+        for grant in self._queue:
+            job = grant.job
+            if grant.let_in or grant.stop in (Stop.QUOTA, Stop.UNUSED) or not (job.may_ask and job.admitted):
+                continue
+            self._try(grant, self._take_what_fits)
+
+    def _take_what_fits(self, grant: Grant) -> bool:
+        while grant.granted < grant.job.min and self._grant(grant, None, at_once=True):
+            pass
+        demand = grant.job.kind.demand
+        missing = grant.job.min - grant.granted
+        if grant.stop is Stop.QUOTA or self.room.could_bind(grant.job.kind):
+            return False
+        for _ in range(missing):
+            if not self._within_quota(grant, demand):
+                return False
+            self._use(grant, demand)
+        grant.awaits = missing
+        return True
+
+    def _pending(self, grant: Grant, reason: Stop) -> int:
+        """Workers beyond its size that an admitted job keeps Pending."""
+        job = grant.job
+        growing = grant.let_in and not grant.awaits and reason in (Stop.NO_ROOM, Stop.NO_NODE)
+        if not (growing and self._policy.pending and job.may_ask and job.admitted) or self.room.could_bind(job.kind):
+            return 0
+        asked = 0
+        while asked < min(self._policy.pending, job.cap - self._size(grant)):
+            if self._over_quota(job.namespace, job.kind.demand) is not None:
+                break
+            self._use(grant, job.kind.demand)
+            asked += 1
+        return asked
+
     # ---- granting ----------------------------------------------------------------------------------------------------
-    def _grant(self, grant: Grant, may: May | None) -> bool:
-        """One more worker: an existing one, else a free place, else the place of workers that leave for it."""
+    def _grant(self, grant: Grant, may: May | None, *, at_once: bool = False) -> bool:
+        """One more worker: an existing one, else a free place, else the place of workers that leave for it (never
+        ``at_once``, and never for a job of which no pod was admitted)."""
         if grant.next_loose() is not None:
             return self._keep(grant)
         demand = grant.job.kind.demand
         if not self._within_quota(grant, demand):
             return False
-        if self.room.place(grant.job.kind):
+        asks = grant.job.admitted and not at_once and (may is not None or self.room.has_spares)
+        if self.room.place(grant.job.kind, at_once=at_once):
             grant.fresh += 1
-        elif (may is not None or self.room.has_spares) and self._displace(grant, may):
+        elif asks and self._displace(grant, may):
             grant.waits += 1
         else:
             grant.stop = Stop.NO_ROOM
@@ -277,6 +330,9 @@ class _Sharing:
             message=message,
             release=frozenset(w.name for w in job.workers if w.node and w.name not in grant.stays),
             replace=self._replaceable(grant, going),
+            pending=self._pending(grant, reason),
+            awaiting=grant.awaits,
+            probe=not job.admitted and size < job.cap,
             shaky=frozenset(w.name for w in job.workers if w.node in troubled),
         )
 
@@ -284,12 +340,16 @@ class _Sharing:
         """Desired workers now; promised room counts when it is free."""
         if grant.job.trains:
             return max(grant.kept + grant.fresh, grant.job.min)
-        return grant.kept + grant.fresh if grant.let_in and not grant.coming else 0
+        return grant.kept + grant.fresh + grant.awaits if grant.let_in and not grant.coming else 0
 
     def _why(self, grant: Grant, size: int) -> tuple[Stop, str]:
         job, quota = grant.job, self._refused.get(grant.job.uid, "")
+        if grant.awaits:
+            return Stop.NODES, explanations.nodes(grant)
         if size >= job.cap:
             return Stop.AT_MAX, explanations.at_max(job, size)
+        if job.unused and (grant.stop is Stop.UNUSED or not job.admitted or grant.hold is Stop.UNUSED):
+            return Stop.UNUSED, explanations.unused(job, size)
         idle = self._idle_for(job.kind)
         if not size:
             return Stop.MINIMUM, explanations.minimum(grant, idle, quota)

@@ -42,6 +42,17 @@ def not_grown(grant: Grant, idle: Idle | None, quota: str) -> str:
     return f"not grown: {why or (_idle(grant.job, idle) if idle else 'no room')}"
 
 
+def nodes(grant: Grant) -> str:
+    """A job that starts when an autoscaler has added nodes."""
+    have = f"{grant.granted} of {headcount(grant.job.min)} (minReplicas)"
+    return f"waits for nodes: there is room for {have}; the others are Pending, as a signal to an autoscaler"
+
+
+def unused(job: Job, size: int) -> str:
+    """A job whose granted workers were not bound, or whose pods the API server refuses."""
+    return f"{'not grown' if size else 'waits'}: {job.unused}"
+
+
 def recent(policy: Policy) -> str:
     """The job was resized recently. The message has no remaining seconds, since it would then change constantly."""
     return f"not grown: it was resized within the last {policy.hysteresis:g} s (capacity.hysteresis)"
@@ -68,6 +79,11 @@ def amount(resource: str, value: int) -> str:
     return str(value)
 
 
+def blind(job: Job) -> str:
+    """What the allocator does not know about the job's workers; empty: nothing."""
+    return f"the allocator does not know the template's {', '.join(job.unknown)}" if job.unknown else ""
+
+
 def _idle(job: Job, idle: Idle) -> str:
     """``2 nvidia.com/gpu idle, 4 needed for the next worker (nprocPerNode 4)``."""
     need = dict(job.kind.demand).get(idle.resource, 0)
@@ -79,7 +95,8 @@ def _idle(job: Job, idle: Idle) -> str:
         where = f", at most {amount(idle.resource, idle.largest)} on one node"
     ranks = f" (nprocPerNode {job.nproc})" if job.nproc > 1 else ""
     have, needed = amount(idle.resource, idle.total), amount(idle.resource, need)
-    return f"{have} {what} idle{where}, {needed} needed for the next worker{ranks}"
+    unknown = f"; {blind(job)}" if job.unknown and idle.largest >= need else ""
+    return f"{have} {what} idle{where}, {needed} needed for the next worker{ranks}{unknown}"
 
 
 def _no_node(job: Job) -> str:

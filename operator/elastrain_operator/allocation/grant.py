@@ -23,6 +23,8 @@ class Stop(StrEnum):
     VAIN = "NotWorthIt"
     OTHERS_LEAVE = "OthersLeave"
     MINIMUM = "MinimumUnavailable"
+    UNUSED = "GrantUnused"
+    NODES = "AwaitsNodes"
 
 
 @dataclass(slots=True)
@@ -44,6 +46,8 @@ class Grant:
     """Free places, for workers that are not bound or not created yet."""
     waits: int = 0
     """Places that other workers have to leave first."""
+    awaits: int = 0
+    """Places on nodes that an autoscaler may add: the rest of its minimum."""
     let_in: bool = False
     coming: bool = False
     """Admitted, but its minimum waits for other workers to leave."""
@@ -72,6 +76,11 @@ class Grant:
     def loose(self) -> int:
         """Undecided workers on a node, without spares."""
         return self.placed - len(self.stays) - len(self.goes) - self.spares_left
+
+    @property
+    def floor(self) -> int:
+        """Its minimum, or what it can use of it."""
+        return self.job.min if self.job.usable is None else min(self.job.min, self.job.usable)
 
     @property
     def level(self) -> int:

@@ -145,6 +145,25 @@ class Job:
     """Ranks per worker, for messages."""
     spares: int = 0
     """Desired warm spares beside its workers."""
+    generation: int | None = None
+    """``metadata.generation`` of its spec."""
+    admitted: bool = True
+    """The API server has admitted a pod of its template. Until then it may take free room only, and its priority class
+    does not count: a job whose pods are refused costs no other job a worker."""
+    refused: datetime | None = None
+    """When the API server last refused one of its pods, after an earlier refusal; None: it did not."""
+    hindered: bool = False
+    """The scheduler has found no node for one of its pods."""
+    paced: bool = False
+    """After losses, its next worker is created later."""
+    usable: int | None = None
+    """Most workers that it may hold, since an earlier grant did not become bound pods; None: no bound."""
+    unused: str = ""
+    """The same for people: what became of that grant."""
+    may_ask: bool = True
+    """It may keep workers Pending, so that an autoscaler adds nodes."""
+    unknown: tuple[str, ...] = ()
+    """Constraints of its template that the allocator does not know, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +177,8 @@ class Claims:
     leaving: tuple[Held, ...] = ()
     speed: tuple[int, float] | None = None
     """(workers, steps per second) now; None: unknown."""
+    obstacle: str = ""
+    """Why a worker is not bound, in the words of the API server or the scheduler; empty: no reason is known."""
 
     def differs(self, other: Claims | None) -> bool:
         """Whether the difference requires a new allocation; mere progress does not."""
@@ -165,7 +186,7 @@ class Claims:
 
     def _essence(self) -> Claims:
         job = replace(self.job, remaining=None) if self.job else None
-        return replace(self, job=job, speed=None)
+        return replace(self, job=job, speed=None, obstacle="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +215,9 @@ class Policy:
     """Assumed seconds of a rescale for a job that has not measured one yet."""
     startup: float = 20.0
     """Seconds during which a new worker holds accelerators but does not train yet."""
+    pending: int = 0
+    """Workers beyond the room that a job which could grow keeps Pending, so that an autoscaler adds nodes; a job that
+    waits for its minimum keeps all missing ones Pending. 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +240,18 @@ class Share:
     """``size`` is None because of a missing permission, not of missing data: a new job need not wait."""
     spares: int = 0
     """Warm spares, in room that no worker needs."""
+    pending: int = 0
+    """Workers beyond ``size`` that wait, Pending, for nodes that an autoscaler may add."""
+    awaiting: int = 0
+    """Workers within ``size`` that wait for such nodes: the rest of a minimum."""
+    probe: bool = False
+    """The API server must admit a pod of the job (in a dry run) before other workers leave for it."""
 
     def differs(self, other: Share | None) -> bool:
         """Whether the difference requires an action, beyond a changed message."""
         if other is None:
             return True
-        mine = (self.size, self.reason, self.release, self.replace, self.shaky, self.blind, self.spares)
-        theirs = (other.size, other.reason, other.release, other.replace, other.shaky, other.blind, other.spares)
-        return mine != theirs
+        return replace(self, message="") != replace(other, message="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,8 @@ class Room:
         for held in snapshot.leaving:
             if held.node in self._now:
                 self._change(self._later, held.node, held.demand, 1)
+        # Where a pod could be bound now or soon, whatever it is meant for: all but the workers that stay.
+        self._physical: dict[str, Vector] = {name: dict(free) for name, free in self._later.items()}
         self._taking: dict[Place, list[str]] = {}
         self._lines: dict[tuple[Kind, bool], _Line] = {}
         self._with_spares = [n for n in snapshot.nodes if any(x.worker.spare for x in self._loose[n.name].values())]
@@ -122,8 +124,8 @@ class Room:
         self.looks += 1
         self._settle(worker)
 
-    def place(self, kind: Kind) -> bool:
-        """Take free room for a worker; False: there is none."""
+    def place(self, kind: Kind, *, at_once: bool = False) -> bool:
+        """Take free room for a worker; False: there is none. ``at_once``: its pod is bound before any other's."""
         line = self._line(kind, now=True)
         for i in range(line.start, len(line.nodes)):
             self.looks += 1
@@ -132,9 +134,18 @@ class Room:
                 self._advance(line, i)
                 self._change(self._now, name, kind.demand, -1)
                 self._change(self._later, name, kind.demand, -1)
+                if at_once:
+                    self._change(self._physical, name, kind.demand, -1)
                 return True
         self._advance(line, len(line.nodes))
         return False
+
+    def could_bind(self, kind: Kind) -> bool:
+        """Whether the scheduler could bind a pod of this kind to an existing node now or soon: to free room, to room
+        that is promised to others, or where workers leave."""
+        names = self._open(kind.place)
+        self.looks += len(names)
+        return any(_has(self._physical[name], kind.demand) for name in names)
 
     def displace(self, kind: Kind, may: May, rank: Rank) -> list[Loose] | None:
         """Promise room that other workers have to leave first. Returns the workers displaced for it, which may be none
@@ -178,6 +189,7 @@ class Room:
         for loose in leaving:
             self._settle(loose.worker)
             self._change(self._later, node, loose.worker.demand, 1)
+            self._change(self._physical, node, loose.worker.demand, 1)
         self._change(self._later, node, kind.demand, -1)
         return leaving
 

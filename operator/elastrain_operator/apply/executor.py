@@ -23,6 +23,7 @@ from elastrain_operator.kube.refusals import Refused, refused
 from elastrain_operator.model import Deletion, JobEvent, JobRef, LoopState, Plan, Pod, RefusalKind
 from elastrain_operator.observe import parse
 from elastrain_operator.pod import manifest as manifests
+from elastrain_operator.policy.size.rollout import version
 from elastrain_operator.tracing import Traces
 
 PARALLEL = 16
@@ -99,6 +100,8 @@ class Executor:
         changes: list[Awaitable[None]] = []
         if plan.create and spec is not None:
             changes.append(self._create(job, spec, plan, state))
+        if plan.probe is not None and spec is not None:
+            changes.append(self._probe(job, spec, plan.probe, plan, state))
         if plan.delete:
             changes.append(self._delete(job, plan.delete))
         if plan.budget is not None:
@@ -147,6 +150,24 @@ class Executor:
         siblings = (manifests.sibling(made, job, n, stands_by=n in plan.stand_by) for n in others)
         more = await asyncio.gather(*(self._create_one(job, manifest, limit) for manifest in siblings))
         return {first: result, **dict(zip(others, more, strict=True))}
+
+    async def _probe(self, job: JobRef, spec: JobSpec, ordinal: int, plan: Plan, state: LoopState) -> None:
+        """Ask the API server whether it admits a pod of the job, before other jobs' workers leave for it."""
+        made = self._rendered(job, spec, ordinal, plan)
+        answer: Refused | ApiError | None = made if isinstance(made, Refused) else None
+        if not isinstance(made, Refused):
+            try:
+                await self._kube.try_pod(job.namespace, made)
+            except ApiError as error:
+                # A webhook without dry runs: the first real pod shows whether it is admitted.
+                answer = None if "does not support dry run" in error.message else _answer(error)
+        if isinstance(answer, ApiError):
+            raise answer
+        if answer is not None and answer.kind is not RefusalKind.NAME_TAKEN:
+            attempts = state.refusal.attempts if state.refusal else 0
+            state.refusal = answer.as_refusal(job, attempts + 1, clock.now())
+            return
+        state.admitted, state.refusal = version(spec.template), None
 
     async def _obstacle(self, job: JobRef) -> Refused | ApiError | EtcdError | None:
         """Why pods cannot get their etcd credentials; None: they have them, or need none."""

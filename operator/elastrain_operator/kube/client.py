@@ -132,6 +132,16 @@ class Kube:
             answer = await repeated(lambda: self._attempt(request), is_creation_worth_repeating)
         return {**manifest, "metadata": answer["metadata"]}
 
+    async def try_pod(self, namespace: str, manifest: Mapping[str, Any]) -> None:
+        """Ask whether this pod would be admitted: a creation as a dry run, with the same errors."""
+        what = f"admit pod {namespace}/{manifest['metadata']['name']}"
+        query = {"fieldValidation": "Strict", "dryRun": "All"}
+        request = _Request(
+            "POST", pods_path(namespace), what, _encoded(manifest), query, JSON, CREATION_SECONDS, METADATA
+        )
+        async with self._creations:
+            await repeated(lambda: self._attempt(request), is_creation_worth_repeating)
+
     async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         """Request the deletion of exactly this pod, with its own grace period; no error if it is gone."""
         await self._delete(f"{pods_path(namespace)}/{name}", uid, f"delete pod {namespace}/{name}")

@@ -30,6 +30,7 @@ GOING_TAINTS = frozenset(
     }
 )
 """Taints that announce the end of a node: they count even if a template tolerates everything."""
+DEFAULT_SCHEDULER = "default-scheduler"
 GOING_CONDITIONS = frozenset({"PreemptScheduled", "TerminateScheduled", "RedeployScheduled"})
 """Conditions that announce it if True (Azure's node problem detector)."""
 
@@ -77,6 +78,26 @@ def kind(template: Raw, avoid: Iterable[str] = ()) -> Kind:
     spec = dict(template.get("spec") or {})
     defaults.tolerate(spec, extended(trainer_container(dict(template))))
     return Kind(demand(spec), _place(spec, tuple(sorted(avoid))))
+
+
+def unknown(template: Raw) -> tuple[str, ...]:
+    """Constraints of a pod template that the scheduler knows and the allocator does not, for messages."""
+    spec = template.get("spec") or {}
+    if not isinstance(spec, Mapping):
+        return ()
+    affinity = spec.get("affinity") or {}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    volumes, containers = spec.get("volumes") or [], spec.get("containers") or []
+    spreads = spec.get("topologySpreadConstraints") or []
+    found = {
+        "resource claims": bool(spec.get("resourceClaims")),
+        "volumes' nodes": any("persistentVolumeClaim" in v or "ephemeral" in v for v in volumes),
+        "pod affinity": any((affinity.get(k) or {}).get(required) for k in ("podAffinity", "podAntiAffinity")),
+        "topology spread": any(s.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule" for s in spreads),
+        "host ports": any(p.get("hostPort") for c in containers for p in c.get("ports") or []),
+        "scheduler": (spec.get("schedulerName") or DEFAULT_SCHEDULER) != DEFAULT_SCHEDULER,
+    }
+    return tuple(name for name, is_set in found.items() if is_set)
 
 
 def _place(spec: Raw, avoid: tuple[str, ...]) -> Place:

@@ -91,3 +91,27 @@ def test_elastic_job_grows_into_a_new_node_and_yields_to_a_higher_priority(clust
     trains("low", 2, "kubectl scale bounds it though three are free")
     cluster.patch_job("low", replicas=None)
     trains("low", 3, "without replicas it is elastic again")
+
+
+def test_no_worker_leaves_for_a_job_whose_pods_are_refused(cluster, pool, play, eventually):
+    pool.join("one", 2)
+    low = play(cluster.create_job("low", minReplicas=1, maxReplicas=4, template=pool.template()))
+    low.may_start = pool.bound
+    eventually(lambda: cluster.status("low").get("readyReplicas") == 2, 60, "the job starts with what there is")
+    uids = {n: p["metadata"]["uid"] for n, p in cluster.pods().items()}
+
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.merge(f"/api/v1/namespaces/{cluster.namespace}", {"metadata": {"labels": labels}})
+    template = pool.template()
+    template["spec"]["containers"][0]["securityContext"] = {"runAsUser": 0}
+    refused = cluster.create_job("refused", minReplicas=1, maxReplicas=1, template=template)
+
+    eventually(lambda: cluster.condition("refused", "Grown").get("reason") == "GrantUnused", 60, "it says why it waits")
+    assert "violates PodSecurity" in cluster.condition("refused", "Grown")["message"]
+    assert cluster.condition("refused", "PodsReady")["reason"] == "PodSecurityViolated"
+    assert {n: p["metadata"]["uid"] for n, p in cluster.pods().items()} == uids, "no pod was created, and none has left"
+    assert cluster.status("low")["desiredReplicas"] == 2
+
+    cluster.merge(f"/api/v1/namespaces/{cluster.namespace}", {"metadata": {"labels": {next(iter(labels)): None}}})
+    play(refused).may_start = pool.bound
+    eventually(lambda: cluster.status("refused").get("readyReplicas") == 1, 90, "it starts when the policy has changed")

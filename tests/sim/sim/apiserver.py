@@ -56,6 +56,10 @@ class ApiServer:
         meta = {**body["metadata"], "uid": f"uid-{self._uids}", "creationTimestamp": self.wire_time(), "generation": 1}
         return self._store(kind, "ADDED", {**body, "metadata": meta})
 
+    def admits(self, body: Body) -> None:
+        """A dry run of a pod's creation: an answer, and no object."""
+        self.answer()
+
     def replace(self, kind: str, name: str, change: Callable[[Body], Body], version: str | None = None) -> Body:
         """Change an object; with ``version``, only if that is its resourceVersion."""
         self.answer()

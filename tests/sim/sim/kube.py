@@ -56,6 +56,9 @@ class Kube:
     async def create_pod(self, namespace: str, manifest: Mapping[str, Any]) -> Body:
         return await self._write("create pod", lambda: self._api.create("pods", dict(manifest)))
 
+    async def try_pod(self, namespace: str, manifest: Mapping[str, Any]) -> None:
+        await self._call("admit pod", lambda: self._api.admits(dict(manifest)))
+
     async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         await self._write("delete pod", lambda: self._api.delete("pods", name, uid))
 

@@ -41,6 +41,8 @@ class Played:
     births: int = 0
     spares: int = 0
     """Warm spares that it was given."""
+    pending: int = 0
+    """Workers that it keeps Pending for an autoscaler."""
 
 
 class World:
@@ -91,7 +93,7 @@ class World:
     def _view(self, job: Played) -> Job:
         demand, size = job.spec.kind.demand, job.size
         workers = tuple(
-            Worker(n, node, demand, job.trains and bool(node) and i < size, spare=i >= size)
+            Worker(n, node, demand, job.trains and bool(node) and i < size, spare=job.spec.spares > 0 and i >= size)
             for i, (n, node) in enumerate(job.workers.items())
         )
         return dataclasses.replace(job.spec, workers=workers, size=job.size, trains=job.trains, resized=job.resized)
@@ -112,15 +114,15 @@ class World:
         assert share.size is not None
         if share.size != job.size:
             job.size, job.resized = share.size, self.now
-        job.spares = share.spares
+        job.spares, job.pending = share.spares, share.pending
         order = sorted(job.workers, key=lambda n: (n not in share.release, bool(job.workers[n]), -int(n.split("-")[1])))
-        victims = order[: max(len(job.workers) - job.size - job.spares, 0)]
+        victims = order[: max(len(job.workers) - job.size - job.spares - job.pending, 0)]
         victims += [n for n in share.replace if n not in victims]
         for name in victims:
             node = job.workers.pop(name)
             if node:
                 self.leaving.append(Held(node, job.spec.kind.demand))
-        while len(job.workers) < job.size + job.spares:
+        while len(job.workers) < job.size + job.spares + job.pending:
             job.births += 1
             job.workers[f"{job.spec.name}-{job.births}"] = ""
 
@@ -176,12 +178,15 @@ class World:
             assert share.spares <= (job.spares if job.trains else 0), (
                 "only training jobs get spares, and at most the requested number"
             )
-            if share.reason == "NoRoom" and share.size:
+            if share.reason == "NoRoom" and share.size and not any(n.cordoned for n in seen.nodes):
                 others = [o for o in seen.jobs if o.kind == job.kind and shares[o.uid].spares]
                 assert not others, "no spare takes an accelerator that a growing job needs"
             if not job.elastic and not (job.trains and share.size == job.min):
                 assert share.reason not in ("ResizedRecently", "NotWorthIt"), "fixed replicas need not pay"
+            assert share.pending <= self.policy.pending, "few workers are Pending beyond the size"
+            assert not share.awaiting or (self.policy.pending and not job.trains), "only a minimum awaits nodes"
             real = share.size if not job.trains or share.size > job.min else min(share.size, bound)
+            real -= share.awaiting
             for resource, amount in job.kind.demand:
                 asked[resource] += amount * (real + share.spares)
             per = dict(job.kind.demand).get(GPU, 0)
@@ -230,9 +235,10 @@ SPECS = st.builds(
     spares=st.sampled_from([0, 0, 1, 2]),
 )
 POLICIES = st.builds(
-    lambda weights, hysteresis: Policy(quotas=QUOTAS, weights=weights, hysteresis=hysteresis),
+    lambda weights, hysteresis, pending: Policy(QUOTAS, weights, hysteresis, pending=pending),
     st.sampled_from([{}, {"a": 3}]),
     st.sampled_from([0.0, 60.0]),
+    st.sampled_from([0, 0, 2]),
 )
 HAPPENINGS = st.lists(
     st.one_of(

@@ -132,6 +132,8 @@ def _pods_ready(p: Picture) -> Claim:
     if p.outage:
         return Claim(kind, "Unknown", "EtcdUnavailable", "the training workers are unknown without etcd")
     if not p.desired and p.share is not None:
+        if p.refusal and p.refusal.kind.lasts:
+            return Claim(kind, "False", p.refusal.kind, p.share.message)
         decided = p.share.size is not None
         return Claim(kind, "False", "WaitingForCapacity" if decided else "Starting", p.share.message)
     have = f"{p.ready} of {p.desired} workers train"

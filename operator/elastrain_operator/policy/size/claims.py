@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from elastrain.api.accelerators import AcceleratorUnclear
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain_operator.allocation.model import PODS, Claims, Held, Job, Kind, Worker
-from elastrain_operator.model import Coordination, Observed, Pod
+from elastrain_operator.model import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
 from elastrain_operator.observe import nodes
+from elastrain_operator.policy.losses import pending
 from elastrain_operator.policy.size import victims
 
 _BARE = Kind(((PODS, 1),))
+HINDERED = frozenset({UNSCHEDULABLE, pending.QUEUED, "VolumeFailed"})
+"""Reasons for which the scheduler has not bound a pod."""
 
 
-def claims(spec: JobSpec, status: JobStatus, seen: Observed, workers: Iterable[Pod], wants: bool) -> Claims:
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """What is known about the creation of a job's pods."""
+
+    admitted: bool = True
+    """The API server has admitted a pod of the present template."""
+    refusal: Refusal | None = None
+    """The standing refusal of a pod of the present spec, if it is about this job."""
+    paced: bool = False
+    """After losses, the next pod is created later."""
+
+
+def claims(
+    spec: JobSpec, status: JobStatus, seen: Observed, workers: Iterable[Pod], creation: Creation | None
+) -> Claims:
     """The claims of one job.
 
-    ``status``: as just planned; ``workers``: pods that count as workers and were not asked to leave; ``wants``: whether
-    the job needs workers.
+    ``status``: as just planned; ``workers``: pods that count as workers and were not asked to leave; ``creation``:
+    None: the job needs no workers.
     """
-    active = tuple(workers) if wants else ()
+    active = tuple(workers) if creation else ()
     names = {p.name for p in active}
     leaving = tuple(Held(p.node, p.demand) for p in seen.pods if p.node and not p.over and p.name not in names)
-    if not wants:
+    if creation is None:
         return Claims(None, leaving=leaving)
     etcd, rescaled = seen.coordination, status.last_rescale
     placed = {m.worker for m in etcd.generation.members} if etcd and etcd.generation else frozenset()
@@ -52,9 +69,31 @@ def claims(spec: JobSpec, status: JobStatus, seen: Observed, workers: Iterable[P
         remaining=_remaining(etcd),
         nproc=_ranks(spec),
         spares=spec.warm_spares if status.generation and status.generation.size else 0,
+        generation=seen.job.generation,
+        admitted=_is_admitted(active, creation),
+        refused=creation.refusal.at if creation.refusal and creation.refusal.attempts > 1 else None,
+        hindered=any(_is_hindered(p) for p in active),
+        paced=creation.paced,
+        unknown=_unknown(spec),
     )
     pod_spec = spec.template.get("spec") or {}
-    return Claims(job, str(pod_spec.get("priorityClassName") or ""), leaving, _speed(etcd))
+    named = str(pod_spec.get("priorityClassName") or "")
+    return Claims(job, named, leaving, _speed(etcd), _obstacle(active, creation.refusal))
+
+
+def _is_admitted(active: Iterable[Pod], creation: Creation) -> bool:
+    """A pod that exists was admitted; a standing refusal outweighs it, since policies and quotas change."""
+    return creation.refusal is None and (creation.admitted or any(True for _ in active))
+
+
+def _is_hindered(pod: Pod) -> bool:
+    return not pod.node and pod.trouble is not None and pod.trouble.reason in HINDERED
+
+
+def _obstacle(active: Iterable[Pod], refusal: Refusal | None) -> str:
+    if refusal is not None:
+        return f"{refusal.kind}: {refusal.message}"
+    return next((f"{p.trouble.reason}: {p.trouble.message}" for p in active if _is_hindered(p) and p.trouble), "")
 
 
 def _spares(spec: JobSpec, stays: Iterable[Pod], size: int, placed: Collection[str]) -> frozenset[str]:
@@ -80,6 +119,13 @@ def _kind(spec: JobSpec, status: JobStatus) -> Kind:
         return nodes.kind(spec.template, (e.node for e in status.excluded_nodes))
     except (AttributeError, KeyError, TypeError, ValueError):
         return _BARE  # no valid pod: the API server refuses it, and the job's conditions report it
+
+
+def _unknown(spec: JobSpec) -> tuple[str, ...]:
+    try:
+        return nodes.unknown(spec.template)
+    except (AttributeError, TypeError):
+        return ()  # no valid pod, as above
 
 
 def _ranks(spec: JobSpec) -> int:

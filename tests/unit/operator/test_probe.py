@@ -1,0 +1,145 @@
+"""Before other workers leave for a job, the API server admits one of its pods in a dry run; and the workers that a job
+keeps Pending for an autoscaler."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import builders
+from elastrain.api.job import JobStatus
+from elastrain.api.records import Member, Target
+from elastrain.etcd import EtcdConfig
+from elastrain_operator.allocation.model import Share
+from elastrain_operator.apply.executor import Executor
+from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.kube.errors import ApiError
+from elastrain_operator.model import Coordination, JobRef, LoopState, Observed, Plan, Refusal, RefusalKind, Trouble
+from elastrain_operator.plan import plan
+from elastrain_operator.policy.size.rollout import version
+from workers import workers_at
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+JOB = JobRef("ns", "job", "uid", 1)
+CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
+WAITS = Share(0, "MinimumUnavailable", "waits: 2 workers must start together", probe=True)
+SECURITY = Refusal(RefusalKind.POD_SECURITY, "violates PodSecurity", NOW, 2, 1)
+pod = workers_at(NOW, age=0.0, node="n{}")
+
+
+def planned(spec, state: LoopState | None = None, *, pods=(), share: Share = WAITS, status: JobStatus | None = None):
+    seen = Observed(JOB, tuple(pods), Coordination(), share=share)
+    return plan(spec, status or JobStatus(), seen, NOW, state or LoopState())
+
+
+def test_a_job_for_which_others_would_leave_is_admitted_in_a_dry_run_first(make_spec):
+    spec = make_spec(minReplicas=2)
+    first = planned(spec)
+    assert (first.probe, first.create, first.claims.job.admitted) == (0, (), False)
+    after = planned(spec, LoopState(admitted=version(spec.template)))
+    assert (after.probe, after.claims.job.admitted) == (None, True)
+
+
+def test_a_refused_job_is_tried_again_later_and_claims_so(make_spec):
+    spec = make_spec(minReplicas=2)
+    state = LoopState(refusal=SECURITY, admitted=version(spec.template))
+    made = planned(spec, state)
+    assert made.probe is None, "it waits"
+    assert made.requeue_after == 5.0
+    assert (made.claims.job.admitted, made.claims.job.refused) == (False, NOW)
+    assert made.claims.obstacle == "PodSecurityViolated: violates PodSecurity"
+    (ready,) = [c for c in made.status.conditions if c.type == "PodsReady"]
+    assert (ready.status, ready.reason) == ("False", "PodSecurityViolated")
+    later = LoopState(refusal=replace(SECURITY, at=NOW - timedelta(seconds=5)))
+    assert planned(spec, later).probe == 0
+
+
+@pytest.mark.parametrize("kind", [RefusalKind.WEBHOOK_FAILED, RefusalKind.BUSY])
+def test_a_refusal_that_passes_is_not_about_the_job(kind, make_spec):
+    spec = make_spec(minReplicas=2)
+    state = LoopState(refusal=replace(SECURITY, kind=kind), admitted=version(spec.template))
+    job = planned(spec, state).claims.job
+    assert (job.admitted, job.refused) == (True, None)
+
+
+def test_claims_name_the_schedulers_obstacle(make_spec):
+    stuck = pod(0, started=False, node="", trouble=Trouble("Unschedulable", "pod job-0: 0/3 nodes are available"))
+    claims = planned(make_spec(), pods=[stuck], share=Share(1, "AtMax", "")).claims
+    assert (claims.job.hindered, claims.job.admitted) == (True, True)
+    assert claims.obstacle == "Unschedulable: pod job-0: 0/3 nodes are available"
+    other = replace(claims, obstacle="Unschedulable: pod job-0: 0/4 nodes are available")
+    assert not other.differs(claims), "the scheduler's figures cause no allocation"
+
+
+# ---- workers for an autoscaler to see --------------------------------------------------------------------------------
+def training(desired: int) -> Coordination:
+    members = (Member(id="job-0", worker="job-0", address="a", generation=1),)
+    return Coordination(Target(min=1, max=4, desired=desired, reason="Start"), members, builders.generation(1, "job-0"))
+
+
+def test_a_worker_is_created_beyond_the_size_and_counts_neither_as_missing_nor_as_late(make_spec):
+    spec, share = make_spec(pendingDeadlineSeconds=60), Share(1, "NoRoom", "not grown", pending=1)
+    status = JobStatus(desired_replicas=1, next_ordinal=1)
+    first = plan(spec, status, Observed(JOB, (pod(0),), training(1), share=share), NOW)
+    assert (first.create, first.target) == ((1,), None)
+    signal = pod(1, age=100.0, started=False, node="", trouble=Trouble("Unschedulable", "pod job-1: no node"))
+    seen = Observed(JOB, (pod(0, age=200.0), signal), training(1), share=share)
+    second = plan(spec, first.status, seen, NOW)
+    assert (second.create, second.delete) == ((), ())
+    assert second.status is None, "one worker trains, as before"
+    assert {c.type: c.status for c in first.status.conditions}["PodsReady"] == "True"
+
+
+def test_the_worker_is_withdrawn_once_room_is_promised_to_others(make_spec):
+    signal = pod(1, started=False, node="")
+    seen = Observed(JOB, (pod(0), signal), training(1), share=Share(1, "NoRoom", "not grown"))
+    made = plan(make_spec(), JobStatus(desired_replicas=1, next_ordinal=2), seen, NOW)
+    assert [d.pod for d in made.delete] == ["job-1"]
+
+
+# ---- the dry run -----------------------------------------------------------------------------------------------------
+class Kube:
+    def __init__(self, error: ApiError | None = None) -> None:
+        self.error = error
+        self.tried: list[str] = []
+
+    def record(self, job, event):
+        raise AssertionError("a dry run causes no event")
+
+    async def try_pod(self, namespace, manifest):
+        self.tried.append(manifest["metadata"]["name"])
+        if self.error:
+            raise self.error
+
+
+def probe(spec, kube: Kube, state: LoopState | None = None) -> LoopState:
+    state = state or LoopState()
+    asyncio.run(Executor(kube, kube, CONFIG, kube).execute(JOB, spec, Plan(probe=3), state))
+    return state
+
+
+def test_an_admitted_pod_ends_an_earlier_refusal(make_spec):
+    spec, kube = make_spec(), Kube()
+    state = probe(spec, kube, LoopState(refusal=SECURITY))
+    assert (kube.tried, state.admitted, state.refusal) == (["job-3"], version(spec.template), None)
+    assert (state.created, state.unborn) == ({}, ()), "no pod exists"
+
+
+def test_a_refused_pod_is_a_refusal_like_any_other(make_spec):
+    state = probe(make_spec(), Kube(ApiError("admit", 403, "Forbidden", "no")), LoopState(refusal=SECURITY))
+    assert (state.refusal.attempts, state.refusal.generation, state.admitted) == (3, 1, "")
+
+
+def test_a_webhook_without_dry_runs_leaves_the_test_to_the_first_pod(make_spec):
+    error = ApiError("admit", 400, "BadRequest", 'admission webhook "w" does not support dry run')
+    spec = make_spec()
+    state = probe(spec, Kube(error))
+    assert (state.refusal, state.admitted) == (None, version(spec.template))
+
+
+def test_an_unreachable_api_server_is_no_answer(make_spec):
+    with pytest.raises(ApiError, match="down"):
+        probe(make_spec(), Kube(ApiError("admit", 0, "Unreachable", "down")))

@@ -1,0 +1,145 @@
+"""Granted workers that never become bound pods: other jobs get their room back, and the condition names the cause."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime, timedelta
+
+import pytest
+
+from elastrain_operator.allocation import promise
+from elastrain_operator.allocation.model import Job, Worker
+from shared_cluster import ONE, START, Cluster
+
+
+def test_a_refused_job_costs_no_other_job_a_worker():
+    cluster = Cluster()
+    cluster.arrive("a", 1, 8)
+    cluster.run(5)
+    assert cluster.bound("a") == 8
+    cluster.arrive("b", 7, 7, fault="refused", priority=100)
+    cluster.run(3600)
+    assert min(cluster.sizes["a"][10:]) == 8, "no worker ever left for it"
+    share = cluster.shares["b"]
+    assert (share.size, share.reason, share.message) == (
+        0,
+        "GrantUnused",
+        "waits: the API server refuses its pods: refused",
+    )
+    cluster.jobs["b"].fault = ""
+    cluster.run(5)
+    assert cluster.bound("b") == 7, "it starts when the policy has changed"
+
+
+def test_room_is_not_kept_for_a_job_whose_pods_are_refused():
+    """It was granted free room, which needs no dry run."""
+    cluster = Cluster()
+    cluster.arrive("b", 7, 7, fault="refused")
+    cluster.run(2)
+    cluster.arrive("a", 1, 8)
+    cluster.run(5)
+    assert cluster.bound("a") == 8
+
+
+def test_an_unschedulable_job_gives_the_room_back_and_backs_off():
+    cluster = Cluster()
+    cluster.arrive("a", 1, 8)
+    cluster.run(5)
+    cluster.arrive("b", 7, 7, fault="unschedulable")
+    cluster.run(7200)
+    sizes = cluster.sizes["a"]
+    assert sizes[-1] == 8
+    idle = sum(8 - n for n in sizes) / len(sizes)
+    assert idle < 0.7, "of eight devices, over two hours, in ever rarer attempts"
+    assert cluster.shares["b"].reason == "GrantUnused"
+    assert "granted again at 2030-01-01T0" in cluster.shares["b"].message
+    cluster.jobs["b"].fault = ""
+    cluster.run(int(promise.MOST_BACKOFF) + 5)
+    assert (cluster.bound("a"), cluster.bound("b")) == (1, 7), "the next attempt succeeds"
+
+
+def test_a_training_job_keeps_its_workers_if_it_cannot_use_more():
+    cluster = Cluster()
+    a = cluster.arrive("a", 2, 8)
+    a.spec = dataclasses.replace(a.spec, cap=2)
+    cluster.run(5)
+    a.fault, a.spec = "unschedulable", dataclasses.replace(a.spec, cap=8)
+    cluster.arrive("b", 1, 8)
+    cluster.run(int(promise.HINDERED_SECONDS) + 10)
+    assert (cluster.bound("a"), cluster.bound("b")) == (2, 6)
+    assert cluster.shares["a"].size == 2
+    assert cluster.shares["a"].message.startswith(
+        "not grown: granted workers beyond 2 could not be used: unschedulable"
+    )
+
+
+def test_a_training_job_below_its_minimum_keeps_its_size_but_no_room():
+    cluster = Cluster()
+    a = cluster.arrive("a", 4, 4)
+    cluster.run(5)
+    a.fault = "unschedulable"
+    a.workers = dict(list(a.workers.items())[:1])
+    cluster.arrive("b", 1, 8)
+    cluster.run(int(promise.HINDERED_SECONDS) + 10)
+    assert cluster.shares["a"].size == 4, "its missing workers stay Pending"
+    assert (cluster.bound("a"), cluster.bound("b")) == (1, 7)
+
+
+def job(bound: int, **fields) -> Job:
+    workers = tuple(Worker(f"w{i}", "n", ONE.demand) for i in range(bound))
+    return Job("a", "ns", "a", 1, 8, ONE, workers=workers, **{"generation": 1, **fields})
+
+
+def after(*looks: tuple[float, Job, int]) -> promise.Promise:
+    made = None
+    for second, seen, granted in looks:
+        made = promise.after(made, seen, granted, START + timedelta(seconds=second))
+    assert made is not None
+    return made
+
+
+def at(second: float) -> datetime:
+    return START + timedelta(seconds=second)
+
+
+def test_a_grant_expires_later_without_a_known_cause():
+    slow = after((0, job(0), 2), (299, job(0), 2))
+    assert promise.usable(slow, at(299)) is None
+    assert promise.usable(after((0, job(0), 2), (300, job(0), 2)), at(300)) == 0
+    assert promise.usable(after((0, job(0), 2), (60, job(0, hindered=True), 2)), at(60)) == 0
+
+
+def test_each_bound_worker_renews_the_grant():
+    made = after(*((50.0 * n, job(n, hindered=True), 8) for n in range(8)))
+    assert promise.usable(made, at(350)) is None
+
+
+def test_the_time_stands_while_losses_delay_the_next_worker():
+    made = after((0, job(0, paced=True), 2), (500, job(0, paced=True), 2), (510, job(0), 2))
+    assert promise.usable(made, at(510)) is None
+
+
+def test_a_changed_spec_is_tried_at_once():
+    expired = after((0, job(0, hindered=True), 2), (60, job(0, hindered=True), 2))
+    assert promise.usable(expired, at(61)) == 0
+    again = promise.after(expired, job(0, generation=2), 0, at(61))
+    assert promise.usable(again, at(61)) is None
+
+
+def test_an_earlier_refusal_does_not_end_a_new_grant():
+    before = job(0, refused=START - timedelta(seconds=5))
+    assert promise.usable(after((0, before, 2), (1, before, 2)), at(1)) is None
+    assert promise.usable(after((0, before, 2), (3, job(0, refused=at(2)), 2)), at(3)) == 0
+
+
+@pytest.mark.parametrize(("times", "seconds"), [(1, 60), (2, 120), (3, 240), (9, 1800)])
+def test_the_back_off_doubles_up_to_half_an_hour(times, seconds):
+    made, second = None, 0.0
+    for _ in range(times):
+        made = promise.after(made, job(0, hindered=True), 2, at(second))
+        made = promise.after(made, job(0, hindered=True), 2, at(second + 60))
+        until = made.until
+        assert until is not None
+        waited = (until - at(second + 60)).total_seconds()
+        second = (until - START).total_seconds()
+    assert waited == seconds
