@@ -81,7 +81,8 @@ off
 {{- define "elastrain.etcdHosts" -}}
 {{- $name := include "elastrain.etcdName" . }}
 {{- $service := printf "%s.%s.svc" $name .Release.Namespace }}
-{{- list $service (printf "%s.%s" $name .Release.Namespace) $name (printf "%s.cluster.local" $service) "localhost" | toJson }}
+{{- $names := list $service (printf "%s.%s" $name .Release.Namespace) $name (printf "%s.cluster.local" $service) "localhost" }}
+{{- include "elastrain.etcdPeerHosts" . | fromJsonArray | concat $names | toJson }}
 {{- end }}
 
 {{- /* Settings for the operator's connection to etcd, and for those of workers. */}}

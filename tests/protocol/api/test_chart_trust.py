@@ -37,7 +37,7 @@ def ingress(manifests: Manifests, name: str) -> list[dict[str, Any]]:
 def test_only_operator_and_workers_reach_etcd(
     rendered: Render, values: tuple[str, ...], namespaces: dict[str, Any]
 ) -> None:
-    clients, metrics = ingress(rendered(*values), "demo-elastrain-etcd")
+    clients, peers, metrics = ingress(rendered(*values), "demo-elastrain-etcd")
     operator, workers = clients["from"]
     assert clients["ports"] == [{"port": "client"}]
     labels = one(rendered(*values), "Deployment")["spec"]["template"]["metadata"]["labels"]
@@ -46,7 +46,9 @@ def test_only_operator_and_workers_reach_etcd(
         "namespaceSelector": namespaces,
         "podSelector": {"matchLabels": {names.LABEL_MANAGED_BY: names.MANAGED_BY}},
     }
-    assert metrics == {"ports": [{"port": "metrics"}]}
+    member = one(rendered(*values), "StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    assert peers == {"ports": [{"port": 2380}], "from": [{"podSelector": {"matchLabels": member}}]}
+    assert metrics == {"ports": [{"port": 2381}]}
 
 
 def test_operator_is_reachable_only_on_its_ports(rendered: Render) -> None:
@@ -68,13 +70,14 @@ def test_operator_has_a_stand_by_on_another_node_that_a_drain_keeps(rendered: Re
     term = spread[0]["podAffinityTerm"]
     assert term["topologyKey"] == "kubernetes.io/hostname"
     assert term["labelSelector"]["matchLabels"] == deployment["template"]["metadata"]["labels"]
-    assert one(rendered(), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    budget = next(m for m in rendered() if m["kind"] == "PodDisruptionBudget" and "etcd" not in m["metadata"]["name"])
+    assert budget["spec"]["maxUnavailable"] == 1
     (container,) = deployment["template"]["spec"]["containers"]
     assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
 
 
 def test_a_single_operator_blocks_no_drain(rendered: Render) -> None:
-    manifests = rendered("operator.replicas=1")
+    manifests = rendered("operator.replicas=1", "etcd.replicas=1")
     assert not [m for m in manifests if m["kind"] == "PodDisruptionBudget"]
     assert environment(manifests)["ELASTRAIN_LEASE"] == "training/demo-elastrain", "an upgrade runs two for a moment"
 

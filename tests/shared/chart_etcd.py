@@ -1,0 +1,112 @@
+"""The chart's etcd as processes on loopback: its containers, in the order in which a kubelet starts them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from charts import Manifests, one, secret
+from conditions import eventually
+from control_plane import etcd_program, free_ports
+from elastrain.etcd import EtcdConfig
+
+
+class EtcdMember:
+    """One pod of the StatefulSet, with a folder for its volume."""
+
+    def __init__(self, etcd: ChartEtcd, ordinal: int) -> None:
+        self.name = f"{etcd.name}-{ordinal}"
+        self.volume = etcd.home / self.name
+        self.client, self.inner, self.peer, self.metrics = free_ports(4)
+        self._etcd = etcd
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def command(self, container: dict[str, Any]) -> list[str]:
+        """The command of a container, for this machine."""
+        words = "\n".join(container["command"]).replace("$(POD_NAME)", self.name)
+        for member in self._etcd.members:
+            words = words.replace(
+                f"{member.name}.{self._etcd.name}-peers.training.svc:2380", f"127.0.0.1:{member.peer}"
+            )
+        words = words.replace(f"{self._etcd.name}.training.svc", "127.0.0.1").replace("0.0.0.0", "127.0.0.1")
+        for port, free in ((2378, self.inner), (2379, self.client), (2380, self.peer), (2381, self.metrics)):
+            words = words.replace(f":{port}", f":{free}")
+        words = words.replace("/etc/etcd/tls", str(self._etcd.home)).replace("/etc/etcd/root", str(self._etcd.home))
+        program, *arguments = words.replace("/var/lib/etcd", str(self.volume)).split("\n")
+        return [{"etcd": etcd_program(), "python": sys.executable}[program], *arguments]
+
+    def run(self, name: str) -> subprocess.Popen[bytes]:
+        """Start the container of that name."""
+        self.volume.mkdir(exist_ok=True)
+        with (self._etcd.home / f"{self.name}-{name}.log").open("ab") as log:
+            command = self.command(self._etcd.containers[name])
+            self._processes[name] = subprocess.Popen(command, stderr=log, stdout=log)
+        return self._processes[name]
+
+    def answers(self, path: str) -> bool:
+        """Whether a probe of etcd succeeds."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}{path}", timeout=2) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def finish_start(self) -> None:
+        """After the container ``etcd`` was started: await its probe, and start the others in their order."""
+        probe = self._etcd.containers["etcd"]["startupProbe"]["httpGet"]["path"]
+        eventually(lambda: self.answers(probe), within=30, what=f"{self.name} answers {probe} with 200")
+        if "root" in self._etcd.containers:
+            assert self.run("root").wait(60) == 0, self._log("root")
+            self.run("gateway")
+            eventually(self._is_open, what=f"the gateway of {self.name} to listen")
+
+    def _is_open(self) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", self.client)) == 0
+
+    def stop(self) -> None:
+        """As at the deletion of the pod: containers before the etcd that they need."""
+        for process in reversed(self._processes.values()):
+            process.kill()
+            process.wait()
+        self._processes.clear()
+
+    def _log(self, name: str) -> str:
+        return (self._etcd.home / f"{self.name}-{name}.log").read_text(errors="replace")[-3000:]
+
+
+class ChartEtcd:
+    """All pods of the StatefulSet."""
+
+    def __init__(self, manifests: Manifests, home: Path) -> None:
+        stateful = one(manifests, "StatefulSet")
+        pod = stateful["spec"]["template"]["spec"]
+        self.home, self.name = home, stateful["metadata"]["name"]
+        self.containers = {c["name"]: c for c in (*pod.get("initContainers", ()), *pod["containers"])}
+        for suffix in ("-tls", "-root"):
+            for name, value in secret(manifests, suffix).items() if "gateway" in self.containers else ():
+                (home / name).write_bytes(value)
+        self.members: list[EtcdMember] = []
+        for ordinal in range(stateful["spec"]["replicas"]):
+            self.members.append(EtcdMember(self, ordinal))
+
+    def start(self, *members: EtcdMember) -> None:
+        """Start all pods, or these."""
+        for member in members or self.members:
+            member.run("etcd")
+        for member in members or self.members:
+            member.finish_start()
+
+    def stop(self) -> None:
+        for member in self.members:
+            member.stop()
+
+    def config(self, *members: EtcdMember, user: str = "root") -> EtcdConfig:
+        """Of a client that reaches all pods, or these; ``user`` empty: one without a password."""
+        endpoints = ",".join(f"127.0.0.1:{m.client}" for m in members or self.members)
+        password = str(self.home / "password") if user else ""
+        return EtcdConfig.of(endpoints, ca=str(self.home / "ca.crt"), username=user, password_file=password)
