@@ -20,8 +20,9 @@ pytestmark = pytest.mark.alone
 
 @pytest.fixture(scope="module")
 def job(common_namespace: str) -> Job:
-    """Two workers train, under the chart that users have."""
-    release.install(release.PREVIOUS)
+    """Two workers train, under the chart that users have: with one member of etcd."""
+    release.remove_etcd()
+    release.install(release.PREVIOUS, etcd={"persistence": {"enabled": True}})
     job = Job(common_namespace, "enduring")
     job.apply(digits(job.name, replicas=2))
     job.wait_size(2)

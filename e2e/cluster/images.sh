@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the project's images and puts them onto the cluster's nodes: operator and etcd onto the control plane, the
+# Builds the project's images and puts them onto the cluster's nodes: operator and etcd onto all nodes, the
 # trainer onto the workers. Each tag names the image's content, so what has not changed is neither loaded again nor
 # mistaken for something newer. Writes their names to $CACHE/$CLUSTER-images.env, for the tests.
 #   images.sh build      images.sh load      images.sh      both
@@ -130,8 +130,9 @@ load() {
     operator=$(named elastrain-e2e/operator)
     trainer=$(named elastrain-e2e/trainer)
     etcd=$(named elastrain-e2e/etcd)
-    onto "$operator" "$CLUSTER-control-plane"
-    onto "$etcd" "$CLUSTER-control-plane"
+    # A member of etcd is on each node; a container of its pod is of the operator's image.
+    onto "$operator" "$CLUSTER-control-plane" "$CLUSTER-worker" "$CLUSTER-worker2"
+    onto "$etcd" "$CLUSTER-control-plane" "$CLUSTER-worker" "$CLUSTER-worker2"
     onto "$trainer" "$CLUSTER-worker" "$CLUSTER-worker2"
     printf '%s=%s\n' OPERATOR_IMAGE "$operator" TRAINER_IMAGE "$trainer" ETCD_IMAGE "$etcd" >"$CACHE/$CLUSTER-images.env"
 }

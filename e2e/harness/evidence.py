@@ -20,6 +20,7 @@ def collect(folder: Path, namespace: str | None) -> str:
         "system-pods": ["get", "pods", "-n", NAMESPACE, "-o", "wide"],
         "dns": ["get", "pods", "-n", "kube-system", "-l", "k8s-app=kube-dns", "-o", "wide"],
         "operator": ["logs", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator", "--prefix", "--tail=2000"],
+        "etcd-log": ["logs", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=etcd", "-c", "etcd", "--prefix"],
         "etcd": ["exec", "-n", NAMESPACE, "elastrain-etcd-0", "--", *etcdctl(), "get", "--prefix", "/elastrain/"],
     }
     if namespace:

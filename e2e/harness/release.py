@@ -19,18 +19,18 @@ PREVIOUS = str(ROOT / "e2e/charts/previous.tgz")
 """The chart that users have: `scripts/keep-chart` keeps it."""
 CONTROL_PLANE = f"{CLUSTER}-control-plane"
 WORKER_NODES = (f"{CLUSTER}-worker", f"{CLUSTER}-worker2")
+TAINT = "node-role.kubernetes.io/control-plane"
 GPUS_PER_NODE = 2
 NODE_LOST = 60
 """Seconds within which Kubernetes finds that a node has stopped (20 in the cluster of `cluster.sh`, 50 by default)."""
 
 
 def values() -> dict[str, Any]:
-    """Our images; operator and etcd on the control plane, so that a worker node can be stopped without them."""
+    """Our images; the operator on the control plane, so that a worker node can be stopped without it. Of the three
+    members of etcd, each has its volume on another node."""
     named = images()
-    place = {
-        "nodeSelector": {"kubernetes.io/hostname": CONTROL_PLANE},
-        "tolerations": [{"operator": "Exists"}],
-    }
+    anywhere = {"tolerations": [{"operator": "Exists", "effect": "NoSchedule", "key": TAINT}]}
+    place = {"nodeSelector": {"kubernetes.io/hostname": CONTROL_PLANE}, "tolerations": [{"operator": "Exists"}]}
 
     def image(name: str) -> dict[str, str]:
         repository, tag = named[name].split(":")
@@ -38,7 +38,7 @@ def values() -> dict[str, Any]:
 
     return {
         "operator": {"image": image("OPERATOR_IMAGE"), **place},
-        "etcd": {"image": image("ETCD_IMAGE"), "persistence": {"enabled": True}, **place},
+        "etcd": {"image": image("ETCD_IMAGE"), **anywhere},
     }
 
 
@@ -58,12 +58,31 @@ def volume(name: str, claim: tuple[str, str], path: str, storage_class: str, mod
     }
 
 
-def provide_volume_of_etcd() -> None:
-    """Nothing makes volumes in the cluster; this one stays as long as the cluster does."""
-    docker("exec", CONTROL_PLANE, "install", "-d", "-m", "0777", "/var/lib/elastrain-etcd")
-    claim = (NAMESPACE, "data-elastrain-etcd-0")
-    etcd = volume("elastrain-etcd", claim, "/var/lib/elastrain-etcd", "standard", "ReadWriteOnce")
-    kubectl("apply", "-f", "-", text=json.dumps(etcd))
+def etcd_nodes() -> dict[str, str]:
+    """Pods of etcd (names), and the node that has the volume of each."""
+    return {f"elastrain-etcd-{i}": node for i, node in enumerate((CONTROL_PLANE, *WORKER_NODES))}
+
+
+def provide_volumes_of_etcd() -> None:
+    """Nothing makes volumes in the cluster; these stay as long as the cluster does. Like a node's own disk, each is of
+    one node: while that is drained, its member of etcd has to wait."""
+    path = "/var/lib/elastrain-etcd"
+    for pod, node in etcd_nodes().items():
+        docker("exec", node, "install", "-d", "-m", "0777", path)
+        disk = volume(pod, (NAMESPACE, f"data-{pod}"), path, "standard", "ReadWriteOnce")
+        here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+        disk["spec"]["nodeAffinity"] = {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}}
+        kubectl("apply", "-f", "-", text=json.dumps(disk))
+
+
+def remove_etcd() -> None:
+    """Remove etcd with its data: the next `install` makes an empty one."""
+    kubectl("delete", "statefulset,persistentvolumeclaim", *_all_of("etcd"), "--wait", "--timeout=60s")
+    eventually("no pod of etcd is left", lambda: not _pods_of("etcd"), 60)
+    kubectl("delete", "persistentvolume", *etcd_nodes(), "--ignore-not-found", "--wait", "--timeout=60s")
+    for node in etcd_nodes().values():
+        docker("exec", node, "rm", "-rf", "/var/lib/elastrain-etcd")
+    provide_volumes_of_etcd()
 
 
 def install(chart: str = CHART, **changes: Any) -> None:
@@ -128,8 +147,28 @@ def _stays_ready(pod: dict[str, Any]) -> bool:
     return ready and "deletionTimestamp" not in pod["metadata"]
 
 
+def drain_etcd(node: str) -> bool:
+    """Whether `kubectl drain` can evict etcd's pod from ``node`` within 20 s. The node takes no pods afterwards."""
+    chosen = ("--pod-selector=app.kubernetes.io/component=etcd", "--ignore-daemonsets", "--delete-emptydir-data")
+    return run("kubectl", "drain", node, *chosen, "--timeout=20s", check=False).returncode == 0
+
+
+def wait_pod_gone(pod: str) -> None:
+    """Until the pod of the release does not run: it is gone, or waits for its node."""
+    running = ("get", "pods", "-n", NAMESPACE, f"--field-selector=metadata.name={pod},status.phase=Running", "-o=name")
+    eventually(f"{pod} has ended", lambda: not kubectl(*running).strip(), 60)
+
+
+def lose_data_of_etcd() -> None:
+    """All members of etcd lose their volumes at once, and start with empty ones."""
+    take_away("etcd")
+    for node in etcd_nodes().values():
+        docker("exec", node, "sh", "-c", "rm -rf /var/lib/elastrain-etcd/*")
+    bring_back("etcd")
+
+
 # ---- what an outage takes away ---------------------------------------------------------------------------------------
-CONTROLLERS = {"operator": ("deployment", 2), "etcd": ("statefulset", 1)}
+CONTROLLERS = {"operator": ("deployment", 2), "etcd": ("statefulset", 3)}
 """Kind and replicas of those of the release."""
 APISERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 """On the control plane: kubelet runs what is described there."""

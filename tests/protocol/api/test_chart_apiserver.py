@@ -135,7 +135,7 @@ def test_etcd_stays_without_tls_at_an_upgrade_that_does_not_request_it(helm: Run
 
     def scheme() -> str:
         shown = apiserver.kubectl("-n", "former", "get", "statefulset", "former-elastrain-etcd", "-o=yaml").stdout
-        return "https" if "--listen-client-urls=https://0.0.0.0:2379" in shown else "http"
+        return "https" if "--listen-client-urls=https://127.0.0.1:2378" in shown else "http"
 
     release = ("former", "charts/elastrain", "--namespace=former", "--set=crds.install=false")
     apart = ("--set=rbac.aggregateToDefaultRoles=false",)
