@@ -11,7 +11,7 @@ from elastrain_operator.model import Coordination, LoopState, Loss, Observed, Po
 from elastrain_operator.policy.ending import verdict as verdicts
 from elastrain_operator.policy.losses import arrival, exclusion, pending, restarts, streak
 from elastrain_operator.policy.losses import lost as losses
-from elastrain_operator.policy.report import progress
+from elastrain_operator.policy.report import data_loss, progress
 from elastrain_operator.policy.size import drain, leaving, rollout, spares, wanted, workers
 from elastrain_operator.policy.size import victims as victims_policy
 from elastrain_operator.policy.size.rollout import Rollout, Scene
@@ -35,11 +35,20 @@ class PlanContext:
 
     @cached_property
     def members(self) -> Coordination | None:
-        """The same, but also None if records that must exist are missing: etcd has lost its data, and the absence of a
-        member proves nothing."""
-        etcd = self.etcd
-        lost_data = etcd is not None and etcd.generation is None and self.status.generation is not None
-        return None if lost_data else etcd
+        """The same, but also None while records are missing that members write again: etcd has lost data, and the
+        absence of a member proves nothing."""
+        return None if data_loss.is_awaited(self.lost_since, self.now) else self.etcd
+
+    @cached_property
+    def lost_since(self) -> datetime | None:
+        """Since when etcd lacks records that it has had."""
+        return data_loss.since(self.state.lost_since, self.status, self.etcd, self.now)
+
+    @cached_property
+    def floor(self) -> int:
+        """``target.above``; call it only while etcd is known."""
+        assert self.etcd is not None
+        return data_loss.floor(self.status, self.etcd, self.lost_since is not None)
 
     @cached_property
     def since(self) -> dict[str, datetime]:
@@ -119,7 +128,7 @@ class PlanContext:
     @cached_property
     def victims(self) -> tuple[Pod, ...]:
         """Workers to be asked to leave now; none while etcd is unknown or the job is finishing."""
-        if self.etcd is None or self.finishing:
+        if self.members is None or self.finishing:
             return ()
         chosen = self.rollout.leave
         others = [p for p in self.workers if p not in chosen]
@@ -130,7 +139,7 @@ class PlanContext:
     @cached_property
     def rollout(self) -> Rollout:
         """Actions for workers of another version of the template."""
-        if self.etcd is None or self.finishing:
+        if self.members is None or self.finishing:
             return Rollout()
         refusal = self.state.refusal
         return rollout.rollout(

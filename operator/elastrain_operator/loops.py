@@ -24,6 +24,7 @@ from elastrain_operator.model import JobRef, LoopState, Observed, Pod
 from elastrain_operator.observe import parse
 from elastrain_operator.observe.records import Mirror
 from elastrain_operator.plan import STATUS_INTERVAL
+from elastrain_operator.policy.report import data_loss
 from elastrain_operator.policy.report.routine import is_routine
 from elastrain_operator.waiting import until
 
@@ -221,6 +222,7 @@ class JobLoop:
             await self._executor.execute(self.job, None, refusal, state)
             return self._config.resync
         observed = await self._observe()
+        state.lost_since = data_loss.since(state.lost_since, status, observed.coordination, clock.now())
         with metrics.PLAN_SECONDS.time():
             decided = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)
         before, state.usage = state.usage, decided.usage or state.usage

@@ -120,6 +120,8 @@ class Coordination:
     members: tuple[Member, ...] = ()
     generation: Generation | None = None
     progress: Progress | None = None
+    highest: int = 0
+    """Greatest number of a generation that this operator has seen in any record, also in one that etcd has lost."""
     earlier: Callable[[int], tuple[GenerationMember, ...]] = field(default=_unknown, compare=False, repr=False)
     """Members of one of the last few generations, by its number; empty if it is unknown."""
 
@@ -241,6 +243,8 @@ class LoopState:
     """As last written; None: unknown."""
     budget_retry: datetime | None = None
     """When a failed write of it is repeated."""
+    lost_since: datetime | None = None
+    """Since when etcd lacks records that it has had (``policy/report/data_loss.py``); None: it lacks none."""
 
 
 @dataclass(frozen=True, slots=True)

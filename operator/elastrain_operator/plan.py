@@ -16,7 +16,7 @@ from elastrain_operator.policy.ending import ttl as ttl_policy
 from elastrain_operator.policy.ending import verdict as verdicts
 from elastrain_operator.policy.ending.verdict import Verdict
 from elastrain_operator.policy.losses import arrival, pending, restarts, streak
-from elastrain_operator.policy.report import accelerator_seconds, conditions, events
+from elastrain_operator.policy.report import accelerator_seconds, conditions, data_loss, events
 from elastrain_operator.policy.report.conditions import Claim
 from elastrain_operator.policy.size import budget as budget_policy
 from elastrain_operator.policy.size import claims as claims_policy
@@ -93,7 +93,7 @@ def _go_on(context: PlanContext) -> Plan:
     ended = clean.ended(seen.pods, frozenset(context.count.counted), now)
     delete = _unique((*_drained(context), *_silenced(context), *pending.deletions(context.late), *ended))
     target = (
-        targets.target(spec, context.desired, context.etcd.target, context.leaving, stop=False)
+        targets.target(spec, context.desired, context.etcd.target, context.leaving, stop=False, above=context.floor)
         if context.etcd
         else None
     )
@@ -197,7 +197,7 @@ def _settle(context: PlanContext, status: JobStatus, verdict: ConditionType, los
     target = None
     if verdict is ConditionType.FAILED and context.etcd is not None:
         everyone = {p.name for p in context.observed.pods if not p.over}
-        target = targets.target(context.spec, 0, context.etcd.target, everyone, stop=True)
+        target = targets.target(context.spec, 0, context.etcd.target, everyone, stop=True, above=context.floor)
     expiry = ttl_policy.expiry(context.spec.ttl_seconds_after_finished, completion)
     expired = expiry is not None and context.now >= expiry
     waiting = any(not p.over and not p.terminating for p in context.observed.pods)
@@ -213,6 +213,8 @@ def _deadlines(context: PlanContext, wait: datetime | None) -> list[datetime | N
     patience = [arrival.report_at(p, t) for p in context.workers if (t := context.troubles.get(p.name))]
     limit = context.spec.pending_deadline_seconds
     clocks = [context.rollout.until, context.exclusions.until, pending.next_deadline(context.workers, limit)]
+    if context.lost_since:
+        clocks.append(context.lost_since + data_loss.PATIENCE)
     return [wait, verdicts.deadline(context.spec, context.start), *clocks, *drains, *sidecars, *patience]
 
 

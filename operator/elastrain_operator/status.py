@@ -10,7 +10,15 @@ from elastrain.api.job import AcceleratorSeconds, ConditionType, GenerationStatu
 from elastrain_operator.context import PlanContext
 from elastrain_operator.model import Coordination, Outage
 from elastrain_operator.policy.losses import arrival, exclusion, failures
-from elastrain_operator.policy.report import accelerator_seconds, conditions, durability, health, pace, progress
+from elastrain_operator.policy.report import (
+    accelerator_seconds,
+    conditions,
+    data_loss,
+    durability,
+    health,
+    pace,
+    progress,
+)
 from elastrain_operator.policy.report.conditions import Claim
 from elastrain_operator.policy.size import leaving, rollout, spares, wanted
 
@@ -77,6 +85,7 @@ def _picture(
         pending_generation=_pending(etcd, generation.number if generation else None),
         progress=etcd.progress if etcd else None,
         outage=None if etcd else seen.outage or Outage(),
+        lost=data_loss.message(context.status, etcd) if etcd and not context.members else "",
         has_checkpoints=context.spec.checkpoint is not None,
         checkpoint_problem=durability.problem(context.spec),
         suspended=context.spec.suspend,

@@ -13,6 +13,7 @@ from elastrain.api.records import Member, Outcome, Phase, Termination
 from elastrain_operator.allocation.model import Share
 from elastrain_operator.model import Coordination, Ending, JobRef, LoopState, Observed, Plan, Pod
 from elastrain_operator.plan import plan
+from elastrain_operator.policy.report import data_loss
 from elastrain_operator.policy.size import leaving, rollout
 
 JOB = JobRef("default", "job", "uid", 1)
@@ -82,6 +83,7 @@ class JobWorld:
         """One pass."""
         pods = tuple(sorted(self.pods.values(), key=lambda p: p.ordinal))
         seen = Observed(JOB, pods, self.records if self.reachable else None, share=self.share)
+        self.state.lost_since = data_loss.since(self.state.lost_since, self.status, seen.coordination, self.now)
         made = plan(self.spec, self.status, seen, self.now, self.state)
         self.check(seen, made)
         self.state.usage = made.usage or self.state.usage

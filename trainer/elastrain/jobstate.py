@@ -63,6 +63,8 @@ class JobState:
         self.members: dict[str, RegisteredMember] = {}
         """Members that have a key, by id."""
         self.target: Target | None = None
+        self.target_mod_revision = 0
+        """0: the key does not exist."""
         self.header: Generation | None = None
         """The newest generation as its key has it: a large one without its members (:mod:`elastrain.api.roster`)."""
         self.generation_mod_revision = 0
@@ -102,6 +104,8 @@ class JobState:
             self._put_part(key, kv)
         elif key == keys.target:
             self.target = self._decode(Target, kv)
+            self.target_mod_revision = kv.mod_revision if kv else 0
+            self._note_number(self.target.above if self.target else 0)
         elif key == keys.generation:
             self._put_header(kv)
         elif key == keys.leader:

@@ -44,6 +44,8 @@ class Records(Protocol):
     @property
     def outage(self) -> Outage | None: ...
 
+    losses: int
+
     def issued(self, keys: JobKeys) -> Issued | None: ...
 
     async def claim(self, keys: JobKeys) -> None: ...
@@ -76,7 +78,7 @@ class Vault:
         self._stamp = tls.stamp(self._ca_file)
         self._ca = tls.read(self._ca_file).ca
         self._wanted = credentials.fingerprint(self._ca, self._key)
-        self._recent: dict[JobKeys, tuple[Issued, float]] = {}
+        self._recent: dict[JobKeys, tuple[Issued, float, int]] = {}  # with the time, and etcd's losses of data by then
         self._nudged = asyncio.Event()
 
     # ---- one job ---------------------------------------------------------------------------------------------------
@@ -99,13 +101,13 @@ class Vault:
             await self._secrets.write_secret(job.namespace, manifest, expected=issued is not None)
         if issued != wanted:
             await self._records.put_issued(keys, wanted)
-            self._recent[keys] = wanted, time.monotonic()
+            self._recent[keys] = wanted, time.monotonic(), self._records.losses
             log.info("issued credentials", prefix=keys.prefix, user=name)
 
     def _issued(self, keys: JobKeys) -> Issued | None:
         """The record, or the last written one that the watch has not shown yet."""
         recent = self._recent.get(keys)
-        if recent and time.monotonic() - recent[1] < ECHO_SECONDS:
+        if recent and time.monotonic() - recent[1] < ECHO_SECONDS and recent[2] == self._records.losses:
             return recent[0]
         self._recent.pop(keys, None)
         return self._records.issued(keys)

@@ -94,6 +94,11 @@ ETCD_OUTAGES = Counter(
     "Outages of etcd that lasted longer than a reconnect.",
     registry=REGISTRY,
 )
+ETCD_DATA_LOSSES = Counter(
+    "elastrain_operator_etcd_data_losses",
+    "Losses of etcd's data: it came back with a lower revision.",
+    registry=REGISTRY,
+)
 BUILD = Gauge(
     "elastrain_operator_build_info",
     "Always 1. The label contains the version.",

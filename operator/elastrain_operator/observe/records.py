@@ -12,7 +12,7 @@ from elastrain.api.keys import ROOT, JobKeys
 from elastrain.api.records import Issued, Progress, Target
 from elastrain.etcd import Batch, EtcdDenied, EtcdError, KeyValue, Put, WatchState
 from elastrain.jobstate import JobState
-from elastrain_operator.metrics.process import ETCD_OUTAGES
+from elastrain_operator.metrics.process import ETCD_DATA_LOSSES, ETCD_OUTAGES
 from elastrain_operator.model import Coordination, Outage
 from elastrain_operator.waiting import until
 
@@ -62,6 +62,9 @@ class Mirror:
         self._jobs: dict[JobKeys, JobState] = {}
         self._echoes: dict[str, bytes] = {}  # targets that this operator wrote, until the watch shows them
         self._outage: Outage | None = Outage()
+        self._revision = 0
+        self.losses = 0
+        """How often etcd has lost data since the start: it had a lower revision than before."""
         self._listed = asyncio.Event()
         self._lapse: asyncio.TimerHandle | None = None
         self._watch: Closable | None = None
@@ -110,6 +113,7 @@ class Mirror:
             members=tuple(state.members[member].record for member in sorted(state.members)),
             generation=generation,
             progress=state.progress,
+            highest=state.highest_number,
             earlier=state.members_of,
         )
 
@@ -155,6 +159,7 @@ class Mirror:
     # ---- what the watch says ---------------------------------------------------------------------------------------
     def take(self, batch: Batch) -> None:
         """Changes from the watch, in order."""
+        lost = self._note_revision(batch)
         changed: set[JobKeys] = set()
         stepped: set[JobKeys] = set()
         for event in batch.events:
@@ -166,15 +171,26 @@ class Mirror:
             before = state.progress
             state.put(key, kv)
             (stepped if self._can_wait(state, key, kv, before) else changed).add(keys)
-            if state.is_empty:
+            if state.is_empty and not lost:  # else it keeps the last number
                 del self._jobs[keys]
-        if batch.snapshot and not self._listed.is_set():
+        if lost or (batch.snapshot and not self._listed.is_set()):
             self._listed.set()
             self._on_change(None)
         for keys in changed:
             self._on_change(keys)
         for keys in stepped - changed:
             self._on_steps(keys)
+
+    def _note_revision(self, batch: Batch) -> bool:
+        """Whether etcd has lost data since the last batch: all of it, or its newest after the restore of a snapshot."""
+        lost = batch.snapshot and batch.revision < self._revision
+        if lost:
+            log.warning("etcd has lost data", revision=batch.revision, before=self._revision)
+            self._echoes.clear()
+            self.losses += 1
+            ETCD_DATA_LOSSES.inc()
+        self._revision = batch.revision
+        return lost
 
     def _can_wait(self, state: JobState, key: str, kv: KeyValue | None, before: Progress | None) -> bool:
         """Whether the change of ``key`` is mere steps since ``before``, or a record that this operator has written."""

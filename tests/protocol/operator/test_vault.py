@@ -33,6 +33,7 @@ class World:
         self.secrets: dict[str, dict] = {}
         self.records: dict[JobKeys, Issued] = {}
         self.outage: Outage | None = None
+        self.losses = 0
         self.writes: list[str] = []
         self.failing = 0
 

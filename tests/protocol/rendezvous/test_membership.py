@@ -8,86 +8,11 @@ import time
 import pytest
 
 from elastrain.api import roster
-from elastrain.api.records import Closed, Generation, Phase, Progress, Target
+from elastrain.api.records import Closed, Progress, Target
 from elastrain.etcd import EtcdClient, EtcdConfig, EtcdUnavailable, Transaction
-from elastrain.rendezvous.decide import Timing
 from elastrain.rendezvous.membership import Membership
 from elastrain.rendezvous.probe import Evidence, ProbeServer, probe
-from elastrain.rendezvous.view import View
-
-TTL = 2
-
-
-class Player:
-    """A member whose ranks execute everything at once."""
-
-    def __init__(self, client, keys, worker: str) -> None:
-        self.entered = 0
-        self.member = Membership(
-            client,
-            keys,
-            worker=worker,
-            address="127.0.0.1",
-            lease_ttl=TTL,
-            timing=Timing(settle=0.3),
-        )
-        self.probes = ProbeServer(lambda: self.member.id, "127.0.0.1")
-        self.member.update(agent_port=self.probes.port)
-        self.member.start()
-
-    def ready(self) -> None:
-        self.member.update(phase=Phase.READY, store_port=1)
-
-    def sees(self, condition, within: float = 8.0) -> View:
-        """The first view that meets ``condition``."""
-        assert self.member.wait_for(condition, within), self.member.view
-        return self.member.view
-
-    def enter(self, within: float = 8.0) -> Generation:
-        """Adopt the next generation."""
-        generation = self.sees(lambda v: v.generation and v.generation.number > self.entered, within).generation
-        self.entered = generation.number
-        self.member.update(generation=generation.number)
-        return generation
-
-    def ended(self, number: int) -> str:
-        """The cause of a generation's end, as soon as the leader has written it."""
-        return self.sees(lambda v: number in v.notified).notified[number]
-
-    def die(self) -> None:
-        """As by kill -9: no message, the port is closed, the lease expires."""
-        self.probes.close()
-        self.member.close()
-
-
-def leader(*players: Player) -> View | None:
-    """The leader's view."""
-    return next((v for p in players if (v := p.member.view).leader == v.self_id and v.complete), None)
-
-
-def workers(generation: Generation) -> list[str]:
-    return [m.worker for m in generation.members]
-
-
-@pytest.fixture
-def play(client, job_keys):
-    """``play("a", "b", ...)`` starts members that form the first generation; their number is desired."""
-    players: list[Player] = []
-
-    def start(*names: str, desired: int | None = None, most: int = 8, with_client: EtcdClient = client) -> list[Player]:
-        if not players:
-            target = Target(min=1, max=most, desired=desired or len(names))
-            with_client.put(job_keys.target, target.encode())
-        new = [Player(with_client, job_keys, name) for name in names]
-        players.extend(new)
-        for player in new:
-            player.ready()
-        return new
-
-    yield start
-    for player in players:
-        player.member.leave()
-        player.probes.close()
+from players import TTL, Player, leader, workers
 
 
 def test_members_form_a_generation_in_order_of_registration(play):

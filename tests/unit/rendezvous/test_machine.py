@@ -120,6 +120,10 @@ def test_a_lost_member_ends_its_generation_if_etcd_has_lost_all_records_of_it_me
     later = 20.0 + 2 * TTL
     machine.look(OWN, frozenset(), frozenset(), 0.0, later)
     assert machine.view.condemned == {1: "worker b is gone"}
+    restores = machine.next(OWN, 1, later)
+    assert restores is not None and restores.transaction is not None
+    machine.take(Batch(tuple(Put(KeyValue(k, v, 10, 10)) for k, v in restores.transaction.puts), 10), OWN, later)
+    machine.look(OWN, frozenset(), frozenset(), 0.0, later)
     todo = machine.next(OWN, 1, later)
     assert todo is not None and todo.transaction is not None
     assert Generation.decode(dict(todo.transaction.puts)[KEYS.generation]).ended == (1,)
@@ -138,8 +142,10 @@ def test_the_newest_generation_is_written_again_if_etcd_has_lost_its_data(wiped)
     """Otherwise new members would form one of the same number, or begin at step 0 beside those that train."""
     todo = wiped.next(OWN, 1, 20.0)
     assert todo is not None and todo.transaction is not None
-    assert todo.transaction.unchanged == ((KEYS.generation, 0),)
-    assert Generation.decode(dict(todo.transaction.puts)[KEYS.generation]) == placed("a.1", "b.1")
+    assert todo.transaction.unchanged == ((KEYS.generation, 0), (KEYS.target, 0))
+    written = dict(todo.transaction.puts)
+    assert Generation.decode(written[KEYS.generation]) == placed("a.1", "b.1")
+    assert Target.decode(written[KEYS.target]).desired == 4
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -156,6 +162,63 @@ def test_no_generation_is_written_again_if_the_jobs_records_were_deleted(machine
     machine.look(OWN, frozenset(), frozenset(), 0.0, 20.0)
     todo = machine.next(OWN, 1, 20.0)
     assert todo is not None and (todo.transaction is None or KEYS.generation not in dict(todo.transaction.puts))
+
+
+# ---- an old snapshot of etcd was restored ----------------------------------------------------------------------------
+STOP = Target(min=1, max=4, desired=0, reason="Suspend")
+"""The target at the time of the snapshot, long past."""
+
+
+def former(revision: int, *, own: Member = OWN, **more: Record) -> Batch:
+    """A list of a restored snapshot: generation 1, while the member knows generation 4."""
+    records = {KEYS.target: STOP, KEYS.generation: placed("a.1"), KEYS.member("a.1"): own, **more}
+    puts = [Put(KeyValue(key, record.encode(), 1, 1, lease=1)) for key, record in records.items()]
+    return Batch(tuple(puts), revision, snapshot=True, ranges=everything(KEYS))
+
+
+@pytest.fixture
+def ahead(machine):
+    """The machine in generation 4."""
+    newer = placed("a.1", "b.1").model_copy(update={"number": 4})
+    machine.take(Batch((Put(KeyValue(KEYS.generation, newer.encode(), 12, 12)),), 12), OWN, 10.0)
+    return machine
+
+
+@pytest.mark.parametrize("revision", [5, 10_000], ids=["as saved", "with --bump-revision"])
+def test_the_newest_generation_and_target_are_written_again_if_an_old_snapshot_was_restored(ahead, revision):
+    ahead.take(former(revision), OWN, 20.0)
+    ahead.look(OWN, frozenset(), frozenset(), 0.0, 20.0)
+    assert ahead.view.target.desired == 4, "the snapshot's target would stop the job"
+    todo = ahead.next(OWN, 1, 20.0)
+    assert todo is not None and todo.transaction is not None
+    written = dict(todo.transaction.puts)
+    assert Generation.decode(written[KEYS.generation]).number == 4
+    assert Target.decode(written[KEYS.target]).desired == 4
+    assert set(todo.transaction.unchanged) == {(KEYS.generation, 1), (KEYS.target, 1)}
+
+
+def test_the_operators_next_target_counts_if_an_old_snapshot_was_restored(ahead):
+    ahead.take(former(5), OWN, 20.0)
+    asked = Target(min=1, max=4, desired=3)
+    ahead.take(Batch((Put(KeyValue(KEYS.target, asked.encode(), 1, 6)),), 6), OWN, 20.0)
+    ahead.look(OWN, frozenset(), frozenset(), 0.0, 20.0)
+    assert ahead.view.target == asked
+    todo = ahead.next(OWN, 1, 20.0)
+    assert todo is not None and todo.transaction is not None
+    assert [key for key, _ in todo.transaction.puts if key == KEYS.target] == []
+
+
+def test_a_members_record_is_rewritten_if_a_list_shows_a_former_one(ahead):
+    assert ahead.take(former(5, own=OWN.model_copy(update={"phase": Phase.WARMING})), OWN, 20.0)
+    assert not ahead.take(former(5), OWN, 20.0)
+
+
+def test_a_number_above_the_targets_floor_is_given_next(machine):
+    """After a loss of all data and of all members that knew the last number."""
+    floor = Target(min=1, max=4, desired=2, above=41)
+    machine.take(Batch((Put(KeyValue(KEYS.target, floor.encode(), 1, 13)),), 13), OWN, 20.0)
+    machine.look(OWN, frozenset(), frozenset(), 0.0, 20.0)
+    assert machine.view.highest == 41
 
 
 @pytest.mark.parametrize(

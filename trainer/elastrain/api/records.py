@@ -40,6 +40,9 @@ class Target(Record):
     """Names of workers (pods, not member ids) to exclude from the next generation."""
     reason: str = ""
     """Reason of the target, one CamelCase word; the generation inherits it."""
+    above: int = 0
+    """Numbers of new generations are greater. Set after a loss of etcd's data, which may leave no member that knows the
+    last number."""
 
 
 class Phase(StrEnum):

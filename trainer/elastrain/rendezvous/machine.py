@@ -46,13 +46,16 @@ class MemberMachine:
 
     # ---- what comes from etcd --------------------------------------------------------------------------------------
     def take(self, batch: Batch, own: Member, now: float) -> bool:
-        """Apply changes from the watch. Returns whether the own record is gone although the member lives: its lease
-        expired unnoticed, or another client deleted the key."""
+        """Apply changes from the watch. Returns whether the own record must be written again: it is gone although the
+        member lives (its lease expired unnoticed, or another client deleted the key), or a list shows a former one (of
+        a restored snapshot)."""
         self.protocol.take(batch, outage=self.contact.outage(now))
         key, views = self._keys.member(own.id), self.protocol.views
         # The key may also have vanished before this watch started: then only a list of all members shows it.
-        absent = batch.snapshot and views.complete and own.id not in views.state.members
-        return absent or any(isinstance(e, Delete) and e.key == key for e in batch.events)
+        listed = views.state.members.get(own.id)
+        absent = batch.snapshot and views.complete and listed is None
+        former = batch.snapshot and listed is not None and listed.record != own
+        return absent or former or any(isinstance(e, Delete) and e.key == key for e in batch.events)
 
     def put_off(self, now: float) -> None:
         """A call to etcd has failed: write nothing for :data:`RETRY_SECONDS`."""

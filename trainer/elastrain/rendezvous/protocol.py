@@ -7,7 +7,7 @@ effect.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
@@ -115,8 +115,7 @@ class MemberProtocol:
         claim = elect(self._candidate(view, own, lease, now), now)
         transaction, what = None, ""
         if (lost := self.views.unsaved) is not None:
-            unchanged = ((self.keys.generation, view.generation_mod_revision),)
-            transaction, what = self._written(lost, unchanged), f"restore generation {lost.number}"
+            transaction, what = self._restored(lost, view), f"restore generation {lost.number}"
         elif isinstance(claim, Claim):
             transaction, what = self._claim(claim, own, lease), "lead"
         elif isinstance(action, Propose):
@@ -165,6 +164,15 @@ class MemberProtocol:
             action.generation,
             ((keys.generation, action.expected_mod_revision), (keys.leader, view.leader_mod_revision)),
         )
+
+    def _restored(self, lost: Generation, view: View) -> Transaction:
+        """The generation that etcd has lost, and the target that its members obeyed."""
+        made = self._written(lost, ((self.keys.generation, view.generation_mod_revision),))
+        target = self.views.unsaved_target
+        if target is None:
+            return made
+        unchanged = (*made.unchanged, (self.keys.target, self.views.state.target_mod_revision))
+        return replace(made, unchanged=unchanged, puts=(*made.puts, (self.keys.target, target.encode())))
 
     def _written(self, generation: Generation, unchanged: tuple[tuple[str, int], ...]) -> Transaction:
         """The generation and its members in one transaction: a member that dies leaves all of it or nothing."""

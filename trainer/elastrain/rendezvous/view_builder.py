@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Generation, Leader, Member, Phase
+from elastrain.api.records import Generation, Leader, Member, Phase, Target
 from elastrain.etcd import Batch, KeyValue, Put
 from elastrain.jobstate import JobState, RegisteredMember, decode_record
 from elastrain.rendezvous.scope import everything
@@ -29,6 +29,7 @@ class ViewBuilder:
         :meth:`found` reported."""
         self.revision = 0
         self._unsaved: Generation | None = None
+        self._obeyed: Target | None = None
         self._gone: dict[str, RegisteredMember] = {}
         self._generations: dict[int, Generation] = {}
         self._adopted: frozenset[int] = frozenset()
@@ -42,9 +43,20 @@ class ViewBuilder:
 
     @property
     def unsaved(self) -> Generation | None:
-        """The newest generation, if etcd has lost its data and no member has written the generation again."""
+        """The newest generation, if etcd has lost it and no member has written it again."""
         header, lost = self.state.header, self._unsaved
         return lost if lost is not None and (header is None or header.number < lost.number) else None
+
+    @property
+    def target(self) -> Target | None:
+        """The target. While :attr:`unsaved` is set and no newer one was written: the last one before the loss, since
+        that of a restored snapshot may order what is long past, such as a stop."""
+        return self._obeyed if self._obeyed is not None and self.unsaved is not None else self.state.target
+
+    @property
+    def unsaved_target(self) -> Target | None:
+        """The target to be written again with :attr:`unsaved`; None: etcd has it, or the operator has written one."""
+        return self._obeyed if self._obeyed is not None and self._obeyed != self.state.target else None
 
     # ---- from etcd -------------------------------------------------------------------------------------------------
     def apply(self, batch: Batch, *, keep_missing: bool = False) -> None:
@@ -53,25 +65,42 @@ class ViewBuilder:
         With ``keep_missing``, members whose keys were deleted stay in the view until :meth:`drop_missing`.
         """
         self._shown = None
+        known, obeyed = self.generation, self.state.target
         if batch.snapshot:
             self.complete = batch.ranges == everything(self.state.keys)
-            known = self.generation
-            if batch.revision < self.revision and known is not None and known.roster is None:
-                self._unsaved = known
         for event in batch.events:
             if isinstance(event, Put):
                 self.state.put(event.kv.key, event.kv)
+                if not batch.snapshot and event.kv.key == self.state.keys.target:
+                    self._obeyed = None
                 continue
             member = self.state.members.get(event.key.removeprefix(self.state.keys.members))
             if member is not None:
                 (self.missing if keep_missing else self._gone)[member.id] = member
             self.state.put(event.key, None)
         self.missing = {i: m for i, m in self.missing.items() if i not in self.state.members}
+        if batch.snapshot and known is not None and known.roster is None and self._has_lost(known, batch.revision):
+            self._unsaved = known
+            self._obeyed = obeyed if self._is_former(obeyed) else None
         self.revision = batch.revision
         if not self.complete:
             self.missing.clear()
             self._gone.clear()
         self._update_generations()
+
+    def _has_lost(self, known: Generation, revision: int) -> bool:
+        """Whether a list at ``revision`` shows that etcd has lost records. A restored snapshot may have a higher
+        revision than before (``etcdutl snapshot restore --bump-revision``), but numbers never go back otherwise."""
+        header = self.state.header
+        if revision < self.revision:
+            return True
+        return self.state.target is not None if header is None else header.number < known.number
+
+    def _is_former(self, obeyed: Target | None) -> bool:
+        """Whether the listed target is older than the last one, ``obeyed``, or gone. One written after the loss
+        has a higher floor of numbers."""
+        listed = self.state.target
+        return obeyed is not None and (listed is None or listed.above <= obeyed.above)
 
     def drop_missing(self) -> None:
         """Count missing members as lost: they had time to renew their leases."""
@@ -140,7 +169,7 @@ class ViewBuilder:
         trained_in = (state.progress.generation,) if state.progress else ()
         view = View(
             self_id=self_id,
-            target=state.target,
+            target=self.target,
             members=members,
             complete=self.complete,
             leader=self.leader.member if self.leader and self.leader.member not in suspects else None,

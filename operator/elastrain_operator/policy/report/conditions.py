@@ -43,6 +43,8 @@ class Picture:
     progress: Progress | None
     outage: Outage | None
     """Set if etcd is unknown."""
+    lost: str
+    """Which records etcd has lost; empty: none."""
     has_checkpoints: bool
     checkpoint_problem: str
     """Why checkpoints do not outlive the workers; empty: they do, or there are none."""
@@ -87,7 +89,7 @@ def merge(old: Iterable[Condition], claims: Iterable[Claim], generation: int | N
 
 def active(picture: Picture) -> list[Claim]:
     """Claims about a job that has not ended."""
-    claims = [_pods_ready(picture), coordination(picture.outage), _suspended(picture)]
+    claims = [_pods_ready(picture), coordination(picture.outage, picture.lost), _suspended(picture)]
     if not picture.outage:
         claims += [_running(picture), _rescaling(picture)]
     if picture.has_checkpoints:
@@ -106,8 +108,10 @@ def ended(verdict: Verdict) -> list[Claim]:
     return [*over, Claim(verdict.condition, "True", verdict.reason, verdict.message)]
 
 
-def coordination(outage: Outage | None) -> Claim:
-    """Whether the operator reaches etcd."""
+def coordination(outage: Outage | None, lost: str = "") -> Claim:
+    """Whether the operator reaches etcd, and etcd has the job's records."""
+    if lost:
+        return Claim(ConditionType.COORDINATION_AVAILABLE, "False", "DataLost", lost)
     if outage is None:
         return Claim(ConditionType.COORDINATION_AVAILABLE, "True", "Connected", "the operator is connected to etcd")
     text = f"{outage.message}; meanwhile running workers continue, and no worker is created, drained or scaled"

@@ -92,6 +92,8 @@ def _condition(before: Condition | None, now: Condition) -> JobEvent | None:
             found = JobEvent("CheckpointRecovered", text)
         case ConditionType.COORDINATION_AVAILABLE if is_false:
             found = JobEvent(now.reason, text, Severity.WARNING)
+        case ConditionType.COORDINATION_AVAILABLE if is_true and before is not None and before.reason == "DataLost":
+            found = JobEvent("RecordsRestored", "etcd has the records of this job again")
         case ConditionType.UP_TO_DATE if is_false:
             severity = Severity.WARNING if now.reason == "RolloutStopped" else Severity.NORMAL
             found = JobEvent(now.reason, text, severity)

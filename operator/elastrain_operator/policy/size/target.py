@@ -8,7 +8,9 @@ from elastrain.api.job import JobSpec
 from elastrain.api.records import Target
 
 
-def target(spec: JobSpec, desired: int, previous: Target | None, leaving: Iterable[str], stop: bool) -> Target:
+def target(
+    spec: JobSpec, desired: int, previous: Target | None, leaving: Iterable[str], *, stop: bool, above: int = 0
+) -> Target:
     """The target of ``desired`` workers; ``stop``: the job has failed, all workers save and leave.
 
     The reason changes only with the size: removing a gone worker from ``leaving`` keeps it.
@@ -19,6 +21,7 @@ def target(spec: JobSpec, desired: int, previous: Target | None, leaving: Iterab
         desired=desired,
         leaving=tuple(sorted(leaving)),
         reason=_reason(spec, previous, desired, stop),
+        above=above,
     )
 
 
