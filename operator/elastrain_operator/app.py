@@ -88,10 +88,6 @@ class App:
         self._executor = Executor(self._kube, self._mirror, config, recorder, self._vault, traces=self._traces())
         undo.push_async_callback(self._loops.stop)
         self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._vault)
-        if self._capacity:
-            inventory = Inventory(self._kube, self._capacity.nudge, partial(is_allowed, self._kube))
-            self._run(inventory.run(), "inventory")
-            self._run(self._capacity.run(inventory), "capacity")
         self._watched = Watched(
             self._kube,
             config.namespaces,
@@ -100,9 +96,16 @@ class App:
             on_job=self._job_seen,
             on_job_gone=self._job_gone,
             on_pod=self._pod_changed,
+            on_stray=self._capacity.stray_seen if self._capacity else lambda *_: None,
         )
+        if self._capacity:
+            inventory = Inventory(
+                self._kube, self._capacity.nudge, partial(is_allowed, self._kube), self._watched.unlabelled.see
+            )
+            self._run(inventory.run(), "inventory")
+            self._run(self._capacity.run(inventory), "capacity")
         await _until_listed(self._watched)
-        self._run(self._watched.run(), "search for deleted objects")
+        self._run(self._watched.run(), "search for deleted objects and labels")
         self._run(self._sweeper.run(), "sweeper")
         _relieve_collector()
         log.info("started", endpoints=config.etcd.endpoints, namespaces=config.namespaces or "all")
@@ -180,12 +183,13 @@ class App:
 
     def _pod_changed(self, job: JobKeys, pod: Pod, gone: bool) -> None:
         if self._capacity:
-            self._capacity.pod_seen(job.uid, None if gone else pod, pod.uid)
+            holder = "" if self._loops.is_another(job) else job.uid
+            self._capacity.pod_seen(holder, None if gone else pod, pod.uid)
         if gone:
-            self._loops.pod_gone(job.uid, pod.uid)
+            self._loops.pod_gone(job, pod)
             self._sweeper.nudge(job)
         else:
-            self._loops.pod_seen(job.uid, pod)
+            self._loops.pod_seen(job, pod)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
     def _make_loop(self, job: JobRef) -> JobLoop:
@@ -207,7 +211,7 @@ class App:
         namespaces = self._config.namespaces
         if namespaces and keys.namespace not in namespaces:
             return True  # by another operator: this one may not read that namespace
-        return keys.uid in self._loops or bool(self._watched.pods.of(keys.uid))
+        return keys.uid in self._loops or bool(self._watched.pods.of(keys))
 
 
 def _relieve_collector() -> None:

@@ -99,6 +99,14 @@ class Capacity:
         if self._pods.get(pod_uid) != before and job_uid not in self._claims:
             self.nudge()
 
+    def stray_seen(self, pod_uid: str, held: Held | None) -> None:
+        """What a pod holds that belongs to no job; None: nothing any more."""
+        before = self._pods.pop(pod_uid, None)
+        if held is not None:
+            self._pods[pod_uid] = ("", held)
+        if self._pods.get(pod_uid) != before:
+            self.nudge()
+
     def nudge(self) -> None:
         """Something may have changed."""
         self._changed.set()

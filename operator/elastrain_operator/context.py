@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from elastrain.api.job import JobSpec, JobStatus, LossStreak, Withdrawal
+from elastrain.api.job import JobSpec, JobStatus, LastFailure, LossStreak, Withdrawal
 from elastrain_operator.model import Coordination, LoopState, Loss, Observed, Pod, Refusal, Trouble
 from elastrain_operator.policy.ending import verdict as verdicts
-from elastrain_operator.policy.losses import arrival, exclusion, pending, restarts, streak
+from elastrain_operator.policy.losses import arrival, exclusion, failures, pending, restarts, streak
 from elastrain_operator.policy.losses import lost as losses
 from elastrain_operator.policy.report import data_loss, progress
 from elastrain_operator.policy.size import drain, leaving, rollout, spares, wanted, workers
@@ -56,18 +56,26 @@ class PlanContext:
         return leaving.since(self.status)
 
     @cached_property
+    def told(self) -> frozenset[str]:
+        """Workers already asked to leave (names), whether they still exist or not."""
+        return frozenset(self.etcd.target.leaving if self.etcd and self.etcd.target else ()) | self.since.keys()
+
+    @cached_property
     def asked(self) -> frozenset[str]:
         """Workers already asked to leave that still exist (names). The target keeps them until the pod is gone."""
-        named = set(self.etcd.target.leaving if self.etcd and self.etcd.target else ()) | set(self.since)
-        return frozenset(named & {p.name for p in self.observed.pods})
+        return self.told & {p.name for p in self.observed.pods}
 
     @cached_property
     def losses(self) -> tuple[Loss, ...]:
-        return losses.losses(self.observed.pods, self.members, self.asked)
+        return losses.losses(self.observed.pods, self.members, self.told, self.state.alive, self.state.gone.values())
 
     @cached_property
     def count(self) -> restarts.Count:
         return restarts.count(self.status.restarts, self.status.counted_failures, self.losses, self.observed.pods)
+
+    @cached_property
+    def last_failure(self) -> LastFailure | None:
+        return failures.last_failure(self.status.last_failure, self.count.fresh, self.now)
 
     @cached_property
     def silent(self) -> frozenset[str]:

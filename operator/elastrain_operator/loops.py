@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from elastrain.api.job import JobSpec
+from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdError
 from elastrain_operator import clock, plan
@@ -22,6 +22,7 @@ from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobMeter
 from elastrain_operator.model import JobRef, LoopState, Observed, Pod
 from elastrain_operator.observe import parse
+from elastrain_operator.observe.owner import is_issued
 from elastrain_operator.observe.records import Mirror
 from elastrain_operator.plan import STATUS_INTERVAL
 from elastrain_operator.policy.report import data_loss
@@ -45,8 +46,8 @@ UNSEEN = timedelta(seconds=30)
 """Seconds after which a created pod that the watch has not shown is read from the API server."""
 STOP_SECONDS = 5.0
 
-PodsOf = Callable[[str], Iterable[Pod]]
-"""UID of a job → its pods, from the watch."""
+PodsOf = Callable[[JobKeys], Iterable[Pod]]
+"""A job → its pods, from the watch."""
 
 log = structlog.get_logger(__name__)
 
@@ -79,11 +80,16 @@ class JobLoop:
         self._task: asyncio.Task[None] | None = None
         self._parsed: tuple[Any, JobSpec] | None = None
         self._later: asyncio.TimerHandle | None = None
+        self._unmet: dict[str, Pod] = {}  # disappeared during this pass, which may be creating them, by UID
         self._looked_at: Mapping[str, Pod] = {}  # by UID, in the last pass
         self.planned = False
         """Whether a pass has succeeded."""
         self.status_interval = STATUS_INTERVAL
         """Seconds between two writes of the status that contain only progress."""
+
+    @property
+    def keys(self) -> JobKeys:
+        return JobKeys(self.job.namespace, self.job.name, self.job.uid)
 
     def see(self, body: Mapping[str, Any], pods_of: PodsOf) -> None:
         """A new version of the job's object; the first one starts the loop."""
@@ -134,9 +140,15 @@ class JobLoop:
         else:
             self.wake_within(ROUTINE)
 
-    def pod_gone(self, uid: str) -> None:
-        """The watch shows that this pod no longer exists."""
-        self._state.created.pop(uid, None)
+    def pod_gone(self, pod: Pod) -> None:
+        """The watch shows that this pod no longer exists. It counts as lost if it had ended, or another party deleted
+        it, perhaps before the watch ever showed it."""
+        created = self._state.created.pop(pod.uid, None)
+        if created or pod.ending or pod.uid in self._state.alive:
+            self._state.gone[pod.uid] = pod
+        else:
+            self._unmet[pod.uid] = pod
+        self._state.alive.discard(pod.uid)
         self.wake()
 
     async def stop(self) -> None:
@@ -208,20 +220,21 @@ class JobLoop:
         """One pass; returns the seconds until the next one is due without a change."""
         body, state = self._body, self._state
         state.status_interval = self.status_interval
-        if body["metadata"].get("deletionTimestamp"):
-            return self._config.resync  # the garbage collector deletes its pods
         if not parse.is_ours(body):
             return self._config.resync  # spec.managedBy names another controller
         self.job = parse.job_ref(body)
         state.version = newest(state.version, body["metadata"].get("resourceVersion"))
         status = state.status or parse.job_status(body)
+        if body["metadata"].get("deletionTimestamp"):
+            await self._leave(status)
+            return self._config.resync
         try:
             spec = self._spec(body.get("spec", {}))
         except parse.SpecInvalid as error:
             refusal = plan.refuse(status, self.job.generation, str(error), clock.now())
             await self._executor.execute(self.job, None, refusal, state)
             return self._config.resync
-        observed = await self._observe()
+        observed = await self._observe(status)
         state.lost_since = data_loss.since(state.lost_since, status, observed.coordination, clock.now())
         with metrics.PLAN_SECONDS.time():
             decided = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)
@@ -238,6 +251,15 @@ class JobLoop:
             await self._executor.keep_credentials(self.job)
         return min(decided.requeue_after or self._config.resync, self._config.resync)
 
+    async def _leave(self, status: JobStatus) -> None:
+        """One pass of a job that is being deleted and that a finalizer holds."""
+        observed, finalizers = await self._observe(status), self._body["metadata"].get("finalizers") or ()
+        decided = plan.deleted(status, observed, finalizers, clock.now(), self._state)
+        self._state.usage = decided.usage
+        if self._capacity and decided.claims:
+            self._capacity.claim(self.job.uid, decided.claims)
+        await self._executor.execute(self.job, None, decided, self._state)
+
     def _spec(self, raw: Mapping[str, Any]) -> JobSpec:
         """The spec, parsed once for each version of it. Raises ``SpecInvalid``."""
         if self._parsed is None or (self._parsed[0] is not raw and self._parsed[0] != raw):
@@ -245,12 +267,14 @@ class JobLoop:
             self._parsed = (raw, parse.job_spec(self._body))
         return self._parsed[1]
 
-    async def _observe(self) -> Observed:
-        keys = JobKeys(self.job.namespace, self.job.name, self.job.uid)
-        coordination = self._mirror.of(keys)
+    async def _observe(self, status: JobStatus) -> Observed:
+        coordination = self._mirror.of(self.keys)
+        pods, following, state = await self._pods(), status.next_ordinal, self._state
+        state.gone = {uid: p for uid, p in state.gone.items() if is_issued(p.ordinal, following)}
         return Observed(
             job=self.job,
-            pods=await self._pods(),
+            pods=tuple(p for p in pods if is_issued(p.ordinal, following)),
+            strangers=tuple(p for p in pods if not is_issued(p.ordinal, following)),
             coordination=coordination,
             outage=self._mirror.outage,
             share=self._capacity.share_of(self.job.uid) if self._capacity else None,
@@ -259,23 +283,32 @@ class JobLoop:
 
     async def _pods(self) -> tuple[Pod, ...]:
         """Pods from the watch, and created pods that it does not show yet."""
-        self._looked_at = seen = {p.uid: p for p in self._pods_of(self.job.uid)}
-        created = self._state.created
+        self._looked_at = seen = {p.uid: p for p in self._pods_of(self.keys)}
+        created, alive = self._state.created, self._state.alive
         for uid, (pod, since) in list(created.items()):
             if uid in seen:
                 del created[uid]
+            elif uid in self._unmet:
+                del created[uid]
+                self._state.gone[uid] = self._unmet[uid]
             elif clock.now() - since > UNSEEN:
                 await self._ask_for(pod)
-        return parse.pods([*seen.values(), *(pod for pod, _ in created.values())])
+        found = parse.pods([*seen.values(), *(pod for pod, _ in created.values())])
+        self._unmet.clear()
+        alive.intersection_update([p.uid for p in found])
+        alive.update(p.uid for p in found if not p.terminating)
+        return found
 
     async def _ask_for(self, pod: Pod) -> None:
         """Read a pod that the watch has not shown in time."""
         body = await self._kube.get_pod(self.job.namespace, pod.name)
-        current = parse.pod(body) if body and body["metadata"]["uid"] == pod.uid else None
+        now = clock.now()
+        current = parse.pod(body, now, pod) if body and body["metadata"]["uid"] == pod.uid else None
         if current:
-            self._state.created[pod.uid] = (current, clock.now())
+            self._state.created[pod.uid] = (current, now)
         else:
             del self._state.created[pod.uid]
+            self._state.gone[pod.uid] = pod
 
 
 class Loops:
@@ -293,7 +326,7 @@ class Loops:
 
     def jobs(self) -> dict[str, JobKeys]:
         """The jobs that have a loop, by UID."""
-        return {uid: JobKeys(loop.job.namespace, loop.job.name, uid) for uid, loop in self._loops.items()}
+        return {uid: loop.keys for uid, loop in self._loops.items()}
 
     @property
     def unplanned(self) -> int:
@@ -331,13 +364,18 @@ class Loops:
         for loop in self._loops.values():
             loop.wake()
 
-    def pod_seen(self, job_uid: str, pod: Pod) -> None:
-        if job_uid in self._loops:
-            self._loops[job_uid].pod_seen(pod)
+    def is_another(self, job: JobKeys) -> bool:
+        """Whether the UID is that of a job of another namespace or name: such a reference to it has no force."""
+        loop = self._loops.get(job.uid)
+        return loop is not None and loop.keys != job
 
-    def pod_gone(self, job_uid: str, pod_uid: str) -> None:
-        if job_uid in self._loops:
-            self._loops[job_uid].pod_gone(pod_uid)
+    def pod_seen(self, job: JobKeys, pod: Pod) -> None:
+        if job.uid in self._loops and not self.is_another(job):
+            self._loops[job.uid].pod_seen(pod)
+
+    def pod_gone(self, job: JobKeys, pod: Pod) -> None:
+        if job.uid in self._loops and not self.is_another(job):
+            self._loops[job.uid].pod_gone(pod)
 
     async def stop(self) -> None:
         """End all loops."""

@@ -27,7 +27,8 @@ class JobRef:
 class Ending:
     """How the trainer container ended; if it never ran: the pod."""
 
-    at: datetime
+    at: datetime = field(compare=False)
+    """When this operator first observed it."""
     record: Termination | None = None
     """Termination record of the agent; None: it wrote none (killed, evicted, no agent in the image)."""
     exit_code: int | None = None
@@ -35,6 +36,8 @@ class Ending:
     reason: str = ""
     """Kubernetes' reason: OOMKilled, StartError, Evicted, NodeLost, ..."""
     message: str = ""
+    ran: float | None = None
+    """Seconds that its container ran, by its node's clock; None: it never ran, or that is unknown."""
 
 
 UNSCHEDULABLE = "Unschedulable"
@@ -50,17 +53,19 @@ class Trouble:
     message: str
     """Names the pod and quotes Kubernetes, with container and image."""
     patience: float = 0.0
-    """Seconds after the pod's creation before it is reported."""
+    """Seconds after the pod was first observed before it is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A worker pod. Built by ``observe.parse.pod`` only."""
+    """A worker pod. Built by ``observe.parse.pod`` only. Its times are this operator's observations: those inside a pod
+    are times of other machines' clocks."""
 
     name: str
     uid: str
     ordinal: int
-    created: datetime
+    seen: datetime = field(compare=False)
+    """When this operator first observed it."""
     started: bool = False
     """The trainer container runs or has run."""
     ready: bool = False
@@ -80,7 +85,7 @@ class Pod:
     template: str = ""
     """Version of its template (``rollout.version``); empty: unknown."""
     bound: datetime | None = None
-    """When it was bound to a node: from then on it holds its accelerators. None: not bound, or unknown."""
+    """When it was first observed on a node: from then on it holds its accelerators. None: not bound."""
     accelerators: int = 1
     """Accelerators that it holds; 1 if it requests none."""
     demand: Amounts = ()
@@ -215,6 +220,8 @@ class Observed:
     """The job's share from the allocator; None: this operator does not share the cluster out."""
     created: datetime | None = None
     """When the job was created, for its place in the queue; None: unknown."""
+    strangers: tuple[Pod, ...] = ()
+    """Pods that the job controls and whose ordinals it has never given out: they count as holders of resources only."""
 
 
 @dataclass(slots=True)
@@ -236,7 +243,11 @@ class LoopState:
     admitted: str = ""
     """Version of the template of which the API server has last admitted a pod, in a dry run; empty: none."""
     created: dict[str, tuple[Pod, datetime]] = field(default_factory=dict)
-    """Created pods that the watch has not shown yet: UID → time of creation."""
+    """Created pods that the watch has not shown yet, by UID, with the time of their creation or last read."""
+    alive: set[str] = field(default_factory=set)
+    """UIDs of existing pods that this operator has known without a deletion, and has not deleted itself."""
+    gone: dict[str, Pod] = field(default_factory=dict)
+    """Pods that have disappeared since the last status, as last known, by UID: their loss is not counted yet."""
     usage: AcceleratorSeconds | None = None
     """Accelerator usage as of the last pass; None: the one in the status counts."""
     budget: DisruptionBudget | None = None
@@ -302,3 +313,5 @@ class Plan:
     """For the allocator; None: there is none."""
     budget: DisruptionBudget | None = None
     """To be written; None: unchanged, or unknown."""
+    departed: tuple[str, ...] = ()
+    """UIDs of disappeared pods (``LoopState.gone``) that ``status`` takes in."""

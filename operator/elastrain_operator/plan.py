@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -11,7 +11,7 @@ from elastrain.api.records import Target
 from elastrain_operator.allocation.model import Claims
 from elastrain_operator.context import PlanContext
 from elastrain_operator.model import Deletion, DisruptionBudget, JobEvent, LoopState, Loss, Observed, Plan
-from elastrain_operator.policy.ending import clean, success
+from elastrain_operator.policy.ending import clean, deletion, success
 from elastrain_operator.policy.ending import ttl as ttl_policy
 from elastrain_operator.policy.ending import verdict as verdicts
 from elastrain_operator.policy.ending.verdict import Verdict
@@ -75,6 +75,34 @@ def fault(status: JobStatus, generation: int | None, message: str, retry: float,
     return _only_say(status, generation, Claim(ConditionType.PODS_READY, "False", "OperatorFault", text), now)
 
 
+def deleted(
+    status: JobStatus, observed: Observed, finalizers: Sequence[str], now: datetime, state: LoopState | None = None
+) -> Plan:
+    """The plan for a job that is being deleted and still exists, since ``finalizers`` hold it: it claims nothing any
+    more, and its workers leave. Needs neither its spec nor etcd."""
+    state, pods = state or LoopState(), observed.pods
+    live = sum(not p.ending for p in pods)
+    generation = observed.job.generation
+    before = state.usage or status.accelerator_seconds
+    usage = accelerator_seconds.account(before, pods, accelerator_seconds.Place(), None, now)
+    changed = status.model_copy(
+        update={
+            "conditions": conditions.merge(status.conditions, [deletion.claim(pods, finalizers)], generation, now),
+            "replicas": live,
+            "ready_replicas": min(status.ready_replicas, live),
+            "accelerator_seconds": usage,
+            "observed_generation": generation,
+        }
+    )
+    return Plan(
+        status=if_changed(status, changed),
+        delete=deletion.deletions(pods, finalizers),
+        usage=usage,
+        claims=None if observed.share is None else Claims(None, leaving=claims_policy.held(observed)),
+        departed=tuple(state.gone),
+    )
+
+
 def _only_say(status: JobStatus, generation: int | None, claim: Claim, now: datetime) -> Plan:
     changed = status.model_copy(
         update={
@@ -114,6 +142,7 @@ def _create(context: PlanContext) -> tuple[int, ...]:
 def _pace(context: PlanContext) -> datetime | None:
     """When losses let the next worker be created; None: now."""
     waits = [restarts.not_before(context.count.restarts, context.observed.pods, context.now)]
+    waits.append(restarts.after_last(context.count.restarts, context.last_failure, context.observed.pods, context.now))
     waits.append(streak.not_before(context.spec, context.streak))
     if context.withdrawal:
         waits.append(datetime.fromisoformat(context.withdrawal.until))
@@ -253,6 +282,7 @@ def _finish_plan(
         usage=status.accelerator_seconds,
         claims=_for_allocator(context, status),
         budget=_budget(context, status),
+        departed=tuple(context.state.gone),
     )
 
 
@@ -280,6 +310,6 @@ def _for_allocator(context: PlanContext, status: JobStatus) -> Claims | None:
 def _unique(deletions: Iterable[Deletion]) -> tuple[Deletion, ...]:
     """Each pod once, with the first reason."""
     by_uid: dict[str, Deletion] = {}
-    for deletion in deletions:
-        by_uid.setdefault(deletion.uid, deletion)
+    for each in deletions:
+        by_uid.setdefault(each.uid, each)
     return tuple(by_uid.values())

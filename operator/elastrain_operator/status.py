@@ -9,7 +9,7 @@ from elastrain.api import names
 from elastrain.api.job import AcceleratorSeconds, ConditionType, GenerationStatus, JobStatus
 from elastrain_operator.context import PlanContext
 from elastrain_operator.model import Coordination, Outage
-from elastrain_operator.policy.losses import arrival, exclusion, failures
+from elastrain_operator.policy.losses import arrival, exclusion
 from elastrain_operator.policy.report import (
     accelerator_seconds,
     conditions,
@@ -57,7 +57,7 @@ def status_of(context: PlanContext, create: tuple[int, ...], wait: datetime | No
         accelerator_seconds=accelerator_seconds.account(usage(context), seen.pods, place, report, context.now),
         unhealthy_workers=unhealthy,
         restarts=context.count.restarts,
-        last_failure=failures.last_failure(old.last_failure, context.count.fresh, context.now),
+        last_failure=context.last_failure,
         counted_failures=list(context.count.counted),
         leaving=leaving.record(context.since, context.leaving & context.asked, context.now),
         next_ordinal=following,

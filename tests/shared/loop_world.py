@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
+from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.apply.executor import Executor
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
@@ -13,6 +14,7 @@ from elastrain_operator.loops import JobLoop, Loops
 from elastrain_operator.model import Coordination, Outage
 from raw_cluster import TEMPLATE
 
+JOB = JobKeys("ns", "job", "uid")
 CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
 
 

@@ -12,6 +12,8 @@ from elastrain.api import names
 from elastrain.api.job import JobSpec
 from elastrain.api.records import Termination
 from elastrain_operator import loops
+from elastrain_operator.model import JobRef
+from elastrain_operator.pod import manifest
 from raw_cluster import TEMPLATE, wire_time
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
@@ -58,6 +60,7 @@ def pod_body() -> Callable[..., dict[str, Any]]:
                 "uid": f"uid-{ordinal}",
                 "creationTimestamp": wire_time(NOW),
                 "labels": {names.LABEL_ORDINAL: str(ordinal), names.LABEL_JOB_UID: "job-uid"},
+                "ownerReferences": [manifest.owner(JobRef("default", "job", "job-uid"))],
                 **meta,
             },
             "spec": {"containers": [{"name": "trainer", "image": "trainer:1"}], "terminationGracePeriodSeconds": 30},

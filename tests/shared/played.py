@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import urllib.error
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import builders
-from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import CheckpointState, Member, Outcome, Phase, Progress, Rescale, Target, Termination
 from elastrain.etcd import EtcdClient
@@ -53,7 +51,6 @@ class Played:
             self._running.discard(pod)
             self.client.delete(self.keys.member(pod))
             started = self.cluster.pods()[pod]["status"]["containerStatuses"][0]["state"]
-            time.sleep(1.1)  # Kubernetes' times are whole seconds, and this transition must come after the start
             self.cluster.set_trainer(pod, "Running", started, ready=False)
 
     def commit(self, step: int, saved: int = 0) -> None:
@@ -106,7 +103,7 @@ class Played:
         target = Target.decode(raw.value)
         self._running &= pods.keys()
         for name, pod in pods.items():
-            ours = pod["metadata"]["labels"].get(names.LABEL_JOB_UID) == self.keys.uid
+            ours = any(o["uid"] == self.keys.uid for o in pod["metadata"].get("ownerReferences", ()))
             pending = pod["status"]["phase"] == "Pending" and name not in self.held
             if ours and pending and self.may_start(name, pod):
                 started = wire_time(datetime.now(UTC).replace(microsecond=0))

@@ -22,6 +22,7 @@ from elastrain_operator.kube.errors import NO_ANSWER, ApiError
 from elastrain_operator.kube.refusals import Refused, refused
 from elastrain_operator.model import Deletion, JobEvent, JobRef, LoopState, Plan, Pod, RefusalKind
 from elastrain_operator.observe import parse
+from elastrain_operator.observe.owner import owner
 from elastrain_operator.pod import manifest as manifests
 from elastrain_operator.policy.size.rollout import version
 from elastrain_operator.tracing import Traces
@@ -83,6 +84,9 @@ class Executor:
             state.status, state.status_written = plan.status, clock.now()
             if self._traces is not None:
                 self._traces.seen(job, plan.status)
+        for uid in plan.departed:  # the status contains their loss
+            state.gone.pop(uid, None)
+        state.alive.difference_update(d.uid for d in plan.delete)
         state.unborn = tuple(sorted({*state.unborn, *plan.create}))  # until their pods exist: the next calls may fail
         if plan.target is not None:
             with self._span(job, "operator.put_target", desired=plan.target.desired, reason=plan.target.reason):
@@ -213,8 +217,7 @@ class Executor:
             return error
         if body is None:
             return Refused(RefusalKind.BUSY, f"a pod {name} existed, which is gone by now")
-        owners = body.get("metadata", {}).get("ownerReferences") or []
-        if not any(o.get("uid") == job.uid for o in owners):
+        if owner(body) != JobKeys(job.namespace, job.name, job.uid):
             return answer
         return _created(body)
 
@@ -236,8 +239,8 @@ async def _all(calls: Sequence[Awaitable[None]]) -> None:
 
 
 def _created(body: Mapping[str, Any]) -> Pod:
-    pod = parse.pod(body)
-    assert pod is not None, "a pod that we rendered has our labels"
+    pod = parse.pod(body, clock.now())
+    assert pod is not None, "a pod that we rendered has our owner reference and name"
     return pod
 
 

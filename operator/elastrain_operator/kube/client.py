@@ -15,6 +15,7 @@ import orjson
 
 from elastrain.api import names
 from elastrain.reflector import Pages, pages
+from elastrain_operator import clock
 from elastrain_operator.kube.access import Access
 from elastrain_operator.kube.errors import ApiError, NotLeading, refusal, unreachable
 from elastrain_operator.kube.repeats import is_creation_worth_repeating, is_worth_repeating, repeated
@@ -295,6 +296,7 @@ class Kube:
                 timeout=aiohttp.ClientTimeout(total=seconds),
             ) as response:
                 text, code = await response.read(), response.status
+                clock.hear(response.headers.get("Date"))
                 return code, text, response.headers.get("Retry-After", "")
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise unreachable(request.what, error, seconds) from error

@@ -10,12 +10,13 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from itertools import accumulate
 
 from elastrain.api.job import AcceleratorSeconds, JobStatus, LastRescale, RestartCounts, SparesStatus
 from elastrain.api.records import Progress, Rescale
+from elastrain_operator import clock as time_of_day
 from elastrain_operator.model import JobRef, Observed
 from elastrain_operator.policy.report import accelerator_seconds, pace
 
@@ -130,7 +131,7 @@ class JobSeries:
     def __init__(self, meters: Callable[[], Sequence[JobMeter]], clock: Callable[[], datetime] | None = None) -> None:
         """``meters`` is called in the scrape's thread."""
         self._meters = meters
-        self._clock = clock or (lambda: datetime.now(UTC))
+        self._clock = clock or time_of_day.now
 
     def text(self) -> str:
         """In Prometheus' text format."""

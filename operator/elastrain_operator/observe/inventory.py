@@ -16,6 +16,7 @@ from elastrain_operator.allocation.model import Held, Node
 from elastrain_operator.kube.permission import Right
 from elastrain_operator.observe import dwell, nodes, refusal, resources
 from elastrain_operator.observe.nodes import NodeFacts
+from elastrain_operator.observe.owner import owner
 from elastrain_operator.observe.refusal import Refusal
 from elastrain_operator.waiting import until
 
@@ -41,10 +42,16 @@ class Inventory:
     """Kept current by three watches; that of pods shows bound pods that are not workers."""
 
     def __init__(
-        self, source: Source, on_change: Callable[[], None], is_allowed: Callable[[Right], Awaitable[bool]]
+        self,
+        source: Source,
+        on_change: Callable[[], None],
+        is_allowed: Callable[[Right], Awaitable[bool]],
+        on_worker: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
-        """``is_allowed``: the API server's review of a right of this operator; raises ``CallError`` without one."""
+        """``is_allowed``: the API server's review of a right of this operator; raises ``CallError`` without one.
+        ``on_worker`` is called with a pod that a job controls although it lacks the workers' label."""
         self._on_change = on_change
+        self._on_worker = on_worker
         self._is_allowed = is_allowed
         self._doubt = asyncio.Event()
         self._refusals: dict[Right, Refusal] = {}
@@ -54,7 +61,7 @@ class Inventory:
         group = "scheduling.k8s.io"
         classes = f"/apis/{group}/v1/priorityclasses"
         self._nodes = Reflector(source, "/api/v1/nodes", "nodes", parse=nodes.node, **noted)
-        self._others = Reflector(source, "/api/v1/pods", "pods", _OTHERS, parse=_held, **told)
+        self._others = Reflector(source, "/api/v1/pods", "pods", _OTHERS, parse=self._other, **told)
         self._classes = Reflector(source, classes, "priority classes", parse=_priority_class, **told)
         self._all: tuple[Reflector[Any], ...] = (self._nodes, self._others, self._classes)
         resources_of = (("", "nodes"), ("", "pods"), (group, "priorityclasses"))
@@ -62,6 +69,12 @@ class Inventory:
             kept.what: tuple(Right(verb, *resource) for verb in ("list", "watch"))
             for kept, resource in zip(self._all, resources_of, strict=True)
         }
+
+    def _other(self, body: Mapping[str, Any]) -> Held | None:
+        if owner(body) is None:
+            return _held(body)
+        self._on_worker(body)  # the store of workers has it in its books
+        return None
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -1,37 +1,32 @@
-"""Raw API objects → plain values. The only code that depends on a pod's wire format."""
+"""Raw API objects → plain values. With ``trouble``, the only code that depends on a pod's wire format."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 
 from pydantic import ValidationError
 
 from elastrain.api import manifest, names
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.records import Termination
-from elastrain_operator.model import Ending, JobRef, Pod, Trouble
+from elastrain_operator.model import Ending, JobRef, Pod
 from elastrain_operator.observe import resources
-
-Raw = Mapping[str, Any]
+from elastrain_operator.observe.owner import ordinal, owner
+from elastrain_operator.observe.raw import Raw, mapping, number, objects, text
+from elastrain_operator.observe.trouble import trouble
 
 DEFAULT_GRACE = 30.0
 """Kubernetes' default of terminationGracePeriodSeconds."""
 MAX_GRACE = 1e9
 """Kubernetes accepts any number of seconds; larger ones are cut to about 30 years."""
-MAX_ORDINAL = 2**31 - 1
-"""A label that another client has written cannot exhaust a job's ordinals."""
-CREATING_PATIENCE = 60.0
-"""Seconds after which a container that is still being created is reported; the pod's status shows no cause."""
+MOST_ACCELERATORS = 2**31 - 1
+"""Kubernetes accepts any number in a pod's limits."""
+LARGEST = 2**63 - 1
+"""Larger integers in a termination record cannot be written to a status."""
 
-_IMAGE = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
-    | {"RegistryUnavailable", "SignatureValidationFailed"}
-)
-_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-_VOLUME = re.compile(r"persistent ?volume|volume node affinity|volume binding|storageclass", re.IGNORECASE)
+_COUNT = re.compile(r"[0-9]{1,18}")
 
 
 class SpecInvalid(ValueError):
@@ -51,9 +46,7 @@ def job_ref(body: Raw) -> JobRef:
 
 def is_ours(body: Raw) -> bool:
     """Whether a job names this operator as its manager."""
-    spec = body.get("spec")
-    manager = spec.get("managedBy") if isinstance(spec, Mapping) else None
-    return manager in (None, names.CONTROLLER)
+    return mapping(body.get("spec")).get("managedBy") in (None, names.CONTROLLER)
 
 
 def job_spec(body: Raw) -> JobSpec:
@@ -76,38 +69,43 @@ def job_status(body: Raw) -> JobStatus:
         return JobStatus()
 
 
-def pod(body: Raw) -> Pod | None:
-    """A worker pod; None if the object is not one (its ordinal label is missing or invalid)."""
-    meta, status = body["metadata"], body.get("status") or {}
-    try:
-        ordinal = int(meta.get("labels", {})[names.LABEL_ORDINAL])
-    except (KeyError, ValueError):
+def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
+    """A worker pod at ``now``; None: the object is not a worker of a job (see :mod:`elastrain_operator.observe.owner`).
+
+    ``before``: the same pod as this operator knew it. A fact is dated by when it was first observed: the times inside
+    a pod are those of other machines' clocks (API server, scheduler, kubelet) and are never compared with ``now``.
+
+    Never raises: a field of an unexpected type counts as absent.
+    """
+    meta, spec, status = mapping(body.get("metadata")), mapping(body.get("spec")), mapping(body.get("status"))
+    job, name = owner(body), text(meta.get("name"))
+    place = ordinal(name, job.job) if job else None
+    if place is None:
         return None
-    if not 0 <= ordinal <= MAX_ORDINAL:
-        return None
-    spec = body.get("spec") or {}
-    created = timestamp(meta["creationTimestamp"])
     trainer = _trainer_status(spec, status)
-    conditions = {c["type"]: c for c in status.get("conditions") or []}
-    ready = conditions.get("Ready", {})
-    ending = _ending(status, trainer, created)
+    conditions = {text(c.get("type")): c for c in objects(status.get("conditions"))}
+    started = _has_started(trainer)
+    is_ready = mapping(conditions.get("Ready")).get("status") == "True"
+    ending = _ending(status, trainer, before.ending.at if before and before.ending else now)
+    node = text(spec.get("nodeName"))
+    is_bound = node or started or mapping(conditions.get("PodScheduled")).get("status") == "True"
     return Pod(
-        name=meta["name"],
-        uid=meta["uid"],
-        ordinal=ordinal,
-        created=created,
-        started=_started(trainer) is not None,
-        ready=ready.get("status") == "True",
-        went_unready=_went_unready(ready, _started(trainer)),
-        terminating="deletionTimestamp" in meta,
-        grace=min(float(_or(spec.get("terminationGracePeriodSeconds"), DEFAULT_GRACE)), MAX_GRACE),
+        name=name,
+        uid=text(meta.get("uid")),
+        ordinal=place,
+        seen=before.seen if before else now,
+        started=started,
+        ready=is_ready,
+        went_unready=started and not is_ready and (_is_silenced(conditions) or _was_ready(before)),
+        terminating=bool(meta.get("deletionTimestamp")),
+        grace=_grace(spec),
         ending=ending,
         over=status.get("phase") in ("Succeeded", "Failed"),
-        disruption=_true_reason(conditions.get("DisruptionTarget")),
-        trouble=None if ending else _trouble(meta["name"], status, conditions),
-        node=str(spec.get("nodeName") or ""),
-        template=str(meta.get("labels", {}).get(names.LABEL_TEMPLATE, "")),
-        bound=_bound(conditions.get("PodScheduled"), _started(trainer)),
+        disruption=_true_reason(mapping(conditions.get("DisruptionTarget"))),
+        trouble=None if ending else trouble(name, status, mapping(conditions.get("PodScheduled"))),
+        node=node,
+        template=text(mapping(meta.get("labels")).get(names.LABEL_TEMPLATE)),
+        bound=((before.bound if before else None) or now) if is_bound else None,
         accelerators=_accelerators(spec),
         demand=resources.demand(spec),
     )
@@ -118,28 +116,22 @@ def pods(parsed: Iterable[Pod]) -> tuple[Pod, ...]:
     return tuple(sorted(parsed, key=lambda p: (p.ordinal, p.uid)))
 
 
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
+def _grace(spec: Raw) -> float:
+    seconds = number(spec.get("terminationGracePeriodSeconds"))
+    return DEFAULT_GRACE if seconds is None else float(min(max(seconds, 0), MAX_GRACE))
 
 
 def _trainer_status(spec: Raw, status: Raw) -> Raw:
     """Container status of the trainer; empty if the kubelet has not reported it yet."""
-    containers = [c["name"] for c in spec.get("containers") or []]
+    containers = [text(c.get("name")) for c in objects(spec.get("containers"))]
     name = names.TRAINER_CONTAINER if names.TRAINER_CONTAINER in containers else next(iter(containers), "")
-    return next((c for c in status.get("containerStatuses") or [] if c.get("name") == name), {})
+    return next((c for c in objects(status.get("containerStatuses")) if c.get("name") == name), {})
 
 
-def _started(trainer: Raw) -> datetime | None:
-    """When the trainer container started; None: never."""
-    state = trainer.get("state") or {}
-    at = (state.get("running") or state.get("terminated") or {}).get("startedAt")
-    return timestamp(at) if at else None
-
-
-def _bound(scheduled: Raw | None, started: datetime | None) -> datetime | None:
-    """When the pod was bound to a node; for a pod bound without a scheduler, when it started."""
-    at = (scheduled or {}).get("lastTransitionTime")
-    return timestamp(at) if scheduled and scheduled.get("status") == "True" and at else started
+def _has_started(trainer: Raw) -> bool:
+    """Whether the trainer container runs or has run."""
+    state = mapping(trainer.get("state"))
+    return bool(mapping(state.get("running") or state.get("terminated")).get("startedAt"))
 
 
 def _accelerators(spec: Raw) -> int:
@@ -148,86 +140,72 @@ def _accelerators(spec: Raw) -> int:
     Not the sum over resources: beside eight GPUs a pod may request eight network devices.
     """
     counts: dict[str, int] = {}
-    for container in spec.get("containers") or []:
-        for resource, quantity in ((container.get("resources") or {}).get("limits") or {}).items():
-            if "/" in resource and "kubernetes.io/" not in resource and str(quantity).isdigit():
-                counts[resource] = counts.get(resource, 0) + int(quantity)
-    return max(counts.values(), default=0) or 1
+    for container in objects(spec.get("containers")):
+        for resource, quantity in mapping(mapping(container.get("resources")).get("limits")).items():
+            if "/" in resource and "kubernetes.io/" not in resource and _COUNT.fullmatch(str(quantity)):
+                counts[resource] = counts.get(resource, 0) + int(str(quantity))
+    return min(max(counts.values(), default=0), MOST_ACCELERATORS) or 1
 
 
-def _went_unready(ready: Raw, started: datetime | None) -> bool:
-    """Whether Ready turned False or Unknown after the trainer had started (node lifecycle controller, or a probe)."""
-    at = ready.get("lastTransitionTime")
-    return started is not None and ready.get("status") != "True" and at is not None and timestamp(at) > started
+def _is_silenced(conditions: Raw) -> bool:
+    """Whether the node lifecycle controller has set Ready to False, since it does not hear the node: it leaves
+    ContainersReady at True and gives no reason. The kubelet always gives one."""
+    ready, containers = mapping(conditions.get("Ready")), mapping(conditions.get("ContainersReady"))
+    by_controller = containers.get("status") == "True" and not ready.get("reason")
+    return ready.get("status") == "Unknown" or (ready.get("status") == "False" and by_controller)
 
 
-def _true_reason(condition: Raw | None) -> str:
-    if not condition or condition.get("status") != "True":
-        return ""
-    return str(condition.get("reason") or "Unknown")
+def _was_ready(before: Pod | None) -> bool:
+    return before is not None and (before.ready or before.went_unready)
 
 
-def _ending(status: Raw, trainer: Raw, created: datetime) -> Ending | None:
+def _true_reason(condition: Raw) -> str:
+    return (text(condition.get("reason")) or "Unknown") if condition.get("status") == "True" else ""
+
+
+def _ending(status: Raw, trainer: Raw, at: datetime) -> Ending | None:
     """How the worker ended. The trainer container decides: a sidecar may keep the pod's phase at Running."""
-    terminated = (trainer.get("state") or {}).get("terminated")
+    terminated = mapping(mapping(trainer.get("state")).get("terminated"))
+    reason, message = text(status.get("reason")), text(status.get("message"))
     if terminated:
         return Ending(
-            at=timestamp(terminated["finishedAt"]) if terminated.get("finishedAt") else created,
-            record=_record(terminated.get("message") or ""),
-            exit_code=terminated.get("exitCode"),
-            reason=status.get("reason") or terminated.get("reason") or "",
-            message=status.get("message") or terminated.get("message") or "",
+            at=at,
+            record=_record(text(terminated.get("message"))),
+            exit_code=number(terminated.get("exitCode")),
+            reason=reason or text(terminated.get("reason")),
+            message=message or text(terminated.get("message")),
+            ran=_ran(terminated),
         )
     if status.get("phase") in ("Failed", "Succeeded"):
-        if check := _failed_check(status):
-            return check
-        return Ending(at=created, reason=status.get("reason") or "", message=status.get("message") or "")
+        return _failed_check(status, at) or Ending(at, reason=reason, message=message)
     return None
 
 
-def _failed_check(status: Raw) -> Ending | None:
+def _ran(terminated: Raw) -> float | None:
+    """Seconds that a container ran, by its kubelet's clock alone; None: unknown."""
+    try:
+        ran = timestamp(terminated["finishedAt"]) - timestamp(terminated["startedAt"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return max(ran.total_seconds(), 0.0)
+
+
+def _failed_check(status: Raw, at: datetime) -> Ending | None:
     """The end of a worker that never ran, because the pre-flight check failed."""
-    for container in status.get("initContainerStatuses") or []:
-        ended = (container.get("state") or {}).get("terminated") or {}
-        if container.get("name") == names.PREFLIGHT_CONTAINER and ended.get("exitCode") and ended.get("finishedAt"):
-            at, text = timestamp(ended["finishedAt"]), ended.get("message") or ""
-            return Ending(at, exit_code=ended["exitCode"], reason="PreflightFailed", message=text)
+    for container in objects(status.get("initContainerStatuses")):
+        ended = mapping(mapping(container.get("state")).get("terminated"))
+        code = number(ended.get("exitCode"))
+        if container.get("name") == names.PREFLIGHT_CONTAINER and code:
+            return Ending(at, exit_code=code, reason="PreflightFailed", message=text(ended.get("message")))
     return None
 
 
 def _record(message: str) -> Termination | None:
-    """The agent's termination record; None if the message is not one (the kubelet's text, a torn write)."""
+    """The agent's termination record; None if the message is not one (the kubelet's text, a torn write, numbers that no
+    agent writes)."""
     try:
-        return Termination.decode(message)
-    except ValidationError:
+        record = Termination.decode(message)
+    except ValueError:
         return None
-
-
-def _trouble(pod_name: str, status: Raw, conditions: Mapping[str, Raw]) -> Trouble | None:
-    """Why the pod does not start, the most specific reason first; None if there is no trouble (yet)."""
-    scheduled = conditions.get("PodScheduled", {})
-    if scheduled.get("status") == "False":
-        text = scheduled.get("message") or scheduled.get("reason") or "no reason given"
-        reason = "VolumeFailed" if _VOLUME.search(text) else str(scheduled.get("reason") or "Unschedulable")
-        return Trouble(reason, f"pod {pod_name}: {text}")
-    creating = None
-    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        waiting = (container.get("state") or {}).get("waiting")
-        if not waiting:
-            continue
-        reason = waiting.get("reason", "")
-        where = f"pod {pod_name}, container {container['name']}"
-        text = waiting.get("message") or reason
-        if reason in _IMAGE:
-            return Trouble("ImagePullFailed", f"{where}: image {container.get('image', '?')}: {reason}: {text}")
-        if reason in _CONFIG:
-            return Trouble("ContainerConfigFailed", f"{where}: {reason}: {text}")
-        if reason == "CrashLoopBackOff":
-            return Trouble("ContainerCrashes", f"{where}: {text}")
-        creating = creating or Trouble(
-            "ContainerNotCreated",
-            f"{where}: not created {CREATING_PATIENCE:.0f} s after the pod, often because a volume cannot be mounted; "
-            f"`kubectl describe pod {pod_name}` shows the node's events",
-            patience=CREATING_PATIENCE,
-        )
-    return creating
+    numbers = (record.step, record.exit_code, record.signal, record.rank or 0)
+    return record if all(abs(n) <= LARGEST for n in numbers) and record.step >= 0 else None

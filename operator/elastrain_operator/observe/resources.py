@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from elastrain_operator.allocation.model import PODS, Amounts
+from elastrain_operator.observe.raw import mapping, objects
 
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)")
 _SUFFIX = {
@@ -51,14 +52,14 @@ def demand(pod_spec: Mapping[str, Any]) -> Amounts:
     """A pod's resource requests as kube-scheduler counts them: its containers together with its restartable init
     containers (sidecars), at least each other init container, plus its overhead. A missing request equals the limit.
     """
-    running = _sum(map(_requests, pod_spec.get("containers") or []))
+    running = _sum(map(_requests, objects(pod_spec.get("containers"))))
     starting: dict[str, int] = {}
-    for container in pod_spec.get("initContainers") or []:
+    for container in objects(pod_spec.get("initContainers")):
         if container.get("restartPolicy") == "Always":
             running = _sum([running, _requests(container)])
         else:
             starting = _greatest(starting, _requests(container))
-    total = _sum([_greatest(running, starting), amounts(pod_spec.get("overhead"))])
+    total = _sum([_greatest(running, starting), amounts(mapping(pod_spec.get("overhead")))])
     return frozen({**total, PODS: 1})
 
 
@@ -73,8 +74,8 @@ def _shared(amount: Amounts) -> Amounts:
 
 
 def _requests(container: Mapping[str, Any]) -> dict[str, int]:
-    resources = container.get("resources") or {}
-    return amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+    resources = mapping(container.get("resources"))
+    return amounts({**mapping(resources.get("limits")), **mapping(resources.get("requests"))})
 
 
 def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastrain.api.keys import JobKeys
 from elastrain_operator.kube.client import Kube, jobs_path, pods_path
-from elastrain_operator.observe.pods import SELECTOR, OnPod, Pods
+from elastrain_operator.observe.pods import SELECTOR, OnPod, OnStray, Pods
+from elastrain_operator.observe.unlabelled import Unlabelled
 from elastrain_operator.observe.vanished import Kind, Search
 
 Body = Mapping[str, Any]
@@ -26,13 +28,15 @@ class Watched:
         on_job: Callable[[Body], None],
         on_job_gone: Callable[[JobKeys], None],
         on_pod: OnPod,
+        on_stray: OnStray = lambda *_: None,
     ) -> None:
         """``namespaces``: empty: all. ``resync``: seconds between two searches for objects whose deletion was missed.
         ``jobs``: the known jobs, by UID."""
         self._kube = kube
         self._on_job = on_job
         self._on_job_gone = on_job_gone
-        self.pods = Pods(on_pod)
+        self.pods = Pods(on_pod, on_stray)
+        self.unlabelled = Unlabelled(kube, self.pods)
         served = namespaces or ("",)
         self._job_kind = Kind(
             "jobs", tuple(map(jobs_path, served)), known=jobs, forget=lambda uid: on_job_gone(jobs()[uid])
@@ -41,7 +45,7 @@ class Watched:
             "worker pods",
             tuple(map(pods_path, served)),
             known=self.pods.uids,
-            forget=self.pods.forget,
+            forget=self.unlabelled.doubt,
             query={"labelSelector": SELECTOR},
         )
         self._search = Search(kube, (self._job_kind, self._pod_kind), resync)
@@ -60,8 +64,8 @@ class Watched:
                     self.pods.see(body)
 
     async def run(self) -> None:
-        """Search for missed deletions, until cancelled."""
-        await self._search.run()
+        """Search for missed deletions and for pods without their label, until cancelled."""
+        await asyncio.gather(self._search.run(), self.unlabelled.run())
 
     def job_event(self, kind: str | None, body: Body) -> None:
         """A job. ``kind``: ADDED, MODIFIED, DELETED, or None for an object of a list."""
@@ -75,10 +79,12 @@ class Watched:
     def pod_event(self, kind: str | None, body: Body) -> None:
         """The same for a worker pod."""
         self._note_list(kind)
-        if kind == "DELETED":
-            self.pods.forget(body["metadata"]["uid"])
-        else:
+        if kind != "DELETED":
             self.pods.see(body)
+        elif "deletionTimestamp" in body["metadata"]:
+            self.pods.forget(body["metadata"]["uid"], body)
+        else:  # the API server marks each deletion first: only the label is gone
+            self.unlabelled.doubt(body["metadata"]["uid"])
 
     def _note_list(self, kind: str | None) -> None:
         if kind is None:

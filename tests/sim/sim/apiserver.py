@@ -89,7 +89,8 @@ class ApiServer:
         body = self.objects[kind].pop(name, None)
         if body is None:
             return
-        self._event(kind, "DELETED", body)
+        marked = {"deletionTimestamp": self.wire_time(), **body["metadata"]}
+        self._event(kind, "DELETED", {**body, "metadata": marked})
         if kind == "jobs":
             self.clock.after(0.5, self._collect, body["metadata"]["uid"])
 

@@ -103,6 +103,7 @@ class Operator:
             on_job=lambda body: self._loops.see(body, watched.pods.of),
             on_job_gone=self._job_gone,
             on_pod=self._pod_event,
+            on_stray=lambda uid, held: self._capacity and self._capacity.stray_seen(uid, held),
         )
         mirror = Mirror(fenced, "sim", self._etcd_changed, lambda keys: self._loops.wake_later(keys.uid))
         if world.room:
@@ -119,7 +120,7 @@ class Operator:
         self._sweeper = Sweeper(
             kube,  # type: ignore[arg-type]
             mirror,
-            lambda keys: keys.uid in self._loops or bool(watched.pods.of(keys.uid)),
+            lambda keys: keys.uid in self._loops or bool(watched.pods.of(keys)),
         )
         mirror.start()
 
@@ -155,12 +156,13 @@ class Operator:
 
     def _pod_event(self, job: JobKeys, pod: Pod, gone: bool) -> None:
         if self._capacity:
-            self._capacity.pod_seen(job.uid, None if gone else pod, pod.uid)
+            holder = "" if self._loops.is_another(job) else job.uid
+            self._capacity.pod_seen(holder, None if gone else pod, pod.uid)
         if gone:
-            self._loops.pod_gone(job.uid, pod.uid)
+            self._loops.pod_gone(job, pod)
             self._sweeper.nudge(job)
         else:
-            self._loops.pod_seen(job.uid, pod)
+            self._loops.pod_seen(job, pod)
 
 
 class Inventory:

@@ -14,6 +14,7 @@ from elastrain_operator.apply.executor import Executor, status_patch
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.kube.errors import NO_ANSWER, ApiError
 from elastrain_operator.model import Deletion, JobEvent, JobRef, LoopState, Plan, RefusalKind
+from elastrain_operator.pod.manifest import owner
 
 JOB = JobRef("ns", "job", "uid", 1)
 CONFIG = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
@@ -193,9 +194,10 @@ def test_a_pod_of_an_earlier_creation_counts_as_created_if_its_response_was_lost
     assert len(state.created) == 1
 
 
-@pytest.mark.parametrize("owners", [[], [{"kind": "ElasticTrainingJob", "name": "job", "uid": "an-earlier-job"}]])
+@pytest.mark.parametrize("owners", [[], [owner(JobRef(JOB.namespace, JOB.name, "an-earlier-job"))]])
 def test_ordinal_is_used_up_if_its_name_belongs_to_another_object(world, execute, owners):
-    world.pods["job-0"] = {"metadata": {"name": "job-0", "uid": "x", "ownerReferences": owners}}
+    meta = {"name": "job-0", "namespace": JOB.namespace, "uid": "x", "ownerReferences": owners}
+    world.pods["job-0"] = {"metadata": meta}
     state = execute(Plan(create=(0,)))
     assert (state.refusal.kind, state.unborn) == ("NameTaken", ())
 

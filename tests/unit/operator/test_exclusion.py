@@ -121,7 +121,7 @@ def test_check_that_could_not_run_is_not_the_node_s_fault(pod_body, code, cause,
     check = {"name": "elastrain-preflight", "state": {"terminated": ended}}
     body = pod_body(phase="Failed", status={"initContainerStatuses": [check]})
     body["spec"]["nodeName"] = "a"
-    found = causes.judge(parse.pod(body))
+    found = causes.judge(parse.pod(body, NOW))
     assert (found.cause, found.reason) == (cause, reason)
     assert found.pod.node == "a"
 

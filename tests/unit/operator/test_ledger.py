@@ -120,9 +120,19 @@ def test_an_invalid_time_is_not_booked(word):
 
 
 # ---- what was held ---------------------------------------------------------------------------------------------------
-def test_a_pod_that_ended_without_an_operator_is_counted_to_its_end():
+def test_a_pod_that_ended_is_counted_to_the_observation_of_its_end():
     ended = (over(PODS[0], 5), PODS[1])
     assert total(account(TRAINING, ended, None, None, at(100))) == pytest.approx(2 * 5 + 2 * 100)
+
+
+def test_what_was_held_last_counts_until_the_next_operator_s_first_observation():
+    found = tuple(dataclasses.replace(p, bound=at(100)) for p in PODS)
+    began = account(TRAINING, found, TRAIN, None, at(100))
+    assert total(began) == pytest.approx(4 * 100)
+    assert total(account(began, found, TRAIN, None, at(110))) == pytest.approx(4 * 110)
+    one = account(TRAINING, (over(found[0], 100), found[1]), TRAIN, None, at(100))
+    assert total(one) == pytest.approx(4 * 100)
+    assert one.held == 2
 
 
 def test_a_pod_that_vanished_is_counted_until_the_next_observation():

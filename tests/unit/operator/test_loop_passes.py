@@ -11,7 +11,8 @@ from conditions import until
 from elastrain_operator import loops
 from elastrain_operator.model import Trouble
 from elastrain_operator.observe import parse
-from loop_world import World, body, run
+from loop_world import JOB, World, body, run
+from operator_fixtures import NOW
 
 pytestmark = pytest.mark.usefixtures("quick_loops")
 
@@ -61,11 +62,11 @@ def test_an_unchanged_new_pod_causes_no_pass():
     async def scenario(world, jobs):
         before = world.passes
         for pod in world.pods.values():
-            jobs.pod_seen("uid", parse.pod(pod))
+            jobs.pod_seen(JOB, parse.pod(pod, NOW))
         await asyncio.sleep(0.05)
         assert world.passes == before
-        running = parse.pod({**world.pods["job-0"], "status": {"phase": "Succeeded"}})
-        jobs.pod_seen("uid", running)
+        running = parse.pod({**world.pods["job-0"], "status": {"phase": "Succeeded"}}, NOW)
+        jobs.pod_seen(JOB, running)
         await until(lambda: world.passes > before, "a pass for a pod that has changed")
 
     run_counting(scenario)
@@ -94,14 +95,14 @@ def test_a_job_pauses_for_as_long_as_a_pass_took_within_bounds(monkeypatch, took
 
 def test_expected_changes_of_a_start_wait_and_trouble_does_not(monkeypatch):
     async def scenario(world, jobs):
-        before, pods = world.passes, [parse.pod(p) for p in world.pods.values()]
+        before, pods = world.passes, [parse.pod(p, NOW) for p in world.pods.values()]
         monkeypatch.setattr(loops, "ROUTINE", 60.0)
         for pod in pods:
-            jobs.pod_seen("uid", replace(pod, node="node-1", bound=pod.created))
-            jobs.pod_seen("uid", replace(pod, node="node-1", bound=pod.created, started=True))
+            jobs.pod_seen(JOB, replace(pod, node="node-1", bound=pod.seen))
+            jobs.pod_seen(JOB, replace(pod, node="node-1", bound=pod.seen, started=True))
         await asyncio.sleep(0.05)
         assert world.passes == before, "its members' records say when it trains"
-        jobs.pod_seen("uid", replace(pods[0], trouble=Trouble("Unschedulable", "no node")))
+        jobs.pod_seen(JOB, replace(pods[0], trouble=Trouble("Unschedulable", "no node")))
         await until(lambda: world.passes > before, "a pass for the trouble")
         assert jobs._loops["uid"]._later is None, "the waiting change was handled with it"
 
@@ -114,8 +115,8 @@ def test_waiting_changes_are_handled_at_the_earliest_of_their_times(monkeypatch)
     async def scenario(world, jobs):
         before = world.passes
         jobs.wake_later("uid")
-        [pod, _] = (parse.pod(p) for p in world.pods.values())
-        jobs.pod_seen("uid", replace(pod, node="node-1"))
+        [pod, _] = (parse.pod(p, NOW) for p in world.pods.values())
+        jobs.pod_seen(JOB, replace(pod, node="node-1"))
         await until(lambda: world.passes > before, "a pass long before the next status")
 
     run_counting(scenario)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 
 from elastrain.api.job import JobStatus
 from elastrain.api.records import Outcome, Termination
 from elastrain_operator.model import Trouble
 from elastrain_operator.observe import parse
-
-
-def ready(status, seconds_after_start, now):
-    at = (now + timedelta(seconds=seconds_after_start)).isoformat()
-    return [{"type": "Ready", "status": status, "lastTransitionTime": at}]
+from operator_fixtures import NOW
 
 
 def running(now):
@@ -22,42 +16,75 @@ def running(now):
 
 
 def test_pod_is_neither_started_nor_ended_without_a_report_of_the_kubelet(pod_body):
-    pod = parse.pod(pod_body(3))
+    pod = parse.pod(pod_body(3), NOW)
     assert (pod.name, pod.ordinal, pod.uid) == ("job-3", 3, "uid-3")
     assert not (pod.started or pod.ready or pod.ending or pod.over or pod.terminating or pod.trouble)
 
 
 def test_nothing_is_returned_if_the_pod_is_not_a_worker(pod_body):
-    assert parse.pod(pod_body(0, labels={})) is None
+    assert parse.pod(pod_body(0, ownerReferences=[]), NOW) is None
+    assert parse.pod(pod_body(0, name="job-two"), NOW) is None
 
 
 def test_worker_has_ended_if_its_trainer_has_and_a_sidecar_runs(pod_body, terminated, now):
     record = Termination(outcome=Outcome.DRAINED, step=7)
-    pod = parse.pod(pod_body(phase="Running", state=terminated(0, record)))
+    pod = parse.pod(pod_body(phase="Running", state=terminated(0, record)), NOW)
     assert pod.ending.record == record
-    assert pod.ending.at == now + timedelta(seconds=90)
+    assert (pod.ending.at, pod.ending.ran) == (now, 90)
     assert not pod.over
 
 
 def test_ending_has_no_record_if_the_termination_message_is_not_the_agent_s(pod_body, terminated):
-    pod = parse.pod(pod_body(phase="Failed", state=terminated(128, reason="StartError", message="exec: not found")))
+    pod = parse.pod(
+        pod_body(phase="Failed", state=terminated(128, reason="StartError", message="exec: not found")), NOW
+    )
     assert pod.ending.record is None
     assert (pod.ending.exit_code, pod.ending.reason, pod.ending.message) == (128, "StartError", "exec: not found")
     assert pod.over
 
 
 def test_ending_has_the_kubelets_reason_if_no_container_ever_ran(pod_body):
-    pod = parse.pod(pod_body(phase="Failed", status={"reason": "Evicted", "message": "low on memory"}))
+    pod = parse.pod(pod_body(phase="Failed", status={"reason": "Evicted", "message": "low on memory"}), NOW)
     assert (pod.ending.reason, pod.ending.message, pod.ending.exit_code) == ("Evicted", "low on memory", None)
 
 
 @pytest.mark.parametrize(
-    ("status", "after", "went"), [("True", 5, False), ("False", 5, True), ("Unknown", 5, True), ("False", -5, False)]
+    ("conditions", "went"),
+    [
+        ({"Ready": "True", "ContainersReady": "True"}, False),
+        ({"Ready": "Unknown"}, True),
+        ({"Ready": "False", "ContainersReady": "True"}, True),
+        ({"Ready": "False", "ContainersReady": "False"}, False),
+        ({}, False),
+    ],
+    ids=["ready", "unknown", "set by the node lifecycle controller", "a probe has not succeeded yet", "no report"],
 )
-def test_pod_went_unready_only_if_it_turned_so_after_its_start(pod_body, now, status, after, went):
-    pod = parse.pod(pod_body(phase="Running", state=running(now), conditions=ready(status, after, now)))
+def test_pod_went_unready_if_its_node_is_silent(pod_body, conditions, went):
+    told = [{"type": kind, "status": status} for kind, status in conditions.items()]
+    pod = parse.pod(pod_body(phase="Running", state=running(NOW), conditions=told), NOW)
     assert pod.went_unready is went
-    assert pod.ready is (status == "True")
+    assert not parse.pod(pod_body(conditions=told), NOW).went_unready, "it has not started"
+
+
+def test_readiness_gate_of_another_controller_is_not_a_silent_node(pod_body):
+    told = [
+        {"type": "ContainersReady", "status": "True"},
+        {"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady"},
+    ]
+    assert not parse.pod(pod_body(phase="Running", state=running(NOW), conditions=told), NOW).went_unready
+
+
+def test_pod_went_unready_if_the_operator_has_seen_it_ready(pod_body):
+    def seen(status, before=None):
+        told = [{"type": "Ready", "status": status, "reason": "ContainersNotReady"}]
+        return parse.pod(pod_body(phase="Running", state=running(NOW), conditions=told), NOW, before)
+
+    was = seen("True")
+    failing = seen("False", was)
+    assert failing.went_unready
+    assert seen("False", failing).went_unready, "until it is Ready again"
+    assert not seen("True", failing).went_unready
+    assert not seen("False").went_unready
 
 
 @pytest.mark.parametrize(
@@ -70,14 +97,14 @@ def test_pod_went_unready_only_if_it_turned_so_after_its_start(pod_body, now, st
     ],
 )
 def test_trouble_quotes_kubelet_and_names_pod_and_container(pod_body, waiting, reason):
-    trouble = parse.pod(pod_body(state={"waiting": waiting})).trouble
+    trouble = parse.pod(pod_body(state={"waiting": waiting}), NOW).trouble
     assert trouble.reason == reason
     assert "pod job-0, container trainer" in trouble.message
     assert waiting["message"] in trouble.message
 
 
 def test_container_that_is_being_created_is_trouble_only_after_a_while(pod_body):
-    trouble = parse.pod(pod_body(state={"waiting": {"reason": "ContainerCreating"}})).trouble
+    trouble = parse.pod(pod_body(state={"waiting": {"reason": "ContainerCreating"}}), NOW).trouble
     assert (trouble.reason, trouble.patience) == ("ContainerNotCreated", 60)
     assert "kubectl describe pod job-0" in trouble.message
 
@@ -92,12 +119,12 @@ def test_container_that_is_being_created_is_trouble_only_after_a_while(pod_body)
 )
 def test_unscheduled_pod_quotes_the_scheduler(pod_body, words, reason):
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
-    assert parse.pod(pod_body(conditions=[condition])).trouble == Trouble(reason, f"pod job-0: {words}")
+    assert parse.pod(pod_body(conditions=[condition]), NOW).trouble == Trouble(reason, f"pod job-0: {words}")
 
 
 def test_disruption_is_known_by_its_reason(pod_body):
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-    assert parse.pod(pod_body(conditions=[condition])).disruption == "PreemptionByScheduler"
+    assert parse.pod(pod_body(conditions=[condition]), NOW).disruption == "PreemptionByScheduler"
 
 
 def test_invalid_spec_is_refused_with_field_and_rule():
@@ -110,12 +137,11 @@ def test_status_is_empty_if_it_is_absent_or_unreadable():
 
 
 # ---- what it holds ---------------------------------------------------------------------------------------------------
-def test_pod_holds_its_accelerators_from_its_binding_on(pod_body, now):
-    at = (now + timedelta(seconds=3)).isoformat()
-    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at}
-    assert parse.pod(pod_body(conditions=[scheduled])).bound == now + timedelta(seconds=3)
-    assert parse.pod(pod_body(conditions=[{**scheduled, "status": "False"}])).bound is None
-    assert parse.pod(pod_body(state=running(now))).bound == now, "bound by hand: its start counts"
+def test_pod_holds_its_accelerators_from_its_binding_on(pod_body):
+    scheduled = {"type": "PodScheduled", "status": "True"}
+    assert parse.pod(pod_body(conditions=[{**scheduled, "status": "False"}]), NOW).bound is None
+    assert parse.pod(pod_body(conditions=[scheduled]), NOW).bound == NOW
+    assert parse.pod(pod_body(state=running(NOW)), NOW).bound == NOW, "bound by hand"
 
 
 @pytest.mark.parametrize(
@@ -127,9 +153,10 @@ def test_pod_holds_its_accelerators_from_its_binding_on(pod_body, now):
         ([{"amd.com/gpu": 2}, {"amd.com/gpu": "1"}], 3),
         ([{"nvidia.com/gpu": "0"}], 1),
         ([{"requests.nvidia.com/gpu": "many", "example.kubernetes.io/x": "5"}], 1),
+        ([{"nvidia.com/gpu": "900000000000000000"}], 2**31 - 1),
     ],
 )
 def test_accelerators_are_the_most_of_any_extended_resource(pod_body, limits, count):
     body = pod_body()
     body["spec"]["containers"] = [{"name": f"c{i}", "resources": {"limits": x}} for i, x in enumerate(limits)]
-    assert parse.pod(body).accelerators == count
+    assert parse.pod(body, NOW).accelerators == count

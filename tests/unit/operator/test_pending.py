@@ -100,7 +100,7 @@ def test_nothing_is_late_if_there_is_no_deadline(make_spec):
 
 def test_a_queued_pod_is_recognized(pod_body):
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "Scheduling is blocked"}
-    assert parse.pod(pod_body(conditions=[gated])).trouble.reason == pending.QUEUED
+    assert parse.pod(pod_body(conditions=[gated]), NOW).trouble.reason == pending.QUEUED
 
 
 def test_longest_wait_is_named_first():

@@ -6,7 +6,10 @@ import pytest
 
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
+from elastrain_operator.allocation.model import Held
+from elastrain_operator.model import JobRef
 from elastrain_operator.observe.pods import Pods
+from elastrain_operator.pod import manifest
 
 JOB = JobKeys("default", "job", "job-uid")
 OTHER = JobKeys("default", "other", "other-uid")
@@ -17,8 +20,9 @@ def worker(pod_body):
     """``worker(ordinal, ...)``: a worker pod in the API server's form."""
 
     def build(ordinal: int, job: JobKeys = JOB, **fields) -> dict:
-        labels = {names.LABEL_ORDINAL: str(ordinal), names.LABEL_JOB: job.job, names.LABEL_JOB_UID: job.uid}
-        return pod_body(ordinal, labels=labels, **fields)
+        reference = manifest.owner(JobRef(job.namespace, job.job, job.uid))
+        fields = {"name": f"{job.job}-{ordinal}", "namespace": job.namespace, "ownerReferences": [reference], **fields}
+        return pod_body(ordinal, **fields)
 
     return build
 
@@ -30,15 +34,21 @@ def reported() -> list[tuple[str, str, bool]]:
 
 
 @pytest.fixture
-def pods(reported) -> Pods:
-    return Pods(lambda job, pod, gone: reported.append((job.uid, pod.name, gone)))
+def strays() -> dict[str, Held | None]:
+    """What pods hold that are no workers."""
+    return {}
+
+
+@pytest.fixture
+def pods(reported, strays) -> Pods:
+    return Pods(lambda job, pod, gone: reported.append((job.uid, pod.name, gone)), strays.__setitem__)
 
 
 def test_pods_are_kept_by_their_job(pods, reported, worker):
     for body in (worker(0), worker(1), worker(2, job=OTHER)):
         pods.see(body)
-    assert [p.name for p in pods.of(JOB.uid)] == ["job-0", "job-1"]
-    assert [p.name for p in pods.of(OTHER.uid)] == ["job-2"]
+    assert [p.name for p in pods.of(JOB)] == ["job-0", "job-1"]
+    assert [p.name for p in pods.of(OTHER)] == ["other-2"]
     assert pods.uids() == {"uid-0", "uid-1", "uid-2"}
     assert len(reported) == 3
 
@@ -48,7 +58,7 @@ def test_pod_is_reported_only_if_its_parsed_form_has_changed(pods, reported, wor
     for body in (worker(0), worker(0, resourceVersion="12"), running, running):
         pods.see(body)
     assert reported == [(JOB.uid, "job-0", False)] * 2
-    assert pods.of(JOB.uid)[0].started
+    assert pods.of(JOB)[0].started
 
 
 def test_deleted_pod_is_forgotten_and_reported_once(pods, reported, worker):
@@ -56,27 +66,94 @@ def test_deleted_pod_is_forgotten_and_reported_once(pods, reported, worker):
     pods.see(worker(1))
     pods.forget("uid-1")
     pods.forget("uid-1")
-    assert [p.name for p in pods.of(JOB.uid)] == ["job-0"]
+    assert [p.name for p in pods.of(JOB)] == ["job-0"]
     assert reported[2:] == [(JOB.uid, "job-1", True)]
 
 
-def test_other_pods_are_kept_if_one_is_not_readable_or_names_no_job(pods, reported, worker):
-    broken, without_job = worker(0), worker(1)
-    broken["metadata"]["creationTimestamp"] = "yesterday"
-    del without_job["metadata"]["labels"][names.LABEL_JOB_UID]
-    for body in (broken, without_job, worker(2)):
-        pods.see(body)
-    assert [p.name for p in pods.of(JOB.uid)] == ["job-2"]
-    assert len(reported) == 1
-
-
-def test_pod_is_gone_for_its_job_if_its_labels_are_removed_or_name_another(pods, reported, worker):
+def test_last_version_of_a_deleted_pod_tells_how_it_ended(pods, worker, terminated):
+    told = []
+    pods._on_pod = lambda job, pod, gone: told.append((gone, pod))
     pods.see(worker(0))
-    pods.see(worker(0, job=OTHER))
-    assert (pods.of(JOB.uid), [p.name for p in pods.of(OTHER.uid)]) == ((), ["job-0"])
-    assert reported[1:] == [(JOB.uid, "job-0", True), (OTHER.uid, "job-0", False)]
-    bare = worker(0)
-    bare["metadata"]["labels"] = {}
-    pods.see(bare)
-    assert pods.uids() == frozenset()
-    assert reported[3:] == [(OTHER.uid, "job-0", True)]
+    pods.forget("uid-0", worker(0, phase="Failed", state=terminated(3)))
+    assert [(gone, pod.ending and pod.ending.exit_code) for gone, pod in told] == [(False, None), (True, 3)]
+
+
+def test_pod_that_was_deleted_before_it_was_seen_is_reported_as_gone(pods, reported, worker):
+    pods.forget("uid-0", worker(0))
+    assert reported == [(JOB.uid, "job-0", True)]
+    assert not pods.uids()
+
+
+# ---- whose pod it is -------------------------------------------------------------------------------------------------
+def forged(worker, **fields) -> dict:
+    """A pod with all of a worker's labels."""
+    body = worker(0, uid="forged", **fields)
+    body["metadata"]["labels"] = {
+        names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_JOB: JOB.job, names.LABEL_JOB_UID: JOB.uid,
+        names.LABEL_ORDINAL: "0",
+    }  # fmt: skip
+    return body
+
+
+def reference(**fields) -> dict:
+    return {**manifest.owner(JobRef(JOB.namespace, JOB.job, JOB.uid)), **fields}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"namespace": "elsewhere", "ownerReferences": []},
+        {"ownerReferences": []},
+        {"ownerReferences": [reference(controller=False)]},
+        {"ownerReferences": [reference(controller=None)]},
+        {"ownerReferences": [reference(kind="Job", apiVersion="batch/v1")]},
+        {"ownerReferences": [reference(apiVersion="elastrain.dev.example.com/v1alpha1")]},
+        {"ownerReferences": [reference(uid="another")]},
+        {"ownerReferences": [reference(name="another")]},
+        {"namespace": "elsewhere"},
+        {"name": "copy-of-job-0"},
+        {"name": "job-2147483648"},
+        {"name": "job-00"},
+        {"name": "job--1"},
+        {"name": "job-٣"},
+    ],
+    ids=str,
+)
+def test_labels_make_no_pod_a_worker(pods, worker, fields):
+    pods.see(forged(worker, **fields))
+    assert pods.of(JOB) == ()
+
+
+def test_pod_that_a_job_controls_is_its_worker_without_any_label(pods, worker):
+    pods.see(worker(0, labels={}))
+    assert [p.ordinal for p in pods.of(JOB)] == [0]
+
+
+@pytest.mark.parametrize(("name", "uid"), [("job/../../x", "u"), ("job", "a/b"), ("", "u"), ("job", ""), ("Job", "u")])
+def test_reference_that_is_no_name_or_uid_names_no_job(pods, worker, reported, name, uid):
+    """They become keys in etcd and paths of requests."""
+    pods.see(worker(0, name=f"{name}-0", ownerReferences=[reference(name=name, uid=uid)]))
+    assert not reported
+
+
+def test_stray_counts_as_holder_of_its_node_until_it_ends_or_is_gone(pods, strays, worker):
+    stray = forged(worker, ownerReferences=[])
+    pods.see(stray)
+    assert strays == {"forged": None}
+    stray["spec"]["nodeName"] = "n"
+    pods.see(stray)
+    assert strays["forged"].node == "n"
+    pods.see({**stray, "status": {"phase": "Failed"}})
+    assert strays["forged"] is None
+    pods.forget("forged")
+    assert not pods.uids()
+
+
+def test_pod_is_gone_for_its_job_if_another_controls_it(pods, reported, worker, strays):
+    pods.see(worker(0))
+    pods.see(worker(0, ownerReferences=[reference(name=OTHER.job, uid=OTHER.uid)], name="other-0"))
+    assert (pods.of(JOB), [p.name for p in pods.of(OTHER)]) == ((), ["other-0"])
+    assert reported[1:] == [(JOB.uid, "job-0", True), (OTHER.uid, "other-0", False)]
+    pods.see(worker(0, ownerReferences=[]))
+    assert reported[3:] == [(OTHER.uid, "other-0", True)]
+    assert strays == {"uid-0": None}

@@ -90,7 +90,7 @@ def test_delay_doubles_after_an_immediate_first_retry_and_is_bounded(failures, w
 
 
 def test_next_worker_waits_if_young_workers_failed():
-    young = dataclasses.replace(ended(1, ago=4), created=NOW - seconds(30))
+    young = dataclasses.replace(ended(1, ago=4), seen=NOW - seconds(30))
     assert restarts.not_before(RestartCounts(user=2), [young], NOW) == NOW + seconds(6)
     assert restarts.not_before(RestartCounts(user=1), [young], NOW) is None
 
@@ -101,7 +101,7 @@ def test_next_worker_does_not_wait_if_the_last_one_had_trained_for_long():
 
 def test_next_worker_waits_if_workers_are_killed_repeatedly():
     killed = Termination(outcome=Outcome.FAILED, signal=9, reason="RankKilled")
-    young = [dataclasses.replace(ended(n, killed), created=NOW - seconds(20)) for n in range(3)]
+    young = [dataclasses.replace(ended(n, killed), seen=NOW - seconds(20)) for n in range(3)]
     assert restarts.not_before(RestartCounts(infrastructure=3), young, NOW) == NOW + seconds(20)
 
 
@@ -164,7 +164,7 @@ def test_job_is_finishing_while_workers_of_that_time_run():
     assert verdict.finishing([done, pod(1)], None)
     assert not verdict.finishing([ended(0), pod(1)], None)
     assert not verdict.finishing([done], None), "rank 0's worker was lost: new workers complete the job"
-    assert not verdict.finishing([done, dataclasses.replace(pod(2), created=NOW + seconds(1))], None)
+    assert not verdict.finishing([done, dataclasses.replace(pod(2), seen=NOW + seconds(1))], None)
     said = Member(id="job-0", worker="job-0", address="a", phase=Phase.FINISHED)
     assert verdict.finishing([pod(0)], Coordination(members=(said,)))
 

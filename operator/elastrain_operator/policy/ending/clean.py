@@ -22,7 +22,7 @@ def ended(pods: Iterable[Pod], counted: frozenset[str], now: datetime) -> tuple[
 
     A failed pod is deleted only if it is ``counted``: the status contains its loss.
     """
-    found = sorted((p for p in pods if p.ending and not p.terminating), key=_ended_at, reverse=True)
+    found = sorted((p for p in pods if p.ending and not p.terminating), key=_age, reverse=True)
     done = [p for p in found if is_drained(p) and p.uid not in counted]  # a preempted worker may also have drained
     failed = [p for p in found if p not in done]
     drained = [_deletion(p, "drained") for p in done]
@@ -67,6 +67,11 @@ def sidecar_deadline(pod: Pod) -> datetime:
 def is_drained(pod: Pod) -> bool:
     """Whether the worker left at a step boundary, by its termination record."""
     return bool(pod.ending and pod.ending.record and pod.ending.record.outcome is Outcome.DRAINED)
+
+
+def _age(pod: Pod) -> tuple[datetime, int]:
+    """Newer pods are greater; of those that ended before this operator started, those of a higher ordinal."""
+    return _ended_at(pod), pod.ordinal
 
 
 def _ended_at(pod: Pod) -> datetime:

@@ -51,12 +51,18 @@ def success(pods: Sequence[Pod], members: Coordination | None) -> Verdict | None
 def finishing(pods: Sequence[Pod], members: Coordination | None) -> bool:
     """Whether the training loop has ended while some scripts still run: then no worker is created or asked to leave.
 
-    This ends when no worker of that time is left. If rank 0's worker was lost, new workers then complete the job.
+    This ends when no worker of that time is left. If rank 0's worker was lost, new workers then complete the job. The
+    workers of that time share the generation of one that has finished; without a generation (stock torchrun) they are
+    those that were observed before its end.
     """
     if members and any(m.phase is Phase.FINISHED for m in members.members):
         return True
-    last = max((p.ending.at for p in pods if p.ending and is_finished(p)), default=None)
-    return last is not None and any(not p.ending and p.started and p.created <= last for p in pods)
+    ended = {p.name: p.ending.at for p in pods if p.ending and is_finished(p)}
+    running = [p for p in pods if p.started and not p.ending]
+    if not ended or not members or not members.generation:
+        return any(p.seen <= max(ended.values()) for p in running) if ended else False
+    placed = {m.worker for m in members.generation.members}
+    return not placed.isdisjoint(ended) and any(p.name in placed for p in running)
 
 
 def is_finished(pod: Pod) -> bool:

@@ -34,7 +34,7 @@ def troubles(workers: Iterable[Pod], etcd: Coordination | None, excluded: Sequen
 
 def report_at(pod: Pod, trouble: Trouble) -> datetime:
     """When a trouble has lasted long enough to be reported."""
-    return pod.created + timedelta(seconds=trouble.patience)
+    return pod.seen + timedelta(seconds=trouble.patience)
 
 
 def lasting(workers: Iterable[Pod], troubles: dict[str, Trouble], now: datetime) -> list[Trouble]:

@@ -44,7 +44,8 @@ def disrupted(pod: Pod) -> Loss:
         return Loss(pod, Cause.PREEMPTION, "Preempted", f"worker {pod.name} was preempted{_quote(text)}")
     if word:
         return Loss(pod, Cause.INFRASTRUCTURE, "Evicted", f"worker {pod.name} was evicted ({word}){_quote(text)}")
-    return Loss(pod, Cause.INFRASTRUCTURE, "Deleted", f"the pod of worker {pod.name} is being deleted")
+    when = "" if pod.started else " before it started"
+    return Loss(pod, Cause.INFRASTRUCTURE, "Deleted", f"the pod of worker {pod.name} was deleted{when}")
 
 
 def unreachable(pod: Pod) -> Loss:

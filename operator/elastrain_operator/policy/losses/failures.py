@@ -30,7 +30,7 @@ def last_failure(previous: LastFailure | None, fresh: Sequence[Loss], now: datet
     newest = incident[-1]
     if previous and (previous.cause == Cause.USER or first.cause is not Cause.USER):
         at = datetime.fromisoformat(previous.time)
-        if at > newest.pod.created and _at(newest, now) - at <= INCIDENT:
+        if at > newest.pod.seen and _at(newest, now) - at <= INCIDENT:
             return previous
     return LastFailure(
         time=_at(first, now).isoformat(),
@@ -76,7 +76,7 @@ def _newest_incident(losses: Sequence[Loss], now: datetime | None) -> list[Loss]
     newest = max(losses, key=lambda x: (_at(x, now), x.pod.ordinal))
     together = [
         x for x in losses
-        if x is newest or (_at(newest, now) - _at(x, now) <= INCIDENT and _at(x, now) > newest.pod.created)
+        if x is newest or (_at(newest, now) - _at(x, now) <= INCIDENT and _at(x, now) > newest.pod.seen)
     ]  # fmt: skip
     return sorted(together, key=lambda x: (_at(x, now), _order(_rank(x)), x.pod.ordinal))
 
@@ -92,4 +92,4 @@ def _rank(loss: Loss) -> int | None:
 
 def _at(loss: Loss, now: datetime | None) -> datetime:
     """When the worker ended; ``now`` for a pod that is terminating or silent."""
-    return loss.pod.ending.at if loss.pod.ending else now or loss.pod.created
+    return loss.pod.ending.at if loss.pod.ending else now or loss.pod.seen

@@ -18,15 +18,15 @@ def late(workers: Iterable[Pod], limit: int | None, now: datetime) -> tuple[Pod,
     """Workers that have not started within ``limit`` seconds of their creation, oldest first."""
     if limit is None:
         return ()
-    found = [p for p in workers if _waits(p) and now >= p.created + timedelta(seconds=limit)]
-    return tuple(sorted(found, key=lambda p: (p.created, p.ordinal)))
+    found = [p for p in workers if _waits(p) and now >= p.seen + timedelta(seconds=limit)]
+    return tuple(sorted(found, key=lambda p: (p.seen, p.ordinal)))
 
 
 def next_deadline(workers: Iterable[Pod], limit: int | None) -> datetime | None:
     """When the next unstarted worker becomes late; None: no such worker, or no limit."""
     if limit is None:
         return None
-    return min((p.created + timedelta(seconds=limit) for p in workers if _waits(p)), default=None)
+    return min((p.seen + timedelta(seconds=limit) for p in workers if _waits(p)), default=None)
 
 
 def verdict(spec: JobSpec, workers: Sequence[Pod], now: datetime) -> Verdict | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from elastrain.api.job import RestartCounts
+from elastrain.api.job import LastFailure, RestartCounts
 from elastrain_operator.model import Cause, Loss, Pod
 from elastrain_operator.policy.losses.causes import judge
 
@@ -49,7 +49,8 @@ def not_before(restarts: RestartCounts, pods: Iterable[Pod], now: datetime) -> d
     """When the next worker may be created; None: at once.
 
     Exponential from 10 s to 5 min in the number of script failures or of recent short lives, whichever gives more. It
-    runs from the last such ending, so it needs no state of its own.
+    runs from the last such ending as this operator observed it, so it needs no state of its own; after a start of the
+    operator it may run anew, for at most 5 min.
     """
     ended = [(p, loss) for p in pods if p.ending and (loss := judge(p))]
     failed = [p for p, loss in ended if loss.cause is Cause.USER]
@@ -59,10 +60,22 @@ def not_before(restarts: RestartCounts, pods: Iterable[Pod], now: datetime) -> d
     return latest if latest > now else None
 
 
+def after_last(
+    restarts: RestartCounts, last: LastFailure | None, pods: Iterable[Pod], now: datetime
+) -> datetime | None:
+    """The same for a script failure whose pod is gone, as Kubernetes removes ended pods beyond a number; None: at once.
+
+    ``last``: the newest failure, as in the status. Its time may be another operator's, so it counts as ``now`` at most.
+    """
+    if last is None or last.cause != Cause.USER or any(p.name == last.worker for p in pods):
+        return None
+    return min(datetime.fromisoformat(last.time), now) + timedelta(seconds=delay(restarts.user))
+
+
 def _wait(ended: Sequence[Pod], failures: int) -> datetime | None:
     """A worker that had run for longer than ``RECENT`` starts a new series."""
     last = max(ended, key=_ended_at, default=None)
-    if last is None or (_ended_at(last) - last.created).total_seconds() > RECENT:
+    if last is None or _lived(last) > RECENT:
         return None
     return _ended_at(last) + timedelta(seconds=delay(failures))
 
@@ -78,5 +91,11 @@ def _ended_at(pod: Pod) -> datetime:
 
 
 def _is_short(pod: Pod, now: datetime) -> bool:
-    ended = _ended_at(pod)
-    return (ended - pod.created).total_seconds() < SHORT_LIFE and (now - ended).total_seconds() < RECENT
+    return _lived(pod) < SHORT_LIFE and (now - _ended_at(pod)).total_seconds() < RECENT
+
+
+def _lived(pod: Pod) -> float:
+    """Seconds; of a pod that has ended before this operator started, at least 0."""
+    assert pod.ending is not None
+    ran = pod.ending.ran
+    return (pod.ending.at - pod.seen).total_seconds() if ran is None else ran

@@ -1,8 +1,8 @@
 """How a job uses its accelerator seconds: training, rescaling, waiting, redone, spare.
 
 The last observation is assumed to hold until now. Every change wakes the loop, so the error is below 50 ms while an
-operator runs; the usage is in the status for the next operator. The seconds that pods held are computed from the pods'
-own times and are therefore also correct for a time without an operator.
+operator runs; the usage is in the status for the next operator. For a time without an operator, what was held last
+counts until the next operator's first observation: the times inside pods are those of other machines' clocks.
 
 The trainer measures a pause when it is over. The pause is then *owed*: the next seconds of the generation count as
 ``rescaling`` until the debt is paid, and booked seconds never move. So no part ever decreases, and the sum of the parts
@@ -186,10 +186,10 @@ def _believed(seconds: float) -> float:
 
 def _held_seconds(usage: AcceleratorSeconds, pods: tuple[Pod, ...], since: datetime, now: datetime) -> float:
     """Accelerator seconds that pods held between ``since`` and ``now``. Pods that no longer exist in the API server
-    count until ``now``, the first observation without them."""
+    count until ``now``, the first observation without them; so do, after a start of the operator, those held before."""
     seconds = max(0.0, (now - since).total_seconds())
     known = [p for p in pods if p.bound is not None and not _released(p, since)]
-    vanished = max(0, usage.held - sum(p.accelerators for p in known))
+    vanished = max(0, usage.held - sum(p.accelerators for p in known if p.bound and p.bound <= since))
     return vanished * seconds + sum(p.accelerators * _overlap(p, since, now) for p in known)
 
 

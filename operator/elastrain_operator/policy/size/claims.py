@@ -40,8 +40,7 @@ def claims(
     None: the job needs no workers.
     """
     active = tuple(workers) if creation else ()
-    names = {p.name for p in active}
-    leaving = tuple(Held(p.node, p.demand) for p in seen.pods if p.node and not p.over and p.name not in names)
+    leaving = held(seen, active)
     if creation is None:
         return Claims(None, leaving=leaving)
     etcd, rescaled = seen.coordination, status.last_rescale
@@ -94,6 +93,13 @@ def _obstacle(active: Iterable[Pod], refusal: Refusal | None) -> str:
     if refusal is not None:
         return f"{refusal.kind}: {refusal.message}"
     return next((f"{p.trouble.reason}: {p.trouble.message}" for p in active if _is_hindered(p) and p.trouble), "")
+
+
+def held(seen: Observed, workers: Iterable[Pod] = ()) -> tuple[Held, ...]:
+    """What pods of the job hold that are not among its ``workers``."""
+    names = {p.name for p in workers}
+    others = (*(p for p in seen.pods if p.name not in names), *seen.strangers)
+    return tuple(Held(p.node, p.demand) for p in others if p.node and not p.over)
 
 
 def _spares(spec: JobSpec, stays: Iterable[Pod], size: int, placed: Collection[str]) -> frozenset[str]:

@@ -152,7 +152,7 @@ def _no_quota(scene: Scene) -> bool:
 
 
 def _patience(pod: Pod) -> datetime:
-    return pod.created + timedelta(seconds=ROOM_PATIENCE)
+    return pod.seen + timedelta(seconds=ROOM_PATIENCE)
 
 
 def _surplus(scene: Scene, old: Sequence[Pod], members: Coordination) -> tuple[Pod, ...]:
@@ -183,7 +183,7 @@ def _stopped(scene: Scene, new: Sequence[Pod], members: Coordination) -> str:
     has trained."""
     for pod in new:
         trouble = pod.trouble
-        ripe = trouble and (scene.now - pod.created).total_seconds() >= trouble.patience
+        ripe = trouble and (scene.now - pod.seen).total_seconds() >= trouble.patience
         if trouble and ripe and trouble.reason not in (UNSCHEDULABLE, pending.QUEUED):
             return f"{trouble.reason}: {trouble.message}"
     if any(members.trains(p.name) for p in new):

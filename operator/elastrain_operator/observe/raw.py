@@ -1,0 +1,28 @@
+"""Readers of raw API objects that never raise: a field of an unexpected type counts as absent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Raw = Mapping[str, Any]
+
+
+def mapping(value: object) -> Raw:
+    """An object; anything else is empty."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def objects(value: object) -> list[Raw]:
+    """The objects of a list."""
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def text(value: object) -> str:
+    """A string; anything else is empty."""
+    return value if isinstance(value, str) else ""
+
+
+def number(value: object) -> int | None:
+    """An integer (``true`` is none)."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,67 @@
+"""A job that is being deleted and still exists, since a foreign finalizer holds it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from conditions import until
+from elastrain.api.job import JobStatus
+from elastrain_operator import plan
+from elastrain_operator.allocation.model import Share
+from elastrain_operator.model import JobRef, Observed
+from elastrain_operator.observe import parse
+from loop_world import body, run
+from operator_fixtures import NOW
+from workers import workers_at
+
+pytestmark = pytest.mark.usefixtures("quick_loops")
+pod = workers_at(NOW, node="n{}", demand=(("gpu", 1),))
+
+
+def deleted(*finalizers: str) -> dict:
+    job = body()
+    job["metadata"] |= {"deletionTimestamp": "2030-01-01T00:00:00Z", "finalizers": list(finalizers)}
+    return job
+
+
+def test_its_workers_leave_and_none_is_created():
+    async def scenario(world, jobs):
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+        world.watched = [parse.pod(p, datetime.now(UTC)) for p in world.pods.values()]
+        jobs.see(deleted("example.com/billing"), lambda _: world.watched)
+        await until(lambda: not world.pods, "no pod")
+        [told] = [c for c in world.statuses[-1]["conditions"] if c["type"] == "PodsReady"]
+        assert told["reason"] == "JobDeleted"
+        assert (
+            "2 workers leaving; its object remains until these finalizers are removed: example.com/billing"
+            in (told["message"])
+        )
+        world.watched = []
+        jobs.wake("uid")
+        await until(lambda: world.statuses[-1]["replicas"] == 0, "a status without workers")
+        assert not world.pods
+
+    run(scenario)
+
+
+def seen(*pods) -> Observed:
+    return Observed(JobRef("ns", "job", "uid", 1), pods, share=Share(4, "", ""))
+
+
+def test_it_claims_nothing_and_its_pods_hold_their_nodes_until_they_are_gone():
+    pods = (pod(0), pod(1, terminating=True), pod(2, over=True))
+    made = plan.deleted(JobStatus(desired_replicas=4), seen(*pods), ["example.com/hold"], NOW)
+    assert made.claims.job is None
+    assert {h.node for h in made.claims.leaving} == {"n0", "n1"}
+    assert [d.pod for d in made.delete] == ["job-0"], "ended pods stay for their logs"
+    assert plan.deleted(JobStatus(), seen(), ["example.com/hold"], NOW).claims.leaving == ()
+
+
+def test_its_pods_are_kept_if_its_user_orphans_them():
+    made = plan.deleted(JobStatus(), seen(pod(0)), ["orphan"], NOW)
+    assert not made.delete
+    assert made.claims.job is None
+    assert "1 worker kept, by --cascade=orphan" in made.status.conditions[0].message
