@@ -108,7 +108,7 @@ def control_plane(home: Path) -> Iterator[ApiServer]:
         "--advertise-address=127.0.0.1", f"--cert-dir={home / 'certs'}",
         "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
         f"--service-account-signing-key-file={key}", f"--token-auth-file={home / 'tokens.csv'}",
-        "--authorization-mode=RBAC", "--service-cluster-ip-range=10.96.0.0/16",
+        "--authorization-mode=RBAC", "--allow-privileged=true", "--service-cluster-ip-range=10.96.0.0/16",
     ]  # fmt: skip
     with (
         running(etcd_argv, home / "etcd.log", home),

@@ -15,7 +15,7 @@ from elastrain.api.settings import RankSettings
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import JobRef
 from elastrain_operator.observe.parse import DEFAULT_GRACE
-from elastrain_operator.pod import defaults, nodecheck, security
+from elastrain_operator.pod import defaults, nodecheck, security, uses
 from elastrain_operator.pod.template import problems
 from elastrain_operator.policy import credentials
 from elastrain_operator.policy.size.rollout import version
@@ -76,7 +76,7 @@ def pod(
             **{k: v for k, v in metadata.items() if k in ("annotations", "finalizers")},
             "name": pod_name(job, ordinal),
             "namespace": job.namespace,
-            "labels": {**(metadata.get("labels") or {}), **labels(job, ordinal, spec)},
+            "labels": {**(metadata.get("labels") or {}), **labels(job, ordinal, spec), **uses.label(body)},
             "ownerReferences": [owner(job)],
         },
         "spec": body,
