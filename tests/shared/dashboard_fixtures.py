@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from elastrain.api import names
 from elastrain.client import ClusterError
+from elastrain.dashboard.access import Guard
 from elastrain.dashboard.board import Board
 from elastrain.dashboard.server import application
 from namespaced import cluster, manifest
@@ -106,16 +108,25 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def staged(
-    found: FakeCluster, *, key: str = "", namespaces: tuple[str, ...] = (), heartbeat: float = 10.0
+    found: FakeCluster,
+    *,
+    key: str = "",
+    namespaces: tuple[str, ...] = (),
+    heartbeat: float = 10.0,
+    hosts: tuple[str, ...] = (),
+    reviews: Any = None,
 ) -> AsyncIterator[Stage]:
-    """A dashboard with fast ticks and retries, on the wall clock unless ``clock`` is given."""
+    """A dashboard with fast ticks and retries, on the wall clock unless ``clock`` is given. ``reviews``: an API server
+    that knows users; None: nobody logs in."""
     clock: list[datetime] = []
 
     def now() -> datetime:
         return clock[0] if clock else datetime.now(UTC)
 
     board = Board(found, namespaces, now(), retry_delays=(0.05,))
-    app = application(board, now, key=key, tick_seconds=0.02, heartbeat_seconds=heartbeat)
+    guard = Guard(reviews, board.used_namespaces, time.monotonic) if reviews else None
+    options = {"key": key, "hosts": hosts, "guard": guard}
+    app = application(board, now, tick_seconds=0.02, heartbeat_seconds=heartbeat, **options)
     async with TestClient(TestServer(app)) as client:
         yield Stage(found, board, client, clock)
 

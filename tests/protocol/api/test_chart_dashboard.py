@@ -31,7 +31,17 @@ def container(manifests: Manifests) -> dict[str, Any]:
 )
 def test_it_shows_the_served_namespaces(rendered: Render, settings: tuple[str, ...], shown: list[str]) -> None:
     command = container(rendered(ON, *settings))["command"]
-    assert command == ["elastrain", "dashboard", "--address=0.0.0.0", "--port=8080", "--no-key", *shown]
+    host = "--host=demo-elastrain-dashboard.training.svc"
+    assert command == ["elastrain", "dashboard", "--address=0.0.0.0", "--port=8080", "--authenticate", host, *shown]
+
+
+def test_users_log_in_unless_the_values_say_otherwise(rendered: Render) -> None:
+    assert "--authenticate" in container(rendered(ON))["command"]
+    manifests = rendered(ON, "dashboard.authenticate=false")
+    assert "--no-key" in container(manifests)["command"]
+    assert not [m for m in manifests if m["metadata"]["name"].endswith("-reviews")], "no right that it does not use"
+    named = container(rendered(ON, "dashboard.hosts={jobs.example}"))["command"]
+    assert "--host=jobs.example" in named
 
 
 def test_the_command_knows_its_options(rendered: Render) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from elastrain.dashboard.access import REVIEW_PERMISSIONS
 from elastrain.dashboard.board import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
 from elastrain.dashboard.board import PERMISSIONS as DASHBOARD_PERMISSIONS
 from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
@@ -59,6 +60,11 @@ DASHBOARD = {
     ("", "events", "watch"): "the same, when more happens",
 }
 """Of the dashboard, which has a service account of its own and writes nothing, in every namespace that it shows."""
+DASHBOARD_REVIEWS = {
+    ("authentication.k8s.io", "tokenreviews", "create"): "who sends a request",
+    ("authorization.k8s.io", "subjectaccessreviews", "create"): "what that user may list",
+}
+"""In the whole cluster: it shows each user what that user's own rights allow."""
 DASHBOARD_NODES = {
     ("", "nodes", "list"): "what accelerators there are",
     ("", "nodes", "watch"): "the same, when it changes",
@@ -116,9 +122,10 @@ def test_dashboard_has_the_rights_of_the_table_and_no_other(
 ) -> None:
     given = grants(rendered(*values, "dashboard.enabled=true"), to="demo-elastrain-dashboard")
     if namespaces is None:
-        expected = {("ClusterRoleBinding", None): {*DASHBOARD, *DASHBOARD_NODES}}
+        expected = {("ClusterRoleBinding", None): {*DASHBOARD, *DASHBOARD_NODES, *DASHBOARD_REVIEWS}}
     else:
         expected = {("RoleBinding", n): set(DASHBOARD) for n in namespaces}
+        expected["ClusterRoleBinding", None] = set(DASHBOARD_REVIEWS)
     assert {place: verbs(rules) for place, rules in given.items()} == expected
 
 
@@ -144,8 +151,9 @@ def test_operator_may_use_only_its_own_lease(rendered: Render) -> None:
         (LEASE, LEASE_PERMISSIONS),
         (DASHBOARD, DASHBOARD_PERMISSIONS),
         (DASHBOARD_NODES, DASHBOARD_NODE_PERMISSIONS),
+        (DASHBOARD_REVIEWS, REVIEW_PERMISSIONS),
     ],
-    ids=["jobs", "capacity", "lease", "dashboard", "dashboard's nodes"],
+    ids=["jobs", "capacity", "lease", "dashboard", "dashboard's nodes", "dashboard's reviews"],
 )
 def test_table_matches_the_programs_declared_use(table: Any, used: Any) -> None:
     assert set(table) == {(group, resource, verb) for (group, resource), verbs in used.items() for verb in verbs}

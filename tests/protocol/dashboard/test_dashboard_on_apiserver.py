@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -102,6 +103,41 @@ def test_the_charts_rights_are_enough_for_it(cluster, manifest, rendered, tmp_pa
                 while not (found := await asyncio.to_thread(answer))["jobs"]:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
             assert found["health"]["problems"] == []
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+
+
+def test_each_user_of_the_cluster_sees_what_its_rights_allow(cluster, manifest) -> None:
+    """TokenReview and SubjectAccessReview on the real API server."""
+    cluster.kubectl("create", "-f", "-", document=manifest())
+    for user in ("sees", "sees-not"):
+        cluster.kubectl("create", "serviceaccount", user)
+    reads = "--resource=elastictrainingjobs.elastrain.dev,pods,events"
+    cluster.kubectl("create", "role", "views", "--verb=list", reads)
+    cluster.kubectl("create", "rolebinding", "views", "--role=views", f"--serviceaccount={cluster.namespace}:sees")
+    tokens = {user: cluster.kubectl("create", "token", user).strip() for user in ("sees", "sees-not")}
+
+    async def scenario() -> None:
+        async with dashboard(cluster.kubeconfig, "--authenticate", "--all-namespaces") as address:
+
+            def ask(token: str = "", host: str = "") -> tuple[int, list[str]]:
+                headers = {"Authorization": f"Bearer {token}"} if token else {}
+                request = urllib.request.Request(
+                    f"{address}api/jobs", headers={**headers, **({"Host": host} if host else {})}
+                )
+                try:
+                    with urllib.request.urlopen(request, timeout=10) as response:
+                        return response.status, [row["namespace"] for row in json.load(response)["jobs"]]
+                except urllib.error.HTTPError as error:
+                    return error.code, []
+
+            async with asyncio.timeout(30):
+                while await asyncio.to_thread(ask, tokens["sees"]) != (200, [cluster.namespace]):  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)
+            assert await asyncio.to_thread(ask, tokens["sees-not"]) == (200, [])
+            assert await asyncio.to_thread(ask, "forged." + tokens["sees"]) == (401, [])
+            assert await asyncio.to_thread(ask) == (401, [])
+            assert await asyncio.to_thread(ask, tokens["sees"], "evil.example") == (421, [])
 
     asyncio.run(asyncio.wait_for(scenario(), 100))
 

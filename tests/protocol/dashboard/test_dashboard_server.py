@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastrain.dashboard import server, stream
+from elastrain.dashboard.access import EVERYTHING
 
 
 def run(scenario) -> None:
@@ -251,7 +252,7 @@ def test_a_browser_that_does_not_read_is_disconnected_and_delays_no_other() -> N
         hub = stream.Hub()
         with hub.listen("") as slow, hub.listen("") as quick:
             for n in range(stream.MOST_WAITING + 1):
-                hub.send("", "jobs", {"n": n})
+                hub.send("", EVERYTHING, "jobs", {"n": n})
                 assert b"data" in quick.get_nowait()
             assert slow.get_nowait() is None
         assert hub.topics == []
@@ -309,7 +310,7 @@ def test_every_referenced_file_exists() -> None:
     named = {
         name for f in STATIC.iterdir() for name in re.findall(r"(?:static|\.)/([\w.]+\.(?:js|css|svg))", f.read_text())
     }
-    assert named == {f.name for f in STATIC.iterdir()} - {"index.html"}
+    assert named == {f.name for f in STATIC.iterdir()} - {"index.html", "login.html"}
 
 
 # ---- the key ---------------------------------------------------------------------------------------------------------

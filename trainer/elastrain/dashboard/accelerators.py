@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from elastrain.dashboard.access import View
 from elastrain.dashboard.facts import CPU_WORKERS, NodeFacts, PodFacts, is_accelerator
+from elastrain.dashboard.history import OTHERS
 
 NODES = 200
 """Nodes of a resource that are listed individually: nodes in use first."""
@@ -30,6 +32,39 @@ def picture(pods: Iterable[PodFacts], nodes: Iterable[NodeFacts] | None) -> list
     found = [_resource(r, held.get(r, {}), known) for r in sorted(held.keys() | offered)]
     found.sort(key=lambda r: (r["resource"] == CPU_WORKERS, -r["held"], -(r["total"] or 0), r["resource"]))
     return found[:RESOURCES]
+
+
+def seen(shown: Json, view: View) -> Json:
+    """``{"now": ..., "history": ..., "nodesKnown": ...}`` as a view shows it; other jobs' shares are summed up."""
+    if view.namespaces is None and view.nodes:
+        return shown
+    return {
+        "now": [_seen_resource(r, view) for r in shown["now"]],
+        "history": {
+            resource: {
+                "byJob": _seen_shares(of["byJob"], view),
+                "byNode": of["byNode"] if view.nodes else {**of["byNode"], "parts": {}},
+            }
+            for resource, of in shown["history"].items()
+        },
+        "nodesKnown": shown["nodesKnown"] and view.nodes,
+    }
+
+
+def _seen_resource(resource: Json, view: View) -> Json:
+    def jobs(of: Json) -> Json:
+        return {**of, "jobs": [j for j in of["jobs"] if view.sees(j["key"])]}
+
+    nodes = [jobs(node) for node in resource["nodes"]] if view.nodes else []
+    return {**jobs(resource), "nodes": nodes}
+
+
+def _seen_shares(shares: Json, view: View) -> Json:
+    parts = {name: values for name, values in shares["parts"].items() if view.sees(name)}
+    hidden = [values for name, values in shares["parts"].items() if name not in parts]
+    if hidden:
+        parts[OTHERS] = [sum(column) for column in zip(*hidden, strict=True)]
+    return {**shares, "parts": parts}
 
 
 def _resource(resource: str, held: dict[str, dict[str, int]], nodes: tuple[NodeFacts, ...] | None) -> Json:

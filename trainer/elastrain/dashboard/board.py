@@ -16,6 +16,7 @@ from elastrain.api.job import ElasticTrainingJob, JobStatus
 from elastrain.client import Event, Refused, Worker
 from elastrain.client.records import job_of
 from elastrain.dashboard import accelerators, facts, picture, timeline
+from elastrain.dashboard.access import EVERYTHING, View
 from elastrain.dashboard.facts import EventFacts, JobFacts, NodeFacts, PodFacts
 from elastrain.dashboard.history import Figures, Shares
 from elastrain.dashboard.stream import Hub
@@ -112,9 +113,13 @@ class Board:
                 group.create_task(kept.run(), name=f"watch {kept.what}")
 
     # -- queries -------------------------------------------------------------------------------------------------------
-    def rows(self) -> list[Json]:
-        """All jobs, by namespace and name."""
-        return [self._rows[key] for key in sorted(self._rows)]
+    def used_namespaces(self) -> set[str]:
+        """Namespaces with jobs."""
+        return {key.partition("/")[0] for key in self._rows}
+
+    def rows(self, view: View = EVERYTHING) -> list[Json]:
+        """The jobs of a view, by namespace and name."""
+        return [self._rows[key] for key in sorted(self._rows) if view.sees(key)]
 
     def job(self, key: str, *, figures: bool) -> Json | None:
         """A job's page; None: no such job. ``figures``: include its values over time."""
@@ -128,20 +133,21 @@ class Board:
             shown = {**shown, "figures": self._remembered[key].figures.shown()}
         return shown
 
-    def devices(self) -> Json:
-        """Accelerators, now and over time."""
+    def devices(self, view: View = EVERYTHING) -> Json:
+        """Accelerators, now and over time, as far as a view shows them."""
         history = {
             resource: {"byJob": by_job.shown(), "byNode": by_node.shown()}
             for resource, (by_job, by_node) in self._shares.items()
         }
-        return {"now": self._devices, "history": history, "nodesKnown": self._nodes_known}
+        shown = {"now": self._devices, "history": history, "nodesKnown": self._nodes_known}
+        return accelerators.seen(shown, view)
 
-    def health(self, now: datetime) -> Json:
+    def health(self, now: datetime, view: View = EVERYTHING) -> Json:
         """Whether the shown data is current."""
         return {
             "now": now.isoformat(),
             "started": self._started.isoformat(),
-            "namespaces": list(self.namespaces),
+            "namespaces": list(self.namespaces) if view.namespaces is None else sorted(view.namespaces) or ["none"],
             "listed": self._listed,
             "stale": any(kept.problem for kept in self._jobs),
             "problems": self._all_problems(),
@@ -154,17 +160,26 @@ class Board:
         changed, gone = self._take_in(now.timestamp())
         self._take_in_devices(now.timestamp())
         if changed or gone:
-            rows = [self._rows[key] for key in changed]
-            self.hub.send(OVERVIEW, "jobs", {"now": now.isoformat(), "rows": rows, "gone": gone})
+            for view in self.hub.views(OVERVIEW):
+                rows = [self._rows[key] for key in changed if view.sees(key)]
+                left = [key for key in gone if view.sees(key)]
+                if rows or left:
+                    self.hub.send(OVERVIEW, view, "jobs", {"now": now.isoformat(), "rows": rows, "gone": left})
         for key in self.hub.topics:
             if key in gone:
-                self.hub.send(key, "gone", {"now": now.isoformat()})
+                self._send_all(key, "gone", {"now": now.isoformat()})
             elif key in changed:
-                self.hub.send(key, "job", {"now": now.isoformat(), "job": self.job(key, figures=False)})
+                self._send_all(key, "job", {"now": now.isoformat(), "job": self.job(key, figures=False)})
         problems = self._all_problems()
         if problems != self._problems or listed != self._listed:  # published last: the page already has the data
             self._problems, self._listed = problems, listed
-            self.hub.send_all("health", self.health(now))
+            for topic in self.hub.topics:
+                for view in self.hub.views(topic):
+                    self.hub.send(topic, view, "health", self.health(now, view))
+
+    def _send_all(self, topic: str, event: str, data: Json) -> None:
+        for view in self.hub.views(topic):
+            self.hub.send(topic, view, event, data)
 
     def _take_in(self, now: float) -> tuple[set[str], list[str]]:
         """Keys of changed jobs, and keys of deleted jobs."""
@@ -217,7 +232,8 @@ class Board:
             by_node.add(now, shown["total"], {n["name"]: n["held"] for n in shown["nodes"]})
         if self._devices_changed or due:
             self._devices_changed, self._devices_sent = False, now
-            self.hub.send(OVERVIEW, "accelerators", self.devices())
+            for view in self.hub.views(OVERVIEW):
+                self.hub.send(OVERVIEW, view, "accelerators", self.devices(view))
 
     @property
     def _nodes_known(self) -> bool:

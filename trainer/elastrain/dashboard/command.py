@@ -7,6 +7,7 @@ import logging
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -15,6 +16,7 @@ from aiohttp import web
 
 from elastrain.api import names
 from elastrain.client.connection import Connection
+from elastrain.dashboard.access import Guard
 from elastrain.dashboard.board import Board
 from elastrain.dashboard.server import application
 
@@ -32,10 +34,12 @@ async def serve(
     address: str,
     port: int,
     keyed: bool,
+    authenticate: bool = False,
+    hosts: tuple[str, ...] = (),
     say: Callable[[str], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM. ``namespaces``: empty: all. ``port`` 0: any free port. ``say`` receives the page's
-    address.
+    """Serve until SIGINT or SIGTERM. ``namespaces``: empty: all. ``port`` 0: any free port. ``authenticate``: users log
+    in with a token of the cluster. ``hosts``: names that the page is reached by. ``say`` receives the page's address.
 
     Raises :class:`~elastrain.client.ClusterError` if the cluster is unreadable, and :class:`CannotListen`.
     """
@@ -46,7 +50,8 @@ async def serve(
         await connection.call("GET", jobs, "list jobs", query={"limit": "1"})  # fail now rather than show an empty page
         key = secrets.token_urlsafe(12) if keyed else ""
         board = Board(connection, namespaces, datetime.now(UTC))
-        app = application(board, lambda: datetime.now(UTC), key=key)
+        guard = Guard(connection, board.used_namespaces, time.monotonic) if authenticate else None
+        app = application(board, lambda: datetime.now(UTC), key=key, hosts=(*hosts, address), guard=guard)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
         try:

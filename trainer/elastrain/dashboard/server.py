@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Collection
 from datetime import datetime
 from http import HTTPStatus
 
 import structlog
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
-from elastrain.dashboard import assets
+from elastrain.client import ClusterError
+from elastrain.dashboard import assets, login
+from elastrain.dashboard.access import REVIEW_SECONDS, Guard, View
 from elastrain.dashboard.board import OVERVIEW, Board
+from elastrain.dashboard.login import VIEW
 from elastrain.dashboard.stream import TooMany, encoded
 
 TICK_SECONDS = 1.0
@@ -26,7 +28,7 @@ _AGAIN_SECONDS = 30
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -46,15 +48,24 @@ def application(
     now: Clock,
     *,
     key: str = "",
+    hosts: Collection[str] = (),
+    guard: Guard | None = None,
     tick_seconds: float = TICK_SECONDS,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
 ) -> web.Application:
     """An application that follows the API server while it runs.
 
-    ``key``: required in the first address (``?key=``) and later in a cookie; empty: no access control.
+    ``key``: required in the first address (``?key=``) and later in a cookie. ``guard``: users of the cluster log in,
+    and each sees what its rights allow; None: no users. ``hosts``: names that the application answers for, beside
+    ``localhost`` and all addresses.
     """
-    page = _Page(board, now, heartbeat_seconds)
-    app = web.Application(middlewares=[_asks_for(key)] if key else [])
+    page = _Page(board, now, heartbeat_seconds, guard)
+    middlewares = [login.answers_for(hosts)]
+    middlewares += [login.asks_for(key)] if key else []
+    middlewares += [login.authenticates(guard)] if guard else []
+    app = web.Application(middlewares=middlewares)
+    if guard:
+        app.add_routes(login.routes(guard, page.login))
     app.add_routes(
         [
             web.get("/", page.index),
@@ -98,36 +109,20 @@ async def _harden(_: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "elastrain"
 
 
-def _asks_for(key: str) -> Middleware:
-    """Require the key: on a shared machine, other users must not see one user's data."""
-
-    @web.middleware
-    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        cookie = f"elastrain-{request.url.port}"
-        if hmac.compare_digest(request.query.get("key", "").encode(), key.encode()):
-            response = web.Response(status=HTTPStatus.SEE_OTHER, headers={"Location": "./"})
-            response.set_cookie(cookie, key, httponly=True, samesite="Lax", path="/")
-            return response
-        if request.path != "/healthz" and not hmac.compare_digest(
-            request.cookies.get(cookie, "").encode(), key.encode()
-        ):
-            raise web.HTTPForbidden(text="the key is missing: open the address that `elastrain dashboard` printed\n")
-        return await handler(request)
-
-    return middleware
-
-
 class _Page:
     """The handlers of the page."""
 
-    def __init__(self, board: Board, now: Clock, heartbeat_seconds: float) -> None:
-        self._board = board
+    def __init__(self, board: Board, now: Clock, heartbeat_seconds: float, guard: Guard | None) -> None:
+        self._board, self._guard = board, guard
         self._now = now
         self._heartbeat_seconds = heartbeat_seconds
         self._files = assets.load()
 
     async def index(self, request: web.Request) -> web.Response:
         return self._files["index.html"].answer(request)
+
+    async def login(self, request: web.Request) -> web.Response:
+        return self._files["login.html"].answer(request)
 
     async def static(self, request: web.Request) -> web.Response:
         file = self._files.get(request.match_info["name"])
@@ -140,29 +135,32 @@ class _Page:
         return web.Response(text="ok\n")
 
     async def jobs(self, request: web.Request) -> web.Response:
-        health = self._board.health(self._now())
+        view = request[VIEW]
+        health = self._board.health(self._now(), view)
         del health["now"]  # otherwise every answer would differ
-        return assets.of_json({"health": health, "jobs": self._board.rows()}).answer(request)
+        return assets.of_json({"health": health, "jobs": self._board.rows(view)}).answer(request)
 
     async def job(self, request: web.Request) -> web.Response:
         key = f"{request.match_info['namespace']}/{request.match_info['name']}"
-        found = self._board.job(key, figures=True)
+        found = self._board.job(key, figures=True) if request[VIEW].sees(key) else None
         if found is None:
             return assets.of_json({"error": f"no job {key}"}).answer(request, HTTPStatus.NOT_FOUND)
         return assets.of_json(found).answer(request)
 
     async def accelerators(self, request: web.Request) -> web.Response:
-        return assets.of_json(self._board.devices()).answer(request)
+        return assets.of_json(self._board.devices(request[VIEW])).answer(request)
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """``?job=namespace/name``, or the list: the complete state once, then changes, until the browser disconnects.
 
         For an absent job: only the health of the data, and the job once it appears.
         """
-        topic = request.query.get("job", OVERVIEW)
+        topic, view = request.query.get("job", OVERVIEW), request[VIEW]
+        if topic != OVERVIEW and not view.sees(topic):
+            raise web.HTTPForbidden(text=f"you may not list jobs, pods and events in the namespace of {topic}\n")
         try:
-            with self._board.hub.listen(topic) as queue:
-                return await self._streamed(request, queue, self._first(topic))
+            with self._board.hub.listen(topic, view) as queue:
+                return await self._streamed(request, queue, self._first(topic, view))
         except TooMany:
             headers = {"Retry-After": str(_AGAIN_SECONDS)}
             raise web.HTTPServiceUnavailable(text="too many browsers use this dashboard\n", headers=headers) from None
@@ -172,19 +170,31 @@ class _Page:
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         response.content_type = "text/event-stream"
+        due = time.monotonic() + REVIEW_SECONDS
         await response.prepare(request)
         with contextlib.suppress(ConnectionResetError):  # the browser disconnected
             await response.write(first)
             while (message := await self._next(queue)) is not None:
+                if time.monotonic() >= due:
+                    if not await self._sees_the_same(request):
+                        break  # the browser connects again, or logs in
+                    due = time.monotonic() + REVIEW_SECONDS
                 await response.write(message)
         return response
 
-    def _first(self, topic: str) -> bytes:
+    async def _sees_the_same(self, request: web.Request) -> bool:
+        """Whether the user's token and rights are as at the start of its stream; True while that is unknown."""
+        try:
+            return self._guard is None or await login.view_of(request, self._guard) == request[VIEW]
+        except ClusterError:
+            return True
+
+    def _first(self, topic: str, view: View) -> bytes:
         now = self._now()
-        health = encoded("health", self._board.health(now))
+        health = encoded("health", self._board.health(now, view))
         if topic == OVERVIEW:
-            rows = {"now": now.isoformat(), "rows": self._board.rows(), "all": True}
-            return encoded("jobs", rows) + encoded("accelerators", self._board.devices()) + health
+            rows = {"now": now.isoformat(), "rows": self._board.rows(view), "all": True}
+            return encoded("jobs", rows) + encoded("accelerators", self._board.devices(view)) + health
         job = self._board.job(topic, figures=True)
         return (encoded("job", {"now": now.isoformat(), "job": job}) if job else b"") + health
 

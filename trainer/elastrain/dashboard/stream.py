@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from elastrain.dashboard.access import EVERYTHING, View
+
 MOST_BROWSERS = 100
 """Largest number of concurrent streams; the server refuses more."""
 MOST_WAITING = 32
@@ -22,7 +24,7 @@ class Hub:
     """The listeners of each topic. Use from one event loop."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, list[asyncio.Queue[bytes | None]]] = {}
+        self._queues: dict[tuple[str, View], list[asyncio.Queue[bytes | None]]] = {}
 
     @property
     def listeners(self) -> int:
@@ -31,36 +33,36 @@ class Hub:
     @property
     def topics(self) -> list[str]:
         """Topics with at least one listener."""
-        return list(self._queues)
+        return list(dict.fromkeys(topic for topic, _ in self._queues))
+
+    def views(self, topic: str) -> list[View]:
+        """What the listeners of a topic may see."""
+        return [view for of, view in self._queues if of == topic]
 
     @contextlib.contextmanager
-    def listen(self, topic: str) -> Iterator[asyncio.Queue[bytes | None]]:
+    def listen(self, topic: str, view: View = EVERYTHING) -> Iterator[asyncio.Queue[bytes | None]]:
         """A queue of encoded messages; None ends the stream. Raises :class:`TooMany`."""
+        key = topic, view
         if self.listeners >= MOST_BROWSERS:
             raise TooMany
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
-        self._queues.setdefault(topic, []).append(queue)
+        self._queues.setdefault(key, []).append(queue)
         try:
             yield queue
         finally:
-            others = self._queues.get(topic, [])
+            others = self._queues.get(key, [])
             if queue in others:
                 others.remove(queue)
             if not others:
-                self._queues.pop(topic, None)
+                self._queues.pop(key, None)
 
-    def send(self, topic: str, event: str, data: Any) -> None:
-        """Send to all listeners of ``topic``."""
-        queues = self._queues.get(topic)
+    def send(self, topic: str, view: View, event: str, data: Any) -> None:
+        """Send to all listeners of ``topic`` with this view."""
+        queues = self._queues.get((topic, view))
         if queues:
             message = encoded(event, data)
             for queue in queues:
                 _put(queue, message)
-
-    def send_all(self, event: str, data: Any) -> None:
-        """Send to all listeners of all topics."""
-        for topic in self.topics:
-            self.send(topic, event, data)
 
     def end(self) -> None:
         """End all streams."""

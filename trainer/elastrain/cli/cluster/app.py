@@ -252,6 +252,18 @@ def dashboard(
     port: Annotated[int, typer.Option(help="TCP port. 0: any free port.", min=0, max=65535)] = 8090,
     address: Annotated[str, typer.Option(help="Address to listen at. Default: this machine only.")] = "127.0.0.1",
     key: Annotated[bool, typer.Option("--key/--no-key", help="Put an access key into the printed address.")] = True,
+    authenticate: Annotated[
+        bool,
+        typer.Option(
+            "--authenticate",
+            help="Instead of the key: users log in with a token of the cluster, and each sees the namespaces that its "
+            "own rights allow. Needs the right to create tokenreviews and subjectaccessreviews.",
+        ),
+    ] = False,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="A name by which browsers reach the page, beside localhost and addresses."),
+    ] = None,
     context: Context = None,
 ) -> None:
     """Serve a live page about the jobs until Ctrl-C: state, accelerators, every rescale, losses. The dashboard only
@@ -265,7 +277,16 @@ def dashboard(
     place = Place(None, context)
     shown = () if all_namespaces else tuple(namespaces or ())
     raise typer.Exit(
-        commands.dashboard(place, shown, all_namespaces=all_namespaces, address=address, port=port, keyed=key)
+        commands.dashboard(
+            place,
+            shown,
+            all_namespaces=all_namespaces,
+            address=address,
+            port=port,
+            keyed=key and not authenticate,
+            authenticate=authenticate,
+            hosts=tuple(hosts or ()),
+        )
     )
 
 

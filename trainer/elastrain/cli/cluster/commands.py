@@ -165,7 +165,15 @@ def doctor(place: Place) -> int:
 
 @answers
 def dashboard(
-    place: Place, namespaces: tuple[str, ...], *, all_namespaces: bool, address: str, port: int, keyed: bool
+    place: Place,
+    namespaces: tuple[str, ...],
+    *,
+    all_namespaces: bool,
+    address: str,
+    port: int,
+    keyed: bool,
+    authenticate: bool,
+    hosts: tuple[str, ...],
 ) -> int:
     """``elastrain dashboard``; returns the exit code."""
     from elastrain.dashboard.command import CannotListen, serve
@@ -173,7 +181,16 @@ def dashboard(
     async def run() -> None:
         connection = await Connection.open(context=place.context)
         shown = () if all_namespaces else namespaces or (connection.namespace,)
-        await serve(connection, namespaces=shown, address=address, port=port, keyed=keyed, say=print_now)
+        await serve(
+            connection,
+            namespaces=shown,
+            address=address,
+            port=port,
+            keyed=keyed,
+            authenticate=authenticate,
+            hosts=hosts,
+            say=print_now,
+        )
 
     try:
         asyncio.run(run())

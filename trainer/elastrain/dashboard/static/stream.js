@@ -35,9 +35,10 @@ export function follow(path, on, onState) {
     source.onerror = async () => {
       const refused = source.readyState === EventSource.CLOSED; // an answer other than a stream
       source.close();
-      const denied = refused && (await status()) === 403;
+      const answer = refused ? await status() : 0;
       if (ended) return;
-      if (denied) onState("denied", null);
+      if (answer === 401) location.assign("login");
+      else if (answer === 403) onState("denied", null);
       else again();
     };
   }
