@@ -224,7 +224,11 @@ class JobLoop:
             return self._config.resync  # spec.managedBy names another controller
         self.job = parse.job_ref(body)
         state.version = newest(state.version, body["metadata"].get("resourceVersion"))
-        status = state.status or parse.job_status(body)
+        try:
+            status = state.status or parse.job_status(body)
+        except parse.StatusUnreadable as error:
+            await self._executor.report_unreadable(self.job, body.get("status"), str(error), state)
+            return self._config.resync
         if body["metadata"].get("deletionTimestamp"):
             await self._leave(status)
             return self._config.resync
@@ -276,7 +280,7 @@ class JobLoop:
             pods=tuple(p for p in pods if is_issued(p.ordinal, following)),
             strangers=tuple(p for p in pods if not is_issued(p.ordinal, following)),
             coordination=coordination,
-            outage=self._mirror.outage,
+            outage=self._mirror.outage_of(self.keys),
             share=self._capacity.share_of(self.job.uid) if self._capacity else None,
             created=parse.timestamp(self._body["metadata"]["creationTimestamp"]) if self._capacity else None,
         )

@@ -190,10 +190,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Why etcd is unknown."""
+    """Why etcd, or the records of one job, are unknown."""
 
     reason: str = "EtcdUnavailable"
-    """EtcdUnavailable or EtcdDenied."""
+    """EtcdUnavailable, EtcdDenied or, for one job, RecordsUnreadable."""
     message: str = "not connected yet"
 
 
@@ -242,6 +242,8 @@ class LoopState:
     refusal: Refusal | None = None
     admitted: str = ""
     """Version of the template of which the API server has last admitted a pod, in a dry run; empty: none."""
+    unreadable: str = ""
+    """Why the status could not be read, as last reported by an event; empty: it was not."""
     created: dict[str, tuple[Pod, datetime]] = field(default_factory=dict)
     """Created pods that the watch has not shown yet, by UID, with the time of their creation or last read."""
     alive: set[str] = field(default_factory=set)

@@ -30,8 +30,7 @@ class World:
         self.failures: list[Exception] = []
         self.target = None
 
-    @property
-    def outage(self):
+    def outage_of(self, keys):
         return Outage() if self.down else None
 
     def of(self, keys):

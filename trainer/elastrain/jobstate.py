@@ -1,7 +1,8 @@
 """The records of one job as etcd last reported them: the one mirror that agents, local mode and the operator keep.
 
-Pure: changes of keys go in, decoded records are attributes. A record that cannot be read counts as absent; its key is
-in :attr:`JobState.unreadable`, so that a reader can refuse to act on what it does not know.
+Pure: changes of keys go in, decoded records are attributes. The key of a record that cannot be read is in
+:attr:`JobState.unreadable`, so that a reader can refuse to act on what it does not know. Such a member still exists,
+with an unknown phase; any other such record is missing here.
 """
 
 from __future__ import annotations
@@ -154,11 +155,10 @@ class JobState:
         return roster.join(roster.Part(members=part) for part in self.parts.get(number, {}).values())
 
     def _put_member(self, member_id: str, kv: KeyValue | None) -> None:
-        member = self._decode(Member, kv)
-        if member is None or kv is None:
-            self.members.pop(member_id, None)
-        else:
-            self.members[member_id] = RegisteredMember(member, kv.create_revision)
+        member, before = self._decode(Member, kv), self.members.pop(member_id, None)
+        if kv is not None:
+            known = before.record.unread() if before else Member.unknown(member_id)
+            self.members[member_id] = RegisteredMember(member or known, kv.create_revision)
 
     def _put_header(self, kv: KeyValue | None) -> None:
         self.header, self._whole = self._decode(Generation, kv), None

@@ -48,6 +48,8 @@ class Records(Protocol):
 
     def issued(self, keys: JobKeys) -> Issued | None: ...
 
+    def is_unread(self, keys: JobKeys) -> bool: ...
+
     async def claim(self, keys: JobKeys) -> None: ...
 
     async def put_issued(self, keys: JobKeys, issued: Issued) -> None: ...
@@ -86,7 +88,7 @@ class Vault:
         """Ensure that a job's workers can log in. Without a change it makes no call."""
         keys = JobKeys(job.namespace, job.name, job.uid)
         wanted, issued = self._wanted, self._issued(keys)
-        if issued is None and self._records.outage:
+        if issued is None and (self._records.outage or self._records.is_unread(keys)):
             return  # unknown, which differs from absent
         due = credentials.due(issued, wanted, creating=creating, live=live)
         if not (due.user or due.secret):

@@ -20,10 +20,12 @@ from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.kube.errors import NO_ANSWER, ApiError
 from elastrain_operator.kube.refusals import Refused, refused
-from elastrain_operator.model import Deletion, JobEvent, JobRef, LoopState, Plan, Pod, RefusalKind
+from elastrain_operator.model import Deletion, JobEvent, JobRef, LoopState, Plan, Pod, RefusalKind, Severity
 from elastrain_operator.observe import parse
 from elastrain_operator.observe.owner import owner
 from elastrain_operator.pod import manifest as manifests
+from elastrain_operator.policy.report import unreadable
+from elastrain_operator.policy.report.events import LONGEST
 from elastrain_operator.policy.size.rollout import version
 from elastrain_operator.tracing import Traces
 
@@ -98,6 +100,16 @@ class Executor:
         if plan.delete_job:
             log.info("deleting job", job=_name(job), why="ttlSecondsAfterFinished")
             await self._kube.delete_job(job.namespace, job.name, job.uid)
+
+    async def report_unreadable(self, job: JobRef, raw: Any, cause: str, state: LoopState) -> None:
+        """Report that the status ``raw`` of a job cannot be read, and change nothing else. Raises ``ApiError``."""
+        text = unreadable.message(job.name, cause)
+        patch = unreadable.patch(raw, text, job.generation, clock.now())
+        if patch is not None:
+            state.version = await self._kube.patch_status(job.namespace, job.name, patch, state.version)
+        if state.unreadable != cause:
+            self._events.record(job, JobEvent(unreadable.REASON, text[:LONGEST], Severity.WARNING))
+            state.unreadable = cause
 
     def _changes(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> list[Awaitable[None]]:
         """What does not depend on each other."""

@@ -9,7 +9,7 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from elastrain.api import manifest, names
-from elastrain.api.job import JobSpec, JobStatus
+from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Termination
 from elastrain_operator.model import Ending, JobRef, Pod
 from elastrain_operator.observe import resources
@@ -25,12 +25,18 @@ MOST_ACCELERATORS = 2**31 - 1
 """Kubernetes accepts any number in a pod's limits."""
 LARGEST = 2**63 - 1
 """Larger integers in a termination record cannot be written to a status."""
+_PROBLEMS = 3
+"""Most problems of a status that are named."""
 
 _COUNT = re.compile(r"[0-9]{1,18}")
 
 
 class SpecInvalid(ValueError):
     """The stored spec breaks a rule of the API; the message names field, value and rule."""
+
+
+class StatusUnreadable(ValueError):
+    """The stored status cannot be read; the message names field, value and rule. Nothing may follow from it."""
 
 
 def timestamp(text: str) -> datetime:
@@ -62,11 +68,22 @@ def job_spec(body: Raw) -> JobSpec:
 
 
 def job_status(body: Raw) -> JobStatus:
-    """The status of a job; empty if it is absent or unreadable: the next pass writes it from the observation."""
+    """The status of a job; empty if it is absent.
+
+    Raises :class:`StatusUnreadable` if a field is damaged or a newer operator's, or the job has ended in a way that
+    this version does not know. Unknown fields and words alone are kept.
+    """
     try:
-        return JobStatus.model_validate(body.get("status") or {})
-    except ValidationError:
-        return JobStatus()
+        status = JobStatus.read(body.get("status") or {})
+    except ValidationError as error:
+        found = [manifest.problem(e, "status") for e in error.errors(include_url=False)]
+        raise StatusUnreadable("; ".join(found[:_PROBLEMS])) from error
+    ends = {ConditionType.SUCCEEDED, ConditionType.FAILED}
+    if status.completion_time and not any(c.type in ends and c.status == "True" for c in status.conditions):
+        raise StatusUnreadable(
+            f"status.completionTime: {status.completion_time}: needs a condition Succeeded or Failed that is True"
+        )
+    return status
 
 
 def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:

@@ -99,27 +99,40 @@ class Mirror:
         return None if self._listed.is_set() and self._outage is None else self._outage or Outage()
 
     def of(self, keys: JobKeys) -> Coordination | None:
-        """The records of a job; None if they are not known, or cannot be read (a newer version's, or damaged)."""
-        if self.outage:
+        """The records of a job; None if plans cannot rely on them: see :meth:`outage_of`."""
+        if self.outage_of(keys):
             return None
         state = self._state(keys)
-        generation = state.generation
-        if generation is not None and generation.roster is not None:
-            return None  # some of its members are missing
-        if not state.unreadable <= {keys.leader, keys.ended, keys.closed, keys.issued}:  # plans do not use these
-            return None
         return Coordination(
             target=state.target,
             members=tuple(state.members[member].record for member in sorted(state.members)),
-            generation=generation,
+            generation=state.generation,
             progress=state.progress,
             highest=state.highest_number,
             earlier=state.members_of,
         )
 
+    def outage_of(self, keys: JobKeys) -> Outage | None:
+        """Why the records of a job are unknown; None: they are known. A member whose record cannot be read is known,
+        too: it exists."""
+        if self.outage:
+            return self.outage
+        state = self._state(keys)
+        unread = sorted(key.removeprefix(keys.prefix) for key in state.unreadable if _is_planned_by(keys, key))
+        if unread:
+            text = f"the job's records {', '.join(unread)} in etcd cannot be read: damaged, or of a newer version"
+            return Outage("RecordsUnreadable", f"{text} of elastrain; upgrade the operator")
+        if state.generation is not None and state.generation.roster is not None:
+            return Outage(message="some members of the newest generation are not known yet")
+        return None
+
     def issued(self, keys: JobKeys) -> Issued | None:
         """What the job's workers were last given to log in with; None: nothing, or nothing that can be read."""
         return self._state(keys).issued
+
+    def is_unread(self, keys: JobKeys) -> bool:
+        """Whether the job has such a record that cannot be read: damaged, or of a newer version."""
+        return keys.issued in self._state(keys).unreadable
 
     def jobs(self) -> list[JobKeys]:
         """Jobs that have records written by this cluster's operator."""
@@ -220,6 +233,11 @@ class Mirror:
         self._outage = Outage(reason, str(error or "etcd is silent"))
         self._lapse = None
         self._on_change(None)
+
+
+def _is_planned_by(keys: JobKeys, key: str) -> bool:
+    """Whether plans need the record under ``key``."""
+    return key in {keys.target, keys.generation, keys.progress} or key.startswith(keys.rosters)
 
 
 _LASTING = Progress.model_fields.keys() - {"step", "epoch", "samples", "loss", "step_seconds"}

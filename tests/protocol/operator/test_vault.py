@@ -34,6 +34,7 @@ class World:
         self.records: dict[JobKeys, Issued] = {}
         self.outage: Outage | None = None
         self.losses = 0
+        self.unread = False
         self.writes: list[str] = []
         self.failing = 0
 
@@ -44,6 +45,9 @@ class World:
 
     def issued(self, keys):
         return self.records.get(keys)
+
+    def is_unread(self, keys):
+        return self.unread
 
     async def claim(self, keys):
         self._note("claim")
@@ -203,8 +207,9 @@ def test_another_key_gives_another_password_to_user_and_secret_at_once(new_vault
         client.put(KEYS.target, b"2")
 
 
-def test_nothing_is_written_if_the_records_are_unknown(new_vault, world):
-    world.outage = Outage()
+@pytest.mark.parametrize(("outage", "unread"), [(Outage(), False), (None, True)])
+def test_nothing_is_written_if_the_records_are_unknown_or_of_a_newer_version(new_vault, world, outage, unread):
+    world.outage, world.unread = outage, unread
     keep(new_vault(), live=True)
     assert world.writes == []
 

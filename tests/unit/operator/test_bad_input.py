@@ -24,6 +24,7 @@ from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import Coordination, Observed, Plan
 from elastrain_operator.observe import parse
 from elastrain_operator.pod import manifest
+from elastrain_operator.policy.report import unreadable
 from elastrain_operator.policy.size import drain, workers
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -129,7 +130,12 @@ def mutated(draw: st.DrawFn, valid: st.SearchStrategy[Any], most: int = 3) -> An
 
 def outcome(body: dict[str, Any]) -> tuple[Plan, list[dict[str, Any]], str]:
     """The operator's result for a job: its plan, the rendered pods, and why it renders none."""
-    status = parse.job_status(body)
+    try:
+        status = parse.job_status(body)
+    except parse.StatusUnreadable as error:
+        patch = unreadable.patch(body["status"], str(error), 3, NOW)
+        json.dumps(patch, allow_nan=False)
+        return Plan(), [], ""
     try:
         spec = parse.job_spec(body)
     except parse.SpecInvalid as error:
@@ -175,7 +181,7 @@ def test_any_template_becomes_pods_or_a_message_with_field_value_and_rule(templa
 
 @MANY
 @given(mutated(instances(SCHEMA["status"])))
-def test_any_status_is_read_or_rewritten(status):
+def test_any_status_is_read_or_reported(status):
     check({"metadata": META, "spec": {"maxReplicas": 2, "template": TEMPLATE}, "status": status})
 
 

@@ -10,7 +10,7 @@ import pytest
 import builders
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
-from elastrain.api.records import Member, Progress, Target
+from elastrain.api.records import Member, Phase, Progress, Target
 from elastrain.etcd import Batch, Delete, EtcdDenied, EtcdUnavailable, KeyValue, Put, WatchState
 from elastrain_operator.observe import records as coordination
 from elastrain_operator.observe.records import Mirror
@@ -149,7 +149,21 @@ def test_job_is_unknown_if_one_of_its_records_is_unreadable():
         mirror.heard(WatchState(connected=True))
         mirror.take(batch((KEYS.target, TARGET.encode()), (KEYS.generation, b"{}"), snapshot=True))
         assert mirror.of(KEYS) is None
+        assert mirror.outage_of(KEYS).reason == "RecordsUnreadable"
+        assert "generation" in mirror.outage_of(KEYS).message
         assert mirror.of(JobKeys("ns", "other", "uid2")) is not None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("value", [b"{", MEMBER.encode().replace(b"warming", b"hibernating")])
+def test_a_member_of_a_newer_version_exists_and_the_job_is_known(value):
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch((KEYS.target, TARGET.encode()), (KEYS.member(MEMBER.id), value), snapshot=True))
+        assert mirror.outage_of(KEYS) is None
+        found = mirror.of(KEYS).member_of("job-0")
+        assert (found.id, isinstance(found.phase, Phase)) == (MEMBER.id, False)
 
     run(scenario)
 

@@ -132,8 +132,13 @@ def test_invalid_spec_is_refused_with_field_and_rule():
         parse.job_spec({"spec": {"template": {"spec": {"containers": [{"name": "a", "image": "b"}]}}}})
 
 
-def test_status_is_empty_if_it_is_absent_or_unreadable():
-    assert parse.job_status({}) == parse.job_status({"status": {"replicas": "many"}}) == JobStatus()
+def test_status_is_empty_if_it_is_absent():
+    assert parse.job_status({}) == parse.job_status({"status": None}) == JobStatus()
+
+
+def test_an_unreadable_status_is_refused_with_field_value_and_rule():
+    with pytest.raises(parse.StatusUnreadable, match=r'status\.replicas: "many": .*integer'):
+        parse.job_status({"status": {"replicas": "many"}})
 
 
 # ---- what it holds ---------------------------------------------------------------------------------------------------

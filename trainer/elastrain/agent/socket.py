@@ -16,7 +16,7 @@ import structlog
 from pydantic import ValidationError
 
 from elastrain.agent.core.events import RankHungUp, RankSaid
-from elastrain.api.messages import RANK_MESSAGE, AgentMessage, Hello
+from elastrain.api.messages import RANK_MESSAGE, AgentMessage, Hello, decode
 
 MAX_LINE = 1 << 20
 SEND_SECONDS = 2
@@ -116,7 +116,13 @@ class _Connection:
         try:
             with self._sock, self._sock.makefile("rb") as stream:
                 while line := stream.readline(MAX_LINE):
-                    message = RANK_MESSAGE.validate_json(line)
+                    message = decode(RANK_MESSAGE, line)
+                    if message is None:
+                        text = line[:100].decode(errors="replace")
+                        log.warning(
+                            "a rank's message of an unknown type was ignored", local_rank=local_rank, message=text
+                        )
+                        continue
                     if isinstance(message, Hello):
                         local_rank = message.local_rank
                         self._server.claim(local_rank, self)

@@ -6,9 +6,9 @@ The agent listens on ``$ELASTRAIN_AGENT_SOCKET``; each rank keeps one connection
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from elastrain.api.records import Generation, Progress, Record
 from elastrain.api.settings import RankSettings
@@ -156,3 +156,17 @@ class Exit(Record):
 
 AgentMessage = Annotated[Welcome | Located | Proposed | Abort | Exit, Field(discriminator="type")]
 AGENT_MESSAGE: TypeAdapter[AgentMessage] = TypeAdapter(AgentMessage)
+
+
+M = TypeVar("M")
+
+
+def decode(adapter: TypeAdapter[M], line: bytes | str) -> M | None:
+    """The message in ``line``; None if its type is unknown, since the other side is of a newer version. Raises
+    ``ValidationError``."""
+    try:
+        return adapter.validate_json(line)
+    except ValidationError as error:
+        if error.errors(include_url=False, include_input=False)[0]["type"] != "union_tag_invalid":
+            raise
+        return None

@@ -1,7 +1,8 @@
 """The records in etcd. Each docstring names the record's writer and readers.
 
-Records are small JSON documents. Readers ignore unknown fields, so that a newer writer and an older reader can share a
-job during an upgrade.
+Records are small JSON documents. A newer writer and an older reader share a job during an upgrade: readers ignore
+unknown fields, keep unknown words of an enum as they are, and do without fields that are only shown and cannot be read.
+Any other record that cannot be read is unreadable, and its readers decide nothing from it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json, to_json
 
 
 class Record(BaseModel):
@@ -19,12 +21,23 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    shown: ClassVar[frozenset[str]] = frozenset()
+    """Fields from which no decision follows: one that cannot be read counts as absent."""
+
     def encode(self) -> bytes:
         return self.model_dump_json(exclude_none=True).encode()
 
     @classmethod
     def decode(cls, raw: bytes | str) -> Self:
-        return cls.model_validate_json(raw)
+        """Raises ``ValidationError`` if a field cannot be read that is not only shown."""
+        try:
+            return cls.model_validate_json(raw)
+        except ValidationError as error:
+            wrong = {e["loc"][0] if e["loc"] else "" for e in error.errors(include_url=False, include_input=False)}
+            if not wrong <= cls.shown:
+                raise
+            fields = from_json(raw)
+            return cls.model_validate_json(to_json({name: fields[name] for name in fields.keys() - wrong}))
 
 
 class Target(Record):
@@ -46,7 +59,7 @@ class Target(Record):
 
 
 class Phase(StrEnum):
-    """The phase of a member's life."""
+    """The phase of a member's life. A reader may meet another word, of a newer agent: it is none of these phases."""
 
     WARMING = "warming"
     """The agent runs; its ranks are not ready for a generation (starting, building the model, restarting)."""
@@ -57,6 +70,10 @@ class Phase(StrEnum):
     """The agent was asked to stop: it trains until a generation without it is in force."""
     FINISHED = "finished"
     """All ranks have ended the training loop. No further generation is formed."""
+
+
+UNREADABLE = "unreadable"
+"""Phase of a member whose record cannot be read: it exists, and nothing else is known of it."""
 
 
 class Health(StrEnum):
@@ -80,6 +97,8 @@ class Member(Record):
     member of ``generation`` without a key is lost, for any cause.
     """
 
+    shown = frozenset({"node", "restarts", "health", "health_message", "health_rank"})
+
     id: str
     """Unique for all time: ``<worker>.<random>``."""
     worker: str
@@ -93,7 +112,7 @@ class Member(Record):
     """TCP port of this member's store, for generations in which it comes first; 0 until ready."""
     slots: Annotated[int, Field(ge=1)] = 1
     """Ranks of this member."""
-    phase: Phase = Phase.WARMING
+    phase: Annotated[Phase | str, Field(union_mode="left_to_right")] = Phase.WARMING
     generation: int = 0
     """Number of the generation that all its ranks have adopted; 0: none yet. The member that holds the generation's
     rank 0, or is not in the generation, writes it at once: ranks adopt together, so one report is enough. Other members
@@ -112,9 +131,20 @@ class Member(Record):
     health_rank: int | None = None
     """Local rank that is slow or stuck; None: no single rank."""
 
+    def unread(self) -> Self:
+        """This member, after its record has become unreadable."""
+        return self.model_copy(update={"phase": UNREADABLE})
+
+    @classmethod
+    def unknown(cls, member_id: str) -> Self:
+        """A member of which only the key is known."""
+        return cls(id=member_id, worker=member_id.rpartition(".")[0] or member_id, address="", phase=UNREADABLE)
+
 
 class GenerationMember(Record):
     """A member's place in a generation."""
+
+    model_config = ConfigDict(extra="allow")  # members write a generation again after a loss of etcd's data
 
     id: str
     worker: str
@@ -127,6 +157,8 @@ class GenerationMember(Record):
 
 class Roster(Record):
     """Replaces the member list in the record of a large generation; the members are in ``roster/``, in parts."""
+
+    model_config = ConfigDict(extra="allow")  # members write a generation again after a loss of etcd's data
 
     size: Annotated[int, Field(ge=1)]
     """Members."""
@@ -143,6 +175,8 @@ class Generation(Record):
     Numbers grow without gaps. An empty set orders a stop at a step boundary: all members checkpoint, leaving members
     exit, and the others keep their state and wait for the next generation.
     """
+
+    model_config = ConfigDict(extra="allow")  # members write a generation again after a loss of etcd's data
 
     number: Annotated[int, Field(ge=1)]
     members: tuple[GenerationMember, ...] = ()
@@ -263,6 +297,8 @@ class CheckpointState(Record):
 class Progress(Record):
     """The progress of training. Written by rank 0's agent at most once a second; read by the operator and the CLI."""
 
+    shown = frozenset({"total_steps", "epoch", "samples", "loss", "step_seconds", "rescales", "stragglers"})
+
     generation: int
     world_size: int
     members: int
@@ -313,7 +349,7 @@ class Closed(Record):
 
 
 class Outcome(StrEnum):
-    """How a worker ended."""
+    """How a worker ended. Of a newer agent's word the exit code decides."""
 
     FINISHED = "finished"
     DRAINED = "drained"
@@ -323,7 +359,9 @@ class Outcome(StrEnum):
 class Termination(Record):
     """The end of a worker. Written by its agent to the termination log, read by the operator or local runner."""
 
-    outcome: Outcome
+    shown = frozenset({"rank", "reason", "message", "log_tail"})
+
+    outcome: Annotated[Outcome | str, Field(union_mode="left_to_right")]
     step: int = 0
     exit_code: int = 0
     signal: int = 0

@@ -85,4 +85,6 @@ def _part(generation: Generation, members: tuple[GenerationMember, ...]) -> Gene
 
 
 def _fields(generation: Generation) -> dict[str, object]:
-    return {name: getattr(generation, name) for name in Generation.model_fields}
+    """All fields, including those of a newer leader that this version does not know."""
+    known = {name: getattr(generation, name) for name in Generation.model_fields}
+    return {**(generation.model_extra or {}), **known}

@@ -161,7 +161,8 @@ class Check:
         held = self.client.get(self.keys.target)
         target = Target.decode(held.value) if held else None
         members, _ = self.client.get_prefix(self.keys.members)
-        workers = {Member.decode(kv.value).worker for kv in members} - {c.worker for c in ungrouped}
+        ids = (kv.key.removeprefix(self.keys.members) for kv in members)  # a record may be of a newer version
+        workers = {Member.unknown(member_id).worker for member_id in ids} - {c.worker for c in ungrouped}
         workers |= {c.worker for c in view.participants if view.group_of(c.id) is not None}
         desired = target.desired if target else None
         return decide.is_complete(len(ungrouped), len(workers), desired, waited, self.wait)

@@ -61,6 +61,8 @@ def _starting(pod: Pod, member: Member | None, training: Collection[str]) -> Tro
         text = "its ranks are starting; the script has not reached its first step"
     elif member.phase is Phase.READY:
         text = "its ranks are ready for the next generation"
+    elif not isinstance(member.phase, Phase):
+        text = f"its record in etcd has the phase {member.phase!r}, which this version of the operator does not know"
     else:
         return None
     return Trouble("Starting", f"pod {pod.name}: {text}", ARRIVAL_PATIENCE)

@@ -24,13 +24,13 @@ def judge(pod: Pod) -> Loss | None:
     ending = pod.ending
     if ending is None:
         return None
-    record = ending.record
-    if record is not None and record.outcome is Outcome.FINISHED:
+    outcome = _outcome(ending)
+    if outcome is Outcome.FINISHED:
         return None
     if pod.disruption or ending.reason in _DISRUPTED | _PREEMPTION:
         return disrupted(pod)
-    if record is not None:
-        return None if record.outcome is Outcome.DRAINED else _failed(pod, ending)
+    if outcome is not None:
+        return None if outcome is Outcome.DRAINED else _failed(pod, ending)
     if ending.reason == "PreflightFailed" and ending.exit_code is not None and ending.exit_code <= 128:
         return _unfit(pod, ending.exit_code, ending.message)
     return _silent(pod, ending)
@@ -67,6 +67,16 @@ def _failed(pod: Pod, ending: Ending) -> Loss:
     hardware = record.signal != 0 or record.exit_code == names.EXIT_INFRASTRUCTURE
     cause = Cause.INFRASTRUCTURE if hardware or ending.reason == "OOMKilled" else Cause.USER
     return Loss(pod, cause, record.reason or "Failed", message, record.log_tail)
+
+
+def _outcome(ending: Ending) -> Outcome | None:
+    """The outcome in the termination record; of a newer agent's word the exit code decides. None: no record."""
+    record = ending.record
+    if record is None:
+        return None
+    if isinstance(record.outcome, Outcome):
+        return record.outcome
+    return Outcome.FAILED if record.exit_code or ending.exit_code else Outcome.DRAINED
 
 
 def _silent(pod: Pod, ending: Ending) -> Loss:

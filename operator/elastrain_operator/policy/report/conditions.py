@@ -134,7 +134,8 @@ def _pods_ready(p: Picture) -> Claim:
     if p.suspended:
         return Claim(kind, "False", "Suspended", "suspend is true: 0 workers desired")
     if p.outage:
-        return Claim(kind, "Unknown", "EtcdUnavailable", "the training workers are unknown without etcd")
+        reason = "RecordsUnreadable" if p.outage.reason == "RecordsUnreadable" else "EtcdUnavailable"
+        return Claim(kind, "Unknown", reason, "the training workers are unknown without the job's records in etcd")
     if not p.desired and p.share is not None:
         if p.refusal and p.refusal.kind.lasts:
             return Claim(kind, "False", p.refusal.kind, p.share.message)

@@ -16,7 +16,7 @@ _SELF_EXPLAINING = frozenset(
     {"Starting", "Finishing", "AllTrain", "Draining", "Suspended", "BackingOff", "EtcdUnavailable"}
 )
 """Reasons of PodsReady that are part of normal operation, or shown by another condition."""
-_LONGEST = 900
+LONGEST = 900
 """Most characters of a message in an event (the API accepts 1024)."""
 
 
@@ -36,7 +36,7 @@ def events_of(
 
 def _lost(loss: Loss) -> JobEvent:
     text = f"{loss.message} ({loss.cause}: {loss.reason})"
-    tail = last_lines(loss.log_tail, _LONGEST - len(text) - 1)
+    tail = last_lines(loss.log_tail, LONGEST - len(text) - 1)
     return JobEvent("WorkerLost", _cut(f"{text}\n{tail}" if tail else text), Severity.WARNING)
 
 
@@ -107,4 +107,4 @@ def _condition(before: Condition | None, now: Condition) -> JobEvent | None:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

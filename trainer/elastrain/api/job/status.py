@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from elastrain.api.base import ApiModel, AwareTime, aware
+
+
+class StatusModel(ApiModel):
+    """Base of the status. Unknown fields and words are those of a newer operator: they are kept, and written back."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 class ConditionType(StrEnum):
@@ -37,12 +43,12 @@ class ConditionType(StrEnum):
     FAILED = "Failed"
 
 
-class Condition(ApiModel):
+class Condition(StatusModel):
     """One observation about the job."""
 
     type: str
     """The type of the condition, such as Running or CheckpointHealthy."""
-    status: Literal["True", "False", "Unknown"]
+    status: str
     """True, False or Unknown."""
     reason: str
     """The cause, as one CamelCase word for programs."""
@@ -54,7 +60,7 @@ class Condition(ApiModel):
     """``metadata.generation`` of the spec that this condition describes."""
 
 
-class GenerationStatus(ApiModel):
+class GenerationStatus(StatusModel):
     """The generation in force."""
 
     number: int
@@ -65,7 +71,7 @@ class GenerationStatus(ApiModel):
     """Reason of its formation: Start, Grow, Drain, Lost, Broken, Replace, Suspend or Stop."""
 
 
-class LastRescale(ApiModel):
+class LastRescale(StatusModel):
     """The newest completed rescale, as measured by the trainer."""
 
     from_: Annotated[int, Field(alias="from")]
@@ -85,7 +91,7 @@ class LastRescale(ApiModel):
     """Time at which the operator first observed the rescale."""
 
 
-class RestartCounts(ApiModel):
+class RestartCounts(StatusModel):
     """Replaced workers by cause; only ``user`` counts against ``backoffLimit``."""
 
     user: int = 0
@@ -96,7 +102,7 @@ class RestartCounts(ApiModel):
     """The scheduler preempted the pod."""
 
 
-class LossStreak(ApiModel):
+class LossStreak(StatusModel):
     """Workers lost in a row without a committed step in between, for causes other than the script."""
 
     infrastructure: int = 0
@@ -111,7 +117,7 @@ class LossStreak(ApiModel):
     """The last loss, as a sentence."""
 
 
-class Withdrawal(ApiModel):
+class Withdrawal(StatusModel):
     """Workers that did not start within `pendingDeadlineSeconds`; the operator retries them later."""
 
     until: AwareTime
@@ -122,7 +128,7 @@ class Withdrawal(ApiModel):
     """The cause as a sentence, with the pod's name and Kubernetes' own message."""
 
 
-class ExcludedNode(ApiModel):
+class ExcludedNode(StatusModel):
     """A node that new workers avoid."""
 
     node: str
@@ -135,7 +141,7 @@ class ExcludedNode(ApiModel):
     """The cause as a sentence."""
 
 
-class NodeLoss(ApiModel):
+class NodeLoss(StatusModel):
     """A worker lost on a node through an infrastructure fault."""
 
     node: str
@@ -144,10 +150,8 @@ class NodeLoss(ApiModel):
     """Time at which the loss was counted."""
 
 
-class Figures(ApiModel):
-    """Base of the operator's measurements. Readers ignore unknown fields (of a newer operator)."""
-
-    model_config = ConfigDict(extra="ignore")
+class Figures(StatusModel):
+    """Base of the operator's measurements."""
 
     @field_validator("until", "time", "since", check_fields=False)
     @classmethod
@@ -194,8 +198,8 @@ class AcceleratorSeconds(Figures):
     """Held accelerators of workers in the generation in force."""
     standing_by: int = 0
     """Held accelerators of warm spares."""
-    use: Literal["training", "rescaling", "waiting"] = "waiting"
-    """State of the accelerators in the generation."""
+    use: str = "waiting"
+    """State of the accelerators in the generation: training, rescaling or waiting."""
     owed_rescaling: float = 0.0
     """Seconds of pauses measured by the trainer and not yet subtracted from ``training``. Negative: observed by the
     operator and not yet measured by the trainer."""
@@ -258,7 +262,7 @@ class LastFailure(Figures):
     """Last lines of the failed rank, unchanged; at most 2,000 characters."""
 
 
-class Leaving(ApiModel):
+class Leaving(StatusModel):
     """Workers that were asked to leave at the same time."""
 
     since: AwareTime
@@ -267,10 +271,22 @@ class Leaving(ApiModel):
     """Names of their pods, as long as the pods exist."""
 
 
-class JobStatus(ApiModel):
-    """Written by the operator only. Unknown fields (of a newer operator) are ignored on reading."""
+class JobStatus(StatusModel):
+    """Written by the operator only."""
 
-    model_config = ConfigDict(extra="ignore")
+    shown: ClassVar[frozenset[str]] = frozenset({"progress", "lastRescale", "spares", "unhealthyWorkers"})
+    """Fields (as on the wire) from which no decision follows: one that cannot be read counts as absent."""
+
+    @classmethod
+    def read(cls, raw: Any) -> Self:
+        """The status of an object. Raises ``ValidationError`` if a field cannot be read that is not only shown."""
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            wrong = {e["loc"][0] if e["loc"] else "" for e in error.errors(include_url=False, include_input=False)}
+            if not wrong <= cls.shown:
+                raise
+            return cls.model_validate({name: value for name, value in raw.items() if name not in wrong})
 
     phase: str | None = None
     """The state in one word, for people: Pending, Running, Rescaling, Suspended, Succeeded, Failed. Programs read

@@ -354,7 +354,7 @@ def _worker_status(worker: LocalWorker, member: Member | None) -> WorkerStatus:
         return WorkerStatus(
             name=worker.name,
             pid=worker.pid,
-            phase=ended.outcome.value,
+            phase=str(ended.outcome),
             ended=True,
             step=ended.step,
             message=f"{ended.reason}: {ended.message}" if ended.reason else ended.message,
@@ -364,7 +364,7 @@ def _worker_status(worker: LocalWorker, member: Member | None) -> WorkerStatus:
     return WorkerStatus(
         name=worker.name,
         pid=worker.pid,
-        phase=member.phase.value,
+        phase=str(member.phase),
         node=member.node,
         member=member.id,
         generation=member.generation,

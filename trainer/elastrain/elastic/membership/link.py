@@ -11,7 +11,7 @@ import structlog
 from pydantic import ValidationError
 
 from elastrain.api import names
-from elastrain.api.messages import AGENT_MESSAGE, AgentMessage, Hello, RankMessage, Welcome
+from elastrain.api.messages import AGENT_MESSAGE, AgentMessage, Hello, RankMessage, Welcome, decode
 
 log = structlog.get_logger(__name__)
 
@@ -89,23 +89,15 @@ class AgentLink:
                 if not line.endswith(b"\n"):
                     break  # the agent ended while it wrote
                 try:
-                    if (message := _decode(line)) is not None:
+                    if (message := decode(AGENT_MESSAGE, line)) is not None:
                         self._on_message(message)
+                    else:
+                        log.warning(
+                            "a message of an unknown type was ignored", message=line[:100].decode(errors="replace")
+                        )
                 except Exception as e:
                     self._on_message(MessageFailed(line, e))
                     return
         except OSError:
             pass  # equivalent to an end of file
         self._on_message(None)
-
-
-def _decode(line: bytes) -> AgentMessage | None:
-    """The message; None if its type is unknown: the agent is of a newer version. Raises ``ValidationError``."""
-    try:
-        return AGENT_MESSAGE.validate_json(line)
-    except ValidationError as e:
-        first = e.errors()[0]
-        if first["type"] != "union_tag_invalid":
-            raise
-        log.warning("a message of an unknown type was ignored", type=first["ctx"]["tag"])
-        return None
