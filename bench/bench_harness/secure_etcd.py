@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from datetime import datetime
 from pathlib import Path
 
 import trustme
@@ -31,9 +32,9 @@ class SecureEtcd(EtcdServer):
         """Replace the clients' CA file atomically, as a kubelet does."""
         replace(self.ca_file, b"".join(a.cert_pem.bytes() for a in authorities))
 
-    def show(self, authority: trustme.CA, *hosts: str) -> None:
-        """Replace etcd's own certificate; new connections see it."""
-        issued = authority.issue_cert(*(hosts or ("localhost", "127.0.0.1")))
+    def show(self, authority: trustme.CA, *hosts: str, until: datetime | None = None) -> None:
+        """Replace etcd's own certificate; new connections see it. ``until``: when it expires; None: in many years."""
+        issued = authority.issue_cert(*(hosts or ("localhost", "127.0.0.1")), not_after=until)
         replace(self.files / "tls.key", issued.private_key_pem.bytes())
         replace(self.files / "tls.crt", b"".join(blob.bytes() for blob in issued.cert_chain_pems))
 

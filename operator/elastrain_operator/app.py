@@ -16,6 +16,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from elastrain import tracing
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient, EtcdError, EtcdUsers
+from elastrain_operator import certificate
 from elastrain_operator.apply.credentials import Vault
 from elastrain_operator.apply.executor import Executor
 from elastrain_operator.apply.recorder import Recorder
@@ -82,6 +83,8 @@ class App:
         if config.job_key is not None:
             self._vault = Vault(EtcdUsers(etcd), self._kube, self._mirror, config, self._loops.wake_all)
             self._run(self._vault.run(), "vault")
+        if config.etcd.ca is not None:
+            self._run(certificate.watch(config.etcd), "expiry of etcd's certificate")
         recorder = Recorder(self._kube)
         self._run(recorder.run(), "events")
         undo.push_async_callback(recorder.close)

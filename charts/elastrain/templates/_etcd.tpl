@@ -118,6 +118,7 @@ command:
   - --quota-backend-bytes={{ int64 .Values.etcd.quotaBytes }}
   {{- if $tls }}
   # etcd reads these files for every connection: a renewed certificate needs no restart.
+  - --tls-min-version=TLS1.3
   - --cert-file=/etc/etcd/tls/tls.crt
   - --key-file=/etc/etcd/tls/tls.key
   # All passwords have 256 random bits, so a slow hash adds no protection. It would delay thousands of workers that

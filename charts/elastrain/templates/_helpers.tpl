@@ -24,8 +24,10 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{- /* repository:tag, or repository[:tag]@digest: then the digest decides, and the default tag would only mislead. */}}
 {{- define "elastrain.image" -}}
-{{ .image.repository }}:{{ .image.tag | default .default }}
+{{- $tag := .image.tag | default (ternary "" .default (not (empty .image.digest))) -}}
+{{ .image.repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with .image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
 {{- define "elastrain.etcdName" -}}

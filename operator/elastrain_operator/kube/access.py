@@ -48,6 +48,7 @@ class Access:
     def __init__(self, info: kopf.ConnectionInfo, log_in: Callable[[], kopf.ConnectionInfo] = login) -> None:
         self.server: str = info.server.rstrip("/")
         self.ssl: ssl.SSLContext = info.as_ssl_context()
+        self.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
         self.trust_env: bool = info.trust_env
         self.headers: dict[str, str] = info.as_http_headers()
         self._log_in = log_in

@@ -99,6 +99,11 @@ ETCD_DATA_LOSSES = Counter(
     "Losses of etcd's data: it came back with a lower revision.",
     registry=REGISTRY,
 )
+ETCD_CERTIFICATE_EXPIRY = Gauge(
+    "elastrain_operator_etcd_certificate_expiry_timestamp_seconds",
+    "Unix time at which etcd's certificate expires, or the CA that clients trust, if that is earlier. 0: without TLS.",
+    registry=REGISTRY,
+)
 BUILD = Gauge(
     "elastrain_operator_build_info",
     "Always 1. The label contains the version.",

@@ -256,3 +256,32 @@ def test_chart_has_the_projects_version() -> None:
     chart = yaml.safe_load((ROOT / "charts/elastrain/Chart.yaml").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert chart["appVersion"] == chart["version"] == project["version"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "image"),
+    [
+        ((), "elastrain/operator:0.1.0"),
+        (("operator.image.tag=v7",), "elastrain/operator:v7"),
+        (("operator.image.digest=sha256:" + 64 * "a",), "elastrain/operator@sha256:" + 64 * "a"),
+        (
+            ("operator.image.tag=v7", "operator.image.digest=sha256:" + 64 * "a"),
+            "elastrain/operator:v7@sha256:" + 64 * "a",
+        ),
+    ],
+    ids=["default", "tag", "digest", "both"],
+)
+def test_images_are_named_by_tag_or_digest(rendered: Render, settings: tuple[str, ...], image: str) -> None:
+    (container,) = one(rendered(*settings), "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == image
+
+
+def test_digest_of_another_image_is_not_used_for_the_dashboard(rendered: Render) -> None:
+    digest = "operator.image.digest=sha256:" + 64 * "a"
+
+    def image(*settings: str) -> str:
+        found = one(rendered("dashboard.enabled=true", digest, *settings), "Deployment", "-dashboard")
+        return str(found["spec"]["template"]["spec"]["containers"][0]["image"])
+
+    assert image() == "elastrain/operator@sha256:" + 64 * "a"
+    assert image("dashboard.image.repository=mine/operator") == "mine/operator:0.1.0"

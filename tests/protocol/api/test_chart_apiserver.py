@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,14 @@ def test_password_and_certificates_survive_upgrades_and_a_new_one_has_the_same_a
     assert renewed["tls"]["ca.crt"] == before["tls"]["ca.crt"]
     assert (renewed["root"], renewed["ca"]) == (before["root"], before["ca"])
     assert upgrade("--set=etcd.tls.renew=now") == renewed
+    old = "elastrain.dev/issued=" + str(int(time.time()) - 91 * 86400)
+    aged = apiserver.kubectl("-n", "training", "annotate", "--overwrite", "secret", "demo-elastrain-etcd-tls", old)
+    assert aged.returncode == 0, aged.stderr
+    rotated = upgrade("--set=etcd.tls.renew=now")
+    assert rotated["tls"]["tls.key"] != renewed["tls"]["tls.key"], (
+        "after 90 days an upgrade replaces key and certificate"
+    )
+    assert (rotated["tls"]["ca.crt"], rotated["ca"]) == (before["tls"]["ca.crt"], before["ca"])
 
 
 def test_etcd_stays_without_tls_at_an_upgrade_that_does_not_request_it(helm: Run, apiserver: ApiServer) -> None:

@@ -31,7 +31,7 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 AGGREGATIONS = {"sum", "min", "max"}
-FUNCTIONS = {"rate", "increase", "histogram_quantile", "absent", "label_values"}
+FUNCTIONS = {"rate", "increase", "histogram_quantile", "absent", "time", "label_values"}
 GROUPINGS = {"by", "on"}
 WORDS = {"and", "or", "unless"}
 
