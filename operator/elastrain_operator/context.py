@@ -7,13 +7,25 @@ from datetime import datetime
 from functools import cached_property
 
 from elastrain.api.job import JobSpec, JobStatus, LastFailure, LossStreak, Withdrawal
-from elastrain_operator.model import Coordination, LoopState, Loss, Observed, Pod, Refusal, Trouble
+from elastrain_operator.model import (
+    Coordination,
+    DisruptionBudget,
+    LoopState,
+    Loss,
+    Observed,
+    Pod,
+    Refusal,
+    RefusalKind,
+    Trouble,
+)
 from elastrain_operator.policy.ending import verdict as verdicts
-from elastrain_operator.policy.losses import arrival, exclusion, failures, pending, restarts, streak
+from elastrain_operator.policy.losses import arrival, exclusion, failures, pending, restarts, streak, unheard
 from elastrain_operator.policy.losses import lost as losses
 from elastrain_operator.policy.report import data_loss, progress
-from elastrain_operator.policy.size import drain, leaving, rollout, spares, wanted, workers
+from elastrain_operator.policy.size import budget as budgets
+from elastrain_operator.policy.size import claims, drain, gang, leaving, rollout, spares, wanted, workers
 from elastrain_operator.policy.size import victims as victims_policy
+from elastrain_operator.policy.size.gang import Attempt, Gang
 from elastrain_operator.policy.size.rollout import Rollout, Scene
 
 
@@ -67,7 +79,9 @@ class PlanContext:
 
     @cached_property
     def losses(self) -> tuple[Loss, ...]:
-        return losses.losses(self.observed.pods, self.members, self.told, self.state.alive, self.state.gone.values())
+        state = self.state
+        ended = losses.losses(self.observed.pods, self.members, self.told, state.alive, state.gone.values())
+        return (*ended, *(unheard.loss(p) for p in self.observed.pods if p.uid in self.overdue))
 
     @cached_property
     def count(self) -> restarts.Count:
@@ -78,9 +92,46 @@ class PlanContext:
         return failures.last_failure(self.status.last_failure, self.count.fresh, self.now)
 
     @cached_property
+    def unheard(self) -> dict[str, datetime]:
+        """Pods (UIDs) that run without training or answering, and since when."""
+        idle = self.finishing or self.spec.suspend  # agents may have ended their membership
+        running = [
+            p for p in self.observed.pods
+            if not (p.ending or p.terminating or p.name in self.asked or losses.is_silent(p, self.members))
+        ]  # fmt: skip
+        return unheard.update(self.state.unheard, running, None if idle else self.members, self.now)
+
+    @cached_property
+    def overdue(self) -> frozenset[str]:
+        """Those whose time to answer is over (UIDs)."""
+        return unheard.overdue(self.unheard, self.now)
+
+    @cached_property
     def silent(self) -> frozenset[str]:
-        """Workers whose node and lease are silent (names)."""
-        return frozenset(p.name for p in self.observed.pods if losses.is_silent(p, self.members))
+        """Workers whose node and lease are silent, or whose agents have not answered in time (names)."""
+        return frozenset(
+            p.name for p in self.observed.pods if p.uid in self.overdue or losses.is_silent(p, self.members)
+        )
+
+    @cached_property
+    def budget(self) -> DisruptionBudget | None:
+        """The disruption budget of the job while it has not ended; None: unknown."""
+        return budgets.budget(self.spec, self.observed.pods, self.members)
+
+    @cached_property
+    def gang(self) -> Gang:
+        """Attempts to start the minimum, where the operator does not share the cluster out; unchanged while etcd is
+        unknown."""
+        share, spec = self.observed.share, self.spec
+        if self.members is None:
+            return self.state.gang
+        shared = share is not None and not share.blind
+        if shared or spec.suspend or self.finishing or claims.has_state(self.workers, self.status, self.etcd):
+            return Gang()
+        bound = sum(bool(p.node) for p in self.workers)
+        quota = self.refusal is not None and self.refusal.kind is RefusalKind.QUOTA_EXCEEDED
+        holds = bound > 0 or (quota and bool(self.workers))
+        return gang.update(self.state.gang, Attempt(self.observed.job.uid, spec.min_replicas, bound, holds), self.now)
 
     @cached_property
     def workers(self) -> tuple[Pod, ...]:
@@ -93,7 +144,9 @@ class PlanContext:
 
     @cached_property
     def desired(self) -> int:
-        """Desired workers now."""
+        """Desired workers now; none while a minimum that could not be bound is released."""
+        if self.gang.until is not None:
+            return 0
         return wanted.wanted(self.spec, self.status, self.observed.share)
 
     @cached_property

@@ -242,7 +242,7 @@ class JobLoop:
         state.lost_since = data_loss.since(state.lost_since, status, observed.coordination, clock.now())
         with metrics.PLAN_SECONDS.time():
             decided = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)
-        before, state.usage = state.usage, decided.usage or state.usage
+        before = state.remember(decided)
         self.meter.saw(self.job, decided.status or status, observed, before, state.usage)
         if self._capacity and decided.claims:
             self._capacity.claim(self.job.uid, decided.claims)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -10,6 +10,7 @@ from enum import StrEnum
 from elastrain.api.job import AcceleratorSeconds, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target, Termination
 from elastrain_operator.allocation.model import Amounts, Claims, Share
+from elastrain_operator.policy.size.gang import Gang
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,8 @@ class Pod:
     """Accelerators that it holds; 1 if it requests none."""
     demand: Amounts = ()
     """Its resource requests."""
+    kept: bool | None = None
+    """Whether its annotations keep autoscalers from removing its node; None: it has none."""
 
 
 class Cause(StrEnum):
@@ -244,6 +247,12 @@ class LoopState:
     """Version of the template of which the API server has last admitted a pod, in a dry run; empty: none."""
     unreadable: str = ""
     """Why the status could not be read, as last reported by an event; empty: it was not."""
+    unheard: Mapping[str, datetime] = field(default_factory=dict)
+    """Pods (UIDs) that run without training or answering, and since when."""
+    marks_retry: datetime | None = None
+    """After a failed annotation of a worker: when the next one is tried."""
+    gang: Gang = field(default_factory=Gang)
+    """Attempts to start the minimum, where the cluster is not shared out."""
     created: dict[str, tuple[Pod, datetime]] = field(default_factory=dict)
     """Created pods that the watch has not shown yet, by UID, with the time of their creation or last read."""
     alive: set[str] = field(default_factory=set)
@@ -259,6 +268,12 @@ class LoopState:
     lost_since: datetime | None = None
     """Since when etcd lacks records that it has had (``policy/report/data_loss.py``); None: it lacks none."""
 
+    def remember(self, plan: Plan) -> AcceleratorSeconds | None:
+        """Keep what the next pass needs; returns the accelerator usage before."""
+        before, self.usage = self.usage, plan.usage or self.usage
+        self.unheard, self.gang = plan.unheard, plan.gang
+        return before
+
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
@@ -269,6 +284,16 @@ class Deletion:
     """Only the pod with this UID is deleted."""
     why: str
     """For the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Annotations of a worker, for autoscalers."""
+
+    pod: str
+    uid: str
+    keep: bool
+    """Its node must not be removed."""
 
 
 class Severity(StrEnum):
@@ -313,6 +338,12 @@ class Plan:
     """Accelerator usage up to now, for the next pass; None: it was not computed."""
     claims: Claims | None = None
     """For the allocator; None: there is none."""
+    marks: tuple[Mark, ...] = ()
+    """Workers whose annotations have to change."""
+    unheard: Mapping[str, datetime] = field(default_factory=dict)
+    """For the next pass, as in :class:`LoopState`."""
+    gang: Gang = field(default_factory=Gang)
+    """For the next pass, as in :class:`LoopState`."""
     budget: DisruptionBudget | None = None
     """To be written; None: unchanged, or unknown."""
     departed: tuple[str, ...] = ()

@@ -15,12 +15,11 @@ from elastrain_operator.policy.ending import clean, deletion, success
 from elastrain_operator.policy.ending import ttl as ttl_policy
 from elastrain_operator.policy.ending import verdict as verdicts
 from elastrain_operator.policy.ending.verdict import Verdict
-from elastrain_operator.policy.losses import arrival, pending, restarts, streak
+from elastrain_operator.policy.losses import arrival, pending, restarts, streak, unheard
 from elastrain_operator.policy.report import accelerator_seconds, conditions, data_loss, events
 from elastrain_operator.policy.report.conditions import Claim
-from elastrain_operator.policy.size import budget as budget_policy
 from elastrain_operator.policy.size import claims as claims_policy
-from elastrain_operator.policy.size import drain, workers
+from elastrain_operator.policy.size import drain, eviction, gang, workers
 from elastrain_operator.policy.size import target as targets
 from elastrain_operator.status import held_until, if_changed, status_of, usage
 
@@ -129,7 +128,9 @@ def _go_on(context: PlanContext) -> Plan:
     made = _finish_plan(
         context, status, target, create=create, delete=delete, due=_deadlines(context, wait), lost=context.count.fresh
     )
-    return made if wait or create or not context.must_probe else replace(made, probe=status.next_ordinal)
+    probe = None if wait or create or not context.must_probe else status.next_ordinal
+    marks = eviction.marks(context.spec.template, context.observed.pods, context.budget)
+    return replace(made, probe=probe, marks=marks, unheard=context.unheard, gang=context.gang)
 
 
 def _create(context: PlanContext) -> tuple[int, ...]:
@@ -177,7 +178,8 @@ def _silenced(context: PlanContext) -> Iterable[Deletion]:
     still run, and their node accepts no other pods meanwhile."""
     for pod in context.observed.pods:
         if pod.name in context.silent and not pod.terminating and pod.name not in context.asked:
-            yield Deletion(pod.name, pod.uid, "lost with its node")
+            why = "its agent does not answer" if pod.uid in context.overdue else "lost with its node"
+            yield Deletion(pod.name, pod.uid, why)
 
 
 # ---- a job that ends -----------------------------------------------------------------------------------------------
@@ -244,6 +246,7 @@ def _deadlines(context: PlanContext, wait: datetime | None) -> list[datetime | N
     clocks = [context.rollout.until, context.exclusions.until, pending.next_deadline(context.workers, limit)]
     if context.lost_since:
         clocks.append(context.lost_since + data_loss.PATIENCE)
+    clocks += [unheard.next_deadline(context.unheard), gang.next_change(context.gang, context.observed.job.uid)]
     return [wait, verdicts.deadline(context.spec, context.start), *clocks, *drains, *sidecars, *patience]
 
 
@@ -293,8 +296,7 @@ def _budget(context: PlanContext, status: JobStatus) -> DisruptionBudget | None:
         return DisruptionBudget() if before and before.ordinals else None
     if before is None and context.status.generation is None:
         before = DisruptionBudget()  # the job has not trained yet
-    wanted = budget_policy.budget(context.spec, context.observed.pods, context.members)
-    return None if wanted == before else wanted
+    return None if context.budget == before else context.budget
 
 
 def _for_allocator(context: PlanContext, status: JobStatus) -> Claims | None:

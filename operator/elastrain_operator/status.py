@@ -20,7 +20,7 @@ from elastrain_operator.policy.report import (
     progress,
 )
 from elastrain_operator.policy.report.conditions import Claim
-from elastrain_operator.policy.size import leaving, rollout, spares, wanted
+from elastrain_operator.policy.size import gang, leaving, rollout, spares, wanted
 
 
 def status_of(context: PlanContext, create: tuple[int, ...], wait: datetime | None) -> JobStatus:
@@ -95,6 +95,7 @@ def _picture(
         troubles=arrival.lasting(workers, context.troubles, context.now),
         waits_until=wait,
         share=seen.share,
+        released=gang.explanation(context.gang, context.spec.min_replicas) if context.gang.until else "",
     )
 
 

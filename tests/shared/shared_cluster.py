@@ -32,9 +32,11 @@ class Played:
 
 
 class Cluster:
-    """Allocations once a second, on nodes of eight devices. The scheduler spreads, as Kubernetes' default one does."""
+    """An allocation in each step, on nodes of eight devices. The scheduler spreads, as Kubernetes' default one does."""
 
     joined = 0
+    step = 1
+    """Seconds between two allocations."""
 
     def __init__(self, nodes: int = 1, hysteresis: float = 0.0, **policy: Any) -> None:
         self.now = START
@@ -76,8 +78,8 @@ class Cluster:
         return sum(bool(node) for node in self.jobs[name].workers.values())
 
     def run(self, seconds: int) -> None:
-        for _ in range(seconds):
-            self.now += timedelta(seconds=1)
+        for _ in range(max(seconds // self.step, 1)):
+            self.now += timedelta(seconds=self.step)
             views = tuple(self._view(name, job) for name, job in self.jobs.items())
             self.shares = dict(allocate(Snapshot(tuple(self.nodes), views), self.policy, self.now).shares)
             for name, share in self.shares.items():

@@ -15,6 +15,7 @@ from elastrain.api.records import PHASES, Target
 from elastrain.etcd import EtcdDenied, EtcdError
 from elastrain_operator import clock
 from elastrain_operator.apply import budget as budgets
+from elastrain_operator.apply import eviction
 from elastrain_operator.apply.credentials import Vault
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import Kube
@@ -120,6 +121,8 @@ class Executor:
             changes.append(self._probe(job, spec, plan.probe, plan, state))
         if plan.delete:
             changes.append(self._delete(job, plan.delete))
+        if plan.marks:
+            changes.append(eviction.write(self._kube, job, plan.marks, state))
         if plan.budget is not None:
             changes.append(budgets.write(self._kube, job, plan.budget, state))
         return changes

@@ -26,7 +26,7 @@ __all__ = ["ApiError", "Kube", "NotLeading", "Writable"]
 PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     (names.GROUP, names.PLURAL): frozenset({"get", "list", "watch", "delete"}),
     (names.GROUP, f"{names.PLURAL}/status"): frozenset({"patch"}),
-    ("", "pods"): frozenset({"get", "list", "watch", "create", "delete"}),
+    ("", "pods"): frozenset({"get", "list", "watch", "create", "patch", "delete"}),
     ("", "events"): frozenset({"create", "patch"}),
     ("", "secrets"): frozenset({"create", "update"}),
     ("policy", "poddisruptionbudgets"): frozenset({"create", "patch", "delete"}),
@@ -132,6 +132,16 @@ class Kube:
         async with self._creations:
             answer = await repeated(lambda: self._attempt(request), is_creation_worth_repeating)
         return {**manifest, "metadata": answer["metadata"]}
+
+    async def annotate_pod(self, namespace: str, name: str, uid: str, values: Mapping[str, str | None]) -> None:
+        """Set annotations of exactly this pod (None: remove); no error if it is gone."""
+        body = {"metadata": {"uid": uid, "annotations": dict(values)}}
+        path, what = f"{pods_path(namespace)}/{name}", f"annotate pod {namespace}/{name}"
+        try:
+            await self._call("PATCH", path, what, body, content="application/merge-patch+json", accept=METADATA)
+        except ApiError as error:
+            if error.code not in (404, 409):  # the pod is gone, or its successor has the name
+                raise
 
     async def try_pod(self, namespace: str, manifest: Mapping[str, Any]) -> None:
         """Ask whether this pod would be admitted: a creation as a dry run, with the same errors."""

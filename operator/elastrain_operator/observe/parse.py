@@ -29,6 +29,7 @@ _PROBLEMS = 3
 """Most problems of a status that are named."""
 
 _COUNT = re.compile(r"[0-9]{1,18}")
+_KEPT = {"false": True, "true": False}
 
 
 class SpecInvalid(ValueError):
@@ -125,6 +126,7 @@ def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
         bound=((before.bound if before else None) or now) if is_bound else None,
         accelerators=_accelerators(spec),
         demand=resources.demand(spec),
+        kept=_KEPT.get(text(mapping(meta.get("annotations")).get(names.SAFE_TO_EVICT))),
     )
 
 

@@ -18,12 +18,14 @@ from elastrain_operator.observe.parse import DEFAULT_GRACE
 from elastrain_operator.pod import defaults, nodecheck, security, uses
 from elastrain_operator.pod.template import problems
 from elastrain_operator.policy import credentials
+from elastrain_operator.policy.size import eviction
 from elastrain_operator.policy.size.rollout import version
 
 AGENT = ("elastrain", "agent", "--")
 """The command of PID 1 of the trainer container, followed by the user's command."""
 SECRET_MOUNT = "/etc/elastrain/etcd"  # noqa: S105 - a directory
 SECRET_VOLUME = "elastrain-etcd"  # noqa: S105 - a volume's name
+_EVICTABLE = {k: v for k, v in eviction.values(keep=False).items() if v is not None}
 _DRAIN_MARGIN = 5.0
 """Seconds between the agent's own drain limit and the kubelet's SIGKILL, for the termination record."""
 
@@ -73,7 +75,12 @@ def pod(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            **{k: v for k, v in metadata.items() if k in ("annotations", "finalizers")},
+            **{k: v for k, v in metadata.items() if k == "finalizers"},
+            # A new worker holds nothing; without the annotation, cluster autoscaler would never remove its node.
+            "annotations": {
+                **({} if eviction.is_users(template) else _EVICTABLE),
+                **(metadata.get("annotations") or {}),
+            },
             "name": pod_name(job, ordinal),
             "namespace": job.namespace,
             "labels": {**(metadata.get("labels") or {}), **labels(job, ordinal, spec), **uses.label(body)},

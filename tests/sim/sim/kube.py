@@ -56,6 +56,18 @@ class Kube:
     async def create_pod(self, namespace: str, manifest: Mapping[str, Any]) -> Body:
         return await self._write("create pod", lambda: self._api.create("pods", dict(manifest)))
 
+    async def annotate_pod(self, namespace: str, name: str, uid: str, values: Mapping[str, str | None]) -> None:
+        def change(body: Body) -> Body:
+            before = body["metadata"].get("annotations") or {}
+            meta = {**body["metadata"], "annotations": merged(before, dict(values))}
+            return body if body["metadata"]["uid"] != uid else {**body, "metadata": meta}
+
+        try:
+            await self._write("annotate pod", lambda: self._api.replace("pods", name, change))
+        except ApiError as error:
+            if error.code != 404:
+                raise
+
     async def try_pod(self, namespace: str, manifest: Mapping[str, Any]) -> None:
         await self._call("admit pod", lambda: self._api.admits(dict(manifest)))
 

@@ -18,7 +18,9 @@ def test_a_refused_job_costs_no_other_job_a_worker():
     cluster.run(5)
     assert cluster.bound("a") == 8
     cluster.arrive("b", 7, 7, fault="refused", priority=100)
+    cluster.step = 10
     cluster.run(3600)
+    cluster.step = 1
     assert min(cluster.sizes["a"][10:]) == 8, "no worker ever left for it"
     share = cluster.shares["b"]
     assert (share.size, share.reason, share.message) == (
@@ -46,7 +48,9 @@ def test_an_unschedulable_job_gives_the_room_back_and_backs_off():
     cluster.arrive("a", 1, 8)
     cluster.run(5)
     cluster.arrive("b", 7, 7, fault="unschedulable")
+    cluster.step = 5
     cluster.run(7200)
+    cluster.step = 1
     sizes = cluster.sizes["a"]
     assert sizes[-1] == 8
     idle = sum(8 - n for n in sizes) / len(sizes)

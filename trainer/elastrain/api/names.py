@@ -24,6 +24,10 @@ MANAGED_BY = "elastrain"
 LABEL_USES = f"{GROUP}/uses"  # the worker uses a service account, a Secret or a claim: admission.yaml of the chart
 LABEL_TEMPLATE = f"{GROUP}/template"  # the version of spec.template that a worker was made from
 
+# Annotations on worker pods that autoscalers read.
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
+
 CONTROLLER = f"{GROUP}/operator"
 """Value of ``spec.managedBy`` for this operator; absence means the same."""
 

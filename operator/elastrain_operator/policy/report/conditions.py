@@ -60,6 +60,8 @@ class Picture:
     """After failures: when the next worker is created."""
     share: Share | None = None
     """The allocator's answer; None: the operator does not share the cluster out."""
+    released: str = ""
+    """Why a minimum that was bound in part was released; empty: it was not."""
 
 
 def merge(old: Iterable[Condition], claims: Iterable[Claim], generation: int | None, now: datetime) -> list[Condition]:
@@ -136,16 +138,23 @@ def _pods_ready(p: Picture) -> Claim:
     if p.outage:
         reason = "RecordsUnreadable" if p.outage.reason == "RecordsUnreadable" else "EtcdUnavailable"
         return Claim(kind, "Unknown", reason, "the training workers are unknown without the job's records in etcd")
-    if not p.desired and p.share is not None:
-        if p.refusal and p.refusal.kind.lasts:
-            return Claim(kind, "False", p.refusal.kind, p.share.message)
-        decided = p.share.size is not None
-        return Claim(kind, "False", "WaitingForCapacity" if decided else "Starting", p.share.message)
+    if not p.desired and (p.released or p.share):
+        return Claim(kind, "False", *_unstarted(p))
     have = f"{p.ready} of {p.desired} workers train"
     if p.ready == p.desired and not p.draining:
         return Claim(kind, "True", "AllTrain", have)
     reason, text = next(_obstacles(p), ("Starting", ""))
     return Claim(kind, "False", reason, f"{have}; {text}" if text else have)
+
+
+def _unstarted(p: Picture) -> tuple[str, str]:
+    """Why no worker is desired: reason and message."""
+    if p.released:
+        return "MinimumNotBound", p.released
+    assert p.share is not None, "without an allocator workers are desired"
+    if p.refusal and p.refusal.kind.lasts:
+        return p.refusal.kind, p.share.message
+    return "Starting" if p.share.size is None else "WaitingForCapacity", p.share.message
 
 
 def _obstacles(p: Picture) -> Iterator[tuple[str, str]]:

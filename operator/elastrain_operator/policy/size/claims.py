@@ -62,7 +62,7 @@ def claims(
         created=seen.created.timestamp() if seen.created else 0.0,
         workers=tuple(Worker(p.name, p.node, p.demand, p.name in placed, p.name in extra) for p in stays),
         size=size,
-        trains=_has_state(active, status, etcd),
+        trains=has_state(active, status, etcd),
         resized=datetime.fromisoformat(rescaled.time) if rescaled and rescaled.time else None,
         pause=rescaled.pause_seconds if rescaled else None,
         remaining=_remaining(etcd),
@@ -110,7 +110,7 @@ def _spares(spec: JobSpec, stays: Iterable[Pod], size: int, placed: Collection[s
     return frozenset(outside[max(size - len(placed), 0) :])
 
 
-def _has_state(active: Iterable[Pod], status: JobStatus, etcd: Coordination | None) -> bool:
+def has_state(active: Iterable[Pod], status: JobStatus, etcd: Coordination | None) -> bool:
     """Whether a worker of the job has ever trained: its memory may then hold the only copy of the model."""
     names = {p.name for p in active}
     if etcd is None or (etcd.generation is None and status.generation is not None):

@@ -1,0 +1,50 @@
+"""Workers whose container runs, but that neither train nor answer: after a bounded time they are lost. Pure.
+
+An agent that hangs, or that cannot reach etcd, keeps its pod Running and Ready. Its job would wait for it without end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+
+from elastrain_operator.model import Cause, Coordination, Loss, Pod
+
+ANSWER_SECONDS = 300.0
+"""Seconds from the operator's first such observation until the worker is replaced. An agent registers within seconds of
+its start, and again after an outage of etcd; it also takes the time of a slow node."""
+
+Unheard = Mapping[str, datetime]
+"""Pods (UIDs) and since when each of them is known to run unheard."""
+
+
+def update(before: Unheard, workers: Iterable[Pod], members: Coordination | None, now: datetime) -> dict[str, datetime]:
+    """The workers that run unheard now. ``members``: None: unknown, so that each time starts anew.
+
+    ``workers`` are pods that count and were not asked to leave.
+    """
+    if members is None:
+        return {}
+    heard = {m.worker for m in members.members}
+    quiet = [p.uid for p in workers if p.started and p.name not in heard and not members.trains(p.name)]
+    return {uid: before.get(uid, now) for uid in quiet}
+
+
+def overdue(unheard: Unheard, now: datetime) -> frozenset[str]:
+    """UIDs of the pods whose time is over."""
+    return frozenset(uid for uid, since in unheard.items() if now >= since + timedelta(seconds=ANSWER_SECONDS))
+
+
+def next_deadline(unheard: Unheard) -> datetime | None:
+    """When the next time ends; None: all workers are heard."""
+    return min((since + timedelta(seconds=ANSWER_SECONDS) for since in unheard.values()), default=None)
+
+
+def loss(pod: Pod) -> Loss:
+    """The loss of an overdue worker. The cause may be its node, its network or its image: it counts as infrastructure,
+    with that budget and the delays of replacements."""
+    text = (
+        f"worker {pod.name} has run for {ANSWER_SECONDS:g} s without a record of its agent in etcd; it is replaced. "
+        "The agent hangs, or its node cannot reach etcd"
+    )
+    return Loss(pod, Cause.INFRASTRUCTURE, "AgentSilent", text)
