@@ -42,10 +42,13 @@ def operator_account(apiserver: ApiServer, path: Path, namespace: str = "") -> P
 class OperatorProcess:
     """``python -m elastrain_operator`` against the API server, with only its declared permissions."""
 
-    def __init__(self, kubeconfig: Path, log: Path, *flags: str) -> None:
+    def __init__(
+        self, kubeconfig: Path, log: Path, *flags: str, program: tuple[str, ...] = ("-m", "elastrain_operator")
+    ) -> None:
+        """``program``: arguments of Python."""
         self.log = log
         environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
-        argv = [sys.executable, "-m", "elastrain_operator", "--drain-extra=1", *flags]
+        argv = [sys.executable, *program, "--drain-extra=1", *flags]
         self.health_port, self.metrics_port = free_ports(2)
         argv += [f"--health-port={self.health_port}", f"--metrics-port={self.metrics_port}"]
         with log.open("ab") as out:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,18 +70,19 @@ def operator_factory(
     shared_operators: list[OperatorProcess],
     tmp_path: Path,
 ) -> Iterator[Callable[..., OperatorProcess]]:
-    """``operator_factory(etcd, namespace, *flags)``: an operator of the test's namespace; without ``--capacity`` it has
-    no permission in any other. It first stops the shared one, which serves all namespaces."""
+    """``operator_factory(etcd, namespace, *flags, **how)``: an operator of the test's namespace (``how``: see
+    ``OperatorProcess``); without ``--capacity`` it has no permission in any other. It first stops the shared one, which
+    serves all namespaces."""
     namespaced = operator_account(apiserver, tmp_path / "kubeconfig", cluster.namespace)
     for shared in shared_operators:
         shared.stop()
     started: list[OperatorProcess] = []
 
-    def start(etcd: EtcdServer, namespace: str, *more: str) -> OperatorProcess:
+    def start(etcd: EtcdServer, namespace: str, *more: str, **how: Any) -> OperatorProcess:
         flags = (f"--etcd-endpoints={etcd.endpoint}", f"--namespaces={namespace}", *more)
         kubeconfig = operator_kubeconfig if "--capacity" in more else namespaced
         log = tmp_path / f"operator-{len(started)}.log"
-        started.append(OperatorProcess(kubeconfig, log, *flags))
+        started.append(OperatorProcess(kubeconfig, log, *flags, **how))
         return started[-1]
 
     yield start

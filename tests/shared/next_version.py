@@ -1,0 +1,43 @@
+"""The operator of a next version, as a program: ``python next_version.py FLAGS``. It writes fields, words and
+conditions that the present version does not know."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from elastrain.api.job import JobStatus
+from elastrain.api.records import Target
+from elastrain_operator.__main__ import cli
+from elastrain_operator.apply import executor
+
+_patch, _encode = executor.status_patch, Target.encode
+MARK = "writtenByTheNextVersion"
+ARCHIVED = {
+    "type": "Archived",
+    "status": "Deferred",
+    "reason": "NotYet",
+    "message": "",
+    "lastTransitionTime": "2030-01-01T00:00:00Z",
+}
+
+
+def newer_status(status: JobStatus) -> dict[str, Any]:
+    """The patch of the status, with a new field in each part, a new condition, and new words."""
+    found = {name: {**v, MARK: 1} if isinstance(v, dict) else v for name, v in _patch(status).items()}
+    conditions = [{**c, MARK: 1} for c in found["conditions"] if c["type"] != ARCHIVED["type"]]
+    found |= {MARK: {"deep": [1]}, "conditions": [*conditions, ARCHIVED]}
+    if found.get("acceleratorSeconds"):
+        found["acceleratorSeconds"]["use"] = "hibernating"
+    return found
+
+
+def newer_target(target: Target) -> bytes:
+    """The record with a field more."""
+    return json.dumps({**json.loads(_encode(target)), MARK: 1}).encode()
+
+
+if __name__ == "__main__":
+    executor.status_patch = newer_status
+    Target.encode = newer_target  # type: ignore[method-assign]
+    cli()
