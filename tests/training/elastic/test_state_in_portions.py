@@ -78,6 +78,17 @@ def test_a_joiner_of_a_script_with_a_loop_for_each_epoch_gets_its_state_over_sev
     assert verify(world.audit).ok
 
 
+def test_a_learning_rate_that_the_loop_body_sets_holds_in_the_step_that_completes_the_state(world) -> None:
+    start(world, *"abc", RATE="1", ONE_BY_ONE="1")
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    world.progressed("a", 2)
+    world.propose("a", "b", "c")
+    world.adopted("a", "b", "c")
+    world.wait("it has the state", lambda: said(world, "c", "state is complete"))
+    assert_same_everywhere(world.finished(*"abc"), *"abc")
+
+
 def test_state_is_sent_whole_if_other_code_than_the_optimizer_changes_the_model(world) -> None:
     start(world, *"abc", FOLLOWER="1", ONE_BY_ONE="1")
     world.propose("a", "b")

@@ -59,6 +59,8 @@ with elastrain.join() as job:
     for x, y in (batch for end in ends for batch in job.steps(loader, epochs=end)):
         if not (out / "run-free").exists():
             time.sleep(delay)
+        if os.environ.get("RATE"):  # by step, as in scripts without a scheduler
+            optimizer.param_groups[0]["lr"] = 0.001 / (1 + job.step)
         optimizer.zero_grad()
         forwards.clear()
         logits = model(x)

@@ -79,6 +79,10 @@ class ZooJob(Job):
 
         self.wait(f"{worker} to be ready", condition)
 
+    def learned(self) -> int:
+        """Joiners that have received their state in portions."""
+        return sum(path.read_text().count("state is complete") for path in self.folder.glob("*.out"))
+
     def finished(self) -> dict[str, Any]:
         """Let it run to its end; what rank 0 saved."""
         self.allow(FREE)
@@ -191,7 +195,10 @@ def zoo_job(warm: Warm, etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[.
 def survives(zoo_job: Callable[..., ZooJob]) -> Callable[..., None]:
     """``survives("mnist", seed=1)``: the disturbed job must end with what an undisturbed one saves."""
 
-    def check(script: str, *arguments: str, seed: int, bitwise: bool = False) -> None:
+    def check(
+        script: str, *arguments: str, seed: int, bitwise: bool = False, in_portions: bool = False
+    ) -> None:
+        """``in_portions``: states of this script can travel so, and the seed may choose it."""
         chosen = random.Random(seed)
         variables = {"PORTIONS": "1"} if chosen.random() < 0.3 else {}
         undisturbed = zoo_job(script, *arguments)
@@ -205,6 +212,8 @@ def survives(zoo_job: Callable[..., ZooJob]) -> Callable[..., None]:
             disturber.run()
             one, other = undisturbed.finished(), disturbed.finished()
             assert undisturbed.last_step() == disturbed.last_step()
+            if variables and in_portions:
+                assert disturbed.learned(), "no joiner has received its state in portions"
             apart = list(differences(one, other, atol=0.0 if bitwise else 1e-10))
             assert not apart, "it ends with another result:\n" + "\n".join(apart[:20])
         except BaseException as e:

@@ -23,7 +23,8 @@ torch.set_default_dtype(torch.float64)
 if os.environ.get("DOUBLE"):
     torch.Tensor.float = torch.Tensor.double  # Hugging Face's losses round logits to float32
 if os.environ.get("PORTIONS"):
-    portions.MIN_BYTES = transfer.SMALL_BYTES = 1
+    portions.MIN_BYTES, transfer.SMALL_BYTES = 1, 200
+    portions.SAMPLES = 8  # so that the samples of a tensor are small
     sender.STEP_SHARE = 0.0  # one portion from each sender in each step
 
 backward = Job.backward

@@ -294,7 +294,8 @@ class Loop:
         self.step = None
         self._strategy.check_warm_up(self._buffers.after_warm_up())
         # Buffers that forward changes can be sent while training goes on only if they are small, and so copied before.
-        self._world.overlaps_transfer = learner is not None and self._buffers.largest < transfer.SMALL_BYTES
+        learns = self._world.model.learner is not None
+        self._world.overlaps_transfer = learns and self._buffers.largest < transfer.SMALL_BYTES
 
     def _compute(self, loader: ElasticLoader) -> Iterator[Any]:
         """One execution of a step: all micro-batches of this rank, as long as the generation is healthy."""
@@ -326,12 +327,12 @@ class Loop:
     def _begin(self, loader: ElasticLoader) -> Step:
         """The next step, cut into this rank's micro-batches."""
         place, share, number = self._world.place, self._world.share, self._world.step
+        self._world.begin_step()  # first: a learner's state may be completed
         parts = self._learning.parts(loader)
         assert self._buffers is not None
         self._buffers.save()
         if self.several.allowed:
             self.several.snapshot.save()
-        self._world.begin_step()
         self._strategy.begin_step()
         self._heartbeat.body(place.generation, place.world_size)
         unit, cut = 1 / loader.order.global_batch_size, loader.order.in_micro_batches

@@ -154,6 +154,7 @@ class World:
         self._handover.resume(self._reporter.step_seconds)
         if self.share.learner and self.model.learner is not None and not self.model.learner.active:
             self._begin_learner_step(self.communicator, receiving=self._handover.receiving)
+        self._handover.before_body(self.communicator)
 
     def before_update(self) -> bool:
         """The gradients are there: return when the optimizers may change this rank's state.

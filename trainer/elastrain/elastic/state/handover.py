@@ -35,6 +35,8 @@ class Handover:
         self._tracked, self._capture, self._load = tracked, capture, load
         self._sender: WholeStateSender | StateSender | None = None
         self._receiver: StateReceiver | None = None
+        self._taken = False
+        """Whether the part of this step has been received before its loop body."""
         self._keeps_up = True
         self._steps = 0
         """Steps in which portions have arrived."""
@@ -87,13 +89,22 @@ class Handover:
             until = float("inf") if step_seconds is None else time.monotonic() + STEP_SHARE * step_seconds
             self._sender.resume(self._capture, until)
 
+    def before_body(self, communicator: Communicator) -> None:
+        """A loop body follows, after this rank has begun its sums. If the state may be completed in this step, wait.
+
+        What the loop body sets before its backward (a learning rate, say) would else be lost by the closing.
+        """
+        self._taken = self._receiver is not None and self._receiver.asked
+        if self._receiver is not None and self._taken:
+            self._receive_step(communicator, self._receiver)
+
     def before_update(self, communicator: Communicator) -> float | None:
         """The gradients are there. Return when the optimizers may change this rank's state.
 
         The part of the state that this rank has is then equal to the other ranks'. Returns the monotonic time at which
         the last byte of this step was sent, None if none was. A failure leaves the communicator broken.
         """
-        if self._receiver is not None:
+        if self._receiver is not None and not self._taken:
             self._receive_step(communicator, self._receiver)
         if self._sender is None:
             return None

@@ -72,7 +72,8 @@ class StateReceiver:
         senders = self._transfer.senders(slices_of(portions), self._communicator.rank)
         sources = self._transfer.sources
         self._left = {source: senders.count(source) for source in sources}
-        self._asked = False
+        self.asked = False
+        """Whether all portions have arrived, and the closing follows in the next step or the one after it."""
         self._turns: dict[int, queue.SimpleQueue[_Arrived | None]] = {s: queue.SimpleQueue() for s in sources}
         for source in sources:
             thread = threading.Thread(target=self._receive, args=(source,), name="elastrain-receive-state")
@@ -105,8 +106,8 @@ class StateReceiver:
             if not alike(samples(self._portions), closing["samples"]):
                 raise NotKept
             return closing["state"]
-        if not any(self._left.values()) and not self._asked:
-            self._asked = True
+        if not any(self._left.values()) and not self.asked:
+            self.asked = True
             with self._communicator.guard():
                 self._connections[sources[0]].sendall(ASK)
         return None
