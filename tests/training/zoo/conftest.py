@@ -79,6 +79,13 @@ class ZooJob(Job):
 
         self.wait(f"{worker} to be ready", condition)
 
+    def whole(self, *workers: str) -> bool:
+        """Whether they train in the newest generation, and each has received its whole state.
+
+        Until then the others hold the only state, and a loss of them ends the job.
+        """
+        return self.entered(*workers) and not any(self.members()[worker].learning for worker in workers)
+
     def learned(self) -> int:
         """Joiners that have received their state in portions."""
         return sum(path.read_text().count("state is complete") for path in self.folder.glob("*.out"))
@@ -117,7 +124,7 @@ class Disturber:
             disturbance()
             self.job.changes(
                 f"{self.alive} to train, {self.done}",
-                lambda before=generation: self.job.generation().number > before and self.job.entered(*self.alive),
+                lambda before=generation: self.job.generation().number > before and self.job.whole(*self.alive),
             )
 
     def order(self) -> list[Callable[[], None]]:

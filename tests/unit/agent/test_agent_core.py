@@ -23,7 +23,7 @@ from elastrain.agent.core.events import (
 )
 from elastrain.agent.core.machine import Core
 from elastrain.agent.core.restart import MAX_RESTARTS, WINDOW
-from elastrain.api.messages import AGENT_MESSAGE, Abort, Hello, Proposed, Ready, Welcome
+from elastrain.api.messages import AGENT_MESSAGE, Abort, Adopted, Hello, Proposed, Ready, Welcome
 from elastrain.api.records import Outcome, Phase, Target
 from elastrain.api.settings import CheckpointSpec, RankSettings
 
@@ -270,3 +270,12 @@ def test_the_worker_fails_with_the_scripts_code_and_message_if_a_rank_raises(new
     assert (ending.outcome, ending.exit_code, ending.rank, ending.reason) == (Outcome.FAILED, 3, 1, "ScriptFailed")
     assert ending.message == "ValueError: bad batch (t.py:3 in step)"
     assert ending.log_tail == log
+
+
+def test_a_member_learns_until_all_its_ranks_have_their_state(new_story, make_generation):
+    story = new_story(nproc=2).ready()
+    story.sees(make_generation(1, "a", "b", slots=2))
+    story.says(Adopted(generation=1, step=5, complete=False), rank=0)
+    assert only(story.says(Adopted(generation=1, step=5, complete=False), rank=1), Publish).learning
+    none(story.says(Adopted(generation=1, step=7), rank=0), Publish)
+    assert not only(story.says(Adopted(generation=1, step=7), rank=1), Publish).learning

@@ -365,3 +365,54 @@ def test_nothing_changes_before_the_missing_members_are_ready(job):
         assert isinstance(job.decide(), Nothing)
     job.join("e")
     assert not isinstance(job.decide(), Nothing)
+
+
+def test_the_only_member_with_the_state_leaves_when_another_one_has_received_it(job):
+    job.target = Target(min=1, max=3, desired=2)
+    job.train("a")
+    job.join("b")
+    job.target = Target(min=1, max=3, desired=1, leaving=("a",))
+    job.run()
+    assert (job.workers(), job.base.reason) == (["a", "b"], "Replace")
+    job.run()
+    assert job.workers() == ["a", "b"], "proposed, but not adopted"
+    job.set("b", generation=job.base.number, learning=True)
+    job.adopt()
+    waits = job.run()
+    assert job.workers() == ["a", "b"]
+    assert waits == Nothing("b must receive the state that only a holds")
+    job.set("b", learning=False)
+    job.run()
+    assert (job.workers(), job.base.reason) == (["b"], "Drain")
+
+
+def test_the_only_member_with_the_state_stays_if_the_generation_breaks_while_it_leaves(job):
+    job.target = Target(min=1, max=3, desired=3)
+    job.train("a", "b")
+    job.join("c")
+    job.run()
+    job.set("c", generation=job.base.number, learning=True)
+    job.adopt()
+    job.target = Target(min=1, max=3, desired=2, leaving=("a",))
+    job.run()
+    job.die("b")
+    job.run()
+    assert (job.workers(), job.base.reason) == (["a", "c"], "Lost")
+    job.adopt()
+    job.set("c", learning=False, generation=job.base.number)
+    job.run()
+    assert job.workers() == ["c"]
+
+
+def test_members_that_received_only_a_part_do_not_begin_without_one_that_may_return(job):
+    job.target = Target(min=1, max=3, desired=2)
+    job.train("a")
+    job.join("b")
+    job.run()
+    job.set("b", generation=job.base.number, learning=True)
+    job.adopt()
+    job.die("a")
+    assert isinstance(job.run(), Wait)
+    job.pass_time(job.timing.holder)
+    job.run()
+    assert job.workers() == ["b"]

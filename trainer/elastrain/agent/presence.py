@@ -116,6 +116,7 @@ class Presence:
             generation=record.generation,
             step=record.step,
             broken=record.broken,
+            learning=record.learning,
             store_port=record.store_port,
             health=record.health,
             health_message=record.health_message,

@@ -61,6 +61,8 @@ class Adopted(Record):
     type: Literal["adopted"] = "adopted"
     generation: int
     step: int
+    complete: bool = True
+    """False: a part of the rank's state has not arrived yet. Said again when it has."""
 
 
 class Broken(Record):

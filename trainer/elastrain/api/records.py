@@ -122,6 +122,8 @@ class Member(Record):
     broken: int = 0
     """Greatest generation number whose collectives this member saw fail; 0: none. Not written if the leader has already
     ended that generation."""
+    learning: bool = False
+    """A part of the training state of its ranks has not arrived yet, in the generation that they have adopted."""
     restarts: int = 0
     """In-place restarts of this worker's ranks."""
     health: str = Health.OK

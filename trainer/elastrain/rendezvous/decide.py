@@ -202,6 +202,8 @@ def _planned(  # noqa: PLR0911 - one return per rule
     if view.unready:
         # They train, and become ready when they can enter another generation; until then this one stays.
         return Nothing(f"{_names(view.unready)} must stop training first")
+    if view.keepers and stayers:
+        return Nothing(f"{_names(stayers)} must receive the state that only {_names(view.keepers)} holds")
     if view.leavers:
         return _propose_or_stop(view, stayers, joiners)
     if not view.adopted and now < memory.base_since + timing.adopt:
@@ -263,14 +265,16 @@ def _candidates(view: View, last: bool) -> tuple[tuple[RegisteredMember, ...], t
 def _propose_or_stop(
     view: View, stayers: tuple[RegisteredMember, ...], joiners: tuple[RegisteredMember, ...]
 ) -> Action:
-    """The chosen members. If they are too few and a member waits to leave, all stop.
+    """The chosen members, and those leavers that have to give them the state. If they are too few, all stop.
 
-    All stop also if no member stays: the leavers save the state before the joiners begin, which would otherwise train
-    beside them.
+    All stop also if no member stays and none can give: the leavers save what they have before the joiners begin, which
+    would otherwise train beside them.
     """
+    assert view.target is not None
     chosen = stayers + joiners
-    if len(chosen) >= _least(view) and (stayers or not view.leavers):
-        return _propose(view, chosen, _why(view, joiners))
+    keepers = view.keepers[: max(0, view.target.max - len(chosen))]
+    if chosen and len(chosen) >= _least(view) and (stayers or keepers or not view.leavers):
+        return _propose(view, keepers + chosen, _why(view, joiners))
     if view.leavers:
         return _propose(view, (), "Stop")
     return Nothing(f"{len(chosen)} of at least {_least(view)} members are left")

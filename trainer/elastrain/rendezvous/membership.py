@@ -160,6 +160,7 @@ class Membership:
                 "store_port": 0,
                 "generation": 0,
                 "broken": 0,
+                "learning": False,
                 "restarts": old.restarts + 1,
             }
             self._record = Member.model_validate({**fresh, **changes})

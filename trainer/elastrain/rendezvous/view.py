@@ -164,7 +164,7 @@ class View:
         """Workers of the generation that trained last, if none of its members is alive, so that no other member holds
         the state: a lease can expire although its member lives. Without those that left, died or registered anew."""
         last = max((g for g in self.generations if g.number in self.taken), key=lambda g: g.number, default=None)
-        if last is None or any(m.id in self.alive for m in last.members):
+        if last is None or any(m.id in self.alive and self.holds(self.alive[m.id]) for m in last.members):
             return ()
         left = {m.id for m in self.gone if m.record.phase in (Phase.LEAVING, Phase.FINISHED)}
         anew = {m.record.worker for m in self.alive.values()}
@@ -181,7 +181,21 @@ class View:
             return False
         if not self.complete:
             return self.generation.number not in self.notified
-        return any(i in self._adopted_by for i in self.alive)
+        return any(map(self.holds, self.alive.values()))
+
+    def holds(self, member: RegisteredMember) -> bool:
+        """Whether the member holds the training state: it has been in a generation, and has received all of it."""
+        return member.id in self._adopted_by and not member.record.learning
+
+    @cached_property
+    def keepers(self) -> tuple[RegisteredMember, ...]:
+        """Members that are leaving and hold the newest training state, if no stayer does: they leave when one has
+        received it."""
+        if any(map(self.holds, self.stayers)):
+            return ()
+        newest = max(self.taken, default=0)
+        holders = (m for m in self.alive.values() if self.holds(m) and self._adopted_by[m.id] == newest)
+        return tuple(m for m in holders if self.is_leaving(m))
 
     def adopted_by(self, member: RegisteredMember) -> int:
         """Number of the newest generation that a member has adopted; 0: none."""

@@ -124,6 +124,7 @@ class Publish:
     generation: int = 0
     step: int = 0
     broken: int = 0
+    learning: bool = False
     store_port: int = 0
     health: str = Health.OK
     health_message: str = ""

@@ -351,6 +351,7 @@ class Core:
             generation=min(r.adopted for r in self.ranks),
             step=self.step,
             broken=max(r.broken for r in self.ranks),
+            learning=any(r.learning for r in self.ranks),
             store_port=self.ranks[0].store_port,
             health=self.checkup.health,
             health_message=self.checkup.message,

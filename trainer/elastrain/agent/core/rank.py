@@ -48,6 +48,8 @@ class Rank:
     proposed: set[int] = field(default_factory=set)
     """Generations that were sent to it."""
     adopted: int = 0
+    learning: bool = False
+    """A part of its state has not arrived yet."""
     broken: int = 0
     aborted: set[int] = field(default_factory=set)
     """Generations whose abort was sent to it."""
@@ -86,7 +88,8 @@ class Rank:
                 self.loop_end = loop_end
             case Misplaced(why=why, ahead=True):
                 self.misplaced = why
-            case Adopted(generation=number, step=step):
+            case Adopted(generation=number, step=step, complete=complete):
+                self.learning = not complete
                 self.adopted, self.step = max(self.adopted, number), max(self.step, step)
             case Broken(generation=number, step=step):
                 self.broken, self.step = max(self.broken, number), max(self.step, step)

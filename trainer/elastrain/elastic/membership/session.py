@@ -152,11 +152,14 @@ class Session:
             self._raise_if_over()
         raise TimeoutError(f"the agent has not started this rank anew within {_ANSWER_SECONDS:g} s: {why}")
 
-    def adopt(self, number: int, step: int) -> None:
-        """Tell the agent that this rank now trains in generation ``number``, or has stopped for it."""
+    def adopt(self, number: int, step: int, *, complete: bool = True) -> None:
+        """Tell the agent that this rank now trains in generation ``number``, or has stopped for it.
+
+        ``complete``: whether it has received all of its state.
+        """
         with self._changed:
             self._adopted = number
-        self._link.send(Adopted(generation=number, step=step))
+        self._link.send(Adopted(generation=number, step=step, complete=complete))
 
     def use(self, offer: Offer, device: torch.device) -> None:
         """Set the transport that this rank can use for tensors on ``device``, before a generation may include it."""

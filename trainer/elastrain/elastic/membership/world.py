@@ -155,6 +155,7 @@ class World:
         if self.share.learner and self.model.learner is not None and not self.model.learner.active:
             self._begin_learner_step(self.communicator, receiving=self._handover.receiving)
         self._handover.before_body(self.communicator)
+        self._note_state()
 
     def before_update(self) -> bool:
         """The gradients are there: return when the optimizers may change this rank's state.
@@ -166,7 +167,7 @@ class World:
         communicator, receiving = self.communicator, self._handover.receiving
         assert communicator is not None
         sent_at = self._handover.before_update(communicator)
-        self._has_state = not self._handover.receiving
+        self._note_state()
         if sent_at is not None:
             self._reporter.transferred(sent_at)
         return not receiving or communicator.broken is None
@@ -197,7 +198,7 @@ class World:
         """There is no further step: return when every rank has the whole state."""
         if self.communicator is not None:
             self._handover.finish(self.communicator)
-            self._has_state = not self._handover.receiving
+            self._note_state()
 
     def leave_loop(self) -> bool:
         """Wait until all ranks have committed the last step of the loop; returns whether the generation has held.
@@ -294,7 +295,7 @@ class World:
             self._keeper.forget()
         else:
             self._keeper.take_over()
-        self._session.adopt(generation.number, self.step)
+        self._session.adopt(generation.number, self.step, complete=self._has_state)
         times = Times(
             last_commit=self._broken_at if self._calls.count else self._reporter.last_commit,
             broken=self._broken_at,
@@ -371,6 +372,11 @@ class World:
         self.model.learner.begin(communicator, connected, receiving=receiving)
 
     # -- state -------------------------------------------------------------------------------------------------------
+    def _note_state(self) -> None:
+        if not self._has_state and not self._handover.receiving:
+            self._has_state = True
+            self._session.adopt(self._number, self.step)
+
     def _cold_start(self, entry: Entry) -> None:
         """No rank holds state: continue from the newest checkpoint, or begin with this rank's own state.
 
