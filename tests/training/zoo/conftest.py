@@ -202,9 +202,7 @@ def zoo_job(warm: Warm, etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[.
 def survives(zoo_job: Callable[..., ZooJob]) -> Callable[..., None]:
     """``survives("mnist", seed=1)``: the disturbed job must end with what an undisturbed one saves."""
 
-    def check(
-        script: str, *arguments: str, seed: int, bitwise: bool = False, in_portions: bool = False
-    ) -> None:
+    def check(script: str, *arguments: str, seed: int, bitwise: bool = False, in_portions: bool = False) -> None:
         """``in_portions``: states of this script can travel so, and the seed may choose it."""
         chosen = random.Random(seed)
         variables = {"PORTIONS": "1"} if chosen.random() < 0.3 else {}
