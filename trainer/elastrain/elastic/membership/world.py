@@ -354,16 +354,13 @@ class World:
             layout=self.model.layout,
             structure=capture.structure(self._tree()) if self._has_state and joined else 0,
             overlaps=int(self.overlaps_transfer and not at_its_end),
-            in_portions=int(joined and self._exchanges_in_portions()),
+            in_portions=int(
+                joined and self.overlaps_transfer and self._handover.permits_portions(holds=self._has_state)
+            ),
             loop_end=self.position.loop_end,
             trained=self.trained.digest,
             calls=self._calls.count,
         )
-
-    def _exchanges_in_portions(self) -> bool:
-        if not self.overlaps_transfer:
-            return False
-        return self._handover.can_send_in_portions() if self._has_state else self._handover.can_receive_in_portions()
 
     def _begin_learner_step(self, communicator: Communicator, *, receiving: bool) -> None:
         assert self.model is not None and self.model.learner is not None

@@ -46,16 +46,17 @@ class Handover:
         """Whether this rank's state is not complete yet."""
         return self._receiver is not None
 
-    def can_send_in_portions(self) -> bool:
-        """Whether this rank's state can travel in portions, and is large enough for it."""
+    def permits_portions(self, *, holds: bool) -> bool:
+        """Whether the state can travel in portions, as far as this rank can tell.
+
+        Of a rank that ``holds`` it: it is large enough. Of a receiver: it can keep portions up to date.
+        """
         if not portions.may_travel_in_portions(self._tracked):
             return False
+        if not holds:
+            return self._keeps_up
         parts = portions.cut(self._tracked)
         return parts is not None and sum(p.nbytes for p in parts) >= portions.MIN_BYTES
-
-    def can_receive_in_portions(self) -> bool:
-        """Whether this rank could keep portions up to date."""
-        return self._keeps_up and portions.may_travel_in_portions(self._tracked)
 
     def send(self, communicator: Communicator, to: Transfer, *, in_portions: bool) -> None:
         """Begin to send this rank's part of the state, as one of the sources of ``to``."""
@@ -64,7 +65,7 @@ class Handover:
             self._sender = WholeStateSender(tree, communicator, to)
             return
         parts = portions.cut(self._tracked)
-        assert parts is not None, "can_send_in_portions() was true"
+        assert parts is not None, "permits_portions() was true"
         self._sender = StateSender(tree, parts, communicator, to)
 
     def receive(self, communicator: Communicator, by: Transfer, *, in_portions: bool, keep: bool) -> None:
