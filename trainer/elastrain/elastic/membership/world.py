@@ -291,10 +291,7 @@ class World:
         self.place = Place(generation.number, communicator.rank, communicator.world_size)
         self.share = entry.shares.get(communicator.rank, self.place.share)
         self.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
-        if self.place.rank != 0:
-            self._keeper.forget()
-        else:
-            self._keeper.take_over()
+        (self._keeper.forget if self.place.rank else self._keeper.take_over)()
         self._session.adopt(generation.number, self.step, complete=self._has_state)
         times = Times(
             last_commit=self._broken_at if self._calls.count else self._reporter.last_commit,
