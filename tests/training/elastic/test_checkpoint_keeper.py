@@ -48,6 +48,16 @@ def ended(keeper: CheckpointKeeper) -> None:
     assert not keeper._thread.is_alive()
 
 
+def test_a_rank_that_ends_waits_for_its_running_save_up_to_a_bound(keeper, volume) -> None:
+    keeper.finish()  # without a save it does not wait
+    save(keeper, 10, {})
+    keeper.finish(seconds=0.05)
+    assert keeper._thread.is_alive(), "the bound has passed"
+    threading.Timer(0.2, volume.may_end.set).start()
+    keeper.finish()
+    assert keeper.result.step == 10
+
+
 def test_the_saved_state_is_that_of_the_step_if_training_continues(keeper, volume) -> None:
     weights = torch.ones(3)
     save(keeper, 10, {"weights": weights, "step": 10})

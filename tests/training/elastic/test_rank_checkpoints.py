@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conditions import eventually
+from elastrain.api import messages as m
 from elastrain.api.settings import CheckpointSpec
 from elastrain.data.audit import verify
 
@@ -54,6 +55,22 @@ def test_nothing_is_lost_and_its_partial_checkpoint_is_swept_if_the_writer_is_ki
     assert verdict.ok, verdict.problems
     assert verdict.redone == 0
     assert sorted(p.name[:5] for p in volume.iterdir()) == ["LINEA", "step-", "step-"]
+
+
+def test_a_writer_that_is_drained_in_a_save_completes_it_before_it_ends(world, volume) -> None:
+    start(world, volume, "a", "b", script=SLOW_SAVE)
+    has_saved(world, "a")
+    partial = is_in_the_middle_of_a_save(world, volume)
+    world.propose("b")
+    world.ranks["a"].send(m.Exit(reason="drained"))
+    world.wait("b trains alone", lambda: world.ranks["b"].has("adopted", generation=world.number))
+    assert world.ranks["a"].process.poll() is None, "it waits for its save"
+    (world.folder / "hold-saves").unlink()
+    eventually(lambda: world.ranks["a"].process.poll() == 0, what="a ends", within=30)
+    said = world.ranks["a"].log.read_text()
+    assert said.index("ends after its running save") < said.rindex("checkpoint saved"), said[-2000:]
+    assert not partial.exists()
+    assert verify(world.audit).ok
 
 
 def test_job_resumes_from_the_complete_checkpoint_if_all_are_killed_in_a_save(world, volume) -> None:

@@ -17,6 +17,10 @@ from elastrain.elastic.checkpoint.pace import Pace
 from elastrain.elastic.checkpoint.volume import Checkpoint, CheckpointVolume, Unreadable
 from elastrain.elastic.state import capture
 
+FINISH_SECONDS = 300.0
+"""Longest wait of an ending rank for its running save. The agent's limit is usually shorter: a drained worker has its
+grace period, less 5 s."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -119,6 +123,16 @@ class CheckpointKeeper:
             self._thread.join()
         self._save(tree(), step, generation, self.lineage)
         return True
+
+    def finish(self, seconds: float = FINISH_SECONDS) -> None:
+        """Return when a running save has ended, or after ``seconds``.
+
+        Its thread ends with the process. Without this, a long save would never be complete if each writer is drained.
+        """
+        self._pace.hurry()
+        if self._thread is not None and self._thread.is_alive():
+            log.info("the process ends after its running save", most_seconds=seconds)
+            self._thread.join(seconds)
 
     def forget(self) -> None:
         """Release the copy of the state: this rank is no longer rank 0. A running save releases it when it ends."""

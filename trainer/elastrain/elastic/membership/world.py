@@ -236,7 +236,8 @@ class World:
             self._save_now()
 
     def close(self) -> None:
-        """Send the outstanding traces of the last rescale; bounded."""
+        """Finish a running save, and send the outstanding traces of the last rescale; both bounded."""
+        self._keeper.finish()
         if self._traces is not None:
             self._traces.close()
 
