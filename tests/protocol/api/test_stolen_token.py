@@ -368,6 +368,23 @@ def test_workers_use_the_host_if_their_template_and_their_namespace_say_so(stole
         stolen.admin.merge(path, {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": None}}})
 
 
+def test_only_annotations_of_a_worker_are_changed(stolen: Stolen) -> None:
+    job, spec = stolen.job(f"job-{time.monotonic_ns()}")
+    worker = manifests.pod(job, spec, 0, CONFIG)
+    pods, merge = f"/api/v1/namespaces/{job.namespace}/pods", "application/merge-patch+json"
+    assert not stolen.attempt("POST", pods, worker)
+    path = f"{pods}/{worker['metadata']['name']}"
+    note = {"metadata": {"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}}}
+    assert not stolen.attempt("PATCH", path, note, merge)
+    image = {"spec": {"containers": [{"name": "trainer", "image": "evil:1"}]}}
+    assert "only annotations" in stolen.attempt("PATCH", path, image, "application/strategic-merge-patch+json")
+    assert "only annotations" in stolen.attempt("PATCH", path, {"metadata": {"labels": {"team": "b"}}}, merge)
+    assert "ElasticTrainingJob owns" in stolen.attempt("PATCH", path, {"metadata": {"ownerReferences": None}}, merge)
+    theirs = {"metadata": {"name": "unrelated"}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}}
+    stolen.admin.call("POST", stolen.admin.pods_path, theirs)
+    assert "ElasticTrainingJob owns" in stolen.attempt("PATCH", f"{stolen.admin.pods_path}/unrelated", note, merge)
+
+
 def test_pods_of_others_are_not_deleted(stolen: Stolen) -> None:
     pod = {"metadata": {"name": "theirs"}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}}
     stolen.admin.call("POST", stolen.admin.pods_path, pod)

@@ -12,7 +12,7 @@ from elastrain_operator.allocation.model import PODS, Claims, Held, Job, Kind, W
 from elastrain_operator.model import UNSCHEDULABLE, Coordination, Observed, Pod, Refusal
 from elastrain_operator.observe import nodes
 from elastrain_operator.policy.losses import pending
-from elastrain_operator.policy.size import victims
+from elastrain_operator.policy.size import holders, victims
 
 _BARE = Kind(((PODS, 1),))
 HINDERED = frozenset({UNSCHEDULABLE, pending.QUEUED, "VolumeFailed"})
@@ -112,9 +112,13 @@ def _spares(spec: JobSpec, stays: Iterable[Pod], size: int, placed: Collection[s
 
 def has_state(active: Iterable[Pod], status: JobStatus, etcd: Coordination | None) -> bool:
     """Whether a worker of the job has ever trained: its memory may then hold the only copy of the model."""
-    names = {p.name for p in active}
+    workers = tuple(active)
+    names = {p.name for p in workers}
     if etcd is None or (etcd.generation is None and status.generation is not None):
         return bool(names) and status.generation is not None  # the members are unknown
+    # Not every member's record says what it has adopted, and the order to stop has no members.
+    if holders.holders(workers, etcd):
+        return True
     trained = {m.worker for m in etcd.members if m.generation > 0}
     placed = {m.worker for m in etcd.generation.members} if etcd.generation else set()
     return bool(names & (trained | placed))
