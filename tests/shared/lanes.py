@@ -19,6 +19,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/api/test_chart_apiserver.py",
         "tests/protocol/api/test_crd_apiserver.py",
         "tests/protocol/api/test_autoscaler.py",
+        "tests/protocol/api/test_advice.py",
         "tests/protocol/api/test_stolen_token.py",
         "tests/protocol/client/",
         "tests/protocol/dashboard/test_dashboard_on_apiserver.py",

@@ -69,7 +69,7 @@ PLAIN = {"spec": {"containers": [{"name": "trainer", "image": "m:1", "command": 
 class Stolen:
     """The token of the operator, and what the API server answers to it."""
 
-    def __init__(self, apiserver: ApiServer, helm: Run, home: Path) -> None:
+    def __init__(self, apiserver: ApiServer, helm: Run, home: Path, *options: str) -> None:
         self.admin = Cluster(apiserver.kubeconfig, f"tenant-{time.monotonic_ns()}")
         release = f"release-{time.monotonic_ns()}"
         for namespace in (self.admin.namespace, release, f"{release}-empty"):
@@ -77,7 +77,12 @@ class Stolen:
             for account in ("default", "trainer", "powerful"):
                 path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
                 self.admin.call("POST", path, {"metadata": {"name": account}})
-        settings = ("--set=crds.install=false", "--set=rbac.aggregateToDefaultRoles=false", f"--namespace={release}")
+        settings = (
+            "--set=crds.install=false",
+            "--set=rbac.aggregateToDefaultRoles=false",
+            f"--namespace={release}",
+            *options,
+        )
         made = helm("template", "stolen", "charts/elastrain", "--kube-version=1.31.0", *settings)
         kinds = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount")
         self.manifests = [m for m in yaml.safe_load_all(made.stdout) if m]
@@ -85,9 +90,10 @@ class Stolen:
         applied = apiserver.kubectl("apply", "-f", "-", document=yaml.safe_dump_all(chosen))
         assert applied.returncode == 0, applied.stderr
         self.release = release
+        account = next(m["metadata"]["name"] for m in self.manifests if m["kind"] == "ServiceAccount")
         answer = self.admin.call(
             "POST",
-            f"/api/v1/namespaces/{release}/serviceaccounts/{ACCOUNT}/token",
+            f"/api/v1/namespaces/{release}/serviceaccounts/{account}/token",
             {"spec": {"expirationSeconds": 7200}},
         )
         config = yaml.safe_load(apiserver.kubeconfig.read_text())
@@ -383,6 +389,28 @@ def test_only_annotations_of_a_worker_are_changed(stolen: Stolen) -> None:
     theirs = {"metadata": {"name": "unrelated"}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}}
     stolen.admin.call("POST", stolen.admin.pods_path, theirs)
     assert "ElasticTrainingJob owns" in stolen.attempt("PATCH", f"{stolen.admin.pods_path}/unrelated", note, merge)
+
+
+def test_namespaces_are_opened_by_a_label_if_the_values_name_one(
+    stolen: Stolen, apiserver: ApiServer, helm: Run, tmp_path: Path
+) -> None:
+    other = Stolen(
+        apiserver, helm, tmp_path, "--set=rbac.namespaceLabel=elastrain.dev/jobs", "--set=fullnameOverride=second"
+    )
+    try:
+        job, spec = other.job("labelled")
+        worker, plain = manifests.pod(job, spec, 0, CONFIG), other.job("plain", PLAIN)
+        deadline = time.monotonic() + 30
+        while "with the label elastrain.dev/jobs" not in other.create(worker):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert not other.create(manifests.pod(*plain, 0, CONFIG)), "it uses nothing of its namespace"
+        other.admin.merge(f"/api/v1/namespaces/{job.namespace}", {"metadata": {"labels": {"elastrain.dev/jobs": ""}}})
+        while other.create(worker):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        other.remove()
 
 
 def test_pods_of_others_are_not_deleted(stolen: Stolen) -> None:
