@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from charts import Run
 from control_plane import ApiServer
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
@@ -22,11 +24,21 @@ __all__ = ["make_spec", "now", "pod_body", "quick_loops", "terminated"]
 
 
 @pytest.fixture(scope="session")
-def operator_kubeconfig(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kubeconfig of an operator that serves all namespaces. Jobs of earlier tests of other areas are deleted."""
+def operator_kubeconfig(apiserver: ApiServer, helm: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kubeconfig of an operator that serves all namespaces, bound by the chart's admission policies. Jobs of
+    earlier tests of other areas are deleted."""
     deleted = apiserver.kubectl("delete", "etj,pods", "--all", "--all-namespaces", "--now", "--wait=false")
     assert deleted.returncode == 0, deleted.stderr
-    return operator_account(apiserver, tmp_path_factory.mktemp("operator") / "kubeconfig")
+    path = operator_account(apiserver, tmp_path_factory.mktemp("operator") / "kubeconfig")
+    show = ("--show-only=templates/admission.yaml", "--kube-version=1.31.0", "--namespace=default")
+    made = helm("template", "x", "charts/elastrain", "--set=fullnameOverride=tested-operator", *show)
+    policies = list(yaml.safe_load_all(made.stdout))
+    for policy in policies:  # the tests' operators hold Leases of several names
+        rules = policy["spec"].get("matchConstraints", {}).get("resourceRules", [])
+        rules[:] = [r for r in rules if r["resources"] != ["leases"]]
+    applied = apiserver.kubectl("apply", "-f", "-", document=yaml.safe_dump_all(policies))
+    assert applied.returncode == 0, made.stderr + applied.stderr
+    return path
 
 
 @pytest.fixture(scope="session")

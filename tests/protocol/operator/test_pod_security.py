@@ -120,8 +120,15 @@ def test_fields_of_the_template_are_kept(make_spec):
 
 
 def pod_specs(manifests: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Pod specs by kind of their owner."""
-    return {m["kind"]: m["spec"]["template"]["spec"] for m in manifests if m["kind"] in ("Deployment", "StatefulSet")}
+    """Pod specs by kind of their owner, with the volumes of a StatefulSet's claims."""
+    found = {}
+    for m in manifests:
+        if m["kind"] in ("Deployment", "StatefulSet"):
+            spec, claims = m["spec"]["template"]["spec"], m["spec"].get("volumeClaimTemplates", ())
+            named = [c["metadata"]["name"] for c in claims]
+            volumes = [{"name": n, "persistentVolumeClaim": {"claimName": n}} for n in named]
+            found[m["kind"]] = {**spec, "volumes": [*spec.get("volumes", ()), *volumes]}
+    return found
 
 
 @pytest.mark.parametrize("values", CHARTS.values(), ids=CHARTS.keys())
