@@ -29,6 +29,7 @@ from elastrain.agent.core.events import (
     Tick,
 )
 from elastrain.agent.core.machine import Core
+from elastrain.agent.core.vouching import LeaseSeen, Vouching
 from elastrain.agent.presence import snapshot
 from elastrain.agent.settings import Settings
 from elastrain.api.keys import JobKeys
@@ -81,7 +82,8 @@ class Agent:
         )
         self.machine = MemberMachine(self.keys, self.own, lease_ttl=settings.lease_ttl)
         self.client = Client(process, world.network, world.etcd)
-        self.lease = LeaseKeeper(self.client, settings.lease_ttl, self._lease_says, lambda _: self._wake())
+        self.lease = LeaseKeeper(self.client, settings.lease_ttl, self._lease_says, self._lease_answered)
+        self.vouching = Vouching(settings.lease_ttl)
         self._ended, self._extra = ended, extra
         self._answers = Answers(settings.lease_ttl)
         self._watch: WatchKeeper | None = None
@@ -121,6 +123,17 @@ class Agent:
     # ---- etcd --------------------------------------------------------------------------------------------------------
     def _lease_says(self, error: EtcdError | None) -> None:
         self.machine.contact.lease_reported(error, self.process.clock.now)
+        self._wake()
+
+    def _lease_answered(self) -> None:
+        """The agent looks several times a second; here, when there is something to see."""
+        now, contact = self.process.clock.now, self.machine.contact
+        newest = self.core.seen.generation.number if self.core.seen and self.core.seen.generation else 0
+        alone = self.vouching.look(
+            LeaseSeen(self.lease.confirmed, self.lease.id), newest, away=not contact.reachable, now=now
+        )
+        if alone is not None:
+            self._handle(Fenced(self.lease.unconfirmed, alone=alone))
         self._wake()
 
     def _watch_says(self, connected: bool, error: EtcdError | None) -> None:

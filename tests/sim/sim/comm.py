@@ -84,7 +84,6 @@ class Comm:
 
     def _finish(self, name: Any) -> None:
         collective = self._collectives.pop(name)
-        self.world.note_sum(self, name, collective.given)
         for number in sorted(collective.take):
             rank = self.members[number]
             rank.process.after(0.002 + 0.03 * self.world.rng.random(), self._deliver, collective, number)

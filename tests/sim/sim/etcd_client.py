@@ -47,12 +47,13 @@ class LeaseKeeper:
     """One lease at a time, and the keys that live by it."""
 
     def __init__(
-        self, client: Client, ttl: float, on_state: Callable[[EtcdError | None], None], on_id: Callable[[int], None]
+        self, client: Client, ttl: float, on_state: Callable[[EtcdError | None], None], on_answer: Callable[[], None]
     ) -> None:
+        """``on_answer`` is called after each answer of etcd, and after each failed call."""
         self.id = 0
         self.ttl = ttl
         self.confirmed = client.process.clock.now
-        self._client, self._on_state, self._on_id = client, on_state, on_id
+        self._client, self._on_state, self._on_answer = client, on_state, on_answer
         self._wanted: dict[str, bytes] = {}
         self._written: dict[str, bytes | None] = {}
         self._doubted: set[str] = set()
@@ -121,6 +122,7 @@ class LeaseKeeper:
         def answered(value: Any) -> None:
             self._busy = False
             done(value, sent)
+            self._on_answer()
             self._turn()
 
         self._client.call(what, request, answered, self._failed, max(0.5, self.ttl / 3))
@@ -128,7 +130,6 @@ class LeaseKeeper:
     def _granted(self, number: int, sent: float) -> None:
         self.id, self.confirmed = number, sent
         self._next_beat = sent + self.ttl / 3
-        self._on_id(number)
 
     def _renewed(self, _: Any, sent: float) -> None:
         self.confirmed = sent
@@ -139,9 +140,11 @@ class LeaseKeeper:
         if isinstance(error, LeaseLost):
             self.id = 0
             self._written.clear()
+            self._on_answer()
             self._turn()
             return
         self._report(error)
+        self._on_answer()
         self._next_beat = 0.0
         self._timer = self._client.process.after(RETRY, self._turn)
 

@@ -122,10 +122,9 @@ def _freeze(processes: list[Process]) -> Callable[[], None]:
 
 
 def freeze_agent(world: World) -> object:
-    """It alone, but for that of a worker that trains by itself: its rank goes on without a fence."""
+    """It alone: its ranks go on."""
     container = _container(world)
-    newest = world.ledger.generations[-1:]
-    if container is None or container.agent is None or any(g.size == 1 for g in newest):
+    if container is None or container.agent is None:
         return False
     return _freeze([container.process])
 

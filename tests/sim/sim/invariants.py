@@ -56,15 +56,13 @@ class Wedge(Exception):
 
 @dataclass
 class Sum:
-    """One complete sum of gradients."""
+    """One sum of gradients whose step was committed."""
 
     generation: int
     steps: tuple[int, ...]
     """The step that each rank computed."""
     samples: tuple[tuple[int, ...], ...]
     states: tuple[int, ...]
-    unfenced: bool
-    """All its members were stopped until a moment ago: no agent had time to end the generation on its ranks yet."""
     living: int
     """Greatest step that a living replica outside of this generation held."""
 
@@ -105,6 +103,8 @@ class Ledger:
     _terminating: set[str] = field(default_factory=set)
     _taken_away: set[str] = field(default_factory=set)
     _killed: set[str] = field(default_factory=set)
+    _counted: dict[Comm, dict[int, Any]] = field(default_factory=dict)
+    """The last sum of each generation of which a rank has committed the step."""
 
     # ---- notes -------------------------------------------------------------------------------------------------------
     def formed(self, kv: KeyValue) -> None:
@@ -137,9 +137,7 @@ class Ledger:
         for worker in target.leaving:
             self.leaving.setdefault(worker, self.world.clock.now)
 
-    def summed(self, comm: Comm, name: Any, given: dict[int, Any]) -> None:
-        if not isinstance(name, int):
-            return
+    def _summed(self, comm: Comm, given: dict[int, Any]) -> None:
         parts = [given[n] for n in sorted(given)]
         self.sums.append(
             Sum(
@@ -147,16 +145,9 @@ class Ledger:
                 tuple(step for _, _, step, _ in parts),
                 tuple(samples for _, samples, _, _ in parts),
                 tuple(state for *_, state in parts),
-                self._just_resumed(comm),
                 self._living(comm),
             )
         )
-        self.news += 1
-
-    def _just_resumed(self, comm: Comm) -> bool:
-        """All members of the generation were stopped until a moment ago (of one member: any of its ranks)."""
-        resumed = [self.world.clock.now - r.process.resumed_at < NEWS_SECONDS for r in comm.members.values()]
-        return any(resumed) if comm.generation.size == 1 else all(resumed)
 
     def _living(self, comm: Comm) -> int:
         """The furthest replica that lives, is connected and is not part of the sum, nor waits for its own result."""
@@ -175,6 +166,10 @@ class Ledger:
         return known and rank.agent.process.runs
 
     def committed(self, rank: Rank, comm: Comm, parts: dict[int, Any]) -> None:
+        """A rank commits a step; the first one to do so makes its sum count."""
+        if self._counted.get(comm) is not parts:
+            self._counted[comm] = parts
+            self._summed(comm, parts)
         self.commits.append((rank.process.name, comm.generation.number, rank.step, rank.state, comm.size - len(parts)))
         self.last_commit = self.world.clock.now
         self.news += 1
@@ -296,7 +291,7 @@ class Invariants:
     def no_step_is_redone(self) -> None:
         """Promise 5."""
         for done in self.ledger.sums[self._sums :]:
-            if done.living > done.steps[0] + 1 and not done.unfenced:
+            if done.living > done.steps[0] + 1:
                 step = done.steps[0]
                 raise Violation(5, f"generation {done.generation} computes step {step}, a replica has {done.living}")
 
@@ -310,8 +305,6 @@ class Invariants:
             if not before:
                 self._trained = 0
         for done in self.ledger.sums[self._sums :]:
-            if done.generation < self._trained and done.unfenced:
-                continue
             if done.generation < self._trained:
                 raise Violation(6, f"generation {done.generation} trains after generation {self._trained} did")
             self._trained = done.generation

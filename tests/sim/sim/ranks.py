@@ -355,8 +355,21 @@ class Rank:
         part = (control.encode(connected), indices, self.step, self.state)
         comm.give(self._sums, self.rank, part, lambda parts: self._summed(comm, parts, connected))
 
-    def _summed(self, comm: Comm, parts: dict[int, Any], connected: frozenset[int]) -> None:
+    def _unvouched(self, comm: Comm, parts: dict[int, Any], connected: frozenset[int], until: float | None) -> None:
+        """Wait a while for the agent to vouch."""
+        now = self.world.clock.now
+        until = until or now + self.agent.core.settings.lease_ttl
+        if now < until:
+            self.process.after(0.1, self._summed, comm, parts, connected, until)
+        else:
+            self.broken(comm, "the agent does not vouch")
+
+    def _summed(self, comm: Comm, parts: dict[int, Any], connected: frozenset[int], until: float | None = None) -> None:
+        """``until``: how long to wait for the agent's vouch; None: as long as the product does."""
         if self.comm is not comm or self._over is not None or self._ended:
+            return
+        if not self.agent.vouching.vouch.covers(comm.generation.number, comm.generation.size, self.world.clock.now):
+            self._unvouched(comm, parts, connected, until)
             return
         slots = [sum(column) for column in zip(*(vector for vector, *_ in parts.values()), strict=True)]
         agreed = Summed(slots, connected).agreed(comm.generation.number)

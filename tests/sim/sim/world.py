@@ -227,9 +227,6 @@ class World:
             else:
                 self.note("etcd deletes", event.key.removeprefix(self.job.prefix))
 
-    def note_sum(self, comm: Comm, name: Any, given: dict[int, Any]) -> None:
-        self.ledger.summed(comm, name, given)
-
     def note_commit(self, rank: Rank, comm: Comm, parts: dict[int, Any]) -> None:
         self.note("commit", rank.process.name, comm.generation.number, rank.step)
         self.ledger.committed(rank, comm, parts)

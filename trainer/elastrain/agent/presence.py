@@ -9,6 +9,7 @@ import structlog
 
 from elastrain.agent.core import endings
 from elastrain.agent.core.events import Fenced, JobSnapshot, Publish
+from elastrain.agent.core.vouching import LeaseSeen
 from elastrain.agent.settings import Settings
 from elastrain.api import roster
 from elastrain.api.keys import JobKeys
@@ -82,6 +83,12 @@ class Presence:
         """Register as a new member; returns its id. ``restarts``: its ranks start again."""
         count = self._registered.record.restarts + restarts
         return self._registered.reincarnate(restarts=count, health="", health_message="", health_rank=None).id
+
+    @property
+    def lease(self) -> LeaseSeen:
+        """This member's lease now."""
+        confirmed, lease_id = self._registered.lease
+        return LeaseSeen(confirmed, lease_id)
 
     def look(self) -> Iterator[JobSnapshot | Fenced]:
         """The changes since the last call, for the core; they are logged."""

@@ -23,6 +23,7 @@ from elastrain.agent.core.events import (
     Effect,
     End,
     Event,
+    Fenced,
     KillRank,
     KillRanks,
     Leave,
@@ -39,11 +40,12 @@ from elastrain.agent.core.events import (
     Tick,
 )
 from elastrain.agent.core.machine import Core
+from elastrain.agent.core.vouching import Vouching
 from elastrain.agent.presence import Presence
 from elastrain.agent.process import pages
 from elastrain.agent.process.forker import Zygote
 from elastrain.agent.process.launch import NO_ZYGOTE, Executed
-from elastrain.agent.process.pages import Pages
+from elastrain.agent.process.pages import Pages, VouchPage
 from elastrain.agent.process.supervisor import Supervisor, become_reaper
 from elastrain.agent.settings import BadSettings, Settings
 from elastrain.agent.socket import RankServer
@@ -133,6 +135,8 @@ class Agent:
         )
         self._server: RankServer | None = None
         self._pages = Pages(settings.health.look_seconds)
+        self._vouching = Vouching(settings.lease_ttl)
+        self._vouch_page: VouchPage | None = None
         self._presence = Presence(settings, etcd, on_change=lambda: self._inbox.put(_JobChanged()))
         self._ended: Termination | None = None
         self._notes = trace.Notes()
@@ -198,8 +202,19 @@ class Agent:
         if self._ended is None:
             for change in self._presence.look():
                 self._handle(change)
+            self._vouch()
         if (beats := self._pages.due(time.monotonic())) is not None:
             self._handle(Pulse(self._core.incarnation, beats, self._presence.reachable))
+
+    def _vouch(self) -> None:
+        """Tell the ranks until when they may commit. After the look: a generation that has ended is known by then."""
+        lease, now, vouched = self._presence.lease, time.monotonic(), self._vouching.vouch.leased
+        newest = self._core.seen.generation.number if self._core.seen and self._core.seen.generation else 0
+        alone = self._vouching.look(lease, newest, away=not self._presence.reachable, now=now)
+        if alone is not None:
+            self._handle(Fenced(now - vouched + self._settings.lease_ttl, alone))
+        if self._vouch_page is not None:
+            self._vouch_page.write(self._vouching.vouch)
 
     def _reap(self) -> None:
         for ended in self._supervisor.reap():
@@ -250,5 +265,7 @@ class Agent:
         if self._server is not None:
             self._server.close()
         self._server = RankServer(self._directory, incarnation, self._inbox.put)
+        self._vouch_page = VouchPage(self._server.path)
+        self._vouch_page.write(self._vouching.vouch)
         self._supervisor.start(self._server.path)
         self._pages.of(self._server.path, self._settings.nproc)

@@ -199,7 +199,7 @@ class Loop:
             )
         if step.complete:
             # Read first: if the transfer to a joiner breaks in before_update(), the sums of this step still count.
-            intact = communicator.broken is None
+            intact = self._session.vouched(communicator)
             updatable = self._world.before_update()
             incomplete = self._world.receiving
             step.decide(summed, communicator.generation, intact=intact, updatable=updatable, incomplete=incomplete)

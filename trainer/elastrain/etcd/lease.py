@@ -94,6 +94,12 @@ class Lease:
         """Id of the present lease; 0 until a lost lease is replaced."""
         return self._id
 
+    @property
+    def confirmed(self) -> float:
+        """When the newest confirmed renewal was sent, monotonic seconds. Read it before :attr:`id`: a lease that is
+        replaced gets its id first."""
+        return self._confirmed
+
     def start(self) -> None:
         """Get the lease and start to renew it. Raises ``EtcdUnavailable`` and ``EtcdDenied``."""
         self._grant()

@@ -192,6 +192,12 @@ class Membership:
         """Age of the last confirmation that this member's lease lives."""
         return self._lease.seconds_since_confirmed() if self._lease is not None else 0.0
 
+    @property
+    def lease(self) -> tuple[float, int]:
+        """When the lease was last confirmed (monotonic seconds), and its id; 0: it is lost and not replaced yet."""
+        lease = self._lease
+        return (lease.confirmed, lease.id) if lease is not None else (float("-inf"), 0)
+
     def leave(self) -> None:
         """Delete this member's key at once and stop. Blocks for a few seconds at most; a second call does nothing."""
         self._close(revoke=True)

@@ -43,9 +43,12 @@ class JobSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """etcd has not confirmed the lease for its TTL, and this member is alone in its generation."""
+    """etcd has not confirmed the lease for its TTL: generations that it should have protected must not commit."""
 
     seconds: float
+    """Since the last confirmation."""
+    alone: bool = True
+    """Only generations of this member alone; else all of them: the agent itself was stopped meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,8 +104,8 @@ class Core:
         match event:
             case Registered(member_id=member_id):
                 self.places.me, self.published = member_id, PublishedRecord()
-            case Fenced(seconds=seconds):
-                self.places.fence(seconds)
+            case Fenced(seconds=seconds, alone=alone):
+                self.places.fence(seconds, alone=alone)
             case JobSnapshot():
                 self._note_seen(event)
             case RankSaid(incarnation=self.incarnation, local_rank=local_rank, message=message):

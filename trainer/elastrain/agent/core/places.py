@@ -44,11 +44,14 @@ class Places:
         place = self.mine(number)
         return None if place is None else place.rank_offset + local_rank
 
-    def fence(self, seconds: float) -> None:
-        """Stop generations with this member alone: etcd has not confirmed its lease for ``seconds``.
+    def fence(self, seconds: float, *, alone: bool = True) -> None:
+        """Stop generations with this member (``alone``: with it alone): etcd has not confirmed its lease for
+        ``seconds``.
 
-        In a larger generation each step needs the other members, which proves that no other generation was formed. A
-        member alone has no such proof: its training stops until etcd answers and a new generation follows."""
+        In a larger generation each step needs the other members, which proves that no other generation was formed,
+        unless all of them were stopped (:mod:`elastrain.agent.core.vouching`). A member alone has no such proof: its
+        training stops until etcd answers and a new generation follows."""
+        stopped = "" if alone else " while the agent was stopped"
         for number, generation in self._generations.items():
-            if generation.size == 1 and self.mine(number) is not None:
-                self.fenced[number] = f"etcd has not confirmed the lease for {seconds:.1f} s"
+            if (generation.size == 1 or not alone) and self.mine(number) is not None:
+                self.fenced[number] = f"etcd has not confirmed the lease for {seconds:.1f} s{stopped}"

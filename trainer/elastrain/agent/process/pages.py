@@ -1,13 +1,15 @@
-"""Reads the ranks' heartbeat pages, and requests a rank's stacks."""
+"""The pages that an agent shares with its ranks: it reads their heartbeats, and writes until when it vouches."""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 from pathlib import Path
 
-from elastrain.api import heartbeat, names
+from elastrain.api import heartbeat, names, vouch
 from elastrain.api.heartbeat import Beat
+from elastrain.api.vouch import Vouch
 
 
 class Pages:
@@ -29,6 +31,21 @@ class Pages:
         self._read_at = now
         beats = {rank: read(path) for rank, path in self._paths.items()}
         return {rank: beat for rank, beat in beats.items() if beat is not None}
+
+
+class VouchPage:
+    """Where the ranks of one incarnation read until when they may commit (:mod:`elastrain.api.vouch`)."""
+
+    def __init__(self, socket_path: Path) -> None:
+        """Create the page beside the socket, before a rank can look for it."""
+        with Path(vouch.path_of(str(socket_path))).open("w+b") as file:
+            file.truncate(vouch.SIZE)
+            self._page = memoryview(mmap.mmap(file.fileno(), vouch.SIZE))
+        self._count = 0
+
+    def write(self, content: Vouch) -> None:
+        self._count += 1
+        vouch.write(self._page, self._count, content)
 
 
 def read(path: Path) -> Beat | None:

@@ -35,6 +35,7 @@ from elastrain.elastic.comm.meeting import MeetingPoint
 from elastrain.elastic.comm.transport import CalledOff, first_line
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.link import AgentLink, AgentLost, MessageFailed
+from elastrain.elastic.membership.vouched import AgentVouch
 
 log = structlog.get_logger(__name__)
 
@@ -80,6 +81,7 @@ class Session:
         self._offer = Offer()
         self._device: torch.device | None = None
         self._meeting_point: MeetingPoint | None = None
+        self._vouch = AgentVouch(socket_path)
         self._link = AgentLink(socket_path, local_rank, self._on_message)
         self.welcome = self._link.welcome
         self._link.start()
@@ -213,6 +215,11 @@ class Session:
         with self._changed:
             self._current = self._connected.pop(number, None)
             return self._proposed[number], self._current
+
+    def vouched(self, communicator: Communicator) -> bool:
+        """Whether the step whose sums have arrived may be committed: the generation is not broken, and this rank's
+        agent vouches for it. Waits for that up to one TTL of the lease; the generation is broken after it."""
+        return self._vouch.wait(communicator, self.welcome.lease_ttl)
 
     def discard_superseded(self) -> None:
         """Close the connections to proposals that were replaced by a newer one before the ranks agreed on them."""
