@@ -13,11 +13,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import TensorDataset
 
 import elastrain
-from elastrain.elastic.state import portions, sender, transfer
-
-if os.environ.get("PORTIONS"):
-    portions.MIN_BYTES = transfer.SMALL_BYTES = 1
-    sender.STEP_SHARE = 0.0  # one portion from each sender in each step
 
 out, epochs, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 torch.set_num_threads(1)
