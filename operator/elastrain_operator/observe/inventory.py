@@ -105,7 +105,7 @@ class Inventory:
             for resource, amount in held.demand:
                 taken[resource] = taken.get(resource, 0) + amount
         facts = sorted(self._nodes.values.values(), key=lambda n: n.name)
-        return tuple(_node(n, used.get(n.name, {}), self._closed.get(n.name, {}), now) for n in facts)
+        return tuple(node_at(n, used.get(n.name, {}), self._closed.get(n.name, {}), now) for n in facts)
 
     def next_change(self, now: datetime) -> float | None:
         """Seconds until time alone changes a node: a cordon or taint has then lasted; None: it does not."""
@@ -162,7 +162,8 @@ class Inventory:
         self._refusals[right] = self._refusals.get(right, Refusal()).after(allowed, seconds)
 
 
-def _node(facts: NodeFacts, used: Mapping[str, int], closed: dwell.Closed, now: datetime) -> Node:
+def node_at(facts: NodeFacts, used: Mapping[str, int], closed: dwell.Closed, now: datetime) -> Node:
+    """A node with the room that other pods (``used``) leave; ``closed``: since when it has been closed to new pods."""
     return Node(
         name=facts.name,
         room={r: amount - used.get(r, 0) for r, amount in facts.allocatable.items()},

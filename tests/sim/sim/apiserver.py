@@ -19,6 +19,10 @@ class ApiServer:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.up = True
+        self.refuses_pods = False
+        """Pod Security refuses each new pod."""
+        self.forbids = False
+        """Operators may do nothing but renew their lease."""
         self.objects: dict[str, dict[str, Body]] = {"jobs": {}, "pods": {}, "leases": {}}
         """Kind, name. Bodies are never changed, only replaced."""
         self.budget: set[int] = set()
@@ -50,6 +54,8 @@ class ApiServer:
     def create(self, kind: str, body: Body) -> Body:
         self.answer()
         name = body["metadata"]["name"]
+        if kind == "pods":
+            self._admit(name)
         if name in self.objects[kind]:
             raise ApiError(f"create {name}", 409, "AlreadyExists", f"{kind} {name!r} already exists")
         self._uids += 1
@@ -59,6 +65,7 @@ class ApiServer:
     def admits(self, body: Body) -> None:
         """A dry run of a pod's creation: an answer, and no object."""
         self.answer()
+        self._admit(body["metadata"]["name"])
 
     def replace(self, kind: str, name: str, change: Callable[[Body], Body], version: str | None = None) -> Body:
         """Change an object; with ``version``, only if that is its resourceVersion."""
@@ -115,6 +122,11 @@ class ApiServer:
         self._oldest, self._history = self._version, []
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+    def _admit(self, pod: str) -> None:
+        if self.refuses_pods:
+            text = f'pods "{pod}" is forbidden: violates PodSecurity "restricted:latest": hostNetwork'
+            raise ApiError(f"create pod {pod}", 403, "Forbidden", text, {"name": pod, "kind": "pods"})
+
     def _store(self, kind: str, event: str, body: Body) -> Body:
         body = {**body, "kind": kind}
         self.objects[kind][body["metadata"]["name"]] = body

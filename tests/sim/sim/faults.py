@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Callable
+from random import Random
 from typing import TYPE_CHECKING
 
 from sim import apiserver, etcd
@@ -38,10 +39,21 @@ class Faults:
             lasts = min(rng.choice((0.3, 2.0, 7.0, 25.0)) * rng.uniform(0.5, 1.5), last - when)
             self.world.clock.at(when, self._cause, rng.choice(chosen), lasts)
             over = max(over, when + lasts)
+        return over if self.world.seed % 8 not in NEIGHBOURS_OF else max(over, self._plan_neighbours(first, last))
+
+    def _plan_neighbours(self, first: float, last: float) -> float:
+        """Faults of a cluster that others share, beside the others. Only in some schedules, and by randomness of their
+        own: the other seeds keep their faults."""
+        rng, over = Random(self.world.seed), first
+        for kind in rng.sample(sorted(NEIGHBOURS), 2):
+            when = rng.uniform(first, last)
+            lasts = min(rng.choice((2.0, 7.0, 25.0)) * rng.uniform(0.5, 1.5), last - when)
+            self.world.clock.at(when, self._cause, kind, lasts)
+            over = max(over, when + lasts)
         return over
 
     def _cause(self, kind: str, seconds: float) -> None:
-        undo = KINDS[kind](self.world)
+        undo = (KINDS | NEIGHBOURS)[kind](self.world)
         if undo is False:
             return
         self.counts[kind] += 1
@@ -53,11 +65,11 @@ class Faults:
     def _note_harm(self, kind: str, until: float) -> None:
         """What happens to workers during an outage, or just before it, may show after it only."""
         ledger = self.world.ledger
-        if kind not in OUTAGES:
+        if kind not in OUTAGES | NEIGHBOURS.keys():
             ledger.harm_ends = max(ledger.harm_ends, until, self._outage_ends)
         elif self.world.clock.now < ledger.harm_ends + AFTERMATH:
             ledger.harm_ends = max(ledger.harm_ends, until)
-        self._outage_ends = max(self._outage_ends, until) if kind in OUTAGES else self._outage_ends
+        self._outage_ends = max(self._outage_ends, until) if kind in OUTAGES | NEIGHBOURS.keys() else self._outage_ends
 
     def _end(self, kind: str, undo: Callable[[], None]) -> None:
         self.world.note("FAULT ends", kind)
@@ -278,6 +290,57 @@ def suspend(world: World) -> object:
     return lambda: world.change_spec(suspend=False)
 
 
+# ---- a cluster that others share -------------------------------------------------------------------------------------
+def refuse_pods(world: World) -> object:
+    """Pod Security refuses each new pod of the job."""
+    world.api.refuses_pods = True
+
+    def admit() -> None:
+        world.api.refuses_pods = False
+
+    return admit
+
+
+def forbid_all_calls(world: World) -> object:
+    """A role binding is replaced: 403 to all calls but those of leases."""
+    world.api.forbids = True
+
+    def allow() -> None:
+        world.api.forbids = False
+
+    return allow
+
+
+def _close(world: World, nodes: set[str]) -> object:
+    node = world.rng.choice(sorted(world.nodes))
+    if node in nodes:
+        return False
+    nodes.add(node)
+    world.nodes_changed()
+
+    def open_again() -> None:
+        nodes.discard(node)
+        world.nodes_changed()
+
+    return open_again
+
+
+def press_a_node(world: World) -> object:
+    """Its memory is short: Kubernetes taints it, and leaves its pods alone."""
+    return _close(world, world.pressed)
+
+
+def cordon_a_node(world: World) -> object:
+    """For seconds, and without a drain."""
+    return _close(world, world.cordoned)
+
+
+NEIGHBOURS: dict[str, Callable[[World], object]] = {
+    f.__name__.replace("_", " "): f for f in (refuse_pods, forbid_all_calls, press_a_node, cordon_a_node)
+}
+"""Kinds that touch no worker, either."""
+NEIGHBOURS_OF = frozenset({0, 5})
+"""Remainders of the seeds (modulo 8) that have them; no seed that has failed once is among them."""
 OUTAGES = frozenset(
     f.__name__.replace("_", " ")
     for f in (

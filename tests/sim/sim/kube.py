@@ -178,7 +178,12 @@ class Kube:
         def answered(value: Any) -> None:
             self._loop.settle(future, value, None)
 
-        self._network.call(self._process, PLACE, request, answered, failed, seconds)
+        def asked() -> Any:
+            if self._api.forbids and not what.endswith("lease"):
+                raise ApiError(what, 403, "Forbidden", f"{what} is forbidden: no role permits it")
+            return request()
+
+        self._network.call(self._process, PLACE, asked, answered, failed, seconds)
         return await future
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import Batch, EtcdConfig, EtcdUnavailable, KeyValue, Range, Transaction, WatchState
-from elastrain_operator.allocation.model import Node, Policy
+from elastrain_operator.allocation.model import Node, Policy, Taint
 from elastrain_operator.apply.executor import Executor
 from elastrain_operator.apply.recorder import Recorder
 from elastrain_operator.apply.sweep import Sweeper
@@ -21,6 +21,9 @@ from elastrain_operator.leader.election import Elector, Tenure
 from elastrain_operator.leader.fencing import FencedEtcd, fence_key
 from elastrain_operator.loops import JobLoop, Loops
 from elastrain_operator.model import JobRef, Pod
+from elastrain_operator.observe import dwell
+from elastrain_operator.observe.inventory import node_at
+from elastrain_operator.observe.nodes import NodeFacts
 from elastrain_operator.observe.records import Mirror
 from elastrain_operator.observe.watched import Watched
 from sim import apiserver, etcd
@@ -172,13 +175,21 @@ class Inventory:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._closed: dict[str, dict[dwell.Cause, datetime]] = {}
 
     def nodes(self, now: datetime) -> tuple[Node, ...]:
-        room = {"cpu": 1000 * self._world.room, "pods": 100}
-        return tuple(Node(name, room, ready=name not in self._world.silent) for name in sorted(self._world.nodes))
+        facts = [self._facts(name) for name in sorted(self._world.nodes)]
+        self._closed = {f.name: dwell.update(self._closed.get(f.name, {}), f, now) for f in facts}
+        return tuple(node_at(f, {}, self._closed[f.name], now) for f in facts)
+
+    def _facts(self, name: str) -> NodeFacts:
+        world = self._world
+        taints = (Taint("node.kubernetes.io/memory-pressure"),) if name in world.pressed else ()
+        room = {"cpu": 1000 * world.room, "pods": 100}
+        return NodeFacts(name, room, {}, taints, name not in world.silent, name in world.cordoned, False)
 
     def next_change(self, now: datetime) -> float | None:
-        return None
+        return dwell.next_change(self._closed.values(), now)
 
     def priority(self, name: str) -> int:
         return 0

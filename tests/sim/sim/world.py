@@ -63,6 +63,9 @@ class World:
         self.etcd.on_change = self._etcd_changed
         self.silent: set[str] = set()
         """Nodes that the API server counts as not ready."""
+        self.pressed: set[str] = set()
+        """Nodes whose memory is short: no new pod is bound to them."""
+        self.cordoned: set[str] = set()
         self.room = rng.choice((0, 0, 1, 2))
         """Workers that a node takes, where operators share the cluster out; 0: they do not."""
         self.nodes = {f"node-{n}": Node(self, f"node-{n}") for n in range(rng.choice((3, 4)))}
@@ -128,7 +131,8 @@ class World:
 
     def _schedule(self, name: str, uid: str) -> None:
         body = self.api.objects["pods"].get(name)
-        live = [n for n in self.nodes if n not in self.dead and n not in self.silent and self._has_room(n)]
+        closed = self.dead | self.silent | self.pressed | self.cordoned
+        live = [n for n in self.nodes if n not in closed and self._has_room(n)]
         if body is None or body["metadata"]["uid"] != uid or body["spec"].get("nodeName"):
             return
         if not self.api.up or not live:
@@ -161,7 +165,7 @@ class World:
             self.clock.after(1.0, self.node_silent, name, kubelet)
             return
         self.silent.add(name)
-        self._nodes_changed()
+        self.nodes_changed()
         at = self.api.wire_time()
         for pod in [p for p in self.api.objects["pods"].values() if p["spec"].get("nodeName") == name]:
             self.api.replace("pods", pod["metadata"]["name"], lambda b: unready(b, at))
@@ -169,9 +173,9 @@ class World:
 
     def node_heard(self, name: str) -> None:
         self.silent.discard(name)
-        self._nodes_changed()
+        self.nodes_changed()
 
-    def _nodes_changed(self) -> None:
+    def nodes_changed(self) -> None:
         for operator in self.operators:
             operator.process.after(self.watch_lag(), operator.nodes_changed)
 
