@@ -155,7 +155,8 @@ class _Sharing:
         for grant in elastic:
             if grant.hold is Stop.RECENT or not worth.may_give(grant.job, self._policy):
                 self._keep_all(grant)
-        self._tier = Tier(elastic, self._policy.weights, self._grants)
+        leaving = bool(self._snapshot.leaving)
+        self._tier = Tier(elastic, self._policy.weights, self._grants, leaving=leaving)
         self._tier.fill(self._grant)
         self._tier = None
 

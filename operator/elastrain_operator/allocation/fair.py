@@ -21,7 +21,10 @@ Place = Callable[[Grant, May | None], bool]
 class Tier:
     """The elastic jobs of one priority during progressive filling."""
 
-    def __init__(self, grants: Iterable[Grant], weights: Mapping[str, int], all_grants: Mapping[str, Grant]) -> None:
+    def __init__(
+        self, grants: Iterable[Grant], weights: Mapping[str, int], all_grants: Mapping[str, Grant], *, leaving: bool
+    ) -> None:
+        """``leaving``: workers are leaving anyway: their room can be promised."""
         self._all = all_grants
         self._mine = {s.job.uid: s for s in grants}
         self._weights = {s.job.namespace: weights.get(s.job.namespace, 1) for s in self._mine.values()}
@@ -33,7 +36,7 @@ class Tier:
         """Upper bound, per namespace, of what its largest job would have after losing one worker."""
         for grant in self._mine.values():
             self._count(grant)
-        self._strangers = any(s.loose for uid, s in all_grants.items() if uid not in self._mine)
+        self._others = leaving or any(s.loose for uid, s in all_grants.items() if uid not in self._mine)
 
     def _count(self, grant: Grant) -> None:
         namespace = grant.job.namespace
@@ -75,9 +78,9 @@ class Tier:
         return (self._level[namespace] / self._weights[namespace], queue[0][1], namespace)
 
     def _worth_asking(self, taker: Grant) -> bool:
-        """Whether any worker can be displaced at all: a cheap test that avoids most searches."""
+        """Whether any worker leaves or can be displaced at all: a cheap test that avoids most searches."""
         home = taker.job.namespace
-        if self._strangers or self._richest[home] > taker.level:
+        if self._others or self._richest[home] > taker.level:
             return True
         mine = self._level[home] / self._weights[home]
         return any(self._held[n] / w > mine for n, w in self._weights.items() if n != home)

@@ -189,6 +189,13 @@ def test_surplus_is_given_back_if_a_job_is_below_its_minimum():
     assert sizes([node("n", 4)], old, new) == {"old": 2, "new": 2}
 
 
+def test_room_that_leaving_workers_free_is_promised_to_the_higher_priority_and_not_filled_by_a_lower_one():
+    """Else the lower one takes a part of it, and gives it back, without end."""
+    low, high = job("low", 2, 6, on=("n", "n")), job("high", 1, 4, on=("n",), per=2, priority=5)
+    got = shares([node("n", 6)], low, high, leaving=[Held("n", gpus(1))], policy=Policy(hysteresis=0))
+    assert (got["low"].size, got["high"].size, got["high"].reason) == (2, 1, "OthersLeave")
+
+
 def test_no_job_is_shrunk_below_its_minimum_for_any_priority():
     low, high = job("low", 4, 4, on=("n",) * 4), job("high", 1, 4, priority=100)
     got = shares([node("n", 4)], low, high)
