@@ -43,7 +43,7 @@ def narrowed(old: Any, new: Any, path: str) -> Iterator[str]:
         yield f"{path} was {old.get('type')} and is {new.get('type')}"
     if fresh := set(new.get("required", [])) - set(old.get("required", [])):
         yield f"{path} must have {', '.join(sorted(fresh))} now"
-    if gone := set(old.get("enum", [])) - set(new.get("enum", [])):
+    if gone := set(old.get("enum", [])) - set(new.get("enum", old.get("enum", []))):  # without an enum, all is allowed
         yield f"{path} may not be {', '.join(map(str, sorted(gone)))} any more"
     if new.get("minimum", 0) > old.get("minimum", 0) or new.get("maximum", 2**63) < old.get("maximum", 2**63):
         yield f"{path} has narrower bounds"

@@ -162,6 +162,11 @@ def given_reasons(tree: ast.AST) -> Iterator[str]:
             case ast.FunctionDef(name="_reason"):
                 returned = (s.value for s in ast.walk(node) if isinstance(s, ast.Return) and s.value)
                 yield from (word for value in returned for word in words_in(value))
+            case ast.FunctionDef(name="_unstarted"):
+                pairs = (
+                    s.value for s in ast.walk(node) if isinstance(s, ast.Return) and isinstance(s.value, ast.Tuple)
+                )
+                yield from (word for pair in pairs for word in words_in(pair.elts[0]))
             case ast.ClassDef(name="Stop" | "RefusalKind", body=body):
                 yield from (word for s in body if isinstance(s, ast.Assign) for word in words_in(s.value))
 
