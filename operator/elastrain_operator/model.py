@@ -245,6 +245,8 @@ class LoopState:
     refusal: Refusal | None = None
     admitted: str = ""
     """Version of the template of which the API server has last admitted a pod, in a dry run; empty: none."""
+    checked: str = ""
+    """Version of the template whose fields the API server has last checked strictly; empty: none."""
     unreadable: str = ""
     """Why the status could not be read, as last reported by an event; empty: it was not."""
     unheard: Mapping[str, datetime] = field(default_factory=dict)

@@ -40,12 +40,13 @@ def status_of(context: PlanContext, create: tuple[int, ...], wait: datetime | No
     merged = conditions.merge(old.conditions, claims, seen.job.generation, context.now)
     warm = spares.standing_by(known) if known and spec.warm_spares else None
     place = accelerator_seconds.place(generation, known, context.finishing, warm or frozenset()) if known else None
-    beyond = min(max(len(context.workers) - context.desired, 0), context.beyond)
+    coming = 0 if context.state.refusal else len(create)  # counted at once, which saves a write of the status
+    beyond = min(max(len(context.workers) + coming - context.desired, 0), context.beyond)
     following = max([old.next_ordinal, *(n + 1 for n in create), *(p.ordinal + 1 for p in seen.pods)])
     return JobStatus(
         phase=conditions.phase(merged, ready),
         conditions=merged,
-        replicas=sum(not p.ending for p in seen.pods) - beyond,
+        replicas=sum(not p.ending for p in seen.pods) + coming - beyond,
         desired_replicas=context.desired,
         ready_replicas=ready,
         spares=spares.status(spec, old.spares, context.spares, warm),

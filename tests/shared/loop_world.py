@@ -53,7 +53,7 @@ class World:
     def record(self, job, event):
         """Events are sent beside the passes."""
 
-    async def create_pod(self, namespace, manifest):
+    async def create_pod(self, namespace, manifest, *, strict=True):
         self._answer()
         name = manifest["metadata"]["name"]
         meta = {**manifest["metadata"], "uid": f"uid-{name}", "creationTimestamp": datetime.now(UTC).isoformat()}

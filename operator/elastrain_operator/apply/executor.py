@@ -138,7 +138,7 @@ class Executor:
     # ---- pods ------------------------------------------------------------------------------------------------------
     async def _create(self, job: JobRef, spec: JobSpec, plan: Plan, state: LoopState) -> None:
         with self._span(job, "operator.create_pods", pods=len(plan.create)):
-            results = await self._created_or_refused(job, spec, plan)
+            results = await self._created_or_refused(job, spec, plan, state)
         created = [r for r in results.values() if isinstance(r, Pod)]
         if created:
             log.info("created pods", job=_name(job), pods=[pod.name for pod in created])
@@ -156,18 +156,20 @@ class Executor:
             if isinstance(result, (ApiError, EtcdError)):
                 raise result
 
-    async def _created_or_refused(self, job: JobRef, spec: JobSpec, plan: Plan) -> dict[int, _Result]:
-        """By ordinal. The first pod is created alone, so that a refusal is not repeated a hundred times."""
+    async def _created_or_refused(self, job: JobRef, spec: JobSpec, plan: Plan, state: LoopState) -> dict[int, _Result]:
+        """By ordinal. The first pod is created alone, so that a refusal is not repeated a hundred times. Of a template
+        only the first pod is checked for unknown fields."""
         first, *others = plan.create
         made = await self._obstacle(job) or self._rendered(job, spec, first, plan)
         if not isinstance(made, dict):
             return {first: made}
-        limit = asyncio.Semaphore(PARALLEL)
-        result = await self._create_one(job, made, limit)
+        limit, template = asyncio.Semaphore(PARALLEL), version(spec.template)
+        result = await self._create_one(job, made, limit, strict=state.checked != template)
         if not isinstance(result, Pod):
             return {first: result}
+        state.checked = template
         siblings = (manifests.sibling(made, job, n, stands_by=n in plan.stand_by) for n in others)
-        more = await asyncio.gather(*(self._create_one(job, manifest, limit) for manifest in siblings))
+        more = await asyncio.gather(*(self._create_one(job, manifest, limit, strict=False) for manifest in siblings))
         return {first: result, **dict(zip(others, more, strict=True))}
 
     async def _probe(self, job: JobRef, spec: JobSpec, ordinal: int, plan: Plan, state: LoopState) -> None:
@@ -210,12 +212,12 @@ class Executor:
             return Refused(RefusalKind.TEMPLATE_INVALID, str(error))
 
     async def _create_one(
-        self, job: JobRef, manifest: Mapping[str, Any], limit: asyncio.Semaphore
+        self, job: JobRef, manifest: Mapping[str, Any], limit: asyncio.Semaphore, *, strict: bool
     ) -> Pod | Refused | ApiError:
         """The pod, or why there is none."""
         try:
             async with limit:
-                body = await self._kube.create_pod(job.namespace, manifest)
+                body = await self._kube.create_pod(job.namespace, manifest, strict=strict)
         except ApiError as error:
             answer = _answer(error)
             if isinstance(answer, Refused) and answer.kind is RefusalKind.NAME_TAKEN:

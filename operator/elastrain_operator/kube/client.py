@@ -119,8 +119,8 @@ class Kube:
         """The pod, or None if the API server reports that it does not exist."""
         return await self._get(f"{pods_path(namespace)}/{name}", f"read pod {namespace}/{name}")
 
-    async def create_pod(self, namespace: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Create; unknown fields of the template are refused. :func:`elastrain_operator.kube.refusals.refused` tells
+    async def create_pod(self, namespace: str, manifest: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
+        """Create; if ``strict``, unknown fields are refused. :func:`elastrain_operator.kube.refusals.refused` tells
         refusals apart. Only what passes by itself is repeated here: overload and races, not a webhook that fails.
 
         Returns ``manifest`` with the new pod's metadata. The watch shows the other fields set by the API server."""

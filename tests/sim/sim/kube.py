@@ -53,7 +53,7 @@ class Kube:
     async def get_pod(self, namespace: str, name: str) -> Body | None:
         return await self._call("read pod", lambda: self._api.get("pods", name))
 
-    async def create_pod(self, namespace: str, manifest: Mapping[str, Any]) -> Body:
+    async def create_pod(self, namespace: str, manifest: Mapping[str, Any], *, strict: bool = True) -> Body:
         return await self._write("create pod", lambda: self._api.create("pods", dict(manifest)))
 
     async def annotate_pod(self, namespace: str, name: str, uid: str, values: Mapping[str, str | None]) -> None:

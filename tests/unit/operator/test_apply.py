@@ -37,6 +37,7 @@ class World:
         self.errors: dict[str, Exception] = {}
         self.pods: dict[str, dict] = {}
         self.versions: list[str | None] = []
+        self.strict: list[bool] = []
 
     def _note(self, call: str) -> None:
         self.calls.append(call)
@@ -54,8 +55,9 @@ class World:
     def record(self, job, event):
         self._note(f"event {event.reason}")
 
-    async def create_pod(self, namespace, manifest):
+    async def create_pod(self, namespace, manifest, *, strict=True):
         name = manifest["metadata"]["name"]
+        self.strict.append(strict)
         self._note(f"create {name}")
         if name in self.pods:
             raise ApiError("create", 409, "AlreadyExists", f'pods "{name}" already exists')
@@ -224,6 +226,18 @@ def test_ordinal_is_kept_and_the_reason_shown_if_the_api_server_refuses_for_a_wh
     state = execute(Plan(create=(0, 1)))
     assert (state.refusal.kind, state.unborn) == (kind, (0, 1))
     assert error.message in state.refusal.message
+
+
+def test_fields_of_a_template_are_checked_strictly_for_its_first_pod(world, execute):
+    state = execute(Plan(create=(0, 1, 2)))
+    execute(Plan(create=(3, 4)), state)
+    assert world.strict == [True, False, False, False, False]
+    world.errors["create job-5"] = ApiError("create", 422, "Invalid", "no such field")
+    world.strict.clear()
+    state.checked = "of another template"
+    execute(Plan(create=(5,)), state)
+    execute(Plan(create=(5,)), state)
+    assert world.strict == [True, True]
 
 
 def test_name_of_a_pod_that_is_gone_again_is_used_once_more(world, execute):

@@ -51,8 +51,8 @@ def test_the_echo_of_an_own_status_causes_no_pass():
         jobs.see(echo, lambda _: world.watched)
         await asyncio.sleep(0.05)
         assert world.passes == before
-        echo["metadata"]["annotations"] = {"who": "a user"}
-        jobs.see(dict(echo, metadata=dict(echo["metadata"])), lambda _: world.watched)
+        annotated = {**echo, "metadata": {**echo["metadata"], "annotations": {"who": "a user"}}}
+        jobs.see(annotated, lambda _: world.watched)
         await until(lambda: world.passes > before, "a pass for what a user wrote")
 
     run_counting(scenario)
@@ -148,3 +148,14 @@ def test_all_jobs_together_write_steps_at_a_bounded_rate():
         assert jobs._loops["uid"].status_interval == 200 * loops.STATUS_SHARE
 
     run_counting(scenario)
+
+
+def test_a_start_writes_the_status_once():
+    async def scenario(world, jobs):
+        jobs.see(body(), lambda _: world.watched)
+        await until(lambda: len(world.pods) == 2, "two pods")
+        await until(lambda: world.passes == 2, "a look at what was created")
+        await asyncio.sleep(0.05)
+        assert [status["replicas"] for status in world.statuses] == [2]
+
+    run(scenario, Counting())

@@ -294,7 +294,7 @@ class JobStatus(StatusModel):
     conditions: list[Condition] = []
     """The state for programs: one entry per type."""
     replicas: int = 0
-    """Worker pods that exist and have not ended, without warm spares."""
+    """Worker pods that exist, or are being created, and have not ended, without warm spares."""
     desired_replicas: int | None = None
     """Desired number of workers, with an absent ``spec.replicas`` and ``suspend`` resolved."""
     ready_replicas: int = 0
