@@ -28,6 +28,7 @@ JOBS = {
     ("", "pods", "list"): "the workers that there are, at the start",
     ("", "pods", "watch"): "workers that start, end and are lost",
     ("", "pods", "create"): "workers",
+    ("", "pods", "patch"): "annotations for autoscalers; the admission policy allows no other change",
     ("", "pods", "delete"): "workers that have left, or of a job that has ended",
     ("", "events", "create"): "what kubectl describe etj shows",
     ("", "events", "patch"): "the same, when it happens again: the event's count",
