@@ -16,6 +16,7 @@ from bench_harness.secure_etcd import SecureEtcd
 from bench_operator.audit import Audit
 from bench_operator.cluster import NAMESPACE, OPERATOR, START_SECONDS, ControlPlane, until
 from elastrain.api import names
+from elastrain.api.keys import ROOT
 from elastrain.etcd import EtcdClient, EtcdConfig
 from elastrain.etcd.server import EtcdServer
 
@@ -186,7 +187,7 @@ class Slim(System):
 
     def records(self) -> int:
         """Keys of jobs in etcd."""
-        return len(self.etcd().get_prefix("/elastrain/")[0])
+        return len(self.etcd().get_prefix(f"{ROOT}{NAMESPACE}/")[0])
 
     def by_process(self) -> dict[str, float]:
         return super().by_process() | {"operator": self.cpu(), "its etcd": self.etcd_cpu()}
