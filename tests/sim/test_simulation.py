@@ -19,6 +19,8 @@ FINDS = {
     "a_worker_is_deleted_before_its_drain": "promise 1",
     "ended_generations_are_never_told": "trains: its",
     "ordinals_are_used_again": "an ordinal never names two pods",
+    "a_removed_label_is_a_deletion": "a worker without labels is not lost",
+    "pods_are_attributed_by_their_labels": "a worker without labels is not lost",
 }
 """Bugs, and what the simulation says of them. (``python -m sim --bug NAME`` runs with any other.)"""
 FAILED_ONCE = {

@@ -30,6 +30,7 @@ from elastrain_operator.policy.report.events import LONGEST
 from elastrain_operator.policy.size.rollout import version
 from elastrain_operator.tracing import Traces
 
+LARGEST = 2**63 - 1
 PARALLEL = 16
 """Concurrent creations of one job's pods, and concurrent deletions."""
 
@@ -279,11 +280,20 @@ _Result = Pod | Refused | ApiError | EtcdError
 def status_patch(status: JobStatus) -> dict[str, Any]:
     """A merge patch that makes a stored status equal to ``status``: absent fields of objects become null, which removes
     them; in lists, which are replaced as a whole, they are left out."""
-    wire = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    wire = _storable(status.model_dump(mode="json", by_alias=True, exclude_none=True))
     patch = _with_nulls(status.model_dump(mode="json", by_alias=True), wire)
     if status.last_rescale is not None:  # remove the phases of an earlier, unplanned rescale
         patch["lastRescale"]["phases"] = dict.fromkeys(PHASES) | patch["lastRescale"]["phases"]
     return patch
+
+
+def _storable(value: Any) -> Any:
+    """``value`` with integers that fit into the API server's 64 bits: a job's records may contain any number."""
+    if isinstance(value, dict):
+        return {name: _storable(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_storable(inner) for inner in value]
+    return min(max(value, -LARGEST - 1), LARGEST) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _with_nulls(whole: Mapping[str, Any], wire: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
+from elastrain.api import names
 from elastrain_operator.kube.client import ApiError
 from sim.clock import Clock
 from sim.network import Refused, Stream
@@ -16,8 +17,10 @@ EPOCH = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
 
 
 class ApiServer:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, wire_time: Callable[[], str]) -> None:
+        """``wire_time``: the time of day, by its own clock."""
         self.clock = clock
+        self.wire_time = wire_time
         self.up = True
         self.refuses_pods = False
         """Pod Security refuses each new pod."""
@@ -35,9 +38,6 @@ class ApiServer:
         self._streams: list[tuple[str, Stream]] = []
         self._oldest = 0
 
-    def wire_time(self) -> str:
-        return (EPOCH + timedelta(seconds=self.clock.now)).isoformat()
-
     # ---- requests ----------------------------------------------------------------------------------------------------
     def answer(self) -> None:
         if not self.up:
@@ -49,7 +49,8 @@ class ApiServer:
 
     def list(self, kind: str) -> tuple[list[Body], str]:
         self.answer()
-        return list(self.objects[kind].values()), str(self._version)
+        shown = [b for b in self.objects[kind].values() if kind != "pods" or is_shown(b)]
+        return shown, str(self._version)
 
     def create(self, kind: str, body: Body) -> Body:
         self.answer()
@@ -129,21 +130,36 @@ class ApiServer:
 
     def _store(self, kind: str, event: str, body: Body) -> Body:
         body = {**body, "kind": kind}
+        before = self.objects[kind].get(body["metadata"]["name"])
         self.objects[kind][body["metadata"]["name"]] = body
-        return self._event(kind, event, body)
+        return self._event(kind, event, body, before)
 
-    def _event(self, kind: str, event: str, body: Body) -> Body:
+    def _event(self, kind: str, event: str, body: Body, before: Body | None = None) -> Body:
         self._version += 1
-        body = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self._version)}}
+        body = self._versioned(body)
         if event != "DELETED":
             self.objects[kind][body["metadata"]["name"]] = body
-        self._history.append((self._version, event, body))
+        shown = (event, body) if kind != "pods" else self._selected(event, body, before)
+        if shown is not None:
+            self._history.append((self._version, *shown))
         self.on_write(kind, event, body)
         for of, stream in self._streams:
-            if of == kind:
-                stream.send({"type": event, "object": body})
+            if of == kind and shown is not None:
+                stream.send({"type": shown[0], "object": shown[1]})
         self._streams = [s for s in self._streams if s[1].open]
         return body
+
+    def _versioned(self, body: Body) -> Body:
+        return {**body, "metadata": {**body["metadata"], "resourceVersion": str(self._version)}}
+
+    def _selected(self, event: str, body: Body, before: Body | None) -> tuple[str, Body] | None:
+        """The event of a pod to watches with the operators' selector; None: they do not see the pod."""
+        was, is_now = before is not None and is_shown(before), is_shown(body)
+        if event != "MODIFIED" or (was and is_now):
+            return (event, body) if is_now else None
+        if was and before is not None:
+            return "DELETED", self._versioned(before)
+        return ("ADDED", body) if is_now else None
 
     def _collect(self, job_uid: str) -> None:
         if not self.up:
@@ -152,6 +168,11 @@ class ApiServer:
         for name, body in list(self.objects["pods"].items()):
             if any(o["uid"] == job_uid for o in body["metadata"].get("ownerReferences", ())):
                 self.delete("pods", name)
+
+
+def is_shown(pod: Body) -> bool:
+    """Whether the operators' selector matches a pod."""
+    return bool(pod["metadata"].get("labels", {}).get(names.LABEL_MANAGED_BY) == names.MANAGED_BY)
 
 
 def merged(old: Any, patch: Any) -> Any:

@@ -4,11 +4,13 @@ commit rule, by a wrong one. ``python -m sim --bug NAME`` runs with it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from elastrain.api import names
+from elastrain.api.keys import JobKeys
 from elastrain.api.vouch import Vouch
 from elastrain.elastic.membership import entry
 from elastrain.elastic.membership.control import Summed
@@ -17,6 +19,8 @@ from elastrain.rendezvous import decide, protocol
 from elastrain.rendezvous.contact import Contact
 from elastrain.rendezvous.view import View
 from elastrain_operator.leader import fencing
+from elastrain_operator.observe import parse, pods
+from elastrain_operator.observe.unlabelled import Unlabelled
 from elastrain_operator.plan import clean, drain, workers
 from sim.comm import Comm
 from sim.etcd import Etcd
@@ -106,6 +110,31 @@ def an_ended_generation_passes_for_whole() -> Any:
     )  # fmt: skip
 
 
+def pods_are_attributed_by_their_labels() -> Any:
+    """As it was."""
+
+    def owner(body: Any) -> JobKeys | None:
+        labels = body["metadata"].get("labels", {})
+        job, uid = labels.get(names.LABEL_JOB), labels.get(names.LABEL_JOB_UID)
+        return JobKeys(body["metadata"]["namespace"], job, uid) if job and uid else None
+
+    patched = {"owner": owner, "ordinal": lambda pod, job: int(pod.rpartition("-")[2])}
+    return both(mock.patch.multiple(parse, **patched), mock.patch.object(pods, "owner", owner))
+
+
+def a_removed_label_is_a_deletion() -> Any:
+    """As it was."""
+    return mock.patch.object(Unlabelled, "doubt", lambda self, uid: self._pods.forget(uid))
+
+
+@contextmanager
+def both(*patches: Any) -> Iterator[None]:
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
+
+
 BUGS: dict[str, Callable[[], Any]] = {
     f.__name__: f
     for f in (
@@ -115,6 +144,7 @@ BUGS: dict[str, Callable[[], Any]] = {
         a_lone_member_is_never_fenced, ranks_commit_without_their_agents_vouch, ranks_switch_without_a_vote,
         the_state_of_the_first_rank_wins,
         an_operator_writes_without_its_fence, an_ended_generation_passes_for_whole,
+        pods_are_attributed_by_their_labels, a_removed_label_is_a_deletion,
     )
 }  # fmt: skip
 

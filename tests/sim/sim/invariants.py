@@ -230,7 +230,7 @@ class Invariants:
         self._checks: tuple[Callable[[], None], ...] = (
             self.survivors_are_left_alone, self.batches_are_exact, self.losses_equal_the_fixed_size_run,
             self.no_step_is_redone, self.one_generation_trains, self.outages_stop_nothing, self.waits_are_told,
-            self.one_operator_writes,
+            self.one_operator_writes, self.verdicts_are_true,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -330,6 +330,16 @@ class Invariants:
             raise Violation(6, f"{self.ledger.stale_writes[0]} writes to etcd after another operator claimed the fence")
         if self.ledger.reused:
             raise Violation(1, f"an ordinal never names two pods: {self.ledger.reused[0]} is created again")
+
+    def verdicts_are_true(self) -> None:
+        """No script fails here, and a job has succeeded only if it has made all its steps."""
+        for body in self.ledger.statuses[self._statuses :]:
+            for told in body.get("status", {}).get("conditions", ()):
+                if told["type"] == "Failed" and told["status"] == "True":
+                    raise Violation(7, f"the job has failed: {told['reason']}: {told['message']}")
+                made = max((step for _, _, step, _, _ in self.ledger.commits), default=0) + 1
+                if told["type"] == "Succeeded" and told["status"] == "True" and made < self.world.total_steps:
+                    raise Violation(2, f"the job has succeeded after {made} of {self.world.total_steps} steps")
 
     # ---- in the end --------------------------------------------------------------------------------------------------
     def trains_or_says_why(self, since: float) -> None:

@@ -131,7 +131,7 @@ class Container:
             return
         env = {e["name"]: e.get("value", "") for e in self.pod["spec"]["containers"][0]["env"]}
         env |= {names.ENV_WORKER: self.name, names.ENV_NODE: self.node.name, names.ENV_ADDRESS: self.address}
-        self._started = self.world.api.wire_time()
+        self._started = self._time()
         extra = b',"spoken":"newer"' if self.world.rng.random() < self.world.skew else b""
         self.agent = Agent(self.world, self.process, Settings.from_environment(env), self._ended, extra)
         self.report_running()
@@ -176,7 +176,7 @@ class Container:
         self.report_end(termination.exit_code, endings.encode(termination).decode(), "Completed")
 
     def report_end(self, code: int, message: str, reason: str) -> None:
-        ended = {"exitCode": code, "finishedAt": self.world.api.wire_time(), "message": message, "reason": reason}
+        ended = {"exitCode": code, "finishedAt": self._time(), "message": message, "reason": reason}
         if self._started:
             ended["startedAt"] = self._started
         phase = "Failed" if code else "Succeeded"
@@ -185,8 +185,12 @@ class Container:
         if self._stopping or (body is not None and "deletionTimestamp" in body["metadata"]):
             self._remove()
 
+    def _time(self) -> str:
+        """By the clock of its machine."""
+        return self.world.wire_time(self.node.name)
+
     def _state(self, state: Body, *, ready: bool) -> Body:
-        at = self.world.api.wire_time()
+        at = self._time()
         created = self.pod["metadata"]["creationTimestamp"]
         bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": created}
         conditions = [bound, {"type": "Ready", "status": str(ready), "lastTransitionTime": at}]

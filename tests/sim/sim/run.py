@@ -14,6 +14,7 @@ import structlog
 from elastrain_operator import clock as operator_clock
 from sim.faults import Faults
 from sim.invariants import Invariants, Violation, Wedge
+from sim.strangers import Strangers
 from sim.world import World, line
 
 BEGIN = 1.0
@@ -51,10 +52,11 @@ def _simulate(seed: int, echo: bool) -> Result:
     operator_clock.now = world.time_of_day
     if echo:
         world.echo = print
-    faults, invariants = Faults(world), Invariants(world)
+    faults, strangers, invariants = Faults(world), Strangers(world), Invariants(world)
     result = Result(seed, faults=faults.counts)
     try:
-        _until(world, invariants, faults.plan(BEGIN, FAULTS_END))
+        over = max(faults.plan(BEGIN, FAULTS_END), strangers.plan(BEGIN, FAULTS_END))
+        _until(world, invariants, over)
         _settled(world, invariants, QUIET, invariants.trains_or_says_why)
         world.note("the job is deleted")
         world.api.delete("jobs", "job")
@@ -63,6 +65,7 @@ def _simulate(seed: int, echo: bool) -> Result:
         if not isinstance(error, (Violation, Wedge)):
             raise
         result.failure = message(world, error)
+    result.faults += strangers.counts
     result.events, result.trace = world.clock.events, world.trace_hash
     result.generations = len(world.ledger.generations)
     result.steps = len(world.ledger.sums)

@@ -42,7 +42,12 @@ class World:
         self.clock = Clock()
         self.network = Network(self.clock, rng)
         self.etcd = Etcd(self.clock)
-        self.api = ApiServer(self.clock)
+        self.skews: dict[str, float] = {}
+        """Seconds by which clocks of machines differ from the operators': of nodes, and of the API server (``api``)."""
+        self.foreign: set[str] = set()
+        """Names of pods that belong to other users: no scheduler and no kubelet here handles them."""
+        self.on_new_pod: Callable[[Body], None] = lambda _: None
+        self.api = ApiServer(self.clock, lambda: self.wire_time("api"))
         self.agents: list[Agent] = []
         self.ranks: list[Rank] = []
         self.dead: set[str] = set()
@@ -73,6 +78,10 @@ class World:
         if rng.random() < 0.5:
             self.clock.after(1.0, lambda: self.operators.append(Operator(self, "operator-b")))
         self.job = self._submit()
+
+    def wire_time(self, place: str) -> str:
+        """As the clock of a machine shows it."""
+        return (self.time_of_day() + timedelta(seconds=self.skews.get(place, 0.0))).isoformat()
 
     def time_of_day(self) -> datetime:
         return EPOCH + timedelta(seconds=self.clock.now)
@@ -121,8 +130,10 @@ class World:
             phase = body.get("status", {}).get("phase", "")
             self.note(f"{kind} {event}", meta["name"], body["spec"].get("nodeName", ""), phase)
         self.ledger.api_wrote(kind, event, body)
-        if kind != "pods" or event == "DELETED":
+        if kind != "pods" or event == "DELETED" or meta["name"] in self.foreign:
             return
+        if event == "ADDED":
+            self.on_new_pod(body)
         node = body["spec"].get("nodeName")
         if not node and event == "ADDED":
             self.clock.after(self.rng.uniform(0.05, 0.5), self._schedule, meta["name"], meta["uid"])
@@ -166,7 +177,7 @@ class World:
             return
         self.silent.add(name)
         self.nodes_changed()
-        at = self.api.wire_time()
+        at = self.wire_time("api")
         for pod in [p for p in self.api.objects["pods"].values() if p["spec"].get("nodeName") == name]:
             self.api.replace("pods", pod["metadata"]["name"], lambda b: unready(b, at))
         self.clock.after(EVICT_AFTER, self._evict, name, kubelet)

@@ -273,3 +273,9 @@ def test_status_patch_keeps_no_phase_of_an_earlier_rescale():
     planned = LastRescale(from_=2, to=4, reason="Grow", pause_seconds=0.1, lost_steps=0, phases={"transfer": 0.05})
     phases = status_patch(JobStatus(last_rescale=planned))["lastRescale"]["phases"]
     assert phases == {"detect": None, "decide": None, "connect": None, "transfer": 0.05, "first_step": None}
+
+
+def test_numbers_that_no_api_server_stores_are_cut():
+    """A job's own records may contain any; a status that is refused would stop the job's scaling."""
+    patch = status_patch(JobStatus(step=10**30, progress=ProgressStatus(step=-(10**30), of=7)))
+    assert (patch["step"], patch["progress"]["step"], patch["progress"]["of"]) == (2**63 - 1, -(2**63), 7)
