@@ -286,6 +286,8 @@ class Deletion:
     """Only the pod with this UID is deleted."""
     why: str
     """For the log."""
+    silent: bool = False
+    """Only if the pod is still not Ready when it is deleted: its node may have come back."""
 
 
 @dataclass(frozen=True, slots=True)

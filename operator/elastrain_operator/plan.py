@@ -178,8 +178,9 @@ def _silenced(context: PlanContext) -> Iterable[Deletion]:
     still run, and their node accepts no other pods meanwhile."""
     for pod in context.observed.pods:
         if pod.name in context.silent and not pod.terminating and pod.name not in context.asked:
-            why = "its agent does not answer" if pod.uid in context.overdue else "lost with its node"
-            yield Deletion(pod.name, pod.uid, why)
+            hung = pod.uid in context.overdue
+            why = "its agent does not answer" if hung else "lost with its node"
+            yield Deletion(pod.name, pod.uid, why, silent=not hung)
 
 
 # ---- a job that ends -----------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class World:
         self._answer()
         return self.pods.get(name)
 
-    async def delete_pod(self, namespace, name, uid):
+    async def delete_pod(self, namespace, name, uid, version=None):
         self._answer()
         self.pods.pop(name, None)
 

@@ -245,7 +245,13 @@ class Executor:
 
     async def _delete_one(self, job: JobRef, deletion: Deletion) -> None:
         async with self._deletions:
-            await self._kube.delete_pod(job.namespace, deletion.pod, deletion.uid)
+            version = None
+            if deletion.silent:
+                body = await self._kube.get_pod(job.namespace, deletion.pod)
+                if body is None or parse.is_ready(body):
+                    return  # the watch shows it, and the next pass decides
+                version = body["metadata"]["resourceVersion"]
+            await self._kube.delete_pod(job.namespace, deletion.pod, deletion.uid, version)
         log.info("deleted pod", job=_name(job), pod=deletion.pod, why=deletion.why)
 
 

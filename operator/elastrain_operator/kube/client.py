@@ -153,9 +153,12 @@ class Kube:
         async with self._creations:
             await repeated(lambda: self._attempt(request), is_creation_worth_repeating)
 
-    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
-        """Request the deletion of exactly this pod, with its own grace period; no error if it is gone."""
-        await self._delete(f"{pods_path(namespace)}/{name}", uid, f"delete pod {namespace}/{name}")
+    async def delete_pod(self, namespace: str, name: str, uid: str, version: str | None = None) -> None:
+        """Request the deletion of exactly this pod, with its own grace period; no error if it is gone.
+
+        With ``version``, only if that is its ``resourceVersion``; no error if it has changed.
+        """
+        await self._delete(f"{pods_path(namespace)}/{name}", uid, f"delete pod {namespace}/{name}", version)
 
     # ---- secrets ---------------------------------------------------------------------------------------------------
     async def write_secret(self, namespace: str, manifest: Mapping[str, Any], *, expected: bool) -> None:
@@ -246,8 +249,9 @@ class Kube:
                 return None
             raise
 
-    async def _delete(self, path: str, uid: str, what: str) -> None:
-        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+    async def _delete(self, path: str, uid: str, what: str, version: str | None = None) -> None:
+        conditions = {"uid": uid, **({"resourceVersion": version} if version else {})}
+        options = {"preconditions": conditions, "propagationPolicy": "Background"}
         try:
             await self._call("DELETE", path, what, options)
         except ApiError as error:

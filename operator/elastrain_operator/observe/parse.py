@@ -103,7 +103,7 @@ def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
     trainer = _trainer_status(spec, status)
     conditions = {text(c.get("type")): c for c in objects(status.get("conditions"))}
     started = _has_started(trainer)
-    is_ready = mapping(conditions.get("Ready")).get("status") == "True"
+    ready = is_ready(body)
     ending = _ending(status, trainer, before.ending.at if before and before.ending else now)
     node = text(spec.get("nodeName"))
     is_bound = node or started or mapping(conditions.get("PodScheduled")).get("status") == "True"
@@ -113,8 +113,8 @@ def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
         ordinal=place,
         seen=before.seen if before else now,
         started=started,
-        ready=is_ready,
-        went_unready=started and not is_ready and (_is_silenced(conditions) or _was_ready(before)),
+        ready=ready,
+        went_unready=started and not ready and (_is_silenced(conditions) or _was_ready(before)),
         terminating=bool(meta.get("deletionTimestamp")),
         grace=_grace(spec),
         ending=ending,
@@ -128,6 +128,12 @@ def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
         demand=resources.demand(spec),
         kept=_KEPT.get(text(mapping(meta.get("annotations")).get(names.SAFE_TO_EVICT))),
     )
+
+
+def is_ready(body: Raw) -> bool:
+    """Whether a pod is Ready."""
+    conditions = objects(mapping(body.get("status")).get("conditions"))
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 
 
 def pods(parsed: Iterable[Pod]) -> tuple[Pod, ...]:

@@ -79,11 +79,16 @@ class ApiServer:
         changed = change(body)
         return body if changed == body else self._store(kind, "MODIFIED", changed)
 
-    def delete(self, kind: str, name: str, uid: str | None = None) -> None:
-        """Pods on a node wait for their kubelet; the rest goes at once."""
+    def delete(self, kind: str, name: str, uid: str | None = None, version: str | None = None) -> None:
+        """With ``uid`` or ``version``, only that object or that version of it.
+
+        Pods on a node wait for their kubelet; the rest goes at once.
+        """
         self.answer()
         body = self.objects[kind].get(name)
         if body is None or (uid is not None and body["metadata"]["uid"] != uid):
+            return
+        if version is not None and body["metadata"]["resourceVersion"] != version:
             return
         if kind == "pods" and body["spec"].get("nodeName"):
             if "deletionTimestamp" not in body["metadata"]:

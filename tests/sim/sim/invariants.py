@@ -37,8 +37,6 @@ AFTERMATH = 10.0
 """Seconds after a fault in which it may still show."""
 
 
-NEWS_SECONDS = 6.0
-"""Seconds by which an operator may act on what its caches showed."""
 DRAIN_SECONDS = 19.0
 """Seconds that a worker has to leave, of the job and the operator that are simulated."""
 
@@ -93,8 +91,6 @@ class Ledger:
     """Numbers of generations that a rank has entered."""
     breaks: list[tuple[Generation, float]] = field(default_factory=list)
     """Generations that replace a broken one, and the seconds since workers were harmed."""
-    unready_at: dict[str, float] = field(default_factory=dict)
-    """When pods were last written as not Ready, since their node was silent."""
     _formed: dict[int, int] = field(default_factory=dict)
     """Revisions at which generations were formed, by number."""
     _formed_at: float = 0.0
@@ -206,9 +202,6 @@ class Ledger:
                 self.reused.append(meta["name"])
                 self.news += 1
             self._names.add(meta["name"])
-        ready = {c["type"]: c["status"] for c in body.get("status", {}).get("conditions", ())}.get("Ready")
-        if kind == "pods" and ready == "Unknown":
-            self.unready_at[meta["name"]] = self.world.clock.now
         if kind != "pods" or not ("deletionTimestamp" in meta or event == "DELETED"):
             return
         if meta["uid"] not in self._terminating:
@@ -251,8 +244,6 @@ class Invariants:
             placed = any(m.worker == name for g in ledger.generations for m in g.members)
             if not running or not ready or not placed or self._job_is_over():
                 continue
-            if self.world.clock.now - ledger.unready_at.get(name, -60.0) < NEWS_SECONDS:
-                continue  # it counted as lost when that was decided, and came back a moment ago
             if name not in ledger.leaving:
                 raise Violation(1, f"the operator deletes {name}, which runs and was not asked to leave")
             since = self.world.clock.now - ledger.leaving[name]

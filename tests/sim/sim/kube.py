@@ -71,8 +71,8 @@ class Kube:
     async def try_pod(self, namespace: str, manifest: Mapping[str, Any]) -> None:
         await self._call("admit pod", lambda: self._api.admits(dict(manifest)))
 
-    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
-        await self._write("delete pod", lambda: self._api.delete("pods", name, uid))
+    async def delete_pod(self, namespace: str, name: str, uid: str, version: str | None = None) -> None:
+        await self._write("delete pod", lambda: self._api.delete("pods", name, uid, version))
 
     async def apply_budget(self, namespace: str, manifest: Mapping[str, Any]) -> None:
         """At once: a budget takes no part in what the other messages of a seed meet."""

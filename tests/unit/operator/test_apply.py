@@ -69,8 +69,8 @@ class World:
     async def get_pod(self, namespace, name):
         return self.pods.get(name)
 
-    async def delete_pod(self, namespace, name, uid):
-        self._note(f"delete {name}")
+    async def delete_pod(self, namespace, name, uid, version=None):
+        self._note(f"delete {name}" if version is None else f"delete {name} at {version}")
 
     async def delete_job(self, namespace, name, uid):
         self._note("delete job")
@@ -101,6 +101,16 @@ def test_the_record_is_written_before_the_actions(world, execute):
     assert world.calls[-1] == "delete job"
     assert state.status == EVERYTHING.status
     assert {pod.name for pod, _ in state.created.values()} == {"job-0", "job-1"}
+
+
+@pytest.mark.parametrize(("ready", "calls"), [("True", []), ("Unknown", ["delete job-0 at 7"]), (None, [])])
+def test_a_worker_of_a_silent_node_is_deleted_only_if_it_is_still_not_ready(world, execute, ready, calls):
+    """Its node may have come back since the watch showed it."""
+    if ready:
+        status = {"conditions": [{"type": "Ready", "status": ready}]}
+        world.pods["job-0"] = {"metadata": {"name": "job-0", "resourceVersion": "7"}, "status": status}
+    execute(Plan(delete=(Deletion("job-0", "uid-0", "lost with its node", silent=True),)))
+    assert world.calls == calls
 
 
 @pytest.mark.parametrize(
