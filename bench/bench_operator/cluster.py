@@ -21,7 +21,7 @@ from bench_harness.program import Failed
 from bench_operator.net import Api, Refused
 from elastrain.api.crd import crd
 from elastrain.etcd.server import find_etcd
-from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
+from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, CLUSTER_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 
 BIN = Path(os.environ.get("ELASTRAIN_CACHE") or Path.home() / ".cache/elastrain") / "bin"
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kwok", "kwok-stages")
@@ -215,7 +215,7 @@ class ControlPlane:
         api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd())
         rbac = "/apis/rbac.authorization.k8s.io/v1"
         name = {"metadata": {"name": OPERATOR}}
-        rights = {**PERMISSIONS, **CAPACITY_PERMISSIONS, **LEASE_PERMISSIONS}
+        rights = {**PERMISSIONS, **CAPACITY_PERMISSIONS, **LEASE_PERMISSIONS, **CLUSTER_PERMISSIONS}
         rules = [{"apiGroups": [g], "resources": [r], "verbs": sorted(v)} for (g, r), v in rights.items()]
         api.call("POST", f"{rbac}/clusterroles", {**name, "rules": rules})
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": OPERATOR}

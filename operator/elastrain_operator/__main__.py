@@ -54,7 +54,11 @@ Namespaces = Annotated[
     str, option("ELASTRAIN_WATCH_NAMESPACES", "Namespaces to serve, separated by commas. Default: all.")
 ]
 Cluster = Annotated[
-    str, option("ELASTRAIN_CLUSTER", "Name of this Kubernetes cluster; must be unique if clusters share an etcd.")
+    str,
+    option(
+        "ELASTRAIN_CLUSTER",
+        "Name of this cluster, unique among those that share an etcd. Default: the UID of its namespace kube-system.",
+    ),
 ]
 LeaseTtl = Annotated[int, option(names.ENV_LEASE_TTL, "Seconds after which a silent worker counts as lost.")]
 DrainExtra = Annotated[
@@ -130,7 +134,7 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
     worker_etcd_secret: WorkerEtcdSecret = "",
     job_key_file: JobKeyFile = "",
     namespaces: Namespaces = "",
-    cluster: Cluster = "default",
+    cluster: Cluster = "",
     lease_ttl: LeaseTtl = names.DEFAULT_LEASE_TTL,
     drain_extra: DrainExtra = 30.0,
     resync: Resync = 300.0,

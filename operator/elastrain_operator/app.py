@@ -116,7 +116,7 @@ class App:
     async def _connect(self, etcd: EtcdClient) -> Mirror:
         """The mirror of all records; waits a moment for etcd, and claims the fence."""
         fenced = self._fence(etcd) if self._fence else None
-        mirror = Mirror(fenced or etcd, self._config.cluster, self._etcd_changed, self._steps_made)
+        mirror = Mirror(fenced or etcd, self._config.owner, self._etcd_changed, self._steps_made)
         mirror.start()
         self._started.push_async_callback(mirror.close)
         if not await mirror.wait_listed(ETCD_SECONDS):

@@ -13,6 +13,8 @@ from elastrain_operator.allocation.model import Policy
 from elastrain_operator.observe.resources import quantity
 
 MIN_KEY_BYTES = 32
+COMMON_NAME = "default"
+"""The name of a cluster that was given none."""
 
 
 class WorkerEtcd(BaseModel):
@@ -113,9 +115,11 @@ class OperatorConfig(BaseModel):
     """The key from which the passwords of jobs are derived; None: the operator creates no users."""
     namespaces: tuple[str, ...] = ()
     """Namespaces whose jobs are served; empty: all."""
-    cluster: Annotated[str, Field(min_length=1)] = "default"
-    """Name of this Kubernetes cluster among those that share the etcd: the operator sweeps only records that this
-    cluster's operator wrote."""
+    cluster: str = ""
+    """Name of this Kubernetes cluster, unique among those that share the etcd; empty: :attr:`cluster_uid` identifies
+    it. ``default``, which every cluster had in the first version, counts as empty."""
+    cluster_uid: str = ""
+    """UID of the namespace kube-system; see :func:`elastrain_operator.identity.identified`."""
     lease_ttl: Annotated[int, Field(ge=2, le=300)] = names.DEFAULT_LEASE_TTL
     """Seconds after which a silent worker is no longer a member."""
     drain_extra: Annotated[float, Field(ge=0)] = 30.0
@@ -133,6 +137,22 @@ class OperatorConfig(BaseModel):
     """Port of GET /metrics; 0: none."""
     traces_endpoint: str = ""
     """OTLP collector (http://host:4318) for workers whose template names none; empty: none."""
+
+    @field_validator("cluster")
+    @classmethod
+    def _no_common_name(cls, cluster: str) -> str:
+        return "" if cluster == COMMON_NAME else cluster
+
+    @property
+    def owner(self) -> str:
+        """Value of the records ``owner``, the proof that a job is of this cluster. Only such records are deleted."""
+        return self.cluster or self.cluster_uid
+
+    @property
+    def user_prefix(self) -> str:
+        """The part of etcd users' names for the cluster. It stays what it was in the first version, since workers keep
+        the name of their user for as long as they run; the job's UID makes it unique."""
+        return self.cluster or COMMON_NAME
 
     @model_validator(mode="after")
     def _users_can_be_made(self) -> Self:

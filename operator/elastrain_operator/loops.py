@@ -251,6 +251,7 @@ class JobLoop:
             self.wake()  # to update the status, and the claims
         elif decided.create:
             self._wake_soon()  # to show them in the status: the watch will report no change of them
+        await self._executor.adopt(self.job)
         if any(not pod.over for pod in observed.pods):
             await self._executor.keep_credentials(self.job)
         return min(decided.requeue_after or self._config.resync, self._config.resync)

@@ -44,6 +44,9 @@ class World:
         self._answer()
         self.target = target
 
+    async def adopt(self, keys):
+        """All records are this cluster's."""
+
     async def patch_status(self, namespace, name, status, version=None):
         self._answer()
         if self.failures:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from control_plane import ApiServer, free_ports
-from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
+from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, CLUSTER_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 from raw_cluster import Cluster
 
 
@@ -27,9 +27,18 @@ def operator_account(apiserver: ApiServer, path: Path, namespace: str = "") -> P
     rbac = "/apis/rbac.authorization.k8s.io/v1" + (f"/namespaces/{namespace}" if namespace else "")
     kind = "Role" if namespace else "ClusterRole"
     admin.call("POST", f"{rbac}/{kind.lower()}s", {**name, "rules": rules})
+    cluster_rules = [
+        {"apiGroups": [g], "resources": [r], "resourceNames": ["kube-system"], "verbs": sorted(verbs)}
+        for (g, r), verbs in CLUSTER_PERMISSIONS.items()
+    ]
     subject = {"kind": "ServiceAccount", "name": "tested-operator", "namespace": admin.namespace}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": "tested-operator"}
     admin.call("POST", f"{rbac}/{kind.lower()}bindings", {**name, "roleRef": role, "subjects": [subject]})
+    identity = "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system"
+    named = {"metadata": {"name": f"tested-operator-{admin.namespace}"}}
+    admin.call("POST", f"{identity}/roles", {**named, "rules": cluster_rules})
+    role = {**role, "kind": "Role", "name": named["metadata"]["name"]}
+    admin.call("POST", f"{identity}/rolebindings", {**named, "roleRef": role, "subjects": [subject]})
     accounts = f"/api/v1/namespaces/{admin.namespace}/serviceaccounts"
     admin.call("POST", accounts, name)
     answer = admin.call("POST", f"{accounts}/tested-operator/token", {"spec": {"expirationSeconds": 7200}})

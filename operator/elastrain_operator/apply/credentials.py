@@ -73,7 +73,7 @@ class Vault:
         etcd = config.etcd
         assert config.job_key is not None and etcd.password_file is not None and etcd.ca is not None, "config checks it"
         self._users, self._secrets, self._records = users, secrets, records
-        self._cluster = config.cluster
+        self._prefix, self._is_named = config.user_prefix, bool(config.cluster)
         self._password_file, self._ca_file = etcd.password_file, etcd.ca
         self._key = config.job_key.get_secret_value()
         self._on_change = on_change
@@ -93,7 +93,7 @@ class Vault:
         due = credentials.due(issued, wanted, creating=creating, live=live)
         if not (due.user or due.secret):
             return
-        name = credentials.user(self._cluster, keys)
+        name = credentials.user(self._prefix, keys)
         password = credentials.password(self._key, name)
         if due.user:
             await self._records.claim(keys)
@@ -118,12 +118,15 @@ class Vault:
     async def remove(self, keys: JobKeys) -> None:
         """Remove the user of a job that is gone."""
         self._recent.pop(keys, None)
-        await asyncio.to_thread(self._users.remove, credentials.user(self._cluster, keys))
+        await asyncio.to_thread(self._users.remove, credentials.user(self._prefix, keys))
 
     async def jobs(self) -> set[JobKeys]:
-        """Jobs with a user that this cluster's operator created, including jobs that no longer exist."""
+        """Jobs with a user that this cluster's operator created, including jobs that no longer exist. None in a cluster
+        without a name of its own: the users of other clusters look the same."""
+        if not self._is_named:
+            return set()
         found = await asyncio.to_thread(self._users.names)
-        return {keys for keys in (credentials.owner(self._cluster, name) for name in found) if keys}
+        return {keys for keys in (credentials.owner(self._prefix, name) for name in found) if keys}
 
     # ---- etcd itself -----------------------------------------------------------------------------------------------
     def nudge(self) -> None:

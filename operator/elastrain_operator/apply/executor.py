@@ -42,6 +42,8 @@ class Targets(Protocol):
 
     async def put_target(self, keys: JobKeys, target: Target) -> None: ...
 
+    async def adopt(self, keys: JobKeys) -> None: ...
+
 
 class Events(Protocol):
     """Where events are recorded: :class:`elastrain_operator.apply.recorder.Recorder`."""
@@ -127,6 +129,10 @@ class Executor:
         if plan.budget is not None:
             changes.append(budgets.write(self._kube, job, plan.budget, state))
         return changes
+
+    async def adopt(self, job: JobRef) -> None:
+        """Have the job's records in etcd name this cluster. Raises ``EtcdError``."""
+        await self._targets.adopt(JobKeys(job.namespace, job.name, job.uid))
 
     async def keep_credentials(self, job: JobRef) -> None:
         """Ensure that the pods of a job can log in to etcd. Raises ``ApiError`` and ``EtcdError``."""

@@ -39,6 +39,8 @@ CAPACITY_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("scheduling.k8s.io", "priorityclasses"): frozenset({"list", "watch"}),
 }
 """Additional verbs for sharing the cluster out; they are cluster-scoped and include the pods of all namespaces."""
+CLUSTER_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {("", "namespaces"): frozenset({"get"})}
+"""Verbs for the namespace kube-system alone, whose UID identifies the cluster; see ``identity.py``."""
 LEASE_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("coordination.k8s.io", "leases"): frozenset({"get", "create", "update"}),
 }
@@ -92,6 +94,13 @@ class Kube:
 
     async def close(self) -> None:
         await self._session.close()
+
+    async def cluster_uid(self) -> str:
+        """UID of the namespace kube-system, which a cluster keeps for life."""
+        body = await self._call(
+            "GET", "/api/v1/namespaces/kube-system", "identify this cluster by its namespace kube-system"
+        )
+        return str(body["metadata"]["uid"])
 
     # ---- jobs ------------------------------------------------------------------------------------------------------
     async def get_job(self, namespace: str, name: str) -> dict[str, Any] | None:

@@ -18,6 +18,10 @@ class Terms:
     duration: float = 10.0
     """Another replica takes over after this time without a renewal."""
 
+    stuck: float = 45.0
+    """A leader steps down if its main loop has not run for this time: it serves no job. A shorter pause is load, which
+    another replica would meet as well. Kubernetes' liveness probe ends the process after 60 s."""
+
     @property
     def hold(self) -> float:
         """The holder stops writing this long after it sent its last renewal."""
@@ -118,8 +122,13 @@ def leads_until(observation: LeaseObservation, terms: Terms) -> float | None:
     return None if observation.renewed is None else observation.renewed + terms.hold
 
 
-def decide(observation: LeaseObservation, now: float, terms: Terms) -> Action:
-    """The replica's next action. A replica that has stepped down never leads again under the same identity."""
+def decide(observation: LeaseObservation, now: float, terms: Terms, silence: float = 0.0) -> Action:
+    """The replica's next action. A replica that has stepped down never leads again under the same identity.
+
+    ``silence``: seconds since its main loop last ran.
+    """
+    if observation.renewed is not None and silence >= terms.stuck:
+        return StepDown(f"the main loop has been stuck for {silence:.0f} s")
     return (
         _as_leader(observation, observation.renewed, now, terms)
         if observation.renewed is not None

@@ -66,13 +66,16 @@ class Elector:
         terms: Terms,
         *,
         clock: Callable[[], float] = time.monotonic,
+        silence: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``identity``: of this process; no other process ever has the same. ``clock``: the tenure's."""
+        """``identity``: of this process; no other process ever has the same. ``clock``: the tenure's. ``silence``:
+        seconds since the loop that serves the jobs last ran."""
         self._leases = leases
         self._lease = lease
         self._tenure = tenure
         self._terms = terms
         self._clock = clock
+        self._silence = silence
         self._observation = LeaseObservation(identity)
         self._writing = asyncio.Lock()
         self._trouble = ""
@@ -98,7 +101,7 @@ class Elector:
     async def keep(self) -> str:
         """Renew until this replica no longer leads; returns the reason. The tenure has expired before, or ends now."""
         while True:
-            match decide.decide(self._observation, self._clock(), self._terms):
+            match decide.decide(self._observation, self._clock(), self._terms, self._silence()):
                 case StepDown(why):
                     self._tenure.end()
                     return why

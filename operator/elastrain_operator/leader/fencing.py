@@ -21,7 +21,7 @@ from urllib.parse import quote
 import structlog
 
 from elastrain.api.keys import ROOT
-from elastrain.etcd import Batch, EtcdClient, EtcdError, Transaction, Watch, WatchState
+from elastrain.etcd import Batch, EtcdClient, EtcdError, Range, Transaction, Watch, WatchState
 from elastrain_operator.config import LeaseName
 from elastrain_operator.kube.client import NotLeading, Writable
 
@@ -63,10 +63,23 @@ class FencedEtcd:
             self._forget(token)  # another operator leads, or etcd has lost its data: a new claim decides
         raise EtcdError(what, f"the fence {self._key} changes all the time: do two operators use it with two Leases?")
 
-    def delete_prefix(self, prefix: str) -> int:
-        """Delete the records of a job that is gone. Not fenced: no later leader needs them."""
-        self._tenure.seconds_left(f"delete {prefix}*")
-        return self._etcd.delete_prefix(prefix)
+    def delete_prefix_if(self, prefix: str, key: str, value: bytes) -> bool:
+        """Delete all keys with ``prefix`` as the leader, if ``key`` holds ``value``; returns whether it did.
+
+        Raises as :meth:`put_all`.
+        """
+        what = f"delete {prefix}*"
+        for _ in range(2):
+            token = self.claim()
+            held = self._etcd.get(key)
+            if held is None or held.value != value:
+                return False
+            unchanged = ((self._key, token), (key, held.mod_revision))
+            transaction = Transaction(unchanged, puts=(), deleted=Range.prefix(prefix))
+            if self._etcd.commit(transaction, what, timeout=min(self._etcd.timeout, self._tenure.seconds_left(what))):
+                return True
+            self._forget(token)
+        raise EtcdError(what, f"the fence {self._key} or {key} changes all the time")
 
     def watch_prefix(
         self, prefix: str, on_events: Callable[[Batch], None], on_state: Callable[[WatchState], None] | None = None

@@ -17,15 +17,18 @@ import structlog
 from elastrain.api.names import EXIT_INFRASTRUCTURE
 from elastrain.etcd import EtcdClient
 from elastrain_operator.app import App
-from elastrain_operator.config import LeaseName, OperatorConfig
+from elastrain_operator.config import OperatorConfig
 from elastrain_operator.handlers import register
 from elastrain_operator.health import serving
+from elastrain_operator.identity import identified
 from elastrain_operator.kube.client import ApiError, Kube
 from elastrain_operator.kube.leases import Leases
+from elastrain_operator.leader.aside import Aside, Pulse
 from elastrain_operator.leader.decide import Terms
 from elastrain_operator.leader.election import Elector, Tenure
 from elastrain_operator.leader.fencing import FencedEtcd, fence_key
 
+STUCK_SECONDS = Terms().stuck
 END_SECONDS = 20.0
 """Longest time from a signal to the end of the process, in seconds."""
 
@@ -66,26 +69,35 @@ class Process:
         """See :func:`serve`."""
         lease = self._config.lease
         if lease is None:
-            await self._lead(stop, App(self._config))
+            kube = await Kube.connect()
+            config = await identified(self._config, kube)
+            await kube.close()
+            await self._lead(stop, App(config))
             return 0
-        tenure, terms = Tenure(), Terms(duration=float(self._config.lease_seconds))
-        kube = await Kube.connect()  # a separate client: renewals never queue behind other calls
+        tenure, terms, pulse = Tenure(), Terms(duration=float(self._config.lease_seconds)), Pulse()
         async with AsyncExitStack() as undo:
-            undo.push_async_callback(kube.close)
-            self._elector = elector = Elector(Leases(kube), lease, self._identity, tenure, terms)
+            # A thread and a client of their own: renewals wait for no other call, and for no busy loop.
+            aside = Aside("lease")
+            undo.push_async_callback(aside.close)
+            kube = await aside.run(Kube.connect())
+            undo.push_async_callback(lambda: aside.run(kube.close()))
+            beating = asyncio.create_task(pulse.beat(), name="pulse")
+            undo.callback(beating.cancel)
+            self._elector = elector = Elector(Leases(kube), lease, self._identity, tenure, terms, silence=pulse.silence)
             self._role = "standby"
             log.info("standing by", lease=str(lease), identity=self._identity)
-            if not await _before(stop, elector.acquire()):
+            if not await _before(stop, aside.run(elector.acquire())):
                 return 0
-            keeping = asyncio.create_task(self._keep(elector, stop), name="lease")
-            app = App(self._config, tenure, self._fence(elector, tenure, lease))
+            keeping = asyncio.create_task(self._keep(aside, elector, pulse, stop), name="lease")
             try:
+                config = await aside.run(identified(self._config, kube))
+                app = App(config, tenure, self._fence(aside, elector, tenure, fence_key(config.owner, lease)))
                 await self._lead(stop, app)
                 lost = keeping.done()
             finally:
                 keeping.cancel()
                 await asyncio.wait([keeping])
-                await elector.release()
+                await aside.run(elector.release())
             if lost:
                 keeping.result()  # raises the operator's own faults
             return EXIT_INFRASTRUCTURE if lost else 0
@@ -121,26 +133,32 @@ class Process:
             os._exit(EXIT_INFRASTRUCTURE)
         await working
 
-    async def _keep(self, elector: Elector, stop: asyncio.Event) -> None:
-        try:
+    async def _keep(self, aside: Aside, elector: Elector, pulse: Pulse, stop: asyncio.Event) -> None:
+        async def keep() -> str:
             why = await elector.keep()
             log.error("no longer leading", why=why)
+            if pulse.silence() >= STUCK_SECONDS:  # nothing else would end the process
+                await elector.release()
+                os._exit(EXIT_INFRASTRUCTURE)
+            return why
+
+        try:
+            await aside.run(keep())
         finally:
             stop.set()
 
-    def _fence(self, elector: Elector, tenure: Tenure, lease: LeaseName) -> Callable[[EtcdClient], FencedEtcd]:
+    def _fence(self, aside: Aside, elector: Elector, tenure: Tenure, key: str) -> Callable[[EtcdClient], FencedEtcd]:
         """Wraps an etcd client so that only the leader can write."""
-        loop, seconds = asyncio.get_running_loop(), float(self._config.lease_seconds)
+        seconds = float(self._config.lease_seconds)
 
         def prove() -> None:
-            proof = asyncio.run_coroutine_threadsafe(elector.prove(), loop)
+            proof = aside.submit(elector.prove())
             try:
                 proof.result(seconds)
             except TimeoutError:
                 proof.cancel()
                 raise ApiError("prove that this operator leads", 0, "Timeout", f"no answer in {seconds:g} s") from None
 
-        key = fence_key(self._config.cluster, lease)
         return lambda etcd: FencedEtcd(etcd, key, self._identity, tenure, prove)
 
 

@@ -33,7 +33,7 @@ class Etcd(Protocol):
 
     def put_all(self, records: Mapping[str, bytes]) -> object: ...
 
-    def delete_prefix(self, prefix: str) -> int: ...
+    def delete_prefix_if(self, prefix: str, key: str, value: bytes) -> bool: ...
 
     def watch_prefix(
         self, prefix: str, on_events: Callable[[Batch], None], on_state: Callable[[WatchState], None] | None = None
@@ -51,6 +51,8 @@ class Mirror:
         on_steps: Callable[[JobKeys], None] | None = None,
     ) -> None:
         """``on_change`` is called in the event loop with the job whose records changed, or None: all may have.
+
+        ``cluster``: identifies this cluster in the records ``owner``.
 
         ``on_steps`` is called instead where a job has only made steps, which all jobs do all the time, or a record is
         as this operator has just written it; absent: so is ``on_change``.
@@ -157,17 +159,24 @@ class Mirror:
         await asyncio.to_thread(self._etcd.put_all, {keys.owner: self._cluster.encode(), keys.target: value})
 
     async def claim(self, keys: JobKeys) -> None:
-        """Say that the job is this cluster's, before anything else is made for it in etcd. Raises ``EtcdError``."""
-        if self._state(keys).owner is None:
+        """Say that the job is this cluster's, before anything else is made for it in etcd, and whenever the record is
+        gone or has another name of this cluster. Only for jobs of this API server. Raises ``EtcdError``."""
+        if not self.is_ours(keys):
             await asyncio.to_thread(self._etcd.put_all, {keys.owner: self._cluster.encode()})
+
+    async def adopt(self, keys: JobKeys) -> None:
+        """Correct the owner of a job's records, if there are any: a former name of this cluster, or none after etcd has
+        lost its data. The job exists in this API server, and UIDs are unique. Raises ``EtcdError``."""
+        if self.outage is None and not self._state(keys).is_empty:
+            await self.claim(keys)
 
     async def put_issued(self, keys: JobKeys, issued: Issued) -> None:
         """Record what the job's workers were given to log in with. Raises ``EtcdError``."""
         await asyncio.to_thread(self._etcd.put_all, {keys.issued: issued.encode()})
 
     async def delete_records(self, keys: JobKeys) -> None:
-        """Delete all records of a job that is gone. Raises ``EtcdError``."""
-        await asyncio.to_thread(self._etcd.delete_prefix, keys.prefix)
+        """Delete all records of a job that is gone, if it is this cluster's. Raises ``EtcdError``."""
+        await asyncio.to_thread(self._etcd.delete_prefix_if, keys.prefix, keys.owner, self._cluster.encode())
 
     # ---- what the watch says ---------------------------------------------------------------------------------------
     def take(self, batch: Batch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from elastrain.dashboard.access import REVIEW_PERMISSIONS
 from elastrain.dashboard.board import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
 from elastrain.dashboard.board import PERMISSIONS as DASHBOARD_PERMISSIONS
-from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
+from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, CLUSTER_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 
 Manifests = list[dict[str, Any]]
 Render = Callable[..., Manifests]
@@ -52,6 +52,8 @@ LEASE = {
     ("coordination.k8s.io", "leases", "update"): "to lead, and to release it. Of the one Lease only",
 }
 """In the namespace of the release."""
+CLUSTER = {("", "namespaces", "get"): "which cluster is this, by the UID of kube-system? Of that namespace only"}
+"""In kube-system, unless the values name the cluster."""
 DASHBOARD = {
     ("elastrain.dev", "elastictrainingjobs", "list"): "all jobs, at the start and after an outage",
     ("elastrain.dev", "elastictrainingjobs", "watch"): "what changes without a reload",
@@ -109,7 +111,7 @@ def test_operator_has_the_rights_of_the_table_and_no_other(
     rendered: Render, values: tuple[str, ...], namespaces: set[str] | None
 ) -> None:
     given = grants(rendered(*values, "dashboard.enabled=true"))
-    expected = {("RoleBinding", "training"): set(LEASE)}
+    expected = {("RoleBinding", "training"): set(LEASE), ("RoleBinding", "kube-system"): set(CLUSTER)}
     for place in [("ClusterRoleBinding", None)] if namespaces is None else [("RoleBinding", n) for n in namespaces]:
         expected[place] = expected.get(place, set()) | set(JOBS)
     if not values:
@@ -135,6 +137,12 @@ def test_no_permissions_are_granted_without_a_dashboard(rendered: Render) -> Non
     assert not [m for m in rendered() if "dashboard" in m["metadata"]["name"]]
 
 
+def test_operator_reads_no_namespace_but_kube_system_and_none_if_the_cluster_has_a_name(rendered: Render) -> None:
+    (rule,) = grants(rendered())["RoleBinding", "kube-system"]
+    assert rule["resourceNames"] == ["kube-system"]
+    assert ("RoleBinding", "kube-system") not in grants(rendered("etcd.clusterName=east"))
+
+
 def test_operator_may_use_only_its_own_lease(rendered: Render) -> None:
     rules = grants(rendered())["RoleBinding", "training"]
     named = {tuple(rule["verbs"]): rule.get("resourceNames") for rule in rules}
@@ -150,11 +158,12 @@ def test_operator_may_use_only_its_own_lease(rendered: Render) -> None:
         (JOBS, PERMISSIONS),
         (CAPACITY, CAPACITY_PERMISSIONS),
         (LEASE, LEASE_PERMISSIONS),
+        (CLUSTER, CLUSTER_PERMISSIONS),
         (DASHBOARD, DASHBOARD_PERMISSIONS),
         (DASHBOARD_NODES, DASHBOARD_NODE_PERMISSIONS),
         (DASHBOARD_REVIEWS, REVIEW_PERMISSIONS),
     ],
-    ids=["jobs", "capacity", "lease", "dashboard", "dashboard's nodes", "dashboard's reviews"],
+    ids=["jobs", "capacity", "lease", "cluster", "dashboard", "dashboard's nodes", "dashboard's reviews"],
 )
 def test_table_matches_the_programs_declared_use(table: Any, used: Any) -> None:
     assert set(table) == {(group, resource, verb) for (group, resource), verbs in used.items() for verb in verbs}
@@ -162,4 +171,4 @@ def test_table_matches_the_programs_declared_use(table: Any, used: Any) -> None:
 
 def test_users_roles_grant_the_operator_nothing(rendered: Render) -> None:
     bound = {m["roleRef"]["name"] for m in rendered() if "roleRef" in m}
-    assert bound == {"demo-elastrain", "demo-elastrain-lease"}
+    assert bound == {"demo-elastrain", "demo-elastrain-lease", "demo-elastrain-identity"}

@@ -92,8 +92,27 @@ def test_nothing_is_sent_if_the_lease_has_ended_by_the_local_clock(client, repli
     with pytest.raises(NotLeading):
         leader.etcd.put_all({job_keys.target: b"two"})
     with pytest.raises(NotLeading):
-        leader.etcd.delete_prefix(job_keys.prefix)
+        leader.etcd.delete_prefix_if(job_keys.prefix, job_keys.target, b"one")
     assert value(client, job_keys.target) == b"one"
+
+
+def test_records_are_deleted_only_if_they_name_the_cluster(client, replica, job_keys):
+    leader = replica("a")
+    leader.etcd.put_all({job_keys.owner: b"another cluster", job_keys.target: b"one"})
+    assert not leader.etcd.delete_prefix_if(job_keys.prefix, job_keys.owner, b"this cluster")
+    assert value(client, job_keys.target) == b"one"
+    assert leader.etcd.delete_prefix_if(job_keys.prefix, job_keys.owner, b"another cluster")
+    assert client.get_prefix(job_keys.prefix)[0] == []
+
+
+def test_an_older_leader_deletes_nothing(client, replica, job_keys):
+    older, newer = replica("a"), replica("b")
+    older.etcd.put_all({job_keys.owner: b"here"})
+    older.leads = False
+    newer.etcd.claim()
+    with pytest.raises(NotLeading):
+        older.etcd.delete_prefix_if(job_keys.prefix, job_keys.owner, b"here")
+    assert value(client, job_keys.owner) == b"here"
 
 
 def test_leader_continues_if_etcd_has_lost_its_data(client, replica, fence, job_keys):

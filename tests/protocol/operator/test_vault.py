@@ -214,9 +214,16 @@ def test_nothing_is_written_if_the_records_are_unknown_or_of_a_newer_version(new
     assert world.writes == []
 
 
-def test_users_of_jobs_that_are_gone_are_found_and_removed(new_vault, world, root):
-    EtcdUsers(root).ensure("somebody", "else", "/elsewhere/")
+def test_no_user_is_taken_for_one_of_this_cluster_if_it_has_no_name_of_its_own(new_vault):
+    """Other clusters without a name may share this etcd, and call their users the same."""
     vault = new_vault()
+    keep(vault, creating=True)
+    assert asyncio.run(vault.jobs()) == set()
+
+
+def test_users_of_jobs_that_are_gone_are_found_and_removed(new_vault, config, world, root):
+    EtcdUsers(root).ensure("somebody", "else", "/elsewhere/")
+    vault = new_vault(config.model_copy(update={"cluster": "here"}))
     keep(vault, creating=True)
     assert asyncio.run(vault.jobs()) == {KEYS}
     for _ in range(2):

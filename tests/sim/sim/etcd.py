@@ -81,13 +81,6 @@ class Etcd:
         self._apply(events)
         return True
 
-    def delete_prefix(self, prefix: str) -> int:
-        self._answer()
-        gone = [key for key in sorted(self.kvs) if key.startswith(prefix)]
-        if gone:
-            self._apply([self._deletion(key) for key in gone])
-        return len(gone)
-
     def grant(self, ttl: float) -> int:
         self._answer()
         number, self._next_lease = self._next_lease, self._next_lease + 1

@@ -217,9 +217,6 @@ class EtcdCalls:
         won = self.commit(Transaction(((key, expected_mod_revision),), ((key, value),)), "swap")
         return won, self.get(key)
 
-    def delete_prefix(self, prefix: str) -> int:
-        return int(self._call("delete", lambda: self._world.etcd.delete_prefix(prefix)))
-
     def watch_prefix(
         self,
         prefix: str,

@@ -30,11 +30,13 @@ class FakeEtcd:
     def put_all(self, records):
         self.stored |= records
 
-    def delete_prefix(self, prefix):
+    def delete_prefix_if(self, prefix, key, value):
+        if self.stored.get(key) != value:
+            return False
         gone = [k for k in self.stored if k.startswith(prefix)]
         for key in gone:
             del self.stored[key]
-        return len(gone)
+        return True
 
     def watch_prefix(self, prefix, on_events, on_state=None):
         raise AssertionError("not in these tests")
@@ -210,6 +212,33 @@ def test_only_records_that_this_cluster_wrote_are_offered_to_the_sweeper():
         mirror.take(batch(*written, snapshot=True))
         assert mirror.jobs() == [KEYS]
         await mirror.delete_records(KEYS)
+        assert etcd.stored == {}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("former", [b"default", None], ids=["of the first version", "lost with etcd's data"])
+def test_a_job_of_this_api_server_is_adopted_if_its_records_name_another_owner(former):
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        listed = [(KEYS.target, TARGET.encode()), *([(KEYS.owner, former)] if former else [])]
+        mirror.take(batch(*listed, snapshot=True))
+        assert not mirror.is_ours(KEYS)
+        await mirror.adopt(KEYS)
+        assert etcd.stored == {KEYS.owner: b"here"}
+        mirror.take(batch(*etcd.stored.items()))
+        etcd.stored.clear()
+        await mirror.adopt(KEYS)
+        assert etcd.stored == {}, "no write without a change"
+
+    run(scenario)
+
+
+def test_a_job_without_records_is_not_adopted():
+    async def scenario(mirror, etcd, woken):
+        mirror.heard(WatchState(connected=True))
+        mirror.take(batch(snapshot=True))
+        await mirror.adopt(KEYS)
         assert etcd.stored == {}
 
     run(scenario)

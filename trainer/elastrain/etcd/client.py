@@ -85,6 +85,14 @@ class EtcdClient:
         request = messages.DeleteRangeRequest(key=prefix.encode(), range_end=range_end(prefix))
         return int(self._kv("DeleteRange", request, f"delete {prefix}*").deleted)
 
+    def delete_prefix_if(self, prefix: str, key: str, value: bytes) -> bool:
+        """Delete all keys with ``prefix`` if ``key`` holds ``value``, in one transaction; returns whether it did."""
+        held = self.get(key)
+        if held is None or held.value != value:
+            return False
+        transaction = Transaction(((key, held.mod_revision),), puts=(), deleted=Range.prefix(prefix))
+        return self.commit(transaction, f"delete {prefix}*")
+
     def create(self, key: str, value: bytes, *, lease: int = 0) -> tuple[bool, KeyValue]:
         """Write ``key`` if it does not exist. Returns whether it now holds this client's ``value``, and its content.
 
