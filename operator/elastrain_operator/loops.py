@@ -251,9 +251,7 @@ class JobLoop:
             self.wake()  # to update the status, and the claims
         elif decided.create:
             self._wake_soon()  # to show them in the status: the watch will report no change of them
-        await self._executor.adopt(self.job)
-        if any(not pod.over for pod in observed.pods):
-            await self._executor.keep_credentials(self.job)
+        await self._executor.keep_in_etcd(self.job, live=any(not pod.over for pod in observed.pods))
         return min(decided.requeue_after or self._config.resync, self._config.resync)
 
     async def _leave(self, status: JobStatus) -> None:

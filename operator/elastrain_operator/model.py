@@ -196,7 +196,7 @@ class Outage:
     """Why etcd, or the records of one job, are unknown."""
 
     reason: str = "EtcdUnavailable"
-    """EtcdUnavailable, EtcdDenied or, for one job, RecordsUnreadable."""
+    """EtcdUnavailable, EtcdDenied or, for one job, RecordsUnreadable or RecordsRefused."""
     message: str = "not connected yet"
 
 

@@ -130,13 +130,11 @@ class Executor:
             changes.append(budgets.write(self._kube, job, plan.budget, state))
         return changes
 
-    async def adopt(self, job: JobRef) -> None:
-        """Have the job's records in etcd name this cluster. Raises ``EtcdError``."""
+    async def keep_in_etcd(self, job: JobRef, *, live: bool) -> None:
+        """Have the job's records name this cluster, and its ``live`` pods able to log in. Raises ``ApiError``
+        and ``EtcdError``."""
         await self._targets.adopt(JobKeys(job.namespace, job.name, job.uid))
-
-    async def keep_credentials(self, job: JobRef) -> None:
-        """Ensure that the pods of a job can log in to etcd. Raises ``ApiError`` and ``EtcdError``."""
-        if self._vault is not None:
+        if self._vault is not None and live:
             await self._vault.keep(job, live=True)
 
     def _span(self, job: JobRef, name: str, **attributes: str | int) -> AbstractContextManager[None]:

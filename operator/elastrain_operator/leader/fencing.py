@@ -21,7 +21,7 @@ from urllib.parse import quote
 import structlog
 
 from elastrain.api.keys import ROOT
-from elastrain.etcd import Batch, EtcdClient, EtcdError, Range, Transaction, Watch, WatchState
+from elastrain.etcd import Batch, EtcdClient, EtcdError, Range, Sift, Transaction, Watch, WatchState
 from elastrain_operator.config import LeaseName
 from elastrain_operator.kube.client import NotLeading, Writable
 
@@ -82,9 +82,13 @@ class FencedEtcd:
         raise EtcdError(what, f"the fence {self._key} or {key} changes all the time")
 
     def watch_prefix(
-        self, prefix: str, on_events: Callable[[Batch], None], on_state: Callable[[WatchState], None] | None = None
+        self,
+        prefix: str,
+        on_events: Callable[[Batch], None],
+        on_state: Callable[[WatchState], None] | None = None,
+        sift: Sift | None = None,
     ) -> Watch:
-        return self._etcd.watch_prefix(prefix, on_events, on_state)
+        return self._etcd.watch_prefix(prefix, on_events, on_state, sift)
 
     def claim(self) -> int:
         """Have etcd refuse older leaders' writes from now on; returns the fence's token.

@@ -104,6 +104,13 @@ ETCD_CERTIFICATE_EXPIRY = Gauge(
     "Unix time at which etcd's certificate expires, or the CA that clients trust, if that is earlier. 0: without TLS.",
     registry=REGISTRY,
 )
+RECORDS_REFUSED = Counter(
+    "elastrain_operator_records_refused",
+    "Records in etcd that are not read. By what: record (of a refused job, or under a key that no job has), "
+    "job (all its records, for their size).",
+    ["what"],
+    registry=REGISTRY,
+)
 BUILD = Gauge(
     "elastrain_operator_build_info",
     "Always 1. The label contains the version.",

@@ -10,12 +10,15 @@ import structlog
 
 from elastrain.api.keys import ROOT, JobKeys
 from elastrain.api.records import Issued, Progress, Target
-from elastrain.etcd import Batch, EtcdDenied, EtcdError, KeyValue, Put, WatchState
+from elastrain.etcd import Batch, EtcdDenied, EtcdError, KeyValue, Put, Sift, WatchState
 from elastrain.jobstate import JobState
-from elastrain_operator.metrics.process import ETCD_DATA_LOSSES, ETCD_OUTAGES
+from elastrain_operator.metrics.process import ETCD_DATA_LOSSES, ETCD_OUTAGES, RECORDS_REFUSED
 from elastrain_operator.model import Coordination, Outage
+from elastrain_operator.observe.intake import Intake
 from elastrain_operator.waiting import until
 
+PACE = 0.1
+"""Seconds between two portions of a job's changes, if it has very many."""
 LINGER = 5.0
 """Seconds for which the mirror still counts after etcd was last heard: a reconnect is no outage."""
 
@@ -36,7 +39,11 @@ class Etcd(Protocol):
     def delete_prefix_if(self, prefix: str, key: str, value: bytes) -> bool: ...
 
     def watch_prefix(
-        self, prefix: str, on_events: Callable[[Batch], None], on_state: Callable[[WatchState], None] | None = None
+        self,
+        prefix: str,
+        on_events: Callable[[Batch], None],
+        on_state: Callable[[WatchState], None] | None = None,
+        sift: Sift | None = None,
     ) -> Closable: ...
 
 
@@ -61,6 +68,9 @@ class Mirror:
         self._cluster = cluster
         self._on_change = on_change
         self._on_steps = on_steps or on_change
+        self._intake = Intake()
+        self._refused: dict[JobKeys, str] = {}
+        self._dropped = 0
         self._jobs: dict[JobKeys, JobState] = {}
         self._echoes: dict[str, bytes] = {}  # targets that this operator wrote, until the watch shows them
         self._outage: Outage | None = Outage()
@@ -80,9 +90,11 @@ class Mirror:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(call, value)
 
-        self._watch = self._etcd.watch_prefix(
-            ROOT, lambda batch: post(self.take, batch), lambda state: post(self.heard, state)
-        )
+        def put(batch: Batch) -> None:
+            if self._intake.put(batch):
+                post(self._drain, None)
+
+        self._watch = self._etcd.watch_prefix(ROOT, put, lambda state: post(self.heard, state), self._intake.sift)
 
     async def wait_listed(self, seconds: float) -> bool:
         """Whether the first full list has come within so many seconds."""
@@ -119,6 +131,8 @@ class Mirror:
         too: it exists."""
         if self.outage:
             return self.outage
+        if keys in self._refused:
+            return Outage("RecordsRefused", f"the job's records in etcd are not read, because {self._refused[keys]}")
         state = self._state(keys)
         unread = sorted(key.removeprefix(keys.prefix) for key in state.unreadable if _is_planned_by(keys, key))
         if unread:
@@ -179,6 +193,20 @@ class Mirror:
         await asyncio.to_thread(self._etcd.delete_prefix_if, keys.prefix, keys.owner, self._cluster.encode())
 
     # ---- what the watch says ---------------------------------------------------------------------------------------
+    def _drain(self, _: object = None) -> None:
+        """Take what the intake has; what it holds back follows after a moment, in which other work is done."""
+        self.take(self._intake.take())
+        refused, dropped = self._intake.refused, self._intake.dropped
+        for keys in self._refused.keys() ^ refused.keys():
+            if keys in refused:
+                log.warning("records of a job are refused", prefix=keys.prefix, why=refused[keys])
+                RECORDS_REFUSED.labels("job").inc()
+            self._on_change(keys)
+        RECORDS_REFUSED.labels("record").inc(dropped - self._dropped)
+        self._refused, self._dropped = refused, dropped
+        if self._intake.more:
+            asyncio.get_running_loop().call_later(PACE, self._drain)
+
     def take(self, batch: Batch) -> None:
         """Changes from the watch, in order."""
         lost = self._note_revision(batch)

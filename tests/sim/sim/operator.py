@@ -222,6 +222,7 @@ class EtcdCalls:
         prefix: str,
         on_events: Callable[[Batch], None],
         on_state: Callable[[WatchState], None] | None = None,
+        sift: object = None,
     ) -> WatchKeeper:
         client = Client(self._operator.process, self._world.network, self._world.etcd)
 

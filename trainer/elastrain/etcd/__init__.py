@@ -11,7 +11,7 @@ from elastrain.etcd.kv import KeyValue
 from elastrain.etcd.lease import Lease, LeaseCallbacks
 from elastrain.etcd.txn import Range, Transaction
 from elastrain.etcd.users import EtcdUsers
-from elastrain.etcd.watch import Batch, Delete, Event, Put, Watch, WatchState
+from elastrain.etcd.watch import Batch, Delete, Event, Put, Sift, Watch, WatchState
 
 __all__ = [
     "Batch",
@@ -29,6 +29,7 @@ __all__ = [
     "LeaseLost",
     "Put",
     "Range",
+    "Sift",
     "Transaction",
     "Watch",
     "WatchState",

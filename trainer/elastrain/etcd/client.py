@@ -3,16 +3,19 @@ patience."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from elastrain.etcd.config import EtcdConfig
-from elastrain.etcd.errors import LeaseLost
+from elastrain.etcd.errors import LeaseLost, TooLarge
 from elastrain.etcd.kv import KeyValue
 from elastrain.etcd.lease import Lease, LeaseCallbacks
 from elastrain.etcd.txn import Range, Transaction, listed, listing
-from elastrain.etcd.watch import Batch, Watch, WatchState
+from elastrain.etcd.watch import Batch, Sift, Watch, WatchState
 from elastrain.etcd.wire import Wire, messages, range_end
+
+PAGE, LEAST_PAGE = 2000, 32
+"""Keys of a page. 32 of the largest records that etcd accepts by default (1.5 MiB) are 48 MiB."""
 
 
 class EtcdClient:
@@ -54,6 +57,28 @@ class EtcdClient:
         request = messages.RangeRequest(key=prefix.encode(), range_end=range_end(prefix))
         answer = self._kv("Range", request, f"list {prefix}")
         return [KeyValue.of(kv) for kv in answer.kvs], int(answer.header.revision)
+
+    def list_pages(self, listed: Range, revision: int = 0) -> Iterator[tuple[list[KeyValue], int]]:
+        """All keys of a range at one revision (0: the present one), in pages, each with that revision.
+
+        Each page is one call. Raises ``Compacted`` if the revision is compacted meanwhile, ``TooLarge`` if a page of
+        :data:`LEAST_PAGE` keys is more than this client accepts.
+        """
+        key, limit = listed.key.encode(), PAGE
+        while True:
+            request = messages.RangeRequest(key=key, range_end=listed.end.encode(), limit=limit, revision=revision)
+            try:
+                answer = self._kv("Range", request, f"list {listed.key}")
+            except TooLarge:
+                if limit <= LEAST_PAGE:
+                    raise
+                limit = max(limit // 4, LEAST_PAGE)
+                continue
+            revision = revision or int(answer.header.revision)
+            yield [KeyValue.of(kv) for kv in answer.kvs], revision
+            if not answer.more:
+                return
+            key = answer.kvs[-1].key + b"\0"
 
     def list_ranges(self, ranges: Sequence[Range]) -> tuple[list[KeyValue], int]:
         """All keys of all ranges at one revision, and that revision."""
@@ -164,19 +189,24 @@ class EtcdClient:
         return int(answer.TTL)
 
     def watch_prefix(
-        self, prefix: str, on_events: Callable[[Batch], None], on_state: Callable[[WatchState], None] | None = None
+        self,
+        prefix: str,
+        on_events: Callable[[Batch], None],
+        on_state: Callable[[WatchState], None] | None = None,
+        sift: Sift | None = None,
     ) -> Watch:
         """Report all keys under ``prefix`` and every later change, without end; see :class:`Watch`. Does not block."""
-        return self.watch((Range.prefix(prefix),), on_events, on_state)
+        return self.watch((Range.prefix(prefix),), on_events, on_state, sift)
 
     def watch(
         self,
         ranges: Sequence[Range],
         on_events: Callable[[Batch], None],
         on_state: Callable[[WatchState], None] | None = None,
+        sift: Sift | None = None,
     ) -> Watch:
         """The same for all keys of ``ranges``, over one stream."""
-        watch = Watch(self, ranges, on_events, on_state or _ignore)
+        watch = Watch(self, ranges, on_events, on_state or _ignore, sift=sift)
         watch.start()
         return watch
 

@@ -38,5 +38,9 @@ class LeaseLost(EtcdError):
     """The lease of a write has expired or was revoked."""
 
 
+class TooLarge(EtcdError):
+    """The answer has more bytes than this client accepts; ask for less."""
+
+
 class Compacted(EtcdError):
     """The requested history of a watch is gone. :class:`elastrain.etcd.watch.Watch` handles it."""

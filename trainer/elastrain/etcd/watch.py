@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastrain.etcd.errors import Compacted, EtcdDenied, EtcdError, EtcdUnavailable
+from elastrain.etcd.errors import Compacted, EtcdDenied, EtcdError, EtcdUnavailable, TooLarge
 from elastrain.etcd.kv import KeyValue
 from elastrain.etcd.txn import Range
 from elastrain.etcd.wire import Stream, Wire, messages
@@ -72,6 +72,12 @@ class WatchCalls(Protocol):
 
     def list_ranges(self, ranges: Sequence[Range]) -> tuple[list[KeyValue], int]: ...
 
+    def list_pages(self, listed: Range, revision: int = 0) -> Iterator[tuple[list[KeyValue], int]]: ...
+
+
+Sift = Callable[[KeyValue], KeyValue | None]
+"""A record as the caller wants it reported; None: not at all."""
+
 
 class Watch:
     """Calls ``on_events`` with a snapshot of the ranges, then with every change, from one thread.
@@ -89,9 +95,13 @@ class Watch:
         on_events: Callable[[Batch], None],
         on_state: Callable[[WatchState], None],
         *,
+        sift: Sift | None = None,
         progress_seconds: float = PROGRESS_SECONDS,
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
+        """``sift``: called with each record before the watch notes it. With it, lists are read in pages, and neither a
+        list nor a change is too large for the watch."""
+        self._sift = sift
         self._client = client
         self._ranges = tuple(ranges)
         self._wanted = self._ranges
@@ -145,6 +155,9 @@ class Watch:
             except Compacted:
                 self._listed = False
                 continue
+            except TooLarge:  # a list in pages has only the last content of each key
+                self._listed = False
+                self._closed.wait(_RETRY_SECONDS)
             except EtcdError as error:
                 if self._closed.is_set() or self._client.wire.closed:
                     return
@@ -158,7 +171,7 @@ class Watch:
             return self._wanted != self._ranges
 
     def _list(self) -> None:
-        kvs, revision = self._client.list_ranges(self._ranges)
+        kvs, revision = self._listed_now()
         events: list[Event] = [Put(kv) for kv in kvs if self._known.get(kv.key) != kv.mod_revision]
         listed = {kv.key: kv.mod_revision for kv in kvs}
         events += [Delete(key, revision) for key in self._known if key not in listed]
@@ -167,6 +180,17 @@ class Watch:
         self._listed = True
         self._report(WatchState(connected=True))
         self._deliver(Batch(tuple(events), revision, snapshot=True, ranges=self._ranges))
+
+    def _listed_now(self) -> tuple[list[KeyValue], int]:
+        if self._sift is None:
+            return self._client.list_ranges(self._ranges)
+        kept: list[KeyValue] = []
+        read = 0
+        for listed in self._ranges:
+            for page, at in self._client.list_pages(listed, read):  # all ranges at one revision
+                kept += filter(None, map(self._sift, page))
+                read = at
+        return kept, read
 
     def _follow(self) -> None:
         """Process the stream until it ends, which always raises."""
@@ -205,14 +229,20 @@ class Watch:
         if events:
             # Not the header's revision, which is ahead of the events while a watch catches up.
             self._revisions[index] = max(event.kv.mod_revision for event in events)
-            self._deliver(Batch(tuple(self._event(event) for event in events), max(self._revisions)))
+            kept = tuple(seen for seen in map(self._event, events) if seen is not None)
+            if kept or self._sift is None:
+                self._deliver(Batch(kept, max(self._revisions)))
 
-    def _event(self, event: Any) -> Event:
+    def _event(self, event: Any) -> Event | None:
         if event.type == event.DELETE:
             key = event.kv.key.decode()
             self._known.pop(key, None)
             return Delete(key, event.kv.mod_revision)
-        kv = KeyValue.of(event.kv)
+        kv: KeyValue | None = KeyValue.of(event.kv)
+        if kv is not None and self._sift is not None:
+            kv = self._sift(kv)
+        if kv is None:
+            return None
         self._known[kv.key] = kv.mod_revision
         return Put(kv)
 

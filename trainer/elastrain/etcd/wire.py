@@ -21,7 +21,7 @@ from etcd3.utils import prefix_range_end
 
 from elastrain.etcd import tls
 from elastrain.etcd.config import EtcdConfig
-from elastrain.etcd.errors import Compacted, EtcdDenied, EtcdError, EtcdUnavailable, LeaseLost
+from elastrain.etcd.errors import Compacted, EtcdDenied, EtcdError, EtcdUnavailable, LeaseLost, TooLarge
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,11 @@ _CHANNEL_OPTIONS = [
     # A single list returns all records of a job with thousands of members (gRPC's default is 4 MiB).
     ("grpc.max_receive_message_length", 64 << 20),
 ]
+_TOLD_BY_WORDS = (
+    (LeaseLost, grpc.StatusCode.NOT_FOUND, "lease"),
+    (Compacted, grpc.StatusCode.OUT_OF_RANGE, "compacted"),
+    (TooLarge, grpc.StatusCode.RESOURCE_EXHAUSTED, "message larger than max"),
+)
 # A member without quorum ends streams at once instead of serving silence.
 _REQUIRE_LEADER = ("hasleader", "true")
 _STREAM_LOGIN_SECONDS = 5.0
@@ -307,10 +312,9 @@ class Wire:
             if "authentication failed" in detail and self.config.password_file:
                 detail += f" (the password is from {self.config.password_file})"
             return EtcdDenied(endpoint, self.config.username, what, detail)
-        if code is grpc.StatusCode.NOT_FOUND and "lease" in detail:
-            return LeaseLost(what, detail)
-        if code is grpc.StatusCode.OUT_OF_RANGE and "compacted" in detail:
-            return Compacted(what, detail)
+        for kind, its_code, word in _TOLD_BY_WORDS:
+            if code is its_code and word in detail:
+                return kind(what, detail)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return EtcdUnavailable(endpoint, what, "no answer in time")
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL):
