@@ -64,7 +64,7 @@ class Strangers:
     def forge(self, seconds: float) -> bool:
         """Pods with all labels of a worker that have failed or finished, and one that the job seems to control."""
         world = self.world
-        if not world.api.up or world.body is None:
+        if not world.api.up or world.api.refuses_pods or world.body is None:
             return False
         made = [self._forged(f"stranger-{len(world.foreign)}-{n}", end) for n, end in enumerate(ENDS)]
         high = 2**31 - 1 - len(world.foreign)
