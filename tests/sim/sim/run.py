@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,10 +62,10 @@ def _simulate(seed: int, echo: bool) -> Result:
         world.note("the job is deleted")
         world.api.delete("jobs", "job")
         _settled(world, invariants, GONE, invariants.nothing_is_left)
-    except Exception as error:
-        if not isinstance(error, (Violation, Wedge)):
-            raise
+    except (Violation, Wedge) as error:
         result.failure = message(world, error)
+    except Exception as error:  # of the product, or of the simulation: the seed is what one needs to know
+        result.failure = f"{message(world, error)}\n{traceback.format_exc()}"
     result.faults += strangers.counts
     result.events, result.trace = world.clock.events, world.trace_hash
     result.generations = len(world.ledger.generations)
