@@ -30,6 +30,8 @@ class ApiServer:
         """Kind, name. Bodies are never changed, only replaced."""
         self.budget: set[int] = set()
         """Ordinals of the workers of which an eviction leaves one."""
+        self.refuses: dict[str, ApiError] = {}
+        """Kinds whose creation an operator is refused, and the answer."""
         self.on_write: Callable[[str, str, Body], None] = lambda *_: None
         """Told of kind, ADDED/MODIFIED/DELETED and body."""
         self._version = 100
@@ -51,6 +53,11 @@ class ApiServer:
         self.answer()
         shown = [b for b in self.objects[kind].values() if kind != "pods" or is_shown(b)]
         return shown, str(self._version)
+
+    def admit(self, kind: str) -> None:
+        self.answer()
+        if kind in self.refuses:
+            raise self.refuses[kind]
 
     def create(self, kind: str, body: Body) -> Body:
         self.answer()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from sim import apiserver, etcd
+from sim import apiserver, etcd, skew
 from sim.invariants import AFTERMATH
 from sim.kubelet import NOT_READY_AFTER, Container, Node
 from sim.process import Process
@@ -337,7 +337,7 @@ def cordon_a_node(world: World) -> object:
 
 NEIGHBOURS: dict[str, Callable[[World], object]] = {
     f.__name__.replace("_", " "): f for f in (refuse_pods, forbid_all_calls, press_a_node, cordon_a_node)
-}
+} | skew.KINDS
 """Kinds that touch no worker, either."""
 NEIGHBOURS_OF = frozenset({0, 5})
 """Remainders of the seeds (modulo 8) that have them; no seed that has failed once is among them."""

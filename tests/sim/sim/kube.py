@@ -54,7 +54,11 @@ class Kube:
         return await self._call("read pod", lambda: self._api.get("pods", name))
 
     async def create_pod(self, namespace: str, manifest: Mapping[str, Any], *, strict: bool = True) -> Body:
-        return await self._write("create pod", lambda: self._api.create("pods", dict(manifest)))
+        def write() -> Body:
+            self._api.admit("pods")
+            return self._api.create("pods", dict(manifest))
+
+        return await self._write("create pod", write)
 
     async def annotate_pod(self, namespace: str, name: str, uid: str, values: Mapping[str, str | None]) -> None:
         def change(body: Body) -> Body:
@@ -88,10 +92,10 @@ class Kube:
 
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Events are for people: nothing here reads them."""
-        await self._write("record an event", self._api.answer)
+        await self._write("record an event", lambda: self._api.admit("events"))
 
     async def patch_event(self, namespace: str, name: str, change: Mapping[str, Any]) -> None:
-        await self._write("count an event", self._api.answer)
+        await self._write("count an event", lambda: self._api.admit("events"))
 
     # ---- lists and watches -------------------------------------------------------------------------------------------
     async def list_pages(self, path: str, what: str, query: Mapping[str, str]) -> AsyncIterator[tuple[list[Body], str]]:
