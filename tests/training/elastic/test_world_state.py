@@ -73,6 +73,9 @@ def test_a_step_is_lost_by_a_receiver_and_not_by_a_sender_if_the_transfer_breaks
             communicator.broken = "the joiner is gone"
 
     world = alone()
+    said: list[bool] = []
+    world._session = cast("Any", SimpleNamespace(adopt=lambda number, step: said.append(True)))
     world.communicator = cast("Any", SimpleNamespace(broken=None))
     world._handover = cast("Any", BreaksOff())
     assert world.before_update() is fit
+    assert bool(said) is fit, "only a rank that holds the state reports it"
