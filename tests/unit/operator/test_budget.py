@@ -150,9 +150,10 @@ def test_invalid_template_is_not_judged(make_spec):
     assert not durability.problem(make_spec(checkpoint={"path": "/c"}, template=template))
 
 
-def test_condition_says_that_checkpoints_do_not_last(make_spec):
+@pytest.mark.parametrize(("error", "reason"), [("", "NotDurable"), ("the disk is full", "SaveFailed")])
+def test_condition_says_that_checkpoints_do_not_last_unless_the_last_save_failed(make_spec, error, reason):
     spec = make_spec(checkpoint={"path": "/c"}, template=mounted(emptyDir={}))
-    seen = Observed(JOB, pods=(pod(0),), coordination=trained(0, saved=4))
+    seen = Observed(JOB, pods=(pod(0),), coordination=trained(0, saved=4, error=error))
     status = plan.plan(spec, JobStatus(), seen, NOW).status
     found = next(c for c in status.conditions if c.type == "CheckpointHealthy")
-    assert (found.status, found.reason) == ("False", "NotDurable")
+    assert (found.status, found.reason) == ("False", reason)

@@ -213,10 +213,10 @@ def _rescaling(p: Picture) -> Claim:
 
 def _checkpoint(progress: Progress | None, problem: str) -> Claim:
     kind, state = ConditionType.CHECKPOINT_HEALTHY, progress.checkpoint if progress else None
+    if state is not None and state.error:
+        return Claim(kind, "False", "SaveFailed", state.error)
     if problem:
         return Claim(kind, "False", "NotDurable", problem)
     if state is None:
         return Claim(kind, "Unknown", "NoneYet", "no durable checkpoint has been written yet")
-    if state.error:
-        return Claim(kind, "False", "SaveFailed", state.error)
     return Claim(kind, "True", "Saved", f"step {state.step} in {state.path}")
