@@ -92,7 +92,7 @@ def install(chart: str = CHART, **changes: Any) -> None:
         merged[key] = {**merged.get(key, {}), **change}
     helm(
         *("upgrade", "--install", "elastrain", chart, "--namespace", NAMESPACE, "--create-namespace"),
-        *("--values", "-", "--wait", "--timeout", "120s"),
+        *("--values", "-", "--wait", "--timeout", "220s"),
         text=yaml.safe_dump(merged),
     )
 
