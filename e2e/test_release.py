@@ -15,7 +15,7 @@ from harness.commands import ROOT, eventually, kubectl_json
 from harness.example import digits
 from harness.jobs import RESCALE, Audit, Job
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
