@@ -75,10 +75,14 @@ class EtcdClient:
                 limit = max(limit // 4, LEAST_PAGE)
                 continue
             revision = revision or int(answer.header.revision)
-            yield [KeyValue.of(kv) for kv in answer.kvs], revision
-            if not answer.more:
+            more = bool(answer.more)
+            if more:
+                key = answer.kvs[-1].key + b"\0"
+            page = [KeyValue.of(kv) for kv in answer.kvs]
+            del answer  # a page may be large: at no time more of it than needed
+            yield page, revision
+            if not more:
                 return
-            key = answer.kvs[-1].key + b"\0"
 
     def list_ranges(self, ranges: Sequence[Range]) -> tuple[list[KeyValue], int]:
         """All keys of all ranges at one revision, and that revision."""

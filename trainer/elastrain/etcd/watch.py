@@ -190,6 +190,7 @@ class Watch:
             for page, at in self._client.list_pages(listed, read):  # all ranges at one revision
                 kept += filter(None, map(self._sift, page))
                 read = at
+                page.clear()  # before the next is read
         return kept, read
 
     def _follow(self) -> None:
