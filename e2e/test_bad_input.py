@@ -85,9 +85,13 @@ def test_training_goes_on_and_a_condition_says_why_if_the_disk_is_full_at_a_chec
     job = submit(manifest)
     before = job.wait_size(1)
 
-    unhealthy = job.wait_condition("CheckpointHealthy", "False", timeout=60)
-    assert "No space left on device" in unhealthy["message"]
-    assert "/small/checkpoints" in unhealthy["message"]
+    job.wait_condition("CheckpointHealthy", "False", timeout=60)  # at once: that volume ends with its worker
+
+    def said() -> str:
+        return str(job.condition("CheckpointHealthy")["message"])
+
+    eventually("a failed save is reported", lambda: "No space left on device" in said(), 60, job.summary)
+    assert "/small/checkpoints" in said()
     job.wait_steps(25)  # over the next attempt, which fails too
     assert job.workers == before
     assert job.holds("Running")

@@ -11,10 +11,9 @@ from elastrain.api import names
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.allocation.model import Policy
 from elastrain_operator.observe.resources import quantity
+from elastrain_operator.policy.credentials import COMMON_NAME
 
 MIN_KEY_BYTES = 32
-COMMON_NAME = "default"
-"""The name of a cluster that was given none."""
 
 
 class WorkerEtcd(BaseModel):

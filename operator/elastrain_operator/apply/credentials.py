@@ -79,7 +79,7 @@ class Vault:
         self._on_change = on_change
         self._stamp = tls.stamp(self._ca_file)
         self._ca = tls.read(self._ca_file).ca
-        self._wanted = credentials.fingerprint(self._ca, self._key)
+        self._wanted = credentials.fingerprint(self._ca, self._key, self._prefix)
         self._recent: dict[JobKeys, tuple[Issued, float, int]] = {}  # with the time, and etcd's losses of data by then
         self._nudged = asyncio.Event()
 
@@ -94,7 +94,7 @@ class Vault:
         if not (due.user or due.secret):
             return
         name = credentials.user(self._prefix, keys)
-        password = credentials.password(self._key, name)
+        password = credentials.password(self._key, keys)
         if due.user:
             await self._records.claim(keys)
             await asyncio.to_thread(self._users.ensure, name, password, keys.prefix)
@@ -161,6 +161,6 @@ class Vault:
         ca = tls.read(self._ca_file).ca
         self._stamp = stamp
         if ca != self._ca:
-            self._ca, self._wanted = ca, credentials.fingerprint(ca, self._key)
+            self._ca, self._wanted = ca, credentials.fingerprint(ca, self._key, self._prefix)
             log.info("CA certificates of etcd replaced: updating all jobs")
             self._on_change()

@@ -15,6 +15,8 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.records import Issued
 from elastrain_operator.model import JobRef
 
+COMMON_NAME = "default"
+"""In names of users, of each cluster without a name of its own."""
 _PREFIX = "elastrain/"
 
 
@@ -38,9 +40,11 @@ def due(issued: Issued | None, wanted: Issued, *, creating: bool, live: bool) ->
     return Due(secret=creating or issued != wanted)
 
 
-def fingerprint(ca: bytes, key: bytes) -> Issued:
-    """The record of the CA certificates that workers received and of the key that their password is derived from."""
-    return Issued(ca=hashlib.sha256(ca).hexdigest(), key=hmac.digest(key, b"name of this key", "sha256").hex()[:16])
+def fingerprint(ca: bytes, key: bytes, cluster: str = COMMON_NAME) -> Issued:
+    """The record of the CA certificates that workers received, and of the key and the cluster's name from which their
+    user and password are derived."""
+    origin = b"name of this key" + (b"" if cluster == COMMON_NAME else b" " + cluster.encode())
+    return Issued(ca=hashlib.sha256(ca).hexdigest(), key=hmac.digest(key, origin, "sha256").hex()[:16])
 
 
 def user(cluster: str, keys: JobKeys) -> str:
@@ -55,8 +59,13 @@ def owner(cluster: str, name: str) -> JobKeys | None:
     return None if head or len(parts) != 3 or not all(parts) else JobKeys(*parts)
 
 
-def password(key: bytes, name: str) -> str:
-    """Password of a user: 256 bits that cannot be computed without the key."""
+def password(key: bytes, keys: JobKeys) -> str:
+    """Password of a job's user: 256 bits that cannot be computed without the key.
+
+    It does not depend on the cluster's name: workers that run while that is changed log in as the former user with the
+    password of the new one.
+    """
+    name = user(COMMON_NAME, keys)
     return base64.urlsafe_b64encode(hmac.digest(key, name.encode(), "sha256")).decode().rstrip("=")
 
 

@@ -207,6 +207,19 @@ def test_another_key_gives_another_password_to_user_and_secret_at_once(new_vault
         client.put(KEYS.target, b"2")
 
 
+def test_running_and_new_workers_log_in_if_the_clusters_name_is_changed(new_vault, world, secure_etcd, config):
+    keep(new_vault(config.model_copy(update={"cluster": "former"})), creating=True)
+    with logged_in(secure_etcd, world) as running:
+        keep(new_vault(), live=True)
+        with logged_in(secure_etcd, world) as new:  # replaces the files of both, as a kubelet does
+            assert new.config.username != running.config.username
+            new.put(KEYS.target, b"1")
+        running.put(KEYS.target, b"2")
+        with logged_in(secure_etcd, world) as again, EtcdClient(running.config, timeout=2.0) as returned:
+            assert again.get(KEYS.target).value == b"2"
+            returned.put(KEYS.target, b"3")
+
+
 @pytest.mark.parametrize(("outage", "unread"), [(Outage(), False), (None, True)])
 def test_nothing_is_written_if_the_records_are_unknown_or_of_a_newer_version(new_vault, world, outage, unread):
     world.outage, world.unread = outage, unread

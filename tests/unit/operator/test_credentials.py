@@ -17,6 +17,7 @@ from elastrain_operator.policy.credentials import Due
 NOW = credentials.fingerprint(b"the CA", b"key")
 FORMER = credentials.fingerprint(b"the former CA", b"key")
 OTHER_KEY = credentials.fingerprint(b"the CA", b"former key")
+OTHER_NAME = credentials.fingerprint(b"the CA", b"key", "former")
 names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
 jobs = st.builds(JobKeys, names, names, names)
 clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=8)
@@ -34,6 +35,12 @@ clusters = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min
         (FORMER, False, False, Due()),
         (OTHER_KEY, False, True, Due(user=True, secret=True)),  # never a Secret with a password that etcd does not have
         (OTHER_KEY, True, False, Due(user=True, secret=True)),
+        (
+            OTHER_NAME,
+            False,
+            True,
+            Due(user=True, secret=True),
+        ),  # the cluster's name was changed, and with it the user's
     ],
 )
 def test_due_credentials(issued, creating, live, expected):
@@ -66,10 +73,11 @@ def test_other_users_belong_to_no_job(name):
 
 
 def test_passwords_differ_by_job_and_key_and_stay_the_same():
-    made = credentials.password(b"key", "a")
-    assert made == credentials.password(b"key", "a")
+    one, other = JobKeys("ns", "job", "1"), JobKeys("ns", "job", "2")
+    made = credentials.password(b"key", one)
+    assert made == credentials.password(b"key", one)
     assert re.fullmatch(r"[-\w]{43}", made), "256 bits"
-    assert len({made, credentials.password(b"key", "b"), credentials.password(b"other", "a")}) == 3
+    assert len({made, credentials.password(b"key", other), credentials.password(b"other", one)}) == 3
 
 
 def test_secrets_of_two_jobs_of_one_name_differ():

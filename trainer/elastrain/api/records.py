@@ -333,7 +333,7 @@ class Issued(Record):
     ca: str
     """SHA-256 (hex) of the CA certificates in the Secret."""
     key: str
-    """Name of the key from which the password is derived; not a secret."""
+    """Name of the key, and of the cluster, from which password and user are derived; not a secret."""
 
 
 class Closed(Record):
