@@ -204,6 +204,18 @@ podAntiAffinity:
 {{- end }}
 {{- end }}
 
+{{- /* A selector of the served namespaces. */}}
+{{- define "elastrain.servedNamespaces" -}}
+{{- if .Values.watchNamespaces -}}
+matchExpressions:
+  - key: kubernetes.io/metadata.name
+    operator: In
+    values: {{ toJson .Values.watchNamespaces }}
+{{- else -}}
+{}
+{{- end }}
+{{- end }}
+
 {{- /* Whether the operator shares the cluster: only if it serves all namespaces. */}}
 {{- define "elastrain.capacity" -}}
 {{- and .Values.capacity.enabled (not .Values.watchNamespaces) -}}
