@@ -126,6 +126,10 @@ class Agent:
         self._wake()
 
     def _lease_answered(self) -> None:
+        self._vouch()
+        self._wake()
+
+    def _vouch(self) -> None:
         """The agent looks several times a second; here, when there is something to see."""
         now, contact = self.process.clock.now, self.machine.contact
         newest = self.core.seen.generation.number if self.core.seen and self.core.seen.generation else 0
@@ -134,7 +138,6 @@ class Agent:
         )
         if alone is not None:
             self._handle(Fenced(self.lease.unconfirmed, alone=alone))
-        self._wake()
 
     def _watch_says(self, connected: bool, error: EtcdError | None) -> None:
         self.machine.contact.watch_reported(error, connected, self.process.clock.now)
@@ -157,14 +160,13 @@ class Agent:
             return
         now, own, machine = self.process.clock.now, self.own, self.machine
         found = self._answers.of(own.id)
-        before, fenced = machine.view, machine.contact.fenced
-        machine.look(own, *found, self.lease.unconfirmed, now)
+        before = machine.view
+        machine.look(own, *found, now)
         for member in machine.to_probe(own, self._answers, now):
             self._probe(member)
         if self._answers.of(own.id) != found:
-            machine.look(own, *self._answers.of(own.id), self.lease.unconfirmed, now)
-        if fenced is None and machine.contact.fenced is not None:
-            self._handle(Fenced(machine.contact.fenced))
+            machine.look(own, *self._answers.of(own.id), now)
+        self._vouch()
         if machine.view is not before:
             self._look_soon()
         todo = machine.next(own, self.lease.id, now)
@@ -190,7 +192,9 @@ class Agent:
         self._wake()
 
     def _sleep(self, now: float) -> None:
-        deadlines = [*self.machine.deadlines(self.lease.unconfirmed, now)]
+        deadlines = [*self.machine.deadlines(now)]
+        if not self.machine.contact.reachable and self.vouching.vouch.leased > now:
+            deadlines.append(self.vouching.vouch.leased)
         if self._answers.repeat_at is not None:
             deadlines.append(self._answers.repeat_at)
         if self._waiting is not None and self.machine.contact.reachable:

@@ -16,7 +16,6 @@ from elastrain.elastic.membership import entry
 from elastrain.elastic.membership.control import Summed
 from elastrain.etcd import Transaction
 from elastrain.rendezvous import decide, protocol
-from elastrain.rendezvous.contact import Contact
 from elastrain.rendezvous.view import View
 from elastrain_operator.leader import fencing
 from elastrain_operator.observe import parse, pods
@@ -79,10 +78,6 @@ def ended_generations_are_never_told() -> Any:
     return mock.patch.object(View, "condemned", property(lambda self: {}))
 
 
-def a_lone_member_is_never_fenced() -> Any:
-    return mock.patch.object(Contact, "check_fence", lambda self, seconds, generation: False)
-
-
 def ranks_commit_without_their_agents_vouch() -> Any:
     return mock.patch.object(Vouch, "covers", lambda self, generation, members, now: True)
 
@@ -141,7 +136,7 @@ BUGS: dict[str, Callable[[], Any]] = {
         a_leader_writes_without_comparing, a_step_is_committed_without_all_ranks, leaving_is_ignored,
         leases_do_not_expire, a_worker_is_deleted_before_its_drain, a_worker_is_deleted_unasked,
         ordinals_are_used_again, joiners_are_never_admitted, ended_generations_are_never_told,
-        a_lone_member_is_never_fenced, ranks_commit_without_their_agents_vouch, ranks_switch_without_a_vote,
+        ranks_commit_without_their_agents_vouch, ranks_switch_without_a_vote,
         the_state_of_the_first_rank_wins,
         an_operator_writes_without_its_fence, an_ended_generation_passes_for_whole,
         pods_are_attributed_by_their_labels, a_removed_label_is_a_deletion,

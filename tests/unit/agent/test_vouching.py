@@ -51,18 +51,25 @@ def test_no_generation_goes_on_that_was_known_if_the_lease_was_lost_while_the_ag
 
 
 def test_no_generation_goes_on_if_an_agent_that_was_stopped_finds_etcd_away(vouching):
-    assert vouching.look(LeaseSeen(0.0, FIRST), NEWEST, away=True, now=60.0) is None
+    assert vouching.look(LeaseSeen(0.0, FIRST), NEWEST, away=True, now=60.0) is True
     assert not may_commit(vouching, 2, 60.0)
     assert vouching.look(LeaseSeen(61.0, FIRST), NEWEST, away=False, now=61.1) is None
     assert may_commit(vouching, 2, 61.2), "its lease has lived on"
 
 
-def test_only_a_member_alone_stops_if_the_lease_is_lost_in_an_outage(vouching):
+def test_only_a_member_alone_is_over_and_only_once_if_an_outage_lasts_for_its_ttl(vouching):
     """The others' members take up their leases again when etcd is back (promise 7)."""
-    for now in range(1, 20):
-        vouching.look(LeaseSeen(0.0, FIRST), NEWEST, away=True, now=float(now))
-    assert vouching.look(LeaseSeen(20.0, SECOND), NEWEST, away=False, now=20.1) is True
+    over = {now: vouching.look(LeaseSeen(0.0, FIRST), NEWEST, away=True, now=float(now)) for now in range(1, 20)}
+    assert {now: alone for now, alone in over.items() if alone is not None} == {TTL: True}
+    assert vouching.look(LeaseSeen(20.0, SECOND), NEWEST, away=False, now=20.1) is None
     assert may_commit(vouching, 2, 20.2) and not may_commit(vouching, 1, 20.2)
+
+
+def test_a_member_alone_is_over_in_each_outage_that_lasts_for_its_ttl(vouching):
+    assert vouching.look(LeaseSeen(0.0, FIRST), NEWEST, away=True, now=TTL) is True
+    assert vouching.look(LeaseSeen(20.0, FIRST), NEWEST + 1, away=False, now=20.0) is None
+    assert vouching.vouch.covers(NEWEST + 1, 1, 20.0)
+    assert vouching.look(LeaseSeen(20.0, FIRST), NEWEST + 1, away=True, now=20.0 + TTL) is True
 
 
 @pytest.mark.parametrize("members", [1, 2])

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-import builders
-from elastrain.api.records import Generation
 from elastrain.etcd import EtcdUnavailable
 from elastrain.rendezvous.contact import Contact
 
 TTL = 5.0
 AWAY = EtcdUnavailable("127.0.0.1:2379", "watch", "does not answer")
-
-
-def generation(size: int) -> Generation:
-    return builders.generation(1, *(f"{i}.x" for i in range(size)))
 
 
 @pytest.fixture
@@ -47,28 +41,3 @@ def test_members_get_a_ttl_to_come_back_if_etcd_was_away(contact):
     contact.lease_reported(None, 10.0)
     assert contact.outage(10.0 + TTL - 0.1)
     assert not contact.outage(10.0 + TTL)
-
-
-def test_a_member_is_fenced_once_per_outage_if_it_trains_alone(contact):
-    contact.lease_reported(AWAY, 1.0)
-    assert contact.fenced_in(3.0) == TTL - 3.0
-    assert not contact.check_fence(TTL - 0.1, generation(1))
-    assert contact.check_fence(TTL, generation(1))
-    assert contact.fenced == TTL
-    assert not contact.check_fence(TTL + 1, generation(1))
-    assert contact.fenced_in(TTL + 1) is None
-    contact.lease_reported(None, 20.0)
-    assert contact.fenced is None
-    contact.lease_reported(AWAY, 30.0)
-    assert contact.check_fence(TTL, generation(1))
-
-
-@pytest.mark.parametrize("trained_in", [None, generation(2), generation(0)])
-def test_a_member_is_not_fenced_if_it_is_not_alone_in_a_generation(contact, trained_in):
-    contact.lease_reported(AWAY, 1.0)
-    assert not contact.check_fence(100.0, trained_in)
-
-
-def test_a_member_is_not_fenced_if_etcd_is_reachable(contact):
-    assert not contact.check_fence(100.0, generation(1))
-    assert contact.fenced_in(100.0) is None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from elastrain.agent.core import endings
-from elastrain.agent.core.events import Fenced, JobSnapshot, Publish
+from elastrain.agent.core.events import JobSnapshot, Publish
 from elastrain.agent.core.vouching import LeaseSeen
 from elastrain.agent.settings import Settings
 from elastrain.api import roster
@@ -40,7 +40,6 @@ class Presence:
         self._membership: Membership | None = None
         self._view: View | None = None
         self._reachable = True
-        self._fenced = False
         self._unwritten = False
         """Progress was published, but etcd may not have it yet."""
 
@@ -90,7 +89,7 @@ class Presence:
         confirmed, lease_id = self._registered.lease
         return LeaseSeen(confirmed, lease_id)
 
-    def look(self) -> Iterator[JobSnapshot | Fenced]:
+    def look(self) -> Iterator[JobSnapshot]:
         """The changes since the last call, for the core; they are logged."""
         membership = self._membership
         if membership is None:
@@ -101,10 +100,6 @@ class Presence:
                 log.info("etcd is back")
             else:
                 log.warning("etcd is away; training continues", error=str(membership.outage))
-        fenced = membership.fenced
-        if fenced is not None and not self._fenced:
-            yield Fenced(fenced)
-        self._fenced = fenced is not None
         view = membership.view
         if view is self._view or not view.revision:  # revision 0: etcd has not been read yet
             return

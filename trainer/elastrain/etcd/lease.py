@@ -96,8 +96,8 @@ class Lease:
 
     @property
     def confirmed(self) -> float:
-        """When the newest confirmed renewal was sent, monotonic seconds. Read it before :attr:`id`: a lease that is
-        replaced gets its id first."""
+        """When the newest confirmed renewal was sent, monotonic seconds. After ``ttl`` the lease may be gone, and other
+        members may act on that. Read it before :attr:`id`: a lease that is replaced gets its id first."""
         return self._confirmed
 
     def start(self) -> None:
@@ -134,11 +134,6 @@ class Lease:
             if self._denial is not None:
                 raise self._denial
             return not self._dirty()
-
-    def seconds_since_confirmed(self) -> float:
-        """Seconds since the newest confirmed renewal was sent. At ``ttl`` the lease may be gone, and other members may
-        act on that."""
-        return time.monotonic() - self._confirmed
 
     def mend(self) -> bool:
         """Replace the thread if it is stuck; returns whether it was. Call this periodically.

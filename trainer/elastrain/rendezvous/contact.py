@@ -5,7 +5,6 @@ A state machine without clock or I/O: its owner feeds it and reads its attribute
 
 from __future__ import annotations
 
-from elastrain.api.records import Generation
 from elastrain.etcd import EtcdError
 
 
@@ -19,9 +18,6 @@ class Contact:
         """Why etcd is unreachable; None: it is reachable, or the reason is not known yet."""
         self.grace_until = 0.0
         """Until then, members with expired leases may return, since an outage prevents renewals."""
-        self.fenced: float | None = None
-        """Seconds without a confirmed lease at which this member, alone in its generation, was fenced; None: never.
-        Another generation may exist, so no step may be committed until etcd answers again."""
         self._lease_ttl = lease_ttl
         self._leased = True
         self._reachable = True
@@ -46,19 +42,6 @@ class Contact:
         """Whether leases may have expired although their members live."""
         return not self._reachable or now < self.grace_until
 
-    def check_fence(self, seconds: float, generation: Generation | None) -> bool:
-        """Fence the member if it is alone in ``generation`` and its lease was not confirmed for ``seconds``. Returns
-        whether this call fenced it."""
-        alone = generation is not None and generation.size == 1
-        if self._reachable or self.fenced is not None or seconds < self._lease_ttl or not alone:
-            return False
-        self.fenced = seconds
-        return True
-
-    def fenced_in(self, seconds: float) -> float | None:
-        """Seconds until :meth:`check_fence` is due; None: never."""
-        return None if self._reachable or self.fenced is not None else self._lease_ttl - seconds
-
     def _update(self, error: EtcdError | None, now: float) -> bool:
         reachable = self.watching and self._leased
         self.error = None if reachable else error or self.error
@@ -66,6 +49,5 @@ class Contact:
             return False
         self._reachable = reachable
         if reachable:
-            self.fenced = None
             self.grace_until = now + self._lease_ttl
         return True

@@ -49,7 +49,7 @@ class Driver:
         sees_all: bool,
     ) -> None:
         """``own``: returns the member's current record. ``on_change`` is called from the thread after each new view and
-        each change of :attr:`reachable` or :attr:`fenced`; it must not block."""
+        each change of :attr:`reachable`; it must not block."""
         self._client = client
         self._keys = keys
         self._own = own
@@ -89,11 +89,6 @@ class Driver:
     def outage(self) -> EtcdError | None:
         """Why etcd does not answer; None: it answers, or the reason is not known yet."""
         return self._machine.contact.error
-
-    @property
-    def fenced(self) -> float | None:
-        """See :attr:`elastrain.rendezvous.contact.Contact.fenced`."""
-        return self._machine.contact.fenced
 
     def wait_for(self, condition: Callable[[View], bool], timeout: float) -> bool:
         """Block until a view meets ``condition``; False if none did within ``timeout`` seconds."""
@@ -188,7 +183,7 @@ class Driver:
 
     def _seconds_to_next_deadline(self) -> float:
         now = self._clock()
-        deadlines = list(self._machine.deadlines(self._seconds_unconfirmed(), now))
+        deadlines = list(self._machine.deadlines(now))
         if (due := self._progress.due) is not None and self._machine.contact.reachable:
             deadlines.append(due)
         if self._answers.repeat_at is not None:
@@ -228,10 +223,10 @@ class Driver:
     def _look(self, record: Member, now: float) -> None:
         """Update the view with the results of probes; start the probes that are due."""
         found = self._answers.of(record.id)
-        self._machine.look(record, *found, self._seconds_unconfirmed(), now)
+        self._machine.look(record, *found, now)
         self._probes.ask(self._machine.to_probe(record, self._answers, now))
         if self._answers.of(record.id) != found:
-            self._machine.look(record, *self._answers.of(record.id), self._seconds_unconfirmed(), now)
+            self._machine.look(record, *self._answers.of(record.id), now)
 
     def _do(self, todo: Todo, record: Member) -> None:
         if todo.part is not None:
@@ -241,9 +236,6 @@ class Driver:
             done = self._client.commit(todo.transaction, todo.what)
             self._machine.protocol.tried(todo.transaction, self._clock())
             log.info("%s: %s%s", todo.what, "done" if done else "too late", _whom(todo))
-
-    def _seconds_unconfirmed(self) -> float:
-        return self._lease.seconds_since_confirmed() if self._lease is not None else 0.0
 
 
 def _whom(todo: Todo) -> str:

@@ -69,15 +69,11 @@ class MemberMachine:
         self._look_at = self._look_at or now + LONGEST_REST
         return now < self._look_at
 
-    def look(
-        self, own: Member, suspects: frozenset[str], unsure: frozenset[str], unconfirmed: float, now: float
-    ) -> None:
-        """Update :attr:`view` and the fence. ``suspects``, ``unsure``: results of probes; ``unconfirmed``: seconds
-        since etcd last confirmed the lease."""
+    def look(self, own: Member, suspects: frozenset[str], unsure: frozenset[str], now: float) -> None:
+        """Update :attr:`view`. ``suspects``, ``unsure``: results of probes."""
         self._look_at = None
         self.protocol.bridge(outage=self.contact.outage(now))
         self.view = self.protocol.look(own, suspects, unsure)
-        self.contact.check_fence(unconfirmed, self.protocol.views.known(own.generation))
 
     def to_probe(self, own: Member, answers: Answers, now: float) -> Sequence[Silent]:
         """Members to be probed now; ``answers`` counts them as probed."""
@@ -97,7 +93,7 @@ class MemberMachine:
         before, self.scope = self.scope, self.protocol.scope(own)
         return before != self.scope
 
-    def deadlines(self, unconfirmed: float, now: float) -> Iterator[float]:
+    def deadlines(self, now: float) -> Iterator[float]:
         """When to run again even without a change; the earliest counts.
 
         Deadlines that need etcd are left out while it is away: a deadline in the past would make the caller spin until
@@ -106,9 +102,6 @@ class MemberMachine:
         yield now + self._lease_ttl
         if self.todo is not None and self.todo.until is not None and self.contact.watching and self.contact.reachable:
             yield self.todo.until
-        fenced_in = self.contact.fenced_in(unconfirmed)
-        if fenced_in is not None and fenced_in > 0:
-            yield now + fenced_in
         if self._retry_at > now:
             yield self._retry_at
         if self._look_at is not None:

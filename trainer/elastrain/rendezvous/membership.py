@@ -56,7 +56,7 @@ class Membership:
         clock: Clock = time.monotonic,
         sees_all: bool = False,
     ) -> None:
-        """``on_change`` is called after each new :attr:`view` and each change of :attr:`reachable` or :attr:`fenced`,
+        """``on_change`` is called after each new :attr:`view` and each change of :attr:`reachable`,
         from a thread of the membership; it must not block.
 
         ``sees_all``: :attr:`view` contains all members even if another one leads, at the cost of one event per change
@@ -107,12 +107,6 @@ class Membership:
     def outage(self) -> EtcdError | None:
         """Why etcd does not answer; None: it answers, or the reason is not known yet."""
         return self._driver.outage
-
-    @property
-    def fenced(self) -> float | None:
-        """Seconds without a confirmed lease at which this member, alone in its generation, was fenced; None: never.
-        No step may be committed until etcd answers again."""
-        return self._driver.fenced
 
     def wait_for(self, condition: Callable[[View], bool], timeout: float) -> bool:
         """Block until a view meets ``condition``; False if none did within ``timeout`` seconds."""
@@ -187,10 +181,6 @@ class Membership:
         except EtcdUnavailable:
             return False
         return True
-
-    def seconds_since_confirmed(self) -> float:
-        """Age of the last confirmation that this member's lease lives."""
-        return self._lease.seconds_since_confirmed() if self._lease is not None else 0.0
 
     @property
     def lease(self) -> tuple[float, int]:

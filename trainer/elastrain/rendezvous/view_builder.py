@@ -136,10 +136,6 @@ class ViewBuilder:
             oldest = header.number - roster.KEPT
             self._generations = {n: g for n, g in self._generations.items() if n > oldest}
 
-    def known(self, number: int) -> Generation | None:
-        """One of the last few generations with all its members, if they are known."""
-        return self._generations.get(number)
-
     def part_to_read(self, self_id: str) -> str | None:
         """The key with this member's place in the newest generation; None if the place is known."""
         header, shown = self.state.header, self.generation

@@ -5,6 +5,10 @@ the agent vouches for as long as its own lease lives for certain: one TTL from t
 away no lease is confirmed, and no member can form a generation either; a generation of several members then goes on, as
 long as the agent itself looks without a gap: an agent that was stopped in the meantime knows nothing of what has
 happened. If it finds its lease lost when it looks again, the generations that it knew are over.
+
+A generation of this member alone has no peers whose sums prove that no other one was formed. It is over when the agent
+cannot vouch for the lease any more. In-process ranks read that in the page; other programs, whose steps the agent does
+not see, are ended by the message that follows.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ class Vouching:
         """
         old, lost = self.vouch, self._lease not in (0, lease.id)
         stopped = now >= max(old.leased, old.away)
-        every, alone = lost and stopped, lost and now >= old.leased
+        every, alone = lost and stopped, (lost or away) and now >= old.leased
         if lease.id or every:
             self._lease = lease.id
         self.vouch = Vouch(
