@@ -61,7 +61,7 @@ def _prepare() -> None:
     release.remove_shared("e2e-*")  # also of namespaces that have gone since
     for node in release.WORKER_NODES:
         release.advertise_gpus(node)
-    release.provide_volumes_of_etcd()
+    release.remove_etcd()  # of another form, perhaps
 
 
 @pytest.fixture

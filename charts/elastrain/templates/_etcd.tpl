@@ -18,20 +18,36 @@
 {{- end }}
 {{- end }}
 
-{{- /* Members of etcd. Without etcd.replicas: unchanged for a running etcd; 3 for a new one, and 1 without volumes. */}}
-{{- define "elastrain.etcdReplicas" -}}
+{{- /* Members of the etcd that runs, or whose volumes an earlier installation has left; 0: there is neither. A member with
+data keeps to the cluster that it knows: with empty members beside it, there would be two. */}}
+{{- define "elastrain.etcdKept" -}}
 {{- $running := include "elastrain.etcdRunning" . | fromJson }}
+{{- if $running -}}
+{{- dig "metadata" "annotations" "elastrain.dev/etcd-members" "1" $running -}}
+{{- else -}}
+{{- $left := list }}
+{{- range dig "items" (list) (lookup "v1" "PersistentVolumeClaim" .Release.Namespace "" | default dict) }}
+{{- if regexMatch (printf "^data-%s-[0-9]+$" (include "elastrain.etcdName" $)) .metadata.name }}
+{{- $left = append $left .metadata.name }}
+{{- end }}
+{{- end }}
+{{- len $left -}}
+{{- end }}
+{{- end }}
+
+{{- /* Members of etcd. Without etcd.replicas: unchanged for an etcd that is kept; 3 for a new one, and 1 without volumes. */}}
+{{- define "elastrain.etcdReplicas" -}}
 {{- $persistent := include "elastrain.etcdPersistent" . }}
-{{- $kept := dig "metadata" "annotations" "elastrain.dev/etcd-members" "1" $running | int }}
+{{- $kept := include "elastrain.etcdKept" . | int }}
 {{- $asked := .Values.etcd.replicas }}
 {{- if kindIs "invalid" $asked }}
-{{- $running | empty | ternary ($persistent | empty | ternary 1 3) $kept -}}
+{{- if and $kept (or $persistent (include "elastrain.etcdRunning" . | fromJson)) }}{{ $kept }}{{ else }}{{ ternary 1 3 (empty $persistent) }}{{ end -}}
 {{- else }}
 {{- if and (gt (int $asked) 1) (not $persistent) }}
 {{- fail (printf "etcd.replicas is %d, but etcd.persistence.enabled is false: a member that loses its data cannot join the others again. Use 1 member, or volumes" (int $asked)) }}
 {{- end }}
-{{- if and $running (ne (int $asked) $kept) }}
-{{- fail (printf "etcd.replicas is %d, but the running etcd has %d. Delete it and its claims first: kubectl -n %s delete statefulset,pvc -l app.kubernetes.io/component=etcd. Training continues, and the new etcd gets its records again (\"Another form of etcd\" in docs/operations.md)" (int $asked) $kept .Release.Namespace) }}
+{{- if and $kept $persistent (ne (int $asked) $kept) }}
+{{- fail (printf "etcd.replicas is %d, but the etcd that runs, or whose volumes are left, has %d. Delete it and its claims first: kubectl -n %s delete statefulset,pvc -l app.kubernetes.io/component=etcd. Training continues, and the new etcd gets its records again (\"Another form of etcd\" in docs/operations.md)" (int $asked) $kept .Release.Namespace) }}
 {{- end }}
 {{- int $asked -}}
 {{- end }}

@@ -196,3 +196,28 @@ def test_etcd_keeps_its_form_at_an_upgrade_and_another_one_is_refused_with_the_w
         assert form() == (3, True)
     finally:
         helm("uninstall", "settled", "--namespace=settled", cluster=apiserver)
+
+
+def test_volumes_that_an_uninstall_has_left_decide_how_many_members_the_next_etcd_has(
+    helm: Run, apiserver: ApiServer
+) -> None:
+    """A member with data, beside empty ones that are the majority, would be a second cluster of its own."""
+    release = ("left", "charts/elastrain", "--namespace=left", "--set=crds.install=false")
+    apart = ("--set=rbac.aggregateToDefaultRoles=false",)
+    apiserver.kubectl("create", "namespace", "left")
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data-left-elastrain-etcd-0"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    apiserver.kubectl("apply", "-n", "left", "-f", "-", document=claim)
+    refused = helm("install", *release, *apart, "--set=etcd.replicas=3", cluster=apiserver)
+    assert "delete statefulset,pvc -l app.kubernetes.io/component=etcd" in refused.stderr
+    result = helm("install", *release, *apart, cluster=apiserver)
+    try:
+        assert result.returncode == 0, result.stderr
+        asked = apiserver.kubectl("-n", "left", "get", "statefulset", "left-elastrain-etcd", "-o=yaml")
+        assert yaml.safe_load(asked.stdout)["spec"]["replicas"] == 1
+    finally:
+        helm("uninstall", "left", "--namespace=left", cluster=apiserver)

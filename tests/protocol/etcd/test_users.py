@@ -7,7 +7,19 @@ import time
 import pytest
 
 from elastrain.api.keys import JobKeys
-from elastrain.etcd import EtcdClient, EtcdConfig, EtcdDenied, EtcdError, EtcdUsers, LeaseLost, Put, Range, Transaction
+from elastrain.etcd import (
+    EtcdClient,
+    EtcdConfig,
+    EtcdDenied,
+    EtcdError,
+    EtcdUnavailable,
+    EtcdUsers,
+    LeaseLost,
+    Put,
+    Range,
+    Transaction,
+)
+from elastrain.etcd.watch import Watch
 
 MINE = JobKeys("team", "job", "uid-1")
 THEIRS = JobKeys("team", "job", "uid-10")
@@ -183,6 +195,43 @@ def test_a_watch_logs_in_again_if_its_token_has_expired(secure_etcd, client_of, 
         watch._stream.cancel()
     with EtcdClient(secure_etcd.root) as root:
         root.put(MINE.target, b"2")
+    eventually(lambda: seen == [b"1", b"2"], what="the watch to go on with a token of its own")
+    watch.close()
+
+
+TOKEN_OF_ANOTHER_ETCD = "abcdefghijklmnop.1000000"
+"""Of one with more entries, before it lost its data: this etcd keeps calls with it waiting."""
+
+
+def test_a_call_without_an_answer_is_the_last_with_its_token(client_of):
+    client = client_of(MINE)
+    client.put(MINE.target, b"1")
+    client.wire._token = TOKEN_OF_ANOTHER_ETCD
+    client.timeout = 0.5
+    with pytest.raises(EtcdUnavailable):
+        client.get(MINE.target)
+    assert client.get(MINE.target).value == b"1"
+
+
+def test_a_watch_returns_if_etcd_has_lost_its_data_and_does_not_answer_its_token(client_of, eventually):
+    client = client_of(MINE)
+    client.put(MINE.target, b"1")
+    seen: list[bytes] = []
+    watch = Watch(
+        client,
+        (Range.prefix(MINE.prefix),),
+        lambda batch: seen.extend(e.kv.value for e in batch.events),
+        lambda state: None,
+        progress_seconds=0.1,
+        silence_seconds=0.5,
+    )
+    watch.start()
+    eventually(lambda: seen == [b"1"] and watch._stream is not None)
+    client.wire._token = TOKEN_OF_ANOTHER_ETCD
+    with watch._lock:
+        watch._stream.cancel()
+    with EtcdClient(client.config) as other:
+        other.put(MINE.target, b"2")
     eventually(lambda: seen == [b"1", b"2"], what="the watch to go on with a token of its own")
     watch.close()
 

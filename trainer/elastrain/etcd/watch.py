@@ -259,7 +259,7 @@ class Watch:
                 log.warning("etcd silent for %.0f s; restarting the watch", self._silence_seconds)
                 with self._lock:
                     if self._stream is not None:
-                        self._stream.cancel()
+                        self._stream.give_up()
                 return
             yield messages.WatchRequest(progress_request=messages.WatchProgressRequest())
 

@@ -82,10 +82,15 @@ class Stream:
     """One bidirectional stream. Iterating it raises the errors of :mod:`elastrain.etcd.errors`."""
 
     def __init__(
-        self, call: Any, explain: Callable[[grpc.RpcError], EtcdError], refused: Callable[[str], EtcdError]
+        self,
+        call: Any,
+        explain: Callable[[grpc.RpcError], EtcdError],
+        refused: Callable[[str], EtcdError],
+        forget_token: Callable[[], None],
     ) -> None:
         self._call = call
         self._explain = explain
+        self._forget_token = forget_token
         self.refused = refused
         """The error for a refusal that arrived as an answer, with etcd's text. The next stream logs in again, since
         some releases of etcd do not distinguish an expired token from a missing permission."""
@@ -98,6 +103,11 @@ class Stream:
 
     def cancel(self) -> None:
         """End the stream; may be called from any thread, and repeatedly."""
+        self._call.cancel()
+
+    def give_up(self) -> None:
+        """End a stream without answers. The next one logs in again: see :meth:`Wire._forget_token`."""
+        self._forget_token()
         self._call.cancel()
 
 
@@ -185,7 +195,7 @@ class Wire:
                 call = getattr(stubs[service], method)(requests, metadata=[*_metadata(token), _REQUIRE_LEADER])
         except grpc.RpcError as error:
             raise explain(error) from None
-        return Stream(call, explain, refused)
+        return Stream(call, explain, refused, lambda: self._forget_token(token))
 
     def close(self) -> None:
         with self._lock:
@@ -216,6 +226,8 @@ class Wire:
                     return attempt(stubs[service], _metadata(token), max(deadline - time.monotonic(), 0.001))
             except grpc.RpcError as error:
                 failure = self._explain(error, index, doing)
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    self._forget_token(token)
                 if self._is_stale(str(error.details() or "")):
                     self._forget_token(token)
                 elif not (isinstance(failure, EtcdUnavailable) and self._recover(index)):
@@ -257,6 +269,9 @@ class Wire:
             raise
 
     def _forget_token(self, token: str) -> None:
+        """Log in before the next call. Needed also after calls without an answer: a token ends with the index at which
+        etcd issued it, and an etcd that has lost its data keeps a call waiting until it has that many entries
+        (``isValidSimpleToken`` in etcd's server/auth/simple_token.go)."""
         with self._lock:
             if self._token == token:
                 self._token = ""
