@@ -12,7 +12,7 @@ from harness.commands import eventually, kubectl
 from harness.example import digits
 from harness.jobs import RESCALE, Audit, Job
 
-pytestmark = [pytest.mark.alone, pytest.mark.nightly]
+pytestmark = pytest.mark.alone
 Submit = Callable[[dict[str, Any]], Job]
 
 

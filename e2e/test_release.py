@@ -15,7 +15,7 @@ from harness.commands import ROOT, eventually, kubectl_json
 from harness.example import digits
 from harness.jobs import RESCALE, Audit, Job
 
-pytestmark = [pytest.mark.alone, pytest.mark.nightly]
+pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(scope="module")
