@@ -20,7 +20,7 @@ from elastrain_operator.apply.credentials import Vault
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.kube.errors import NO_ANSWER, ApiError
-from elastrain_operator.kube.refusals import Refused, refused
+from elastrain_operator.kube.refusals import Refused, is_without_answer, refused
 from elastrain_operator.model import Deletion, JobEvent, JobRef, LoopState, Plan, Pod, RefusalKind, Severity
 from elastrain_operator.observe import parse
 from elastrain_operator.observe.owner import owner
@@ -185,8 +185,8 @@ class Executor:
             try:
                 await self._kube.try_pod(job.namespace, made)
             except ApiError as error:
-                # A webhook without dry runs: the first real pod shows whether it is admitted.
-                answer = None if "does not support dry run" in error.message else _answer(error)
+                # Without an answer, the first real pod shows whether it is admitted.
+                answer = None if is_without_answer(error.status) else _answer(error)
         if isinstance(answer, ApiError):
             raise answer
         if answer is not None and answer.kind is not RefusalKind.NAME_TAKEN:

@@ -28,6 +28,7 @@ _TEXTS: tuple[tuple[re.Pattern[str], RefusalKind], ...] = (
 )
 """Beginnings of the texts of the API server's own admission plugins."""
 _DENIED = re.compile(r'admission webhook "[^"]*" denied the request')
+_NO_DRY_RUN = re.compile(r'admission webhook "[^"]*" does not support dry run')
 _FAILED = re.compile(r'failed calling webhook "[^"]*"')
 _BUSY = frozenset({429, 500, 502, 503, 504})
 
@@ -56,6 +57,11 @@ def refused(status: Status) -> Refused:
     elif kind is RefusalKind.NAME_TAKEN:
         text = f"{text}, and belongs to another object: the next ordinal is tried"
     return Refused(kind, text, _seconds(details.get("retryAfterSeconds")))
+
+
+def is_without_answer(status: Status) -> bool:
+    """Whether ``status``, the answer to a dry run, leaves open if a pod is admitted: a webhook has no dry runs."""
+    return status.get("reason") == "BadRequest" and bool(_NO_DRY_RUN.fullmatch(str(status.get("message"))))
 
 
 def _kinds(status: Status, message: str, details: Status) -> Iterator[RefusalKind]:

@@ -279,7 +279,7 @@ def test_another_job_of_the_same_name_starts_empty(filled, stage, body, running)
 def test_a_job_of_another_version_is_shown_as_one(fake, stage, body) -> None:
     async def scenario() -> None:
         async with stage(fake) as s:
-            fake.put("elastictrainingjobs", body("job", newField=1))
+            fake.put("elastictrainingjobs", body("job", cleanPodPolicy="Sometimes", newField=1))
             await listed(s)
             page = Listener(await s.client.get("/api/stream?job=research/digits"))
             assert "another version" in (await page.next("job"))["job"]["why"]

@@ -5,17 +5,24 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 
 class ApiModel(BaseModel):
-    """Base: camelCase on the wire, snake_case in code, unknown fields refused, immutable."""
+    """Base: camelCase on the wire, snake_case in code, unknown fields refused, immutable.
+
+    ``model_validate(..., extra="allow")`` reads what a newer version has written: unknown fields are kept and dumped.
+    """
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True
     )
+
+    @model_serializer(mode="wrap")
+    def _with_unknown_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {**dump(self), **(self.__pydantic_extra__ or {})}
 
 
 def rule_broken(words: str, value: Any) -> PydanticCustomError:

@@ -54,14 +54,17 @@ class LogLine:
 
 
 def job_of(body: Mapping[str, Any]) -> ElasticTrainingJob:
-    """The job of an API object. Raises :class:`Refused` if it has fields unknown to this version."""
+    """The job of an API object. Fields unknown to this version are kept, and sent back by ``submit``.
+
+    Raises :class:`Refused` if a known field has a value that this version does not know.
+    """
     try:
-        return ElasticTrainingJob.model_validate(body)
+        return ElasticTrainingJob.model_validate(body, extra="allow")
     except ValidationError as error:
         name = body.get("metadata", {}).get("name", "?")
         fields = ", ".join(".".join(map(str, e["loc"])) for e in error.errors(include_url=False))
         raise Refused(
-            f"job {name} has fields of another version of elastrain: {fields}; upgrade this client "
+            f"job {name} has values of another version of elastrain: {fields}; upgrade this client "
             "(pip install -U elastrain)"
         ) from error
 
