@@ -14,7 +14,7 @@ from elastrain import tracing
 from elastrain.api import names
 from elastrain.etcd import EtcdConfig
 from elastrain_operator import logs
-from elastrain_operator.config import CapacityConfig, LeaseName, OperatorConfig, WorkerEtcd, read_job_key
+from elastrain_operator.config import CapacityConfig, GangConfig, LeaseName, OperatorConfig, WorkerEtcd, read_job_key
 from elastrain_operator.leader.process import serve
 
 cli = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -95,6 +95,20 @@ CapacityPending = Annotated[
         "that waits for its minimum keeps all missing ones Pending. 0: none.",
     ),
 ]
+GangScheduler = Annotated[
+    str,
+    option(
+        "ELASTRAIN_GANG_SCHEDULER",
+        "none, coscheduling, volcano, kai or native: the scheduler that is told to bind minReplicas workers together.",
+    ),
+]
+GangSchedulerName = Annotated[
+    str,
+    option(
+        "ELASTRAIN_GANG_SCHEDULER_NAME",
+        "Only for jobs whose template has this schedulerName. Default: volcano, kai-scheduler, or any name.",
+    ),
+]
 LeaseFlag = Annotated[
     str,
     option(
@@ -144,6 +158,8 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
     capacity_hysteresis: CapacityHysteresis = 60.0,
     capacity_horizon: CapacityHorizon = 600.0,
     capacity_pending: CapacityPending = 0,
+    gang_scheduler: GangScheduler = "none",
+    gang_scheduler_name: GangSchedulerName = "",
     lease: LeaseFlag = "",
     lease_seconds: LeaseSeconds = 10,
     health_port: HealthPort = 8080,
@@ -184,6 +200,7 @@ def configured(flags: Mapping[str, Any]) -> OperatorConfig:
         "job_key": job_key,
         "namespaces": tuple(n.strip() for n in flags["namespaces"].split(",") if n.strip()),
         "capacity": _capacity(**_group("capacity_", flags)) if flags["capacity"] else None,
+        "gang": _gang(**_group("gang_", flags)),
         "lease": LeaseName.of(flags["lease"]),
     }
     plain = {name: value for name, value in flags.items() if name in OperatorConfig.model_fields}
@@ -205,6 +222,12 @@ def _worker_etcd(etcd: EtcdConfig, endpoints: str, secret: str, *, per_job: bool
         certificate=etcd.cert is not None and not per_job,
         per_job=per_job,
     )
+
+
+def _gang(scheduler: str, scheduler_name: str) -> GangConfig | None:
+    if scheduler == "none":
+        return None
+    return GangConfig.model_validate({"scheduler": scheduler, "scheduler_name": scheduler_name})
 
 
 def _capacity(quotas: str, weights: str, **numbers: float) -> CapacityConfig:

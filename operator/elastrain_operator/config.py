@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretBytes, field_validator, model_validator
 
@@ -81,6 +81,17 @@ class CapacityConfig(BaseModel):
         )
 
 
+class GangConfig(BaseModel):
+    """The scheduler that is told of gangs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scheduler: Literal["coscheduling", "volcano", "kai", "native"]
+    """A key of :data:`elastrain_operator.pod.group.SCHEDULERS`."""
+    scheduler_name: str = ""
+    """Its ``schedulerName`` in templates; empty: ``volcano``, ``kai-scheduler``, or any."""
+
+
 class LeaseName(BaseModel):
     """The Lease (coordination.k8s.io) by which replicas of the operator elect a leader."""
 
@@ -127,6 +138,8 @@ class OperatorConfig(BaseModel):
     """Seconds after which a job gets a pass even without a change."""
     capacity: CapacityConfig | None = None
     """None: the cluster is not shared out; the desired size of a job without ``replicas`` is then ``maxReplicas``."""
+    gang: GangConfig | None = None
+    """None: no scheduler is told of gangs."""
     lease: LeaseName | None = None
     """The leader holds this Lease; None: there is never another replica."""
     lease_seconds: Annotated[int, Field(ge=3, le=60)] = 10

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from elastrain.api.job import AcceleratorSeconds, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target, Termination
@@ -209,6 +210,20 @@ class DisruptionBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """A job's gang, as its scheduler was told (``apply/groups.py``)."""
+
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    """The object; empty: there is none."""
+    written: bool = False
+    """It exists, and new pods name it."""
+    problem: str = ""
+    """Why it could not be written; pods are then created without it."""
+    retry: datetime | None = None
+    """When it is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """The pods and records of one job at one moment."""
 
@@ -267,6 +282,8 @@ class LoopState:
     """As last written; None: unknown."""
     budget_retry: datetime | None = None
     """When a failed write of it is repeated."""
+    group: Group | None = None
+    """The job's gang; None: unknown, or no scheduler is told of gangs."""
     lost_since: datetime | None = None
     """Since when etcd lacks records that it has had (``policy/report/data_loss.py``); None: it lacks none."""
 
@@ -350,5 +367,7 @@ class Plan:
     """For the next pass, as in :class:`LoopState`."""
     budget: DisruptionBudget | None = None
     """To be written; None: unchanged, or unknown."""
+    group: bool | None = None
+    """Whether the scheduler is to know the job's gang; None: unchanged."""
     departed: tuple[str, ...] = ()
     """UIDs of disappeared pods (``LoopState.gone``) that ``status`` takes in."""

@@ -286,6 +286,7 @@ def _finish_plan(
         usage=status.accelerator_seconds,
         claims=_for_allocator(context, status),
         budget=_budget(context, status),
+        group=_group(context, status),
         departed=tuple(context.state.gone),
     )
 
@@ -298,6 +299,12 @@ def _budget(context: PlanContext, status: JobStatus) -> DisruptionBudget | None:
     if before is None and context.status.generation is None:
         before = DisruptionBudget()  # the job has not trained yet
     return None if context.budget == before else context.budget
+
+
+def _group(context: PlanContext, status: JobStatus) -> bool:
+    """Whether the scheduler is to know the job's gang: it wants workers, or has some; ``status`` as just planned."""
+    wants = not context.spec.suspend and verdicts.terminal_condition(status) is None
+    return wants or any(not p.over for p in context.observed.pods)
 
 
 def _for_allocator(context: PlanContext, status: JobStatus) -> Claims | None:

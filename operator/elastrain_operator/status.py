@@ -19,6 +19,7 @@ from elastrain_operator.policy.report import (
     pace,
     progress,
 )
+from elastrain_operator.policy.report import gang as gang_report
 from elastrain_operator.policy.report.conditions import Claim
 from elastrain_operator.policy.size import gang, leaving, rollout, spares, wanted
 
@@ -107,6 +108,8 @@ def _claims(context: PlanContext) -> Iterable[Claim]:
         was_reported = any(c.type == ConditionType.UP_TO_DATE for c in old)
         yield from rollout.claim(context.rollout, total, was_reported, context.spec.max_unavailable)
     yield from exclusion.claim(context.exclusions, old)
+    grouped = any(c.type == ConditionType.GANG_SCHEDULED for c in old)
+    yield from gang_report.claim(context.state.group, context.spec.min_replicas, grouped)
 
 
 def usage(context: PlanContext) -> AcceleratorSeconds | None:

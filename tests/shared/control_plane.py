@@ -88,9 +88,9 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def control_plane(home: Path) -> Iterator[ApiServer]:
-    """etcd and kube-apiserver, with the CRD, ended with the block; their files and logs are in ``home``. Skips the test
-    without these programs (fails if ELASTRAIN_REQUIRE_APISERVER=1)."""
+def control_plane(home: Path, *flags: str) -> Iterator[ApiServer]:
+    """etcd and kube-apiserver (with more ``flags``), with the CRD, ended with the block; their files and logs are in
+    ``home``. Skips the test without these programs (fails if ELASTRAIN_REQUIRE_APISERVER=1)."""
     etcd, kubectl = etcd_program(), program("kubectl", "ELASTRAIN_KUBECTL")
     apiserver = program("kube-apiserver", "ELASTRAIN_KUBE_APISERVER")
     client, peer, secure = free_ports(3)
@@ -109,6 +109,7 @@ def control_plane(home: Path) -> Iterator[ApiServer]:
         "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
         f"--service-account-signing-key-file={key}", f"--token-auth-file={home / 'tokens.csv'}",
         "--authorization-mode=RBAC", "--allow-privileged=true", "--service-cluster-ip-range=10.96.0.0/16",
+        *flags,
     ]  # fmt: skip
     with (
         running(etcd_argv, home / "etcd.log", home),

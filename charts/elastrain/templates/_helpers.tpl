@@ -196,12 +196,24 @@ podAntiAffinity:
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [create, patch, delete]
+{{- with include "elastrain.gang" . | fromJsonArray }}
+# The gang of each job, for its scheduler.
+- apiGroups: [{{ first . }}]
+  resources: [{{ last . }}]
+  verbs: [create, patch, delete]
+{{- end }}
 {{- if include "elastrain.perJob" . }}
 # Each job's etcd credentials. Write-only: neither `get` nor `patch`, whose response contains the object.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create, update]
 {{- end }}
+{{- end }}
+
+{{- /* API group and resource of gangs, as [group, resource], for gang.scheduler; empty: none. */}}
+{{- define "elastrain.gang" -}}
+{{- $native := list "scheduling.k8s.io" "workloads" }}
+{{- get (dict "coscheduling" (list "scheduling.x-k8s.io" "podgroups") "volcano" (list "scheduling.volcano.sh" "podgroups") "kai" $native "native" $native "none" list) .Values.gang.scheduler | toJson -}}
 {{- end }}
 
 {{- /* A selector of the served namespaces. */}}

@@ -23,9 +23,9 @@ log = structlog.get_logger(__name__)
 class Budgets(Protocol):
     """The part of :class:`elastrain_operator.kube.client.Kube` that is used."""
 
-    async def apply_budget(self, namespace: str, manifest: Mapping[str, Any]) -> None: ...
+    async def apply(self, path: str, manifest: Mapping[str, Any]) -> None: ...
 
-    async def delete_budget(self, namespace: str, name: str) -> None: ...
+    async def remove(self, path: str, what: str) -> None: ...
 
 
 async def write(kube: Budgets, job: JobRef, budget: DisruptionBudget, state: LoopState) -> None:
@@ -34,9 +34,9 @@ async def write(kube: Budgets, job: JobRef, budget: DisruptionBudget, state: Loo
         return
     try:
         if budget.ordinals:
-            await kube.apply_budget(job.namespace, manifest(job, budget))
+            await kube.apply(path(job), manifest(job, budget))
         else:
-            await kube.delete_budget(job.namespace, name(job))
+            await kube.remove(path(job), f"delete disruption budget {job.namespace}/{name(job)}")
     except ApiError as error:
         state.budget_retry = clock.now() + RETRY
         log.warning("disruption budget not written", job=f"{job.namespace}/{job.name}", error=str(error))
@@ -47,6 +47,11 @@ async def write(kube: Budgets, job: JobRef, budget: DisruptionBudget, state: Loo
 def name(job: JobRef) -> str:
     """Name of a job's budget; a job's name has at most 50 characters."""
     return f"{job.name}-state-{job.uid[:8]}"
+
+
+def path(job: JobRef) -> str:
+    """The API path of a job's budget."""
+    return f"/apis/policy/v1/namespaces/{job.namespace}/poddisruptionbudgets/{name(job)}"
 
 
 def manifest(job: JobRef, budget: DisruptionBudget) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from elastrain_operator import clock
 from elastrain_operator.apply import budget as budgets
 from elastrain_operator.apply import eviction
 from elastrain_operator.apply.credentials import Vault
+from elastrain_operator.apply.groups import Groups
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.kube.errors import NO_ANSWER, ApiError
@@ -72,6 +73,7 @@ class Executor:
         self._config = config
         self._events = events
         self._deletions = asyncio.Semaphore(PARALLEL)
+        self._groups = Groups(kube, config.gang) if config.gang else None
 
     async def execute(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> None:
         """Execute ``plan`` in this order, and stop at the first failed call (the next pass plans it again):
@@ -128,6 +130,8 @@ class Executor:
             changes.append(eviction.write(self._kube, job, plan.marks, state))
         if plan.budget is not None:
             changes.append(budgets.write(self._kube, job, plan.budget, state))
+        if self._groups is not None and plan.group is not None and spec is not None and not plan.create:
+            changes.append(self._groups.follow(job, spec, state, wanted=plan.group))
         return changes
 
     async def keep_in_etcd(self, job: JobRef, *, live: bool) -> None:
@@ -165,9 +169,10 @@ class Executor:
         """By ordinal. The first pod is created alone, so that a refusal is not repeated a hundred times. Of a template
         only the first pod is checked for unknown fields."""
         first, *others = plan.create
-        made = await self._obstacle(job) or self._rendered(job, spec, first, plan)
+        made = await self._obstacle(job, spec, state) or self._rendered(job, spec, first, plan)
         if not isinstance(made, dict):
             return {first: made}
+        made = self._groups.mark(made, job, state) if self._groups else made
         limit, template = asyncio.Semaphore(PARALLEL), version(spec.template)
         result = await self._create_one(job, made, limit, strict=state.checked != template)
         if not isinstance(result, Pod):
@@ -195,10 +200,11 @@ class Executor:
             return
         state.admitted, state.refusal = version(spec.template), None
 
-    async def _obstacle(self, job: JobRef) -> Refused | ApiError | EtcdError | None:
-        """Why pods cannot get their etcd credentials; None: they have them, or need none."""
-        if self._vault is None:
-            return None
+    async def _obstacle(self, job: JobRef, spec: JobSpec, state: LoopState) -> Refused | ApiError | EtcdError | None:
+        """Why pods cannot get what must exist before them, their gang and their etcd credentials; None: it does."""
+        found = await self._groups.keep(job, spec, state) if self._groups else None
+        if self._vault is None or found is not None:
+            return found
         try:
             await self._vault.keep(job, creating=True)
         except EtcdDenied as error:

@@ -183,20 +183,19 @@ class Kube:
                 raise
             await self._call(*second)
 
-    # ---- disruption budgets ----------------------------------------------------------------------------------------
-    async def apply_budget(self, namespace: str, manifest: Mapping[str, Any]) -> None:
-        """Create the PodDisruptionBudget, or make its fields equal to ``manifest`` (server-side apply)."""
-        name = manifest["metadata"]["name"]
-        query = {"fieldManager": "elastrain-operator", "force": "true"}
-        what = f"apply disruption budget {namespace}/{name}"
-        await self._call(
-            "PATCH", _budget_path(namespace, name), what, manifest, query=query, content=APPLY, accept=METADATA
-        )
+    # ---- disruption budgets, gangs ---------------------------------------------------------------------------------
+    async def apply(self, path: str, manifest: Mapping[str, Any]) -> None:
+        """Create the object at ``path``, or make its fields equal to ``manifest`` (server-side apply).
 
-    async def delete_budget(self, namespace: str, name: str) -> None:
-        """Delete the PodDisruptionBudget; no error if it is gone."""
+        Code 404: the API server does not serve its kind."""
+        query = {"fieldManager": "elastrain-operator", "force": "true"}
+        what = f"apply {manifest['kind']} {manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
+        await self._call("PATCH", path, what, manifest, query=query, content=APPLY, accept=METADATA)
+
+    async def remove(self, path: str, what: str) -> None:
+        """Delete the object at ``path``; no error if it is gone."""
         try:
-            await self._call("DELETE", _budget_path(namespace, name), f"delete disruption budget {namespace}/{name}")
+            await self._call("DELETE", path, what)
         except ApiError as error:
             if error.code != 404:
                 raise
@@ -367,10 +366,6 @@ def jobs_path(namespace: str) -> str:
 
 def _job_path(namespace: str, name: str) -> str:
     return f"{jobs_path(namespace)}/{name}"
-
-
-def _budget_path(namespace: str, name: str) -> str:
-    return f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/{name}"
 
 
 def pods_path(namespace: str) -> str:

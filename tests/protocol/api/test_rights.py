@@ -14,6 +14,7 @@ from elastrain.dashboard.access import REVIEW_PERMISSIONS
 from elastrain.dashboard.board import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
 from elastrain.dashboard.board import PERMISSIONS as DASHBOARD_PERMISSIONS
 from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, CLUSTER_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
+from elastrain_operator.pod.group import SCHEDULERS
 
 Manifests = list[dict[str, Any]]
 Render = Callable[..., Manifests]
@@ -117,6 +118,13 @@ def test_operator_has_the_rights_of_the_table_and_no_other(
     if not values:
         expected["ClusterRoleBinding", None] |= set(CAPACITY)
     assert {place: verbs(rules) for place, rules in given.items()} == expected
+
+
+@pytest.mark.parametrize("scheduler", ["none", *SCHEDULERS])
+def test_operator_writes_gangs_of_the_chosen_scheduler_only(rendered: Render, scheduler: str) -> None:
+    given = grants(rendered(f"gang.scheduler={scheduler}", "watchNamespaces={team-a}"))["RoleBinding", "team-a"]
+    used = SCHEDULERS[scheduler].permissions if scheduler in SCHEDULERS else {}
+    assert verbs(given) - set(JOBS) == {(g, r, verb) for (g, r), all_verbs in used.items() for verb in all_verbs}
 
 
 @pytest.mark.parametrize(("values", "namespaces"), SCOPES.values(), ids=SCOPES.keys())

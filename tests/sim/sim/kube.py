@@ -78,11 +78,11 @@ class Kube:
     async def delete_pod(self, namespace: str, name: str, uid: str, version: str | None = None) -> None:
         await self._write("delete pod", lambda: self._api.delete("pods", name, uid, version))
 
-    async def apply_budget(self, namespace: str, manifest: Mapping[str, Any]) -> None:
+    async def apply(self, path: str, manifest: Mapping[str, Any]) -> None:
         """At once: a budget takes no part in what the other messages of a seed meet."""
         self._budget({int(n) for n in manifest["spec"]["selector"]["matchExpressions"][0]["values"]})
 
-    async def delete_budget(self, namespace: str, name: str) -> None:
+    async def remove(self, path: str, what: str) -> None:
         self._budget(set())
 
     def _budget(self, ordinals: set[int]) -> None:

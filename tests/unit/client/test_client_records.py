@@ -41,5 +41,5 @@ def test_fields_of_a_newer_version_are_kept_and_sent_back() -> None:
 
 
 def test_values_of_a_newer_version_are_refused_by_name() -> None:
-    with pytest.raises(Refused, match="job digits has values of another version of elastrain: spec.cleanPodPolicy"):
+    with pytest.raises(Refused, match=r"job digits has values of another version of elastrain: spec\.cleanPodPolicy"):
         job_of(job(cleanPodPolicy="Sometimes"))

@@ -101,13 +101,13 @@ class Api:
         self.calls: list[str] = []
         self.down = False
 
-    async def apply_budget(self, namespace, manifest):
-        self.calls.append(f"apply {manifest['metadata']['name']}")
+    async def apply(self, path, manifest):
+        self.calls.append(f"apply {path.rpartition('/')[2]}")
         if self.down:
             raise ApiError("apply", 403, "Forbidden", "no")
 
-    async def delete_budget(self, namespace, name):
-        self.calls.append(f"delete {name}")
+    async def remove(self, path, what):
+        self.calls.append(f"delete {path.rpartition('/')[2]}")
 
 
 def test_failed_write_stops_nothing_and_is_repeated_after_a_minute(monkeypatch):

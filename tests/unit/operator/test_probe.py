@@ -141,7 +141,7 @@ def test_a_webhook_without_dry_runs_leaves_the_test_to_the_first_pod(make_spec):
 
 
 def test_a_denial_that_quotes_such_words_is_a_denial(make_spec):
-    error = ApiError("admit", 400, "BadRequest", 'admission webhook "w" denied the request: it does not support dry run')
+    error = ApiError("admit", 400, "BadRequest", 'admission webhook "w" denied the request: does not support dry run')
     state = probe(make_spec(), Kube(error))
     assert (state.refusal.kind, state.admitted) == (RefusalKind.ADMISSION_DENIED, "")
 

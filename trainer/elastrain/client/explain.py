@@ -48,6 +48,7 @@ def _unmet(conditions: Mapping[str, Condition]) -> list[Reason]:
         ConditionType.PODS_READY: "",
         ConditionType.GROWN: "",
         ConditionType.WORKERS_HEALTHY: "",
+        ConditionType.GANG_SCHEDULED: "install the scheduler's API, or set gang.scheduler of the chart",
         ConditionType.UP_TO_DATE: "",
         ConditionType.CHECKPOINT_HEALTHY: "check the volume of spec.checkpoint.path",
     }

@@ -34,6 +34,8 @@ class ConditionType(StrEnum):
     """The generation in force has no straggler and no hanging worker."""
     COORDINATION_AVAILABLE = "CoordinationAvailable"
     """The operator reaches etcd."""
+    GANG_SCHEDULED = "GangScheduled"
+    """The scheduler binds ``minReplicas`` workers together or none. Absent where no scheduler is told of gangs."""
     UP_TO_DATE = "UpToDate"
     """All workers use the present template. Absent until the first change of the template."""
     NODES_EXCLUDED = "NodesExcluded"

@@ -1,0 +1,198 @@
+"""Gangs of jobs as a scheduler finds them on a real API server: with stand-ins for the CRDs of scheduler-plugins and
+Volcano (their documented fields), and Kubernetes' own Workload behind its feature gates."""
+
+from __future__ import annotations
+
+import urllib.error
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from charts import Run
+from control_plane import ApiServer, control_plane
+from elastrain.api.job import JobSpec
+from elastrain.etcd import EtcdConfig
+from elastrain_operator.config import OperatorConfig, WorkerEtcd
+from elastrain_operator.model import JobRef
+from elastrain_operator.pod import group, manifest
+from elastrain_operator.pod.group import SCHEDULERS
+from raw_cluster import TEMPLATE, Cluster
+
+pytestmark = pytest.mark.apiserver
+
+VERSION = "--kube-version=1.31.0"
+INTEGER, TEXT = {"type": "integer", "format": "int32"}, {"type": "string"}
+QUANTITIES = {"type": "object", "additionalProperties": {"x-kubernetes-int-or-string": True}}
+FIELDS = {
+    "coscheduling": {"minMember": INTEGER, "minResources": QUANTITIES, "scheduleTimeoutSeconds": INTEGER},
+    "volcano": {
+        "minMember": INTEGER,
+        "minResources": QUANTITIES,
+        "minTaskMember": {"type": "object", "additionalProperties": INTEGER},
+        "priorityClassName": TEXT,
+        "queue": {**TEXT, "default": "default"},
+    },
+}
+
+
+def install(apiserver: ApiServer, scheduler: str) -> None:
+    """The CRD of a scheduler's PodGroup. Unknown fields are refused by name, as pruning would hide them."""
+    api_group, _, version = SCHEDULERS[scheduler].api.partition("/")
+    spec = {"type": "object", "properties": FIELDS[scheduler]}
+    schema = {"type": "object", "properties": {"spec": spec, "status": {"type": "object"}}}
+    served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"podgroups.{api_group}",
+            "annotations": {
+                "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/scheduler-plugins/pull/50"
+            },
+        },
+        "spec": {
+            "group": api_group,
+            "scope": "Namespaced",
+            "names": {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup", "listKind": "PodGroupList"},
+            "versions": [served],
+        },
+    }
+    applied = apiserver.kubectl("apply", "-f", "-", document=definition)
+    assert applied.returncode == 0, applied.stderr
+    waited = apiserver.kubectl("wait", "--for=condition=Established", f"crd/podgroups.{api_group}", "--timeout=30s")
+    assert waited.returncode == 0, waited.stderr
+
+
+def allow(apiserver: ApiServer, namespace: str, scheduler: str) -> None:
+    """The rights that the chart adds for a scheduler."""
+    rules = [
+        {"apiGroups": [g], "resources": [r], "verbs": sorted(verbs)}
+        for (g, r), verbs in SCHEDULERS[scheduler].permissions.items()
+    ]
+    meta = {"name": "gangs", "namespace": namespace}
+    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
+    subject = {"kind": "ServiceAccount", "name": "tested-operator", "namespace": namespace}
+    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "gangs"}
+    binding = {**rbac, "kind": "RoleBinding", "metadata": meta, "roleRef": ref, "subjects": [subject]}
+    role = {**rbac, "kind": "Role", "metadata": meta, "rules": rules}
+    applied = apiserver.kubectl("apply", "-f", "-", document=yaml.safe_dump_all([role, binding]))
+    assert applied.returncode == 0, applied.stderr
+
+
+def bind(apiserver: ApiServer, namespace: str, scheduler: str, helm: Run) -> str:
+    """The chart's admission policies for the operator of a namespace. Returns the user."""
+    settings = (
+        f"--namespace={namespace}",
+        "--set=fullnameOverride=tested-operator",
+        f"--set=gang.scheduler={scheduler}",
+    )
+    made = helm("template", "x", "charts/elastrain", *settings, "--show-only=templates/admission.yaml", VERSION)
+    policies = list(yaml.safe_load_all(made.stdout))
+    for policy in policies:
+        policy["metadata"]["name"] += f"-{namespace}"
+        if "policyName" in policy["spec"]:
+            policy["spec"]["policyName"] += f"-{namespace}"
+    applied = apiserver.kubectl("apply", "-f", "-", document=yaml.safe_dump_all(policies))
+    assert applied.returncode == 0, made.stderr + applied.stderr
+    return f"system:serviceaccount:{namespace}:tested-operator"
+
+
+def found(cluster: Cluster, path: str) -> dict[str, Any] | None:
+    try:
+        return cluster.call("GET", path)
+    except urllib.error.HTTPError as error:
+        assert error.code == 404
+        return None
+
+
+@pytest.mark.parametrize("scheduler", ["coscheduling", "volcano"])
+def test_gang_follows_its_job(
+    apiserver: ApiServer,
+    cluster: Cluster,
+    etcd: Any,
+    operator_factory: Callable[..., Any],
+    eventually: Callable[..., None],
+    helm: Run,
+    scheduler: str,
+) -> None:
+    install(apiserver, scheduler)
+    allow(apiserver, cluster.namespace, scheduler)
+    operator = bind(apiserver, cluster.namespace, scheduler, helm)
+    foreign = {
+        "apiVersion": SCHEDULERS[scheduler].api,
+        "kind": "PodGroup",
+        "metadata": {"name": "foreign", "namespace": cluster.namespace},
+    }
+
+    def is_refused() -> bool:
+        done = apiserver.kubectl("create", f"--as={operator}", "--dry-run=server", "-f", "-", document=foreign)
+        return "only objects that an ElasticTrainingJob owns" in done.stderr
+
+    eventually(is_refused, 30, "a stolen token writes no other PodGroup")
+    operator_factory(etcd, cluster.namespace, f"--gang-scheduler={scheduler}")
+    spec = {**TEMPLATE["spec"], "schedulerName": "volcano"}
+    keys = cluster.create_job("digits", minReplicas=2, maxReplicas=3, template={"spec": spec})
+    eventually(lambda: len(cluster.pods()) == 3, 60, "three workers exist")
+    job = JobRef(cluster.namespace, "digits", keys.uid)
+    path = SCHEDULERS[scheduler].path(job)
+    made = found(cluster, path)
+    assert made is not None
+    assert (made["spec"]["minMember"], made["metadata"]["ownerReferences"]) == (2, [manifest.owner(job)])
+    for pod in cluster.pods().values():
+        meta = pod["metadata"]
+        names = (
+            meta["labels"].get(group.COSCHEDULING_LABEL),
+            (meta.get("annotations") or {}).get(group.VOLCANO_GROUP),
+        )
+        assert names == ((group.name(job), None) if scheduler == "coscheduling" else (None, group.name(job)))
+        assert pod["spec"]["schedulerName"] == "volcano"
+    eventually(lambda: cluster.condition("digits", "GangScheduled").get("reason") == "Grouped", 30, "it says so")
+    cluster.patch_job("digits", minReplicas=1)
+    eventually(lambda: (found(cluster, path) or {})["spec"]["minMember"] == 1, 30, "the gang has the new minimum")
+    cluster.patch_job("digits", suspend=True)
+    eventually(lambda: found(cluster, path) is None, 60, "a suspended job needs no gang")
+
+
+def test_job_runs_without_a_gang_if_the_cluster_has_no_such_api(
+    apiserver: ApiServer,
+    cluster: Cluster,
+    etcd: Any,
+    operator_factory: Callable[..., Any],
+    eventually: Callable[..., None],
+) -> None:
+    """Kubernetes' Workload, without its feature gates."""
+    allow(apiserver, cluster.namespace, "native")
+    operator_factory(etcd, cluster.namespace, "--gang-scheduler=native")
+    cluster.create_job("digits", maxReplicas=2)
+    eventually(lambda: len(cluster.pods()) == 2, 60, "two workers exist")
+    assert all("workloadRef" not in p["spec"] for p in cluster.pods().values())
+    missing = "GangSchedulerMissing"
+    eventually(lambda: cluster.condition("digits", "GangScheduled").get("reason") == missing, 30, "it says why")
+    assert (missing, True) in {(r, "does not serve Workload" in m) for r, m in cluster.events("digits")}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("scheduler", ["native", "kai"])
+def test_kubernetes_accepts_workloads_and_pods_that_name_them(scheduler: str, tmp_path: Path, helm: Run) -> None:
+    """Kubernetes 1.35, with the feature gates GenericWorkload and GangScheduling."""
+    flags = ("--feature-gates=GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1alpha1=true")
+    with control_plane(tmp_path, *flags) as server:
+        admin = Cluster(server.kubeconfig, "default")
+        admin.call("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
+        job = JobRef("default", "digits", "0123456789")
+        spec = JobSpec.model_validate({"minReplicas": 2, "maxReplicas": 4, "template": TEMPLATE})
+        config = OperatorConfig(etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379"))
+        known = SCHEDULERS[scheduler]
+        query = "?fieldManager=x&force=true&fieldValidation=Strict"
+        stored = admin.call("PATCH", known.path(job) + query, known.manifest(job, spec), "application/apply-patch+yaml")
+        assert stored["spec"]["podGroups"][0]["policy"]["gang"]["minCount"] == 2
+        pod = known.mark(manifest.pod(job, spec, 0, config), job)
+        made = admin.call("POST", f"{admin.pods_path}?fieldValidation=Strict", pod)
+        assert made["spec"]["workloadRef"] == {"name": group.name(job), "podGroup": group.WORKERS}
+        larger = known.manifest(job, spec.model_copy(update={"min_replicas": 3}))
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            admin.call("PATCH", known.path(job) + query, larger, "application/apply-patch+yaml")
+        assert refused.value.code == 422, "so that the operator replaces it"
