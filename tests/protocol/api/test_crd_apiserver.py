@@ -134,6 +134,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished", "-1: spec.ttlSecondsAfterFinished in body"),
     ({"cleanPodPolicy": "Some"}, "spec.cleanPodPolicy", '"Some": supported values: "Running", "All", "None"'),
     ({"replicas": "2"}, "spec.replicas", '"string": spec.replicas in body must be of type integer'),
+    ({"parallelism": {"shards": 0}}, "spec.parallelism.shards", "0: spec.parallelism.shards in body should be greater"),
+    ({"parallelism": {"shards": 2}}, "spec.parallelism", "parallelism.shards (2) must divide nprocPerNode (1)"),
+    ({"nprocPerNode": "auto", "parallelism": {"shards": 2}}, "spec.parallelism",
+     "parallelism.shards (2) must divide nprocPerNode (auto), which must be a number"),
+    ({"nprocPerNode": 2, "parallelism": {"shards": 2}, "checkpoint": {"path": "/c"}}, "spec.parallelism",
+     "parallelism.shards (2) must be 1 in a job with spec.checkpoint"),
     ({"checkpoint": {"path": "data"}}, "spec.checkpoint.path",
      "path (data) must begin with '/' (or, in local mode, with '.')"),
     ({"checkpoint": {}}, "spec.checkpoint.path", "Required value"),
@@ -222,8 +228,12 @@ def test_server_and_pydantic_agree_on_every_combination_of_small_sizes(apiserver
         ({"nprocPerNode": 2}, "nprocPerNode (2) may only change while suspend is true"),
         ({"nprocPerNode": "auto"}, "nprocPerNode (auto) may only change while suspend is true"),
         ({"checkpoint": {"path": "/other"}}, "checkpoint.path (/other) may only change while suspend is true"),
+        (
+            {"nprocPerNode": 2, "parallelism": {"shards": 2}},
+            "parallelism.shards (2) may only change while suspend is true",
+        ),
     ],
-    ids=["nproc", "auto", "checkpoint"],
+    ids=["nproc", "auto", "checkpoint", "shards"],
 )
 def test_change_is_refused_if_running_workers_would_not_follow(
     apiserver: ApiServer, created: str, change: dict[str, Any], words: str

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elastrain.elastic.strategies.sharded import refuse_sharded
+from elastrain.elastic.strategies.unsupported import refuse_sharded
 
 
 @pytest.fixture

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Json,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from elastrain.agent.core.health import Policy
 from elastrain.api import names
@@ -48,6 +57,13 @@ class Settings(BaseModel):
     backend: Annotated[
         Transport, BeforeValidator(lambda text: text.strip().lower()), Field(alias=names.ENV_BACKEND)
     ] = "auto"
+
+    @field_validator("written")
+    @classmethod
+    def _groups_are_whole(cls, written: RankSettings, info: ValidationInfo) -> RankSettings:
+        if (nproc := info.data.get("nproc", written.shards)) % written.shards:
+            raise ValueError(f"shards ({written.shards}) must divide {names.ENV_NPROC} ({nproc})")
+        return written
 
     @property
     def ranks(self) -> RankSettings:

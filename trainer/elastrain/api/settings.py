@@ -51,6 +51,8 @@ class RankSettings(ApiModel):
     """Directory of the audit logs. Absent: none are written."""
     backend: Transport = "auto"
     """The transport of gradients that lie on devices."""
+    shards: PositiveInt = 1
+    """``spec.parallelism.shards``: ranks that hold one copy of the model together."""
 
     def to_environment(self) -> dict[str, str]:
         """The variables for a worker's agent."""

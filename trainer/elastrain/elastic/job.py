@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import nn
@@ -32,10 +31,12 @@ from elastrain.elastic.membership.session import Session
 from elastrain.elastic.membership.world import World
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.tracked import Tracker
-from elastrain.elastic.strategies.bitwise import Bitwise, make_deterministic
-from elastrain.elastic.strategies.replicated import Replicated
-from elastrain.elastic.strategies.sharded import refuse_sharded
+from elastrain.elastic.strategies.choice import strategy_for
+from elastrain.elastic.strategies.sharded import Sharded
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Drained", "Job", "join"]
 
@@ -59,13 +60,12 @@ def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
             f"elastrain.join(): ${names.ENV_AGENT_SOCKET} is not set, so no agent started this process. "
             "Run the script by 'elastrain run job.yaml', or on a cluster by 'kubectl apply -f job.yaml'."
         )
-    if numerics == "bitwise":
-        make_deterministic()
-    strategy: Strategy = Bitwise() if numerics == "bitwise" else Replicated()
     heartbeat = Heartbeat.of_environment()
     local_rank = int(os.environ.get(names.ENV_LOCAL_RANK, "0"))
     device = device_of_rank(local_rank)  # before the script can use another one
-    return Job(Session(path, local_rank), strategy, heartbeat, device)
+    session = Session(path, local_rank)
+    strategy = strategy_for(numerics, session.welcome.settings.shards, session.shard)
+    return Job(session, strategy, heartbeat, device)
 
 
 class Job:
@@ -116,6 +116,16 @@ class Job:
         return self._device
 
     @property
+    def mesh(self) -> DeviceMesh:
+        """The ranks of this rank's group, for ``fully_shard(layer, mesh=job.mesh)``; the same for the process's life.
+
+        Raises ``RuntimeError`` in a job without ``spec.parallelism.shards``.
+        """
+        if not isinstance(self._strategy, Sharded):
+            raise RuntimeError("job.mesh: spec.parallelism.shards is 1, so each rank holds the whole model; set it")
+        return self._strategy.mesh(self._device)
+
+    @property
     def committed(self) -> bool:
         """True in the loop body after the last :meth:`backward` of a step if this execution of it counts.
 
@@ -161,7 +171,6 @@ class Job:
         already, for a name that is taken, and for options that the numerics, or several models, exclude.
         """
         self._loop.contract.acts(Call.SET_UP, "job.wrap()")
-        refuse_sharded(module)
         self._wrapped += 1
         number = "" if self._wrapped == 1 else str(self._wrapped)
         key, of_optimizer = (name, f"{name}_optimizer") if name else (f"model{number}", f"optimizer{number}")
@@ -319,6 +328,7 @@ class Job:
         naming the argument, and :class:`Drained`.
         """
         self._loop.contract.acts(Call.MEET, "job.evaluate()")
+        self._strategy.check_evaluation()
         modules = [obj for obj in (self._world.model, *self._tracked.values()) if isinstance(obj, nn.Module)]
         evaluation = Evaluation(Batches(loader), fn, modules)
         return evaluation.first() if self._loop.phase is Phase.PASSED else evaluation.run(self._loop)
@@ -349,7 +359,7 @@ class Job:
         the loss does not depend on all parameters of the only model, and on all ranks if only some calls of a step have
         a count; ``TypeError`` or ``ValueError`` for a count that is none.
         """
-        whole = None if count is None else _whole(count)
+        whole = None if count is None else reduction.whole(count)
         return self._loop.backward(loss, self._tracker.unscaled(loss), whole, retain_graph=retain_graph)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor | None:
@@ -361,7 +371,7 @@ class Job:
         """
         if self._world.model is None or not self._loop.contract.acts(Call.CLIP):
             return None
-        return nn.utils.clip_grad_norm_(self._world.model.parameters(), max_norm, norm_type)
+        return self._world.model.clip_gradients(max_norm, norm_type)
 
     def fit(
         self,
@@ -397,17 +407,6 @@ class Job:
                 self._audit.close()
             self._session.close()
             self._world.close()
-
-
-def _whole(count: int | torch.Tensor) -> int:
-    if isinstance(count, bool) or (
-        isinstance(count, torch.Tensor) and (count.numel() != 1 or count.is_floating_point())
-    ):
-        raise TypeError(f"job.backward(count={count!r}): must be a whole number, of the summands of the loss")
-    whole = operator.index(count)
-    if whole < 0:
-        raise ValueError(f"job.backward(count={whole}): must be 0 or more")
-    return whole
 
 
 def _audit_log(directory: str | None) -> AuditLog | None:

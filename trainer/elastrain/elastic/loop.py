@@ -40,6 +40,7 @@ from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.snapshot import Snapshot
 from elastrain.elastic.step import Step
 from elastrain.elastic.strategies.strategy import Strategy
+from elastrain.elastic.voting import Voting
 
 log = structlog.get_logger(__name__)
 
@@ -80,6 +81,7 @@ class Loop:
         self._loader: ElasticLoader | None = None
         self._buffers: Buffers | None = None
         self._learning = Learning(world, heartbeat)
+        self._voting = Voting(world, heartbeat)
         self._warmed_by: ElasticLoader | None = None
         """The data of the last warm-up."""
         self._on_commit: list[Callable[[], None]] = []
@@ -203,6 +205,8 @@ class Loop:
             updatable = self._world.before_update()
             incomplete = self._world.receiving
             step.decide(summed, communicator.generation, intact=intact, updatable=updatable, incomplete=incomplete)
+            if self._strategy.votes and summed is not None:
+                self._voting.settle(step, summed, communicator.generation)
             self._weigh(step)
         self._heartbeat.resumed(summed.sums[control.COMPUTE] if summed is not None and step.counts else None)
 

@@ -1,7 +1,8 @@
-"""What ``job.all_reduce()`` sends, and how the values of all ranks become one. Pure."""
+"""What ``job.all_reduce()`` sends, how the values of all ranks become one, and the count of a loss. Pure."""
 
 from __future__ import annotations
 
+import operator
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -58,3 +59,15 @@ def reduce(rows: Sequence[bytes], like: Any) -> Any:
         return result.item() if result.dim() == 0 else result
     keeps = result.is_floating_point() == mine.is_floating_point()
     return result.to(like.device, like.dtype if keeps else result.dtype)
+
+
+def whole(count: int | torch.Tensor) -> int:
+    """The count of ``job.backward``. Raises ``TypeError`` or ``ValueError``."""
+    if isinstance(count, bool) or (
+        isinstance(count, torch.Tensor) and (count.numel() != 1 or count.is_floating_point())
+    ):
+        raise TypeError(f"job.backward(count={count!r}): must be a whole number, of the summands of the loss")
+    whole = operator.index(count)
+    if whole < 0:
+        raise ValueError(f"job.backward(count={whole}): must be 0 or more")
+    return whole

@@ -56,6 +56,16 @@ class PreflightSpec(ApiModel):
     """Measure the network between nodes too. Absent: no."""
 
 
+class ParallelismSpec(ApiModel):
+    """How a model that does not fit one accelerator is spread over ranks."""
+
+    shards: PositiveInt = 1
+    """Ranks that hold one copy of the model together, a *group*; the script shards it by
+    `fully_shard(…, mesh=job.mesh)`. 1: each rank holds a whole copy. Must divide `nprocPerNode`, so that a worker is
+    one group or several and the job grows and shrinks by whole groups. Not together with `checkpoint` yet. May only
+    change while ``suspend`` is true."""
+
+
 class JobSpec(ApiModel):
     """Written by users (and ``kubectl scale`` or an HPA); the operator only reads it."""
 
@@ -91,6 +101,8 @@ class JobSpec(ApiModel):
     checkpoint: CheckpointSpec | None = None
     """Durable checkpoints, from which the job resumes after all workers are gone. Absent: none; the state then exists
     only as long as one worker does."""
+    parallelism: ParallelismSpec | None = None
+    """Sharded models. Absent: each rank holds the whole model."""
     suspend: bool = False
     """True: drain all workers at a step boundary and keep the job. Refused if that discards committed steps: see
     ``protectState``."""
@@ -141,6 +153,23 @@ class JobSpec(ApiModel):
         if value is not None and rule.needs <= sizes.keys() and not rule.holds(sizes):
             raise rule_broken(rule.in_words(sizes), value)
         return value
+
+    @field_validator("parallelism")
+    @classmethod
+    def _groups_are_whole(cls, value: ParallelismSpec | None, info: ValidationInfo) -> ParallelismSpec | None:
+        if value is None or value.shards == 1:
+            return value
+        nproc = info.data.get("nproc_per_node", value.shards)  # absent: invalid, which has an error of its own
+        if not isinstance(nproc, int) or nproc % value.shards:
+            raise rule_broken(rules.SHARDS_FIT.in_words({"nprocPerNode": nproc}), value.shards)
+        if info.data.get("checkpoint") is not None:
+            raise rule_broken(rules.SHARDS_WITHOUT_CHECKPOINT.words, value.shards)
+        return value
+
+    @property
+    def shards(self) -> int:
+        """``parallelism.shards``."""
+        return 1 if self.parallelism is None else self.parallelism.shards
 
     @property
     def desired_replicas(self) -> int:

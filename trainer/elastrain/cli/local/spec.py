@@ -29,6 +29,8 @@ class LocalSpec:
     spares: int
     """Number of warm spares."""
     nproc: int
+    shards: int
+    """Ranks that hold one copy of the model together."""
     backoff_limit: int
     command: tuple[str, ...]
     environment: dict[str, str]
@@ -68,6 +70,7 @@ def local_spec(
         desired=job.spec.desired_replicas,
         spares=job.spec.warm_spares,
         nproc=_ranks(job.spec.nproc_per_node, environment),
+        shards=job.spec.shards,
         backoff_limit=job.spec.backoff_limit,
         command=tuple(words),
         environment=environment,

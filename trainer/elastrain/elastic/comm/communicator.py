@@ -261,17 +261,17 @@ class Communicator:
         return self._channels.connect(self.rank, self._invitations[rank], purpose)
 
     @contextlib.contextmanager
-    def exchange(self, nbytes: int) -> Iterator[Mesh]:
+    def exchange(self, nbytes: int, peers: Collection[int] | None = None) -> Iterator[Mesh]:
         """This rank's connections to its peers, for one exchange of gradients: ``nbytes`` of them.
 
-        Raises :class:`GenerationBroken`.
+        ``peers``: as of :meth:`Mesh.announce`. Raises :class:`GenerationBroken`.
         """
         with self.guard():
             mesh = self.mesh
             if mesh is None or not mesh.begin():
                 raise ConnectionAbortedError("the generation was called off")
             try:
-                mesh.announce(Label(Kind.GRADIENTS, self.step), nbytes)
+                mesh.announce(Label(Kind.GRADIENTS, self.step), nbytes, peers)
                 yield mesh
             finally:
                 mesh.end()

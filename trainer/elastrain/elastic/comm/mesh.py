@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -100,16 +100,18 @@ class Mesh:
         if over:
             self._shut()
 
-    def announce(self, label: Label, nbytes: int) -> None:
+    def announce(self, label: Label, nbytes: int, peers: Collection[int] | None = None) -> None:
         """Queue the header of an exchange, before its data: ``nbytes`` of tensors.
 
+        ``peers``: those that take part; default: all. Every rank takes part in as many exchanges as all others.
         :meth:`run` raises :class:`RanksDiverged` if the header of a peer does not fit.
         """
         self._announced += 1
         self._mine = mine = encode(self._announced, label.kind, label.step, nbytes)
         for peer, expected in self._expected.items():
-            peer.outgoing.append(memoryview(mine))
-            peer.incoming.append(expected)
+            if peers is None or peer.rank in peers:
+                peer.outgoing.append(memoryview(mine))
+                peer.incoming.append(expected)
 
     def waiting(self) -> dict[int, Header]:
         """The headers of peers that have begun an exchange, by rank, while this rank has begun none. Any thread."""
@@ -265,4 +267,4 @@ class _Peer:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.view(torch.uint8).numpy())  # numpy has no bfloat16
+    return memoryview(tensor.view(-1).view(torch.uint8).numpy())  # flat: a view counts rows; numpy has no bfloat16

@@ -8,7 +8,7 @@ floating-point type, for any number of ranks.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SLOTS = 8
 """Proposals that can be outstanding at once, plus one for the generation in force."""
@@ -49,6 +49,12 @@ class Summed:
     """Of length ``SIZE``."""
     connected: Collection[int]
     """The proposals that this rank had published."""
+    squares: float | None = None
+    """Of a sharded model: the sum of the squares of all gradients; travels beside the vector."""
+
+    def with_squares(self, squares: float) -> Summed:
+        """The same vector with the sum of squares that came with it."""
+        return replace(self, squares=squares)
 
     def agreed(self, current: int) -> int | None:
         """The newest proposal that every rank of generation ``current`` is connected to, or None."""

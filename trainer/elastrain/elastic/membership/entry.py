@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from elastrain.api.records import Generation
 from elastrain.data.share import Share
+from elastrain.elastic.state.slices import Holders, Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,12 @@ class EntryRow:
     """As of :attr:`elastrain.elastic.state.trained.TrainedSet.digest`."""
     calls: int = 0
     """Exchanges outside of steps since its last committed step (:mod:`elastrain.elastic.membership.calls`)."""
+    shard: int = 0
+    """The part of the model that it holds."""
+    voted: int = 0
+    """As of :class:`elastrain.elastic.membership.ballot.Row`."""
+    counted: int = 0
+    """The same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +74,17 @@ class Entry:
     """The first of the ranks with the newest state that have completed most exchanges outside of steps."""
     behind: list[int]
     """Ranks with the newest state that lack the last one of these."""
+    shards: list[int]
+    """By rank: as of :attr:`EntryRow.shard`."""
+    torn: list[int]
+    """Ranks that hold a part of a state of which no rank holds another part: nothing can continue from it."""
 
     @classmethod
-    def of(cls, table: Sequence[EntryRow]) -> Entry:
-        """``table``: by rank."""
-        furthest = max(row.step for row in table)
-        sources = _sources(table) if furthest >= 0 else [0]
-        receivers = [r for r, row in enumerate(table) if row.step < furthest or (furthest < 0 and r != 0)]
+    def of(cls, table: Sequence[EntryRow], shards: int = 1) -> Entry:
+        """``table``: by rank. ``shards``: parts of the model, each of which at least one rank has."""
+        furthest = newest_whole(table, shards)
+        sources = [r for shard in range(shards) for r in _sources(table, shard, furthest)]
+        receivers = [r for r, row in enumerate(table) if (r not in sources if furthest < 0 else row.step != furthest)]
         shares = _shares(table, sources, receivers)
         newest = [r for r in range(len(table)) if r not in receivers]
         ahead = max(newest, key=lambda r: (table[r].calls, -r))
@@ -98,12 +109,28 @@ class Entry:
             ),
             ahead=ahead,
             behind=[r for r, calls in lacking.items() if calls == 1],
+            shards=[row.shard for row in table],
+            torn=[r for r, row in enumerate(table) if row.step >= 0 > furthest],
         )
+
+    def transfer(self, rank: int, holders: Callable[[Sequence[int]], Holders]) -> Transfer:
+        """How the part of the state travels that ``rank`` holds or needs. ``holders``: as of ``Strategy.holders``."""
+        alike = [r for r, shard in enumerate(self.shards) if shard == self.shards[rank]]
+        sources = [r for r in self.sources if r in alike]
+        return Transfer(sources, [r for r in self.receivers if r in alike], holders(sources))
 
     @property
     def cold(self) -> bool:
         """Whether no rank holds state."""
         return self.from_size == 0
+
+
+def newest_whole(table: Sequence[EntryRow], shards: int) -> int:
+    """The newest step of which the ranks hold all parts of the state; -1: of none. Pure."""
+    parts: dict[int, set[int]] = {}
+    for row in table:
+        parts.setdefault(row.step, set()).add(row.shard)
+    return max((step for step, held in parts.items() if step >= 0 and len(held) == shards), default=-1)
 
 
 def has_joiners(before: Generation | None, after: Generation) -> bool:
@@ -139,11 +166,17 @@ def _shares(table: Sequence[EntryRow], sources: Sequence[int], receivers: Sequen
     }
 
 
-def _sources(table: Sequence[EntryRow]) -> list[int]:
-    """Ranks that hold the newest state and can each send a part of it: those that are in the same, latest loop."""
-    first = max(range(len(table)), key=lambda r: (table[r].step, table[r].loop_end, -r))
+def _sources(table: Sequence[EntryRow], shard: int, step: int) -> list[int]:
+    """Ranks that hold ``shard`` of the state of ``step``, and can each send a part: those in the same, latest loop.
+
+    The first rank of the shard if ``step`` is -1.
+    """
+    held = [r for r, row in enumerate(table) if row.shard == shard and (row.step == step or step < 0)]
+    if step < 0:
+        return held[:1]
+    first = max(held, key=lambda r: (table[r].loop_end, -r))
 
     def same(row: EntryRow) -> tuple[int, ...]:
-        return row.step, row.loop_end, row.structure
+        return row.loop_end, row.structure
 
-    return [r for r, row in enumerate(table) if r == first or (row.structure and same(row) == same(table[first]))]
+    return [r for r in held if r == first or (table[r].structure and same(table[r]) == same(table[first]))]

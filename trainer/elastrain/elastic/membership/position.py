@@ -19,6 +19,8 @@ from elastrain.api.messages import Located
 from elastrain.api.records import Generation
 from elastrain.data.order import Order
 from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.membership.ballot import Ballot
+from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.entry import Entry, EntryRow
 from elastrain.elastic.membership.session import Session, Withdrawn, close_in_background
 
@@ -48,7 +50,10 @@ class Position:
         """Of the data of that loop."""
         self.ready = False
         """Whether a generation may include this rank."""
+        self.ballot = Ballot()
+        """This rank's votes for steps."""
         self._session, self._saved_step = session, saved_step
+        self._shards = session.welcome.settings.shards
         self._looks = True
         """Whether the next loop begins with a question to the agent. Not each: a script whose code between the loops is
         slow would run behind the job without end; it enters late instead, and the others wait for it once."""
@@ -156,8 +161,17 @@ class Position:
         """
         while True:
             mine = row()
-            table = [EntryRow(*values) for values in communicator.all_gather_ints(list(astuple(mine)))]
-            entry, communicator.step = Entry.of(table), max(row.step for row in table)
+            table = _table(communicator, mine)
+            if (verdict := self.ballot.hear(communicator, table)[0]).open:
+                log.info(
+                    "scripts of ranks end a step whose sum they have missed", ranks=verdict.open, late=verdict.late
+                )
+                continue
+            entry, communicator.step = Entry.of(table, self._shards), max(row.step for row in table)
+            if communicator.rank in entry.torn:
+                self.start_anew(communicator, "no rank holds another part of the state: it is lost")
+            if entry.torn:
+                communicator.fail(f"ranks {', '.join(map(str, entry.torn))} start anew: a part of the state is lost")
             if entry.misplaced:
                 self._others = communicator.step
                 self.give_way(communicator, entry.misplaced, anew=mine.step >= 0 or mine.loop_end > entry.loop_end)
@@ -167,6 +181,20 @@ class Position:
                 self.catch_up(entry.loop_end, (communicator.of, communicator))
             log.info("scripts go on to the loop of the others", ranks=entry.late, loop_end=entry.loop_end)
 
+    def hear(self, generation: Generation, communicator: Communicator, row: EntryRow) -> Summed | None:
+        """The result of this rank's vote, if a rank of ``generation`` has committed its step; else None.
+
+        The others wait for this rank, which enters the generation after its loop body. Raises ``GenerationBroken``.
+        """
+        result = self.ballot.hear(communicator, _table(communicator, row))[1]
+        self._entering = generation, communicator
+        return result
+
+    def start_anew(self, communicator: Communicator, why: str) -> NoReturn:
+        """Leave a generation, and wait for the end: the agent starts this worker's ranks anew."""
+        communicator.abort(why)
+        self._session.wait_to_start_anew(why)
+
     def give_way(self, communicator: Communicator, misplaced: list[int], *, anew: bool) -> NoReturn:
         """The scripts of these ranks are not where the others' are. Raises ``GenerationBroken`` on all others.
 
@@ -175,9 +203,9 @@ class Position:
         ranks = ", ".join(map(str, misplaced))
         cause = f"the script of rank {ranks} is in another loop than the job, or the others are between two loops"
         if communicator.rank in misplaced:
-            communicator.abort(cause)
             if anew:
-                self._session.wait_to_start_anew(cause)
+                self.start_anew(communicator, cause)
+            communicator.abort(cause)
             self._session.withdraw(cause)
             close_in_background(communicator)
             raise Withdrawn
@@ -213,3 +241,8 @@ class Position:
         located = self._session.locate()
         self._joins = located.training
         return max(located.step, located.loop_end) if located.training else self._saved_step()
+
+
+def _table(communicator: Communicator, mine: EntryRow) -> list[EntryRow]:
+    """The rows of all ranks. Raises ``GenerationBroken``."""
+    return [EntryRow(*values) for values in communicator.all_gather_ints(list(astuple(mine)))]

@@ -86,6 +86,11 @@ class Session:
         self.welcome = self._link.welcome
         self._link.start()
 
+    @property
+    def shard(self) -> int:
+        """The part of the model that this rank holds: the ranks of a worker form whole groups."""
+        return self._local_rank % self.welcome.settings.shards
+
     # -- to the agent ------------------------------------------------------------------------------------------------
     def send(self, message: RankMessage) -> None:
         """Raises :class:`AgentLost`."""

@@ -28,7 +28,6 @@ from elastrain.elastic.membership.session import Session, Withdrawn, close_in_ba
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.handover import Handover
-from elastrain.elastic.state.slices import Transfer
 from elastrain.elastic.state.trained import TrainedSet
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 
@@ -65,7 +64,7 @@ class World:
         self._session, self._strategy, self._tracked = session, strategy, tracked
         self._keeper = keeper
         self._generation: Generation | None = None
-        self._number = 0  # of the newest generation that was adopted, or given up
+        self.number = 0  # of the newest generation that was adopted, or given up
         self._agreed: int | None = None
         self._broken_at: float | None = None
         self._has_state = False
@@ -122,7 +121,7 @@ class World:
         """
         while True:
             if self.communicator is not None and self.communicator.over is not None:
-                self._give_up(self.communicator, self.communicator.over)
+                self.give_up(self.communicator, self.communicator.over)
             if self.communicator is not None and self._agreed is None:
                 self._session.discard_superseded()
                 return
@@ -140,10 +139,10 @@ class World:
         if self._agreed is not None:
             generation, communicator = self._session.take(self._agreed)
         else:
-            generation, communicator = self.position.next_generation(self._number, joins=self.joins)
+            generation, communicator = self.position.next_generation(self.number, joins=self.joins)
         self._agreed = None
         if communicator is None:
-            self._stop_for(generation)
+            self.stop_for(generation)
         else:
             self._enter(generation, communicator)
 
@@ -190,7 +189,7 @@ class World:
         if self.place.rank != 0:
             return
         if self._has_state:
-            self._keeper.after_step(self.step, self._number, self._tree)
+            self._keeper.after_step(self.step, self.number, self._tree)
         if self._reporter.due(time.monotonic()) or self.step == self.position.loop_end or self.stopped:
             self._report()
 
@@ -242,7 +241,7 @@ class World:
             self._traces.close()
 
     # -- changes of generation ---------------------------------------------------------------------------------------
-    def _give_up(self, communicator: Communicator, cause: str) -> None:
+    def give_up(self, communicator: Communicator, cause: str) -> None:
         """Leave a broken generation. Raises :class:`RanksDiverged` if the next one would break in the same way."""
         if communicator.diverged is not None:
             raise RanksDiverged(communicator.diverged)
@@ -253,7 +252,7 @@ class World:
             self.model.learner.cancel()
         self._broken_at = communicator.broken_at
         self._session.send(Broken(generation=communicator.generation, step=self.step, error=cause))
-        self._number = max(self._number, communicator.generation)
+        self.number = max(self.number, communicator.generation)
         self._leave()
 
     def _leave(self) -> None:
@@ -263,7 +262,7 @@ class World:
         if old is not None:
             close_in_background(old)
 
-    def _stop_for(self, generation: Generation) -> None:
+    def stop_for(self, generation: Generation) -> None:
         """Adopt a generation without a place for this rank: keep the state and wait, or be told to exit."""
         # If all ranks stop, only their memory holds the state. In a healthy generation rank 0 saves it. After a loss
         # the ranks cannot tell which of them is first, and writing the same step twice is harmless.
@@ -271,7 +270,7 @@ class World:
         # Not outside of a loop: the code there would run again on a state that it may have changed already.
         if not generation.size and saves and not self._calls.count:
             self._save_now()
-        self._number = generation.number
+        self.number = generation.number
         self._leave()
         self._session.adopt(generation.number, self.step)
 
@@ -280,7 +279,7 @@ class World:
         try:
             entry = self._synchronise(communicator)
         except GenerationBroken as e:
-            self._give_up(communicator, e.cause)  # leaves the previous one too: its other ranks may have left it
+            self.give_up(communicator, e.cause)  # leaves the previous one too: its other ranks may have left it
             close_in_background(communicator)
             return
         synchronised = time.monotonic()
@@ -288,7 +287,7 @@ class World:
         assert self.model is not None
         self.model.attach(communicator, keep=entry.same_layout)
         self.communicator, self._generation = communicator, generation
-        self._number = generation.number
+        self.number = generation.number
         self.place = Place(generation.number, communicator.rank, communicator.world_size)
         self.share = entry.shares.get(communicator.rank, self.place.share)
         self.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
@@ -319,13 +318,13 @@ class World:
         Raises ``GenerationBroken``; and :class:`LoopOver` or :class:`Withdrawn` if the script of this rank is in
         another loop.
         """
-        entry = self.position.meet(communicator, lambda: self._entry_row(communicator.of))
+        entry = self.position.meet(communicator, lambda: self.entry_row(communicator.of))
         if entry.cold and communicator.rank == 0:
             self._cold_start(entry)
             if self.position.has_left(self.step):
                 self.position.give_way(communicator, [0], anew=True)
-        transfer = Transfer(entry.sources, entry.receivers, self._strategy.holders(entry.sources))
-        if communicator.rank in entry.sources and entry.receivers:
+        transfer = entry.transfer(communicator.rank, self._strategy.holders)
+        if communicator.rank in entry.sources and transfer.receivers:
             self._handover.send(communicator, transfer, in_portions=entry.in_portions)
             if not entry.shares:
                 self._handover.before_update(communicator)
@@ -339,7 +338,7 @@ class World:
         self._calls.catch_up(communicator, entry)
         return entry
 
-    def _entry_row(self, generation: Generation) -> EntryRow:
+    def entry_row(self, generation: Generation) -> EntryRow:
         """This rank's contribution to the entry of ``generation``."""
         assert self.model is not None
         joined = has_joiners(self._generation, generation)
@@ -358,6 +357,8 @@ class World:
             loop_end=self.position.loop_end,
             trained=self.trained.digest,
             calls=self._calls.count,
+            shard=self._session.shard,
+            **self.position.ballot.row(self.step),
         )
 
     def _begin_learner_step(self, communicator: Communicator, *, receiving: bool) -> None:
@@ -370,7 +371,7 @@ class World:
     def _note_state(self) -> None:
         if not self._has_state and not self._handover.receiving:
             self._has_state = True
-            self._session.adopt(self._number, self.step)
+            self._session.adopt(self.number, self.step)
 
     def _cold_start(self, entry: Entry) -> None:
         """No rank holds state: continue from the newest checkpoint, or begin with this rank's own state.
@@ -406,7 +407,7 @@ class World:
     # -- reports -----------------------------------------------------------------------------------------------------
     def _save_now(self) -> None:
         """Save a durable checkpoint before this rank may end, and report its result."""
-        if self._has_state and self._keeper.save_now(self.step, self._number, self._tree):
+        if self._has_state and self._keeper.save_now(self.step, self.number, self._tree):
             self._report()
 
     def _report(self) -> None:

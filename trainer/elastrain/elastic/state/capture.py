@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree
 
 from elastrain.elastic.comm import digest
+from elastrain.elastic.state import parts
 
 
 class Stateful(Protocol):
@@ -36,8 +37,9 @@ class Slot:
 
 
 def capture(tracked: Mapping[str, Stateful]) -> dict[str, Any]:
-    """The present state of each object, by name. Tensors are the live ones, not copies."""
-    return {name: obj.state_dict() for name, obj in tracked.items()}
+    """The present state of each object, by name. Tensors are the live ones, not copies; of sharded ones this rank's
+    parts."""
+    return {name: parts.taken(obj.state_dict()) for name, obj in tracked.items()}
 
 
 def restore(tracked: Mapping[str, Stateful], state: dict[str, Any]) -> None:
@@ -51,7 +53,7 @@ def restore(tracked: Mapping[str, Stateful], state: dict[str, Any]) -> None:
     if surplus := sorted(state.keys() - tracked.keys()):
         raise ValueError(f"the saved state has {', '.join(surplus)}, which this script does not track (job.track)")
     for name, obj in tracked.items():
-        obj.load_state_dict(state[name])
+        obj.load_state_dict(parts.put(state[name], tracked.values()))
 
 
 def structure(tree: Any) -> int:

@@ -35,6 +35,7 @@ from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.strategies.gradient_buffers import GradientBuffer, GradientBuffers
 from elastrain.elastic.strategies.strategy import ElasticModule
 from elastrain.elastic.strategies.summation_tree import Node, TreeSum, nodes_of
+from elastrain.elastic.strategies.unsupported import refuse_sharded
 
 PIECE = 1 << 18
 """Numbers that are added and returned at a time; large enough to hide the cost of Python in between."""
@@ -60,6 +61,8 @@ class BitwiseModule(ElasticModule):
 class Bitwise:
     """Gradients as the tree's sum. See :class:`elastrain.elastic.strategies.strategy.Strategy` for the methods."""
 
+    votes = False
+
     def __init__(self) -> None:
         self._models: list[ElasticModule] = []
         self._whole: ElasticModule | None = None
@@ -76,6 +79,7 @@ class Bitwise:
             )
 
     def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
+        refuse_sharded(module)
         if ddp_options:
             raise ValueError(f"job.wrap({', '.join(ddp_options)}=…): numerics='bitwise' does not use DDP")
         if norms := [name for name, m in module.named_modules() if isinstance(m, nn.SyncBatchNorm)]:
@@ -107,6 +111,9 @@ class Bitwise:
                 "statistics, as BatchNorm's, depend on the samples of each rank; use track_running_stats=False, "
                 "GroupNorm or LayerNorm"
             )
+
+    def check_evaluation(self) -> None:
+        """Each rank has whole models."""
 
     def holders(self, sources: Sequence[int]) -> Holders:
         return lambda _: sources

@@ -42,6 +42,7 @@ from elastrain.elastic.strategies import batchnorm
 from elastrain.elastic.strategies.after_backward import AfterBackward
 from elastrain.elastic.strategies.learner import Learner
 from elastrain.elastic.strategies.strategy import ElasticModule
+from elastrain.elastic.strategies.unsupported import refuse_sharded
 
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
@@ -57,6 +58,8 @@ class Replicated:
 
     See :class:`elastrain.elastic.strategies.strategy.Strategy` for the methods.
     """
+
+    votes = False
 
     def __init__(self) -> None:
         self._models: list[ReplicatedModule] = []
@@ -78,6 +81,7 @@ class Replicated:
             )
 
     def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
+        refuse_sharded(module)
         self._synchronises_norms |= batchnorm.adopt(module)
         self._models.append(ReplicatedModule(module, **ddp_options))
         if len(self._models) > 1:
@@ -95,6 +99,9 @@ class Replicated:
 
     def check_warm_up(self, changed_buffers: list[str]) -> None:
         """Buffers may change: each rank has its own."""
+
+    def check_evaluation(self) -> None:
+        """Each rank has whole models."""
 
     def holders(self, sources: Sequence[int]) -> Holders:
         return lambda _: sources

@@ -1,34 +1,208 @@
-"""Refuses models whose parameters are spread over ranks: no strategy trains them yet."""
+"""Models that ``fully_shard`` has spread over the ranks of a group; groups replicate each other (HSDP).
+
+FSDP2 gathers parameters and scatters gradients inside a group, and sums gradients over the groups, all over the
+generation in force (:mod:`elastrain.elastic.strategies.fsdp`). The sharding never changes, so nothing of FSDP is
+touched when groups come and go.
+
+*The commit rule.* A rank publishes its control vector only when it holds all its gradients, and the vector is summed in
+two hops: a rank that has the sum knows that every rank holds every complete gradient. A rank that has published it and
+lacks the sum keeps its gradients until it hears from its peers whether the step counts
+(:mod:`elastrain.elastic.membership.ballot`). The vote also carries the squared norm, so that clipping needs no
+collective after it.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
 from torch import nn
 
-_REPLICATE = "pass the plain module, which every rank holds as a whole"
-_WRAPPERS = (
-    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FSDP"),
-    ("torch.distributed.fsdp._fully_shard", "FSDP2 (fully_shard)"),
-    ("torch.nn.parallel.distributed", "DistributedDataParallel"),
-)
+from elastrain.api.settings import Transport
+from elastrain.data.order import Order, Slice
+from elastrain.elastic.comm.backend import Offer
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
+from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.state.slices import Holders
+from elastrain.elastic.strategies.strategy import ElasticModule
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_NOT_YET = "is not supported with spec.parallelism.shards yet (docs/sharded.md)"
 
 
-def refuse_sharded(module: nn.Module) -> None:
-    """Raises ``ValueError`` naming the layer and the way out, for a model that is sharded or replicated already.
+class Sharded:
+    """One model, sharded by FSDP2. See :class:`elastrain.elastic.strategies.strategy.Strategy` for the methods."""
 
-    Its parts would be summed over ranks with other parts, and a lost rank's part would be lost. The check compares the
-    modules of classes: importing FSDP for it would delay every start.
-    """
-    for name, layer in module.named_modules():
-        for kind in type(layer).__mro__:
-            for origin, called in _WRAPPERS:
-                if kind.__module__.startswith(origin):
-                    raise ValueError(
-                        f"job.wrap(): {name or 'the model'} is wrapped by {called}; {_REPLICATE}. Sharded models are "
-                        "not supported yet (see docs/gpu.md)"
-                    )
-    for name, parameter in module.named_parameters():
-        if type(parameter.data).__module__.startswith("torch.distributed.tensor"):
+    votes = True
+
+    def __init__(self, shards: int, shard: int) -> None:
+        """``shard``: the part of the model that this rank holds, of ``shards``."""
+        self._shards, self._shard = shards, shard
+        self._mesh: DeviceMesh | None = None
+        self._model: ShardedModule | None = None
+
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        """The ranks of this rank's group, for ``fully_shard``; always the same one."""
+        if self._mesh is None:
+            from elastrain.elastic.strategies.group_mesh import group_mesh
+
+            self._mesh = group_mesh(device.type, self._shards, self._shard)
+        return self._mesh
+
+    def check(self, order: Order) -> None:
+        if order.in_micro_batches:
             raise ValueError(
-                f"job.wrap(): parameter {name} is a DTensor, spread over ranks; {_REPLICATE}. Sharded models are not "
-                "supported yet (see docs/gpu.md)"
+                f"job.dataloader(micro_batch_size=…, micro_batches=…): {_NOT_YET}: ranks of a group would run "
+                "different numbers of forwards"
+            )
+
+    def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
+        if ddp_options:
+            raise ValueError(
+                f"job.wrap({', '.join(ddp_options)}=…): options of DDP, which does not train sharded models"
+            )
+        if self._model is not None:
+            raise ValueError(f"job.wrap(): a second model {_NOT_YET}")
+        self._model = ShardedModule(module, self._mesh, self._shards)
+        return self._model
+
+    def whole(self) -> ElasticModule:
+        assert self._model is not None
+        return self._model
+
+    def several_backwards(self) -> ElasticModule:
+        raise ValueError(f"several calls of job.backward() in a loop body: {_NOT_YET}")
+
+    def check_warm_up(self, changed_buffers: list[str]) -> None:
+        """Buffers may change: each rank has its own."""
+
+    def check_evaluation(self) -> None:
+        raise ValueError(f"job.evaluate(): {_NOT_YET}: ranks of a group would run different numbers of forwards")
+
+    def holders(self, sources: Sequence[int]) -> Holders:
+        return lambda _: sources
+
+    def begin_step(self) -> None:
+        assert self._model is not None
+        self._model.squares = None
+
+    def body(self, part: Slice, communicator: Communicator, *, last: bool) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        unscaled: torch.Tensor,
+        part: Slice,
+        inputs: ControlInputs,
+        communicator: Communicator,
+        *,
+        last: bool,
+        retain_graph: bool = False,
+    ) -> Summed | None:
+        """Returns None if this rank has not voted, since a gradient is missing."""
+        model = self._model
+        assert model is not None
+        if unscaled is not loss:
+            raise ValueError(f"job.backward(): a loss that a GradScaler has scaled {_NOT_YET}; use bfloat16")
+        (loss * part.weight).backward(retain_graph=retain_graph)
+        if communicator.broken is not None:
+            return None
+        return model.vote(communicator, inputs, unscaled.detach() * part.weight)
+
+
+class ShardedModule(ElasticModule):
+    """The model whose parameters FSDP has spread over the ranks of a group."""
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh | None, shards: int) -> None:
+        """Raises ``ValueError`` naming the part of the model that is not sharded over ``mesh``."""
+        super().__init__(module)
+        _check(module, mesh)
+        from elastrain.elastic.strategies.fsdp import ShardedComm, communicate_by
+
+        self._comm = ShardedComm(shards, self._runs_a_body)
+        communicate_by(self._comm, module)
+        first = next(p for p in module.parameters() if p.requires_grad)
+        self._vector = ControlVector(torch.empty((), dtype=first.dtype))  # on the host, like the vote
+
+    def offer(self, demanded: Transport) -> Offer:
+        if demanded == "nccl":
+            raise ValueError(f"ELASTRAIN_BACKEND: nccl {_NOT_YET}; use tcp or auto")
+        return Offer(why="sharded models communicate through the host's memory")
+
+    def attach(self, communicator: Communicator, *, keep: bool) -> None:
+        self.detach()
+        self._comm.enter(communicator)
+
+    def detach(self) -> None:
+        self._comm.leave()
+        super().detach()
+
+    def vote(self, communicator: Communicator, inputs: ControlInputs, loss: torch.Tensor) -> Summed:
+        """All gradients are complete on this rank: publish the control vector. Void if the communicator has broken."""
+        local = self._gradients()
+        squares = torch.zeros(1, dtype=torch.float64)
+        for gradient in local:
+            squares += gradient.double().square().sum().cpu()
+        squares /= self._comm.groups  # twins hold the same gradients
+        self._vector.prepare(inputs, loss)
+        control = self._vector.publish_on_host()
+        torch.futures.wait_all(
+            communicator.sum_together(squares, control.values, kind=Kind.CONTROL, before=control.add_connected)
+        )
+        return self._vector.read().with_squares(squares.item())
+
+    def scale_gradients(self, factor: float) -> None:
+        if factor != 1.0:
+            self.squares = None if self.squares is None else self.squares * factor**2
+            self._multiply(factor)
+
+    def clip_gradients(self, max_norm: float, norm_type: float) -> torch.Tensor:
+        if norm_type != 2.0:
+            raise ValueError(f"job.clip_grad_norm_(norm_type={norm_type:g}): {_NOT_YET}; use 2")
+        squares = self.squares  # None: of the warm-up, or of a step that does not count
+        norm = math.sqrt(
+            sum(g.double().square().sum().item() for g in self._gradients()) if squares is None else squares
+        )
+        if (factor := max_norm / (norm + 1e-6)) < 1.0:  # as in torch
+            self._multiply(factor)
+        return torch.tensor(norm, dtype=torch.float64)
+
+    def _runs_a_body(self) -> bool:
+        return self.in_body()
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """This rank's parts of the gradients that it has."""
+        return [p.grad.to_local() for p in self.module.parameters() if p.grad is not None]
+
+    def _multiply(self, factor: float) -> None:
+        if gradients := self._gradients():
+            with torch.no_grad():
+                torch._foreach_mul_(gradients, factor)
+
+
+def _check(module: nn.Module, mesh: DeviceMesh | None) -> None:
+    """Raises ``ValueError`` naming a parameter of ``module`` that ``fully_shard`` has not spread over ``mesh``."""
+    from torch.distributed.tensor import DTensor
+
+    for name, m in module.named_modules():
+        if isinstance(m, nn.SyncBatchNorm):
+            raise ValueError(f"job.wrap(): {name}: SyncBatchNorm {_NOT_YET}; use GroupNorm or LayerNorm")
+    for name, p in module.named_parameters():
+        if not isinstance(p, DTensor):
+            raise ValueError(
+                f"job.wrap(): parameter {name} is not sharded, and spec.parallelism.shards is more than 1: call "
+                "fully_shard(layer, mesh=job.mesh) for the layers, and at last fully_shard(net, mesh=job.mesh)"
+            )
+        if p.device_mesh is not mesh:
+            raise ValueError(
+                f"job.wrap(): parameter {name} is sharded over another mesh, {p.device_mesh}: give fully_shard "
+                "mesh=job.mesh; meshes of two dimensions and tensor parallelism are not supported yet (docs/sharded.md)"
             )

@@ -38,6 +38,8 @@ class ElasticModule(nn.Module):
     """Whether the warm-up's loop body runs."""
     bare = False
     """Whether forward runs through the user's model alone: nothing is summed during backward."""
+    squares: float | None = None
+    """Sum of the squares of all gradients of the step, where this rank has only a part of them; None: not known."""
     learner: Learner | None = None
     """Computes the steps in which this rank is a learner; None if this model cannot have any."""
 
@@ -88,6 +90,10 @@ class ElasticModule(nn.Module):
         with torch.no_grad():
             torch._foreach_mul_(gradients, factor)
 
+    def clip_gradients(self, max_norm: float, norm_type: float) -> torch.Tensor:
+        """Scale the gradients of the step so that their norm is at most ``max_norm``; returns the norm before."""
+        return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
+
     def drop_gradients(self) -> None:
         """Forget the gradients of the last step."""
         for p in self.module.parameters():
@@ -105,6 +111,10 @@ class Strategy(Protocol):
 
     For the training thread.
     """
+
+    votes: bool
+    """Whether a rank can hold all its gradients of a step while a peer lacks some: then peers tell a rank that lost
+    the result of its last sum whether the step counts."""
 
     def check(self, order: Order) -> None:
         """Raises ``ValueError`` naming the argument if the strategy cannot train on data in this order.
@@ -129,6 +139,9 @@ class Strategy(Protocol):
 
     def check_warm_up(self, changed_buffers: list[str]) -> None:
         """Raises ``RuntimeError`` if a model whose forward changes these buffers cannot be trained."""
+
+    def check_evaluation(self) -> None:
+        """Raises ``ValueError`` if the models cannot be evaluated by ``job.evaluate()``."""
 
     def holders(self, sources: Sequence[int]) -> Holders:
         """Which of ``sources``, the ranks with the newest state, hold each slice of it."""

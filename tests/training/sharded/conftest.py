@@ -1,0 +1,60 @@
+"""A whole job of a sharded model: real etcd, real agents of two ranks each, which are one group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from elastrain.api import names
+from elastrain.api.keys import JobKeys
+from elastrain.api.settings import RankSettings
+from elastrain.etcd.server import EtcdServer
+from real_job import Job
+from warm import Warm
+
+SHARDS = 2
+SCRIPT = Path(__file__).with_name("train_fsdp.py")
+
+
+class ShardedJob(Job):
+    """Each worker is one group."""
+
+    def start(self, *workers: str, steps: int = 40, delay: float = 0.3, **options: str) -> None:
+        command = [sys.executable, str(SCRIPT), str(self.folder), str(steps), str(delay)]
+        environment = {names.ENV_NPROC: str(SHARDS), **RankSettings(shards=SHARDS).to_environment()}
+        super().start(*workers, command=command, **environment, **options)
+
+    def pids(self, worker: str) -> dict[str, int]:
+        """Of its ranks' newest processes, by local rank."""
+        return self[worker].log("ranks started")[-1]["pids"]
+
+    def kill(self, worker: str, local: int, how: int = signal.SIGKILL) -> None:
+        os.kill(self.pids(worker)[str(local)], how)
+
+    def order(self, what: str, *ranks: tuple[str, int]) -> None:
+        """Have the script of each (worker, local rank) do it (see there); returns when they have."""
+        paths = [self.folder / f"{worker}.{local}.{what}" for worker, local in ranks]
+        for path in paths:
+            path.touch()
+        self.wait(f"{ranks} to {what}", lambda: not any(path.exists() for path in paths))
+
+    def finish(self, *workers: str) -> dict[str, list[dict]]:
+        """Let them run freely to the end; what the ranks of each group have saved, by shard."""
+        import torch
+
+        (self.folder / "run-free").touch()
+        self.wait("all to end", lambda: all(self[w].process.poll() is not None for w in workers))
+        assert [self[w].ends().outcome for w in workers] == ["finished"] * len(workers), self.story()
+        return {w: [torch.load(self.folder / f"final-{w}-{shard}.pt") for shard in range(SHARDS)] for w in workers}
+
+
+@pytest.fixture
+def job(warm: Warm, tmp_path: Path, etcd_factory: Callable[[], EtcdServer], job_keys: JobKeys) -> Iterator[ShardedJob]:
+    job = ShardedJob(warm, tmp_path, etcd_factory(), job_keys)
+    yield job
+    job.close()

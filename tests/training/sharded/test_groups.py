@@ -1,0 +1,141 @@
+"""Groups of ranks that hold a sharded model together come, go and die: the model is that of one process.
+
+Promises 1, 2, 4 and 5, for groups.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from elastrain.data.options import order_of
+
+STEPS = 40
+TOLERANCE = 1e-10
+
+
+@cache
+def script():
+    sys.argv = ["", "", "0", "0"]
+    spec = importlib.util.spec_from_file_location("train_fsdp", Path(__file__).with_name("train_fsdp.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def alone(steps: int) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """The same training in this process, without FSDP: parameters, and the norm of each step's gradient."""
+    model, data = script().net(), script().data()
+    order = order_of(data, global_batch_size=11, seed=3, shuffle=None, drop_last=False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    norms = []
+    for step in range(steps):
+        x, y = data[list(order.batch(step))]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.3).item())
+        optimizer.step()
+    return model.state_dict(), norms
+
+
+def assert_same_model(ends: dict[str, list[dict]], steps: int = STEPS) -> None:
+    expected, _ = alone(steps)
+    groups = list(ends.values())
+    for shards in groups:
+        assert [end["step"] for end in shards] == [steps] * len(shards)
+        for name, value in expected.items():
+            whole = torch.cat([end["state"][name] for end in shards])
+            assert torch.allclose(whole, value, rtol=0, atol=TOLERANCE), name
+            same = [torch.equal(a["state"][name], b["state"][name]) for a, b in zip(shards, groups[0], strict=True)]
+            assert all(same), f"{name}: replicas of a shard differ"
+
+
+def test_the_model_and_its_norms_equal_those_of_one_process_if_two_groups_train_undisturbed(job) -> None:
+    job.want(2)
+    job.start("a", "b")
+    ends = job.finish("a", "b")
+    assert_same_model(ends)
+    for shards in ends.values():
+        for end in shards:
+            assert end["norms"] == pytest.approx(alone(STEPS)[1][-len(end["norms"]) :], rel=1e-9)
+    job.verdict()
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_group_that_lost_a_rank_returns_and_the_other_trains_on_in_its_processes(job, where) -> None:
+    job.want(2)
+    job.start("a", "b")
+    first = job.together("a", "b")
+    survivors = job.pids("a")
+    job.order(f"die-in-{where}", ("b", 1))
+    job.together("a", "b", after=first)
+    ends = job.finish("a", "b")
+    assert_same_model(ends)
+    assert job.pids("a") == survivors, "a survivor's process changed"
+    job.verdict()
+
+
+def test_the_job_grows_and_shrinks_by_groups(job) -> None:
+    job.want(1)
+    job.start("a")
+    first = job.together("a")
+    pids = job.pids("a")
+    job.start("b")
+    job.want(2)
+    second = job.together("a", "b", after=first)
+    job.want(1, leaving=("b",))
+    job.together("a", after=second)
+    assert job["b"].ends().outcome == "drained"
+    ends = job.finish("a")
+    assert_same_model(ends)
+    assert job.pids("a") == pids
+    job.verdict()
+
+
+@pytest.mark.parametrize("ranks", [[("b", 0), ("b", 1)], [("b", 0), ("c", 1)]], ids=["one group", "two groups"])
+def test_the_remaining_groups_train_on_if_two_ranks_die_in_one_step(job, ranks) -> None:
+    job.want(3)
+    job.start("a", "b", "c")
+    first = job.together("a", "b", "c")
+    pids = job.pids("a")
+    job.order("die-in-backward", *ranks)
+    job.together("a", "b", "c", after=first)
+    ends = job.finish("a", "b", "c")
+    assert_same_model(ends)
+    assert job.pids("a") == pids
+    job.verdict()
+
+
+def test_a_rank_commits_late_with_the_gradients_that_it_kept_if_it_missed_the_result_of_its_vote(job) -> None:
+    job.want(2)
+    job.start("a", "b")
+    first = job.together("a", "b")
+    pids = {w: job.pids(w) for w in "ab"}
+    job.order("cut-after-vote", ("a", 1))
+    job.together("a", "b", after=first)
+    assert "the step counts: peers have committed it" in job["a"].out()
+    ends = job.finish("a", "b")
+    assert_same_model(ends)
+    assert {w: job.pids(w) for w in "ab"} == pids, "a process changed"
+    assert ends["a"][1]["commits"] == [*range(1, STEPS + 1)], "a committed step was lost or redone"
+    job.verdict()
+
+
+def test_no_rank_commits_if_one_has_not_voted(job) -> None:
+    job.want(2)
+    job.start("a", "b")
+    first = job.together("a", "b")
+    pids = {w: job.pids(w) for w in "ab"}
+    job.order("cut-before-vote", ("a", 1))
+    job.together("a", "b", after=first)
+    ends = job.finish("a", "b")
+    assert_same_model(ends)
+    assert {w: job.pids(w) for w in "ab"} == pids, "a process changed"
+    job.verdict()

@@ -1,0 +1,110 @@
+"""A training script of a model that FSDP2 shards, in float64. ``argv``: a folder, steps, the seconds of a loop body.
+
+What a rank does once if the test has left it ``<worker>.<local rank>.<order>``: it dies in a forward
+(``die-in-forward``) or backward (``die-in-backward``), its connections end before its vote (``cut-before-vote``), or
+after it, so that the rank misses the result (``cut-after-vote``).
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import TensorDataset
+
+import elastrain
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.control_vector import ControlInputs
+from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.strategies.sharded import ShardedModule
+
+folder, steps, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+worker, local = os.environ.get("ELASTRAIN_WORKER"), os.environ.get("LOCAL_RANK")
+torch.set_num_threads(1)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 13), nn.Linear(13, 8)
+        self.scale = nn.Parameter(torch.ones(1))  # empty on all shards but the first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        die("die-in-forward")
+        y = x + self.scale * self.down(torch.tanh(self.up(self.norm(x))))
+        if y.requires_grad:
+            y.register_hook(lambda _: die("die-in-backward"))
+        return y
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), Layer(), nn.Linear(8, 3)).double()
+
+
+def data() -> TensorDataset:
+    inputs = torch.randn(203, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(inputs, torch.randint(0, 3, (203,), generator=torch.Generator().manual_seed(2)))
+
+
+def ordered(what: str) -> bool:
+    order = folder / f"{worker}.{local}.{what}"
+    if found := order.exists():
+        order.unlink()
+    return found
+
+
+def die(where: str) -> None:
+    if ordered(where):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def cut_connections(model: ShardedModule) -> None:
+    """Around the votes of ``model``, if ordered."""
+    vote = model.vote
+
+    def cut(communicator: Communicator, inputs: ControlInputs, loss: torch.Tensor) -> Summed:
+        if ordered("cut-before-vote"):
+            communicator.abort("cut by the test")
+        summed = vote(communicator, inputs, loss)
+        if ordered("cut-after-vote"):
+            communicator.abort("cut by the test")
+        return summed
+
+    model.vote = cut
+
+
+def main() -> None:
+    with elastrain.join() as job:
+        model = net()
+        for layer in (model[1], model):
+            fully_shard(layer, mesh=job.mesh)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        model = job.wrap(model, optimizer=optimizer)
+        cut_connections(model)
+        commits: list[int] = []
+        norms: list[float] = []
+        job.on_commit(lambda: commits.append(job.step))
+        loader = job.dataloader(data(), global_batch_size=11, seed=3)
+        for x, y in job.steps(loader, steps=steps):
+            if not (folder / "run-free").exists():
+                time.sleep(delay)
+            optimizer.zero_grad()
+            job.backward(nn.functional.cross_entropy(model(x), y))
+            norm = job.clip_grad_norm_(0.3)
+            optimizer.step()
+            if job.committed:
+                norms.append(norm.item())
+    local_state = {name: p.to_local() for name, p in model.module.state_dict().items()}
+    torch.save(
+        {"rank": job.rank, "state": local_state, "commits": commits, "norms": norms, "step": job.step},
+        folder / f"final-{worker}-{local}.pt",
+    )
+
+
+if __name__ == "__main__":
+    main()

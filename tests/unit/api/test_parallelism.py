@@ -1,0 +1,46 @@
+"""``spec.parallelism``: which jobs of sharded models are accepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from elastrain.api.job import JobSpec
+from elastrain.api.settings import RankSettings
+
+TEMPLATE = {"spec": {"containers": [{"name": "trainer", "command": ["python"]}]}}
+
+
+def spec(**fields: Any) -> JobSpec:
+    return JobSpec.model_validate({"maxReplicas": 2, "template": TEMPLATE, **fields})
+
+
+def test_each_rank_holds_the_whole_model_if_nothing_is_set() -> None:
+    assert spec().shards == spec(parallelism={}).shards == 1
+
+
+@pytest.mark.parametrize("nproc", [2, 4])
+def test_a_worker_may_hold_one_group_or_several(nproc: int) -> None:
+    assert spec(nprocPerNode=nproc, parallelism={"shards": 2}).shards == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"parallelism": {"shards": 0}}, "greater than or equal to 1"),
+        ({"parallelism": {"shards": 2}}, r"must divide nprocPerNode \(1\)"),
+        ({"nprocPerNode": 3, "parallelism": {"shards": 2}}, r"must divide nprocPerNode \(3\)"),
+        ({"nprocPerNode": "auto", "parallelism": {"shards": 2}}, r"must divide nprocPerNode \(auto\), .* a number"),
+        ({"nprocPerNode": 2, "parallelism": {"shards": 2}, "checkpoint": {"path": "/c"}}, "must be 1 in a job with"),
+    ],
+)
+def test_a_job_is_refused_with_the_way_out_if_its_groups_are_not_whole_or_not_served(fields: Any, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        spec(**fields)
+
+
+def test_ranks_get_the_number_of_shards() -> None:
+    written = RankSettings(shards=2).to_environment()
+    assert [RankSettings.model_validate_json(v).shards for v in written.values()] == [2]

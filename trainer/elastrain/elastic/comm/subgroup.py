@@ -1,0 +1,88 @@
+"""Collectives over a few ranks of a generation: the ranks of a group, or those that hold the same shard.
+
+They block, and add in an order that depends only on the place in the subgroup, so that all its ranks end with the same
+bits. Every rank of the generation makes the same calls in the same order, each in its own subgroup; the headers of the
+exchanges show a rank that does not. Tensors on a device travel through the host's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from elastrain.elastic.comm.communicator import Communicator
+
+
+class Subgroup:
+    """Some ranks of a generation. Its methods raise ``GenerationBroken``; their tensors then hold any values."""
+
+    def __init__(self, communicator: Communicator, ranks: Sequence[int]) -> None:
+        """``ranks``: this rank among them, in the same order on all of them."""
+        self._communicator = communicator
+        self._peers = {rank: place for place, rank in enumerate(ranks) if rank != communicator.rank}
+        self._place = ranks.index(communicator.rank)
+
+    @property
+    def size(self) -> int:
+        return len(self._peers) + 1
+
+    def all_gather(self, out: torch.Tensor, mine: torch.Tensor) -> None:
+        """Fill ``out`` with ``mine`` of each rank, by place. ``mine`` may be this rank's part of ``out``."""
+        gathered = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
+        rows = gathered.view(self.size, -1)
+        own = rows[self._place].copy_(mine.view(-1))
+        with self._communicator.exchange(own.nbytes, self._peers) as mesh:
+            for peer, place in self._peers.items():
+                mesh.send(peer, own)
+                mesh.receive(peer, rows[place])
+            mesh.run()
+        if gathered is not out:
+            out.copy_(gathered)
+
+    def reduce_scatter(self, out: torch.Tensor, parts: torch.Tensor) -> None:
+        """Fill ``out`` with the sum over the ranks of the part of ``parts`` that has this rank's place."""
+        rows = parts.cpu().view(self.size, -1)
+        mine = {self._place: rows[self._place]}
+        with self._communicator.exchange(rows[0].nbytes, self._peers) as mesh:
+            for peer, place in self._peers.items():
+                mine[place] = torch.empty_like(rows[place])
+                mesh.send(peer, rows[place])
+                mesh.receive(peer, mine[place])
+            mesh.run()
+        out.view(-1).copy_(_sum(mine))
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sum ``tensor`` over the ranks, in place: each adds one chunk, and sends the sum to all."""
+        if not self._peers:
+            return
+        count = tensor.numel()
+        flat = torch.zeros(max(count, self.size), dtype=tensor.dtype)
+        flat[:count].copy_(tensor.view(-1))
+        chunks = flat.tensor_split(self.size)
+        own = chunks[self._place]
+        mine = {self._place: own}
+        with self._communicator.exchange(flat.nbytes, self._peers) as mesh:
+
+            def arrived(place: int, row: torch.Tensor) -> None:
+                mine[place] = row
+                if len(mine) == self.size:
+                    own.copy_(_sum(mine))
+                    for peer in self._peers:
+                        mesh.send(peer, own)
+
+            for peer, place in self._peers.items():
+                row = torch.empty_like(own)
+                mesh.send(peer, chunks[place])
+                mesh.receive(peer, row, lambda place=place, row=row: arrived(place, row))  # type: ignore[misc]
+                mesh.receive(peer, chunks[place])  # the sum contains what was sent from there, so it has left
+            mesh.run()
+        tensor.view(-1).copy_(flat[:count])
+
+
+def _sum(rows: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """In the order of the places."""
+    total = rows[0].clone()
+    for place in range(1, len(rows)):
+        total += rows[place]
+    return total

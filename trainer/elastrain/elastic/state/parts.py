@@ -1,0 +1,87 @@
+"""This rank's part of a tensor that is sharded over the ranks of its group (a ``DTensor``), in a tree of state.
+
+The state moves between ranks that hold the same part, so only the local tensor travels, with what is needed to make a
+``DTensor`` of it again: parameters and their optimizer state arrive as the optimizer of the receiver expects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A node of the tree, with one child."""
+
+    local: Any
+    """The local tensor, or what stands for it."""
+    dim: int
+    """The dimension that is sharded."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    stride: tuple[int, ...]
+
+
+def _flatten(part: Part) -> tuple[list[Any], Any]:
+    return [part.local], (part.dim, part.shape, part.stride)
+
+
+_pytree.register_pytree_node(
+    Part,
+    _flatten,
+    lambda children, context: Part(*children, *context),
+    serialized_type_name="elastrain.elastic.state.parts.Part",
+    flatten_with_keys_fn=lambda part: ([(_pytree.GetAttrKey("local"), part.local)], _flatten(part)[1]),
+)
+
+
+def taken(tree: Any) -> Any:
+    """``tree`` with a :class:`Part` for each ``DTensor``. Tensors are the live ones."""
+    return _pytree.tree_map_only(torch.Tensor, _take, tree)
+
+
+def put(tree: Any, objects: Iterable[object]) -> Any:
+    """The reverse of :func:`taken`, for ``objects`` of which a module is sharded."""
+    if not any(isinstance(leaf, Part) for leaf in _pytree.tree_leaves(tree, is_leaf=_is_part)):
+        return tree
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = next(
+        p.device_mesh
+        for obj in objects
+        if isinstance(obj, nn.Module)
+        for p in obj.parameters()
+        if isinstance(p, DTensor)
+    )
+
+    def assemble(leaf: Any) -> Any:
+        if not isinstance(leaf, Part):
+            return leaf
+        local = leaf.local.to(mesh.device_type)  # a state that was kept apart arrives on the host
+        return DTensor.from_local(
+            local, mesh, [Shard(leaf.dim)], run_check=False, shape=torch.Size(leaf.shape), stride=leaf.stride
+        )
+
+    return _pytree.tree_map(assemble, tree, is_leaf=_is_part)
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether it is a ``DTensor``. By the module of its class: importing DTensor would delay the start of every job."""
+    return type(tensor).__module__.startswith("torch.distributed.tensor")
+
+
+def _is_part(leaf: Any) -> bool:
+    return isinstance(leaf, Part)
+
+
+def _take(tensor: Any) -> Any:
+    if not is_sharded(tensor):
+        return tensor
+    (placement,) = tensor.placements
+    return Part(tensor.to_local(), placement.dim, tuple(tensor.shape), tuple(tensor.stride()))

@@ -1,0 +1,120 @@
+"""FSDP2's collectives over the generation in force, by FSDP's public interface for custom communication.
+
+All-gathers and reduce-scatters connect the ranks of a group, and the sums of the groups are added by the all-reduce
+hook. None of them raises because of a peer: an exception would leave FSDP in the middle of a forward. After a loss they
+fill with zeros, the rest of the loop body computes on those, and the step is discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.subgroup import Subgroup
+
+_OUTSIDE = (
+    "a forward of a sharded model needs all ranks of its group, which meet in the loop body only: evaluation of "
+    "sharded models is not supported yet (docs/sharded.md)"
+)
+
+
+class ShardedComm:
+    """The subgroups of this rank in the generation in force. Lasts as long as the model."""
+
+    def __init__(self, shards: int, in_body: Callable[[], bool]) -> None:
+        """``in_body()``: whether a loop body runs."""
+        self._shards, self._in_body = shards, in_body
+        self._communicator: Communicator | None = None
+        self._group: Subgroup | None = None
+        self._twins: Subgroup | None = None
+
+    def enter(self, communicator: Communicator) -> None:
+        """From now on over ``communicator``, whose ranks form groups of neighbours."""
+        rank, shards = communicator.rank, self._shards
+        first = rank - rank % shards
+        self._communicator = communicator
+        self._group = Subgroup(communicator, range(first, first + shards))
+        self._twins = Subgroup(communicator, range(rank % shards, communicator.world_size, shards))
+
+    def leave(self) -> None:
+        """Over nothing: collectives give zeros."""
+        self._communicator = self._group = self._twins = None
+
+    @property
+    def groups(self) -> int:
+        """Groups of the generation in force; 1 outside of any."""
+        return self._twins.size if self._twins is not None else 1
+
+    def all_gather(self, out: torch.Tensor, mine: torch.Tensor) -> None:
+        self._run(out, self._group, lambda group: group.all_gather(out, mine))
+
+    def reduce_scatter(self, out: torch.Tensor, parts: torch.Tensor) -> None:
+        self._run(out, self._group, lambda group: group.reduce_scatter(out, parts))
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        self._run(tensor, self._twins, lambda twins: twins.all_reduce(tensor))
+
+    def _run(self, out: torch.Tensor, subgroup: Subgroup | None, collective: Callable[[Subgroup], None]) -> None:
+        """Fill ``out`` by ``collective``, or with zeros: what memory held could be a NaN. Raises ``RuntimeError``
+        outside of a loop body."""
+        if not self._in_body():
+            raise RuntimeError(_OUTSIDE)
+        if subgroup is not None and self._communicator is not None and self._communicator.broken is None:
+            try:
+                collective(subgroup)
+            except GenerationBroken:
+                pass
+            else:
+                return
+        out.zero_()
+
+
+class _Gather(AllGather):
+    def __init__(self, comm: ShardedComm) -> None:
+        self._comm = comm
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> None:
+        self._comm.all_gather(output_tensor, input_tensor)
+
+
+class _Scatter(ReduceScatter):
+    def __init__(self, comm: ShardedComm) -> None:
+        self._comm = comm
+
+    allocate = _Gather.allocate
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        assert op == dist.ReduceOp.SUM, op
+        self._comm.reduce_scatter(output_tensor, input_tensor)
+
+
+def communicate_by(comm: ShardedComm, model: nn.Module) -> None:
+    """Have all FSDP modules of ``model`` communicate by ``comm``, and sum gradients without dividing them.
+
+    Raises ``ValueError`` naming a module that it cannot serve.
+    """
+    for name, module in model.named_modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        try:
+            module.set_custom_all_gather(_Gather(comm))
+            module.set_custom_reduce_scatter(_Scatter(comm))
+            module.set_all_reduce_hook(comm.all_reduce)
+        except ValueError as e:
+            raise ValueError(f"job.wrap(): {name or 'the model'}: {e}") from e
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
