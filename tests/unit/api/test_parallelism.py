@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from elastrain.api.job import JobSpec
 from elastrain.api.settings import RankSettings
 
-TEMPLATE = {"spec": {"containers": [{"name": "trainer", "command": ["python"]}]}}
+TEMPLATE = {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python"]}]}}
 
 
 def spec(**fields: Any) -> JobSpec:
