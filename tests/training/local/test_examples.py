@@ -45,3 +45,20 @@ def test_the_demo_keeps_its_promises():
     )
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert "no sample lost or repeated" in demo.stdout
+
+
+def test_a_sharded_model_learns_to_copy(tmp_path):
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "elastrain.cli.main", "run", str(EXAMPLES / "10-fsdp" / "job.yaml"), "--plain"),
+            *("--set", "replicas=1", "--env", "STEPS=20", "--env", "LAYERS=1"),
+            *("--state-dir", str(tmp_path / "state")),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    losses = [float(x) for x in re.findall(r"loss at the end: ([0-9.]+)", run.stdout)]
+    assert losses, run.stdout
+    assert losses[0] < 2.4, "it has learned nothing: chance is 2.48"

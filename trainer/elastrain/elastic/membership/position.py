@@ -53,7 +53,6 @@ class Position:
         self.ballot = Ballot()
         """This rank's votes for steps."""
         self._session, self._saved_step = session, saved_step
-        self._shards = session.welcome.settings.shards
         self._looks = True
         """Whether the next loop begins with a question to the agent. Not each: a script whose code between the loops is
         slow would run behind the job without end; it enters late instead, and the others wait for it once."""
@@ -167,7 +166,8 @@ class Position:
                     "scripts of ranks end a step whose sum they have missed", ranks=verdict.open, late=verdict.late
                 )
                 continue
-            entry, communicator.step = Entry.of(table, self._shards), max(row.step for row in table)
+            shards = self._session.welcome.settings.shards
+            entry, communicator.step = Entry.of(table, shards), max(row.step for row in table)
             if communicator.rank in entry.torn:
                 self.start_anew(communicator, "no rank holds another part of the state: it is lost")
             if entry.torn:
