@@ -21,12 +21,10 @@ from elastrain_operator.apply.credentials import Vault
 from elastrain_operator.apply.executor import Executor
 from elastrain_operator.apply.recorder import Recorder
 from elastrain_operator.apply.sweep import Sweeper
-from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import ApiError, Kube, Writable
 from elastrain_operator.kube.permission import is_allowed
 from elastrain_operator.leader.fencing import FencedEtcd
-from elastrain_operator.loops import JobLoop, Loops
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobSeries
 from elastrain_operator.metrics.server import MetricsServer
@@ -34,6 +32,9 @@ from elastrain_operator.model import JobRef, Outage, Pod
 from elastrain_operator.observe.inventory import Inventory
 from elastrain_operator.observe.records import Mirror
 from elastrain_operator.observe.watched import Watched
+from elastrain_operator.reconcile.capacity import Capacity
+from elastrain_operator.reconcile.loop import JobLoop
+from elastrain_operator.reconcile.loops import Loops
 from elastrain_operator.tracing import Traces
 
 ETCD_SECONDS = 5.0

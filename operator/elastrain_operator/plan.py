@@ -26,7 +26,7 @@ from elastrain_operator.status import held_until, if_changed, status_of, usage
 DRAIN_EXTRA = 30.0
 """Seconds beyond a pod's own grace period that a worker may take to leave."""
 STATUS_INTERVAL = 5.0
-"""Seconds between two non-urgent writes of the status (with few jobs; with many: loops.STATUS_SHARE)."""
+"""Seconds between two non-urgent writes of the status (with many jobs: reconcile.loops.STATUS_SHARE)."""
 REFUSAL_DELAYS = (2.0, 5.0, 15.0, 60.0)
 """Seconds before a refused pod is retried, by the number of consecutive refusals."""
 

@@ -11,9 +11,9 @@ import pytest
 from elastrain.api import names
 from elastrain.api.job import JobSpec
 from elastrain.api.records import Termination
-from elastrain_operator import loops
 from elastrain_operator.model import JobRef
 from elastrain_operator.pod import manifest
+from elastrain_operator.reconcile import loop as loop_module
 from raw_cluster import TEMPLATE, wire_time
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
@@ -33,10 +33,10 @@ def make_spec() -> Callable[..., JobSpec]:
 @pytest.fixture
 def quick_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops with minimal waits."""
-    monkeypatch.setattr(loops, "COALESCE", 0.001)
-    monkeypatch.setattr(loops, "PACE", 0.01)
-    monkeypatch.setattr(loops, "ROUTINE", 0.02)
-    monkeypatch.setattr(loops, "RETRY_DELAYS", (0.02,))
+    monkeypatch.setattr(loop_module, "COALESCE", 0.001)
+    monkeypatch.setattr(loop_module, "PACE", 0.01)
+    monkeypatch.setattr(loop_module, "ROUTINE", 0.02)
+    monkeypatch.setattr(loop_module, "RETRY_DELAYS", (0.02,))
 
 
 @pytest.fixture

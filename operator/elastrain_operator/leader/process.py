@@ -20,13 +20,13 @@ from elastrain_operator.app import App
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.handlers import register
 from elastrain_operator.health import serving
-from elastrain_operator.identity import identified
 from elastrain_operator.kube.client import ApiError, Kube
 from elastrain_operator.kube.leases import Leases
 from elastrain_operator.leader.aside import Aside, Pulse
 from elastrain_operator.leader.decide import Terms
 from elastrain_operator.leader.election import Elector, Tenure
 from elastrain_operator.leader.fencing import FencedEtcd, fence_key
+from elastrain_operator.leader.identity import identified
 
 STUCK_SECONDS = Terms().stuck
 END_SECONDS = 20.0

@@ -13,19 +13,20 @@ from elastrain_operator.allocation.model import Node, Policy, Taint
 from elastrain_operator.apply.executor import Executor
 from elastrain_operator.apply.recorder import Recorder
 from elastrain_operator.apply.sweep import Sweeper
-from elastrain_operator.capacity import Capacity
 from elastrain_operator.config import LeaseName, OperatorConfig, WorkerEtcd
 from elastrain_operator.kube.client import ApiError, NotLeading, jobs_path, pods_path
 from elastrain_operator.leader.decide import Terms
 from elastrain_operator.leader.election import Elector, Tenure
 from elastrain_operator.leader.fencing import FencedEtcd, fence_key
-from elastrain_operator.loops import JobLoop, Loops
 from elastrain_operator.model import JobRef, Pod
 from elastrain_operator.observe import dwell
 from elastrain_operator.observe.inventory import node_at
 from elastrain_operator.observe.nodes import NodeFacts
 from elastrain_operator.observe.records import Mirror
 from elastrain_operator.observe.watched import Watched
+from elastrain_operator.reconcile.capacity import Capacity
+from elastrain_operator.reconcile.loop import JobLoop
+from elastrain_operator.reconcile.loops import Loops
 from sim import apiserver, etcd
 from sim.etcd_client import Client, WatchKeeper
 from sim.kube import Kube

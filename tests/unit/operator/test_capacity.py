@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
 from conditions import until
-from elastrain_operator import capacity as capacity_module
 from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Policy
-from elastrain_operator.capacity import Capacity
 from elastrain_operator.model import Pod
+from elastrain_operator.reconcile import capacity as capacity_module
+from elastrain_operator.reconcile.capacity import Capacity
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -196,3 +197,18 @@ def test_new_jobs_start_with_their_minimum_if_a_permission_is_missing():
         )
 
     run(cluster, scenario)
+
+
+# ---- the rest between two allocations --------------------------------------------------------------------------------
+def test_allocations_use_at_most_a_tenth_of_a_core(monkeypatch):
+    monkeypatch.setattr(capacity_module, "REST", 0.5)
+    assert capacity_module.rest(0.0) == capacity_module.rest(0.02) == 0.5
+    assert capacity_module.rest(0.3) == pytest.approx(3.0)
+
+
+def test_time_in_which_the_thread_does_not_run_costs_no_rest():
+    """As on a machine whose cores are busy with other work."""
+    _, waiting = capacity_module.timed(time.sleep, 0.1)
+    assert waiting < 0.05
+    _, working = capacity_module.timed(sum, range(1_000_000))
+    assert working > 0.001

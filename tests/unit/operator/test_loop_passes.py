@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from conditions import until
-from elastrain_operator import loops
 from elastrain_operator.model import Trouble
 from elastrain_operator.observe import parse
+from elastrain_operator.reconcile import loop as loop_module
+from elastrain_operator.reconcile.loops import STATUS_SHARE
 from loop_world import JOB, World, body, run
 from operator_fixtures import NOW
 
@@ -73,7 +74,7 @@ def test_an_unchanged_new_pod_causes_no_pass():
 
 
 def test_concurrent_changes_cause_one_pass(monkeypatch):
-    monkeypatch.setattr(loops, "PACE", 0.1)
+    monkeypatch.setattr(loop_module, "PACE", 0.1)
 
     async def scenario(world, jobs):
         await asyncio.sleep(0.15)
@@ -89,14 +90,14 @@ def test_concurrent_changes_cause_one_pass(monkeypatch):
 
 @pytest.mark.parametrize(("took", "apart"), [(0.0, 0.2), (0.1, 0.2), (0.3, 0.6), (25.0, 1.0)])
 def test_a_job_pauses_for_as_long_as_a_pass_took_within_bounds(monkeypatch, took, apart):
-    monkeypatch.setattr(loops, "PACE", 0.2)
-    assert loops.pace(took) == pytest.approx(apart)
+    monkeypatch.setattr(loop_module, "PACE", 0.2)
+    assert loop_module.pace(took) == pytest.approx(apart)
 
 
 def test_expected_changes_of_a_start_wait_and_trouble_does_not(monkeypatch):
     async def scenario(world, jobs):
         before, pods = world.passes, [parse.pod(p, NOW) for p in world.pods.values()]
-        monkeypatch.setattr(loops, "ROUTINE", 60.0)
+        monkeypatch.setattr(loop_module, "ROUTINE", 60.0)
         for pod in pods:
             jobs.pod_seen(JOB, replace(pod, node="node-1", bound=pod.seen))
             jobs.pod_seen(JOB, replace(pod, node="node-1", bound=pod.seen, started=True))
@@ -110,7 +111,7 @@ def test_expected_changes_of_a_start_wait_and_trouble_does_not(monkeypatch):
 
 
 def test_waiting_changes_are_handled_at_the_earliest_of_their_times(monkeypatch):
-    monkeypatch.setattr(loops, "STATUS_INTERVAL", 60.0)
+    monkeypatch.setattr(loop_module, "STATUS_INTERVAL", 60.0)
 
     async def scenario(world, jobs):
         before = world.passes
@@ -123,7 +124,7 @@ def test_waiting_changes_are_handled_at_the_earliest_of_their_times(monkeypatch)
 
 
 def test_steps_are_handled_when_the_next_status_is_due(monkeypatch):
-    monkeypatch.setattr(loops, "STATUS_INTERVAL", 0.1)
+    monkeypatch.setattr(loop_module, "STATUS_INTERVAL", 0.1)
 
     async def scenario(world, jobs):
         jobs.see(body(), lambda _: world.watched)  # takes the interval over
@@ -145,7 +146,7 @@ def test_all_jobs_together_write_steps_at_a_bounded_rate():
             another["metadata"] |= {"uid": f"uid-{n}", "deletionTimestamp": "2030-01-01T00:00:00Z"}
             jobs.see(another, lambda _: ())
         jobs.see(body(suspend=False), lambda _: world.watched)
-        assert jobs._loops["uid"].status_interval == 200 * loops.STATUS_SHARE
+        assert jobs._loops["uid"].status_interval == 200 * STATUS_SHARE
 
     run_counting(scenario)
 

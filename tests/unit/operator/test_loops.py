@@ -8,9 +8,10 @@ from datetime import timedelta
 import pytest
 
 from conditions import until
-from elastrain_operator import loops, plan
+from elastrain_operator import plan
 from elastrain_operator.kube.client import ApiError
 from elastrain_operator.observe import parse
+from elastrain_operator.reconcile import loop as loop_module
 from loop_world import body, named, run
 from operator_fixtures import NOW
 
@@ -34,7 +35,7 @@ def test_pods_are_created_once_if_the_watch_is_late():
 
 
 def test_a_pod_that_the_watch_never_showed_is_replaced_if_it_is_gone(monkeypatch):
-    monkeypatch.setattr(loops, "UNSEEN", timedelta(seconds=0.05))
+    monkeypatch.setattr(loop_module, "UNSEEN", timedelta(seconds=0.05))
 
     async def scenario(world, jobs):
         jobs.see(body(), lambda _: world.watched)
@@ -62,7 +63,7 @@ def test_pass_is_repeated_if_it_fails(fault):
 
 
 def test_pass_is_repeated_with_the_newer_version_if_the_job_has_changed_meanwhile(monkeypatch):
-    monkeypatch.setattr(loops, "RETRY_DELAYS", (60.0,))
+    monkeypatch.setattr(loop_module, "RETRY_DELAYS", (60.0,))
 
     async def scenario(world, jobs):
         world.failures = [ApiError("write", 409, "Conflict", "the object has been modified")]
@@ -95,8 +96,8 @@ def test_job_is_unchanged_during_an_outage_and_converges_afterwards_with_the_sam
 
 
 def test_newer_of_two_versions_counts():
-    assert loops.newest("9", "10") == loops.newest("10", "9") == loops.newest(None, "10") == "10"
-    assert loops.newest(None, None) is None
+    assert loop_module.newest("9", "10") == loop_module.newest("10", "9") == loop_module.newest(None, "10") == "10"
+    assert loop_module.newest(None, None) is None
 
 
 def test_a_poisoned_job_reports_the_fault_and_delays_no_other(monkeypatch):
@@ -110,7 +111,7 @@ def test_a_poisoned_job_reports_the_fault_and_delays_no_other(monkeypatch):
         raise ZeroDivisionError("a fault of ours")
 
     monkeypatch.setattr(plan, "plan", poisoned)
-    monkeypatch.setattr(loops, "RETRY_DELAYS", (0.2, 60.0))
+    monkeypatch.setattr(loop_module, "RETRY_DELAYS", (0.2, 60.0))
 
     async def scenario(world, jobs):
         jobs.see(named("poison"), lambda _: [])

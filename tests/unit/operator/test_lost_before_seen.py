@@ -11,10 +11,11 @@ import pytest
 from conditions import until
 from elastrain.api.job import JobStatus, Leaving
 from elastrain.api.records import Outcome, Termination
-from elastrain_operator import clock, loops
+from elastrain_operator import clock
 from elastrain_operator.model import Coordination, Ending, JobRef, LoopState, Observed
 from elastrain_operator.observe import parse
 from elastrain_operator.plan import plan
+from elastrain_operator.reconcile import loop as loop_module
 from loop_world import JOB, body, run
 from operator_fixtures import NOW
 from workers import workers_at
@@ -66,7 +67,7 @@ def test_the_job_ends_if_all_its_pods_are_deleted_without_end(monkeypatch):
 
 @pytest.mark.usefixtures("quick_loops")
 def test_one_that_the_watch_never_showed_counts_when_it_is_missed(monkeypatch):
-    monkeypatch.setattr(loops, "UNSEEN", timedelta(seconds=0.05))
+    monkeypatch.setattr(loop_module, "UNSEEN", timedelta(seconds=0.05))
 
     async def scenario(world, jobs):
         jobs.see(body(), lambda _: world.watched)

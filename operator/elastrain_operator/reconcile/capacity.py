@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 import structlog
 
@@ -22,11 +23,14 @@ COALESCE = 0.1
 REST = 0.5
 """Least seconds between two allocations."""
 IDLE_PARTS = 10
-"""The pause after an allocation is at least this multiple of its duration, so it uses at most a tenth of a core."""
+"""The pause after an allocation is at least this multiple of the processor time it took: see :func:`rest`."""
 NEW_EXPLANATIONS = 20
 """Most jobs for which only the explanation is updated after an allocation: each update writes a status."""
 SPEEDS = 8
 """Most sizes of a job whose speed is kept."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 log = structlog.get_logger(__name__)
 
@@ -115,43 +119,50 @@ class Capacity:
     async def run(self, cluster: Cluster) -> None:
         """Until cancelled."""
         again: float | None = None
-        loop = asyncio.get_running_loop()
         while True:
             await until(self._changed, again)
             await asyncio.sleep(COALESCE)
             self._changed.clear()
-            began = loop.time()
+            spent = 0.0
             try:
-                again = await self._share_out(cluster)
+                again, spent = await self._share_out(cluster)
             except Exception:
                 # A bug must neither end the allocations nor stay hidden: jobs keep their shares.
                 log.exception("allocation failed")
                 again = None
-            await asyncio.sleep(max(REST, IDLE_PARTS * (loop.time() - began)))
+            await asyncio.sleep(rest(spent))
 
-    async def _share_out(self, cluster: Cluster) -> float | None:
-        """One allocation; returns the seconds after which time alone requires another."""
+    async def _share_out(self, cluster: Cluster) -> tuple[float | None, float]:
+        """One allocation; returns the seconds after which time alone requires another, and its seconds of processor
+        time."""
         if cluster.problem:
             self._not_known(cluster.problem, cluster.denied)
-            return None
-        claims, now = dict(self._claims), clock.now()
-        jobs = tuple(self._job(c, cluster, now) for c in claims.values() if c.job)
-        leaving = [held for c in claims.values() for held in c.leaving]
-        leaving += [held for job, held in self._pods.values() if job not in claims]
+            return None, 0.0
+        now = clock.now()
+        snapshot, before = timed(self._snapshot, cluster, now)
         # In a thread, so that the jobs' loops continue; all its arguments are immutable.
-        made = await asyncio.to_thread(allocate, Snapshot(cluster.nodes(now), jobs, tuple(leaving)), self._policy, now)
+        made, during = await asyncio.to_thread(timed, allocate, snapshot, self._policy, now)
+        _, after = timed(self._distribute, snapshot.jobs, made.shares, now)
+        times = (made.again, cluster.next_change(now), self._promises.next_change(now))
+        return min((s for s in times if s is not None), default=None), before + during + after
+
+    def _snapshot(self, cluster: Cluster, now: datetime) -> Snapshot:
+        jobs = tuple(self._job(c, cluster, now) for c in self._claims.values() if c.job)
+        leaving = [held for c in self._claims.values() for held in c.leaving]
+        leaving += [held for job, held in self._pods.values() if job not in self._claims]
+        return Snapshot(cluster.nodes(now), jobs, tuple(leaving))
+
+    def _distribute(self, jobs: Iterable[Job], shares: Mapping[str, Share], now: datetime) -> None:
         text = NEW_EXPLANATIONS
         for job in jobs:
             if self._claims.get(job.uid) is None or self._claims[job.uid].job is None:
                 continue  # gone, ended or suspended in the meantime
-            share, before = made.shares[job.uid], self._shares.get(job.uid)
+            share, before = shares[job.uid], self._shares.get(job.uid)
             if share.differs(before):
                 self._give(job, share, now)
             elif before is not None and share.message != before.message and text:
                 text -= 1
                 self._give(job, share, now)
-        times = (made.again, cluster.next_change(now), self._promises.next_change(now))
-        return min((s for s in times if s is not None), default=None)
 
     def _give(self, job: Job, share: Share, now: datetime) -> None:
         if share.size != job.size:
@@ -190,3 +201,18 @@ class Capacity:
             if claims.job and self._unknown.differs(self._shares.get(uid)):
                 self._shares[uid] = self._unknown
                 self._on_share(uid)
+
+
+def rest(spent: float) -> float:
+    """Seconds without an allocation after one that took ``spent`` seconds of processor time.
+
+    Allocations then use at most a tenth of a core. Their duration would not do: it grows with the load of the machine,
+    and changes of a spec would wait for it most where the machine is busy.
+    """
+    return max(REST, IDLE_PARTS * spent)
+
+
+def timed(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, float]:
+    """What ``function`` returns, and the seconds of processor time that the calling thread took for it."""
+    began = time.thread_time()
+    return function(*args, **kwargs), time.thread_time() - began
