@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from elastrain.api import names
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import PHASES, Target
@@ -78,7 +79,8 @@ class Executor:
     async def execute(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> None:
         """Execute ``plan`` in this order, and stop at the first failed call (the next pass plans it again):
 
-        1. status: it records a loss before the pod is deleted, and an ordinal before it names a pod;
+        1. the job's label; then status: it records a loss before the pod is deleted, and an ordinal before it names a
+           pod;
         2. target: a leaving worker reads it before its pod is deleted;
         3. creations, deletions and the disruption budget, beside each other: a webhook that hangs keeps no room;
         4. deletion of the job. ``spec`` may be None if no pod is created. Events are sent later, by the recorder.
@@ -86,6 +88,9 @@ class Executor:
         Raises ``ApiError`` (code 409: the job has changed, or another operator has written its status) and
         ``EtcdError``. A pod that the API server refuses is not an error but a :class:`Refusal`.
         """
+        first = self._first(job, spec, plan) if spec is not None else None
+        if isinstance(first, dict):
+            await self._label(job, first, state)
         if plan.status is not None:
             patch = status_patch(plan.status)
             state.version = await self._kube.patch_status(job.namespace, job.name, patch, state.version)
@@ -102,7 +107,7 @@ class Executor:
             log.info("target", job=_name(job), **plan.target.model_dump(mode="json"))
         for event in plan.events:
             self._events.record(job, event)
-        await _all(self._changes(job, spec, plan, state))
+        await _all(self._changes(job, first, spec, plan, state))
         if plan.delete_job:
             log.info("deleting job", job=_name(job), why="ttlSecondsAfterFinished")
             await self._kube.delete_job(job.namespace, job.name, job.uid)
@@ -117,13 +122,14 @@ class Executor:
             self._events.record(job, JobEvent(unreadable.REASON, text[:LONGEST], Severity.WARNING))
             state.unreadable = cause
 
-    def _changes(self, job: JobRef, spec: JobSpec | None, plan: Plan, state: LoopState) -> list[Awaitable[None]]:
+    def _changes(
+        self, job: JobRef, first: _Manifest | None, spec: JobSpec | None, plan: Plan, state: LoopState
+    ) -> list[Awaitable[None]]:
         """What does not depend on each other."""
         changes: list[Awaitable[None]] = []
-        if plan.create and spec is not None:
-            changes.append(self._create(job, spec, plan, state))
-        if plan.probe is not None and spec is not None:
-            changes.append(self._probe(job, spec, plan.probe, plan, state))
+        if spec is not None and first is not None:
+            act = self._create if plan.create else self._probe
+            changes.append(act(job, spec, first, plan, state))
         if plan.delete:
             changes.append(self._delete(job, plan.delete))
         if plan.marks:
@@ -145,9 +151,26 @@ class Executor:
         return nullcontext() if self._traces is None else self._traces.span(job, name, **attributes)
 
     # ---- pods ------------------------------------------------------------------------------------------------------
-    async def _create(self, job: JobRef, spec: JobSpec, plan: Plan, state: LoopState) -> None:
+    def _first(self, job: JobRef, spec: JobSpec, plan: Plan) -> _Manifest | None:
+        """The first pod to create, or the one to ask about, or why it has no manifest; None: there is no such pod."""
+        ordinal = plan.create[0] if plan.create else plan.probe
+        return None if ordinal is None else self._rendered(job, spec, ordinal, plan)
+
+    async def _label(self, job: JobRef, pod: Mapping[str, Any], state: LoopState) -> None:
+        """Give the job the label of its workers, by which the API server finds it to compare them."""
+        value = pod["metadata"]["labels"].get(names.LABEL_USES, job.uses)
+        if value == job.uses:
+            return
+        try:
+            labels = {names.LABEL_USES: value}
+            state.version = await self._kube.label_job(job.namespace, job.name, job.uid, labels)
+        except ApiError as error:
+            if error.code != 403:  # without the right there is no comparison; else the pod's refusal says so
+                raise
+
+    async def _create(self, job: JobRef, spec: JobSpec, first: _Manifest, plan: Plan, state: LoopState) -> None:
         with self._span(job, "operator.create_pods", pods=len(plan.create)):
-            results = await self._created_or_refused(job, spec, plan, state)
+            results = await self._created_or_refused(job, spec, first, plan, state)
         created = [r for r in results.values() if isinstance(r, Pod)]
         if created:
             log.info("created pods", job=_name(job), pods=[pod.name for pod in created])
@@ -165,11 +188,13 @@ class Executor:
             if isinstance(result, (ApiError, EtcdError)):
                 raise result
 
-    async def _created_or_refused(self, job: JobRef, spec: JobSpec, plan: Plan, state: LoopState) -> dict[int, _Result]:
+    async def _created_or_refused(
+        self, job: JobRef, spec: JobSpec, rendered: _Manifest, plan: Plan, state: LoopState
+    ) -> dict[int, _Result]:
         """By ordinal. The first pod is created alone, so that a refusal is not repeated a hundred times. Of a template
         only the first pod is checked for unknown fields."""
         first, *others = plan.create
-        made = await self._obstacle(job, spec, state) or self._rendered(job, spec, first, plan)
+        made = await self._obstacle(job, spec, state) or rendered
         if not isinstance(made, dict):
             return {first: made}
         made = self._groups.mark(made, job, state) if self._groups else made
@@ -182,9 +207,8 @@ class Executor:
         more = await asyncio.gather(*(self._create_one(job, manifest, limit, strict=False) for manifest in siblings))
         return {first: result, **dict(zip(others, more, strict=True))}
 
-    async def _probe(self, job: JobRef, spec: JobSpec, ordinal: int, plan: Plan, state: LoopState) -> None:
+    async def _probe(self, job: JobRef, spec: JobSpec, made: _Manifest, _: Plan, state: LoopState) -> None:
         """Ask the API server whether it admits a pod of the job, before other jobs' workers leave for it."""
-        made = self._rendered(job, spec, ordinal, plan)
         answer: Refused | ApiError | None = made if isinstance(made, Refused) else None
         if not isinstance(made, Refused):
             try:
@@ -215,7 +239,7 @@ class Executor:
             return error
         return None
 
-    def _rendered(self, job: JobRef, spec: JobSpec, ordinal: int, plan: Plan) -> dict[str, Any] | Refused:
+    def _rendered(self, job: JobRef, spec: JobSpec, ordinal: int, plan: Plan) -> _Manifest:
         """The manifest, or why there is none."""
         try:
             return manifests.pod(job, spec, ordinal, self._config, plan.keep_off, stands_by=ordinal in plan.stand_by)
@@ -289,6 +313,8 @@ def _answer(error: ApiError) -> Refused | ApiError:
     return error if error.code in {0, 401} else refused(error.status)
 
 
+_Manifest = dict[str, Any] | Refused
+"""The manifest of a pod, or why there is none."""
 _Result = Pod | Refused | ApiError | EtcdError
 """Result of an attempt to create a pod; an error is worth another attempt."""
 

@@ -24,7 +24,7 @@ from elastrain_operator.metrics.process import count_request
 __all__ = ["ApiError", "Kube", "NotLeading", "Writable"]
 
 PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
-    (names.GROUP, names.PLURAL): frozenset({"get", "list", "watch", "delete"}),
+    (names.GROUP, names.PLURAL): frozenset({"get", "list", "watch", "patch", "delete"}),
     (names.GROUP, f"{names.PLURAL}/status"): frozenset({"patch"}),
     ("", "pods"): frozenset({"get", "list", "watch", "create", "patch", "delete"}),
     ("", "events"): frozenset({"create", "patch"}),
@@ -33,7 +33,8 @@ PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
 }
 """(API group, resource) → verbs that the operator uses. All are namespaced; a test compares the chart's role with them.
 Secrets are written, never read, and only if jobs have their own credentials; `patch` is excluded, since its response
-contains the previous data."""
+contains the previous data. Jobs are patched to get their label; the chart's admission policy permits no other
+change, and without it the chart grants no `patch`."""
 CAPACITY_PERMISSIONS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "nodes"): frozenset({"list", "watch"}),
     ("scheduling.k8s.io", "priorityclasses"): frozenset({"list", "watch"}),
@@ -116,6 +117,13 @@ class Kube:
         """
         path, what = _job_path(namespace, name) + "/status", f"write the status of job {namespace}/{name}"
         body = {"status": status, **({"metadata": {"resourceVersion": version}} if version else {})}
+        answer = await self._call("PATCH", path, what, body, content=MERGE, accept=METADATA)
+        return str(answer["metadata"]["resourceVersion"])
+
+    async def label_job(self, namespace: str, name: str, uid: str, labels: Mapping[str, str]) -> str | None:
+        """Set labels of exactly this job. Returns its new ``resourceVersion``."""
+        path, what = _job_path(namespace, name), f"label job {namespace}/{name}"
+        body = {"metadata": {"uid": uid, "labels": dict(labels)}}
         answer = await self._call("PATCH", path, what, body, content=MERGE, accept=METADATA)
         return str(answer["metadata"]["resourceVersion"])
 

@@ -48,7 +48,8 @@ def timestamp(text: str) -> datetime:
 def job_ref(body: Raw) -> JobRef:
     """Identity of a job from its body."""
     meta = body["metadata"]
-    return JobRef(meta["namespace"], meta["name"], meta["uid"], meta.get("generation"))
+    uses = str(mapping(meta.get("labels")).get(names.LABEL_USES, ""))
+    return JobRef(meta["namespace"], meta["name"], meta["uid"], meta.get("generation"), uses)
 
 
 def is_ours(body: Raw) -> bool:

@@ -83,7 +83,7 @@ def pod(
             },
             "name": pod_name(job, ordinal),
             "namespace": job.namespace,
-            "labels": {**(metadata.get("labels") or {}), **labels(job, ordinal, spec), **uses.label(body)},
+            "labels": {**(metadata.get("labels") or {}), **labels(job, ordinal, spec), **uses.label(body, job.uid)},
             "ownerReferences": [owner(job)],
         },
         "spec": body,

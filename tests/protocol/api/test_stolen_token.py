@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from charts import Run
+from conditions import eventually
 from elastrain.api import names
 from elastrain.api.job import JobSpec
 from elastrain.etcd import EtcdConfig
@@ -21,6 +22,7 @@ from elastrain_operator.apply import budget as budgets
 from elastrain_operator.config import OperatorConfig, WorkerEtcd
 from elastrain_operator.model import DisruptionBudget, JobRef
 from elastrain_operator.pod import manifest as manifests
+from elastrain_operator.pod import uses
 from elastrain_operator.policy import credentials
 from raw_cluster import Cluster
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.apiserver
 
 Body = dict[str, Any]
+MERGE = "application/merge-patch+json"
 ACCOUNT = "stolen-elastrain"
 CONFIG = OperatorConfig(
     etcd=EtcdConfig.of("etcd:2379"), worker_etcd=WorkerEtcd(endpoints="etcd:2379", user=True, ca=True, per_job=True)
@@ -72,7 +75,7 @@ class Stolen:
     def __init__(self, apiserver: ApiServer, helm: Run, home: Path, *options: str) -> None:
         self.admin = Cluster(apiserver.kubeconfig, f"tenant-{time.monotonic_ns()}")
         release = f"release-{time.monotonic_ns()}"
-        for namespace in (self.admin.namespace, release, f"{release}-empty"):
+        for namespace in (self.admin.namespace, release, f"{release}-empty", f"{release}-plain"):
             self.admin.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
             for account in ("default", "trainer", "powerful"):
                 path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
@@ -101,12 +104,12 @@ class Stolen:
         (home / "stolen").write_text(yaml.safe_dump(config))
         self.thief = Cluster(home / "stolen", self.admin.namespace)
         self.apiserver = apiserver
+        self.compares = any("-templates" in m["metadata"]["name"] for m in chosen)
 
     def remove(self) -> None:
         kinds = ("ValidatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy", "ClusterRoleBinding", "ClusterRole")
-        for m in self.manifests:
-            if m["kind"] in kinds:
-                self.apiserver.kubectl("delete", m["kind"], m["metadata"]["name"], "--wait=false")
+        named = [f"{m['kind']}/{m['metadata']['name']}" for m in self.manifests if m["kind"] in kinds]
+        self.apiserver.kubectl("delete", "--wait=false", *named)
 
     def job(self, name: str, template: Body = TEMPLATE, namespace: str = "", **spec: Any) -> tuple[JobRef, JobSpec]:
         where = namespace or self.admin.namespace
@@ -118,7 +121,15 @@ class Stolen:
         }
         path = f"/apis/{names.API_VERSION}/namespaces/{where}/{names.PLURAL}"
         made = self.admin.call("POST", path, body)
-        return JobRef(where, name, made["metadata"]["uid"], 1), JobSpec.model_validate(made["spec"])
+        job, parsed = JobRef(where, name, made["metadata"]["uid"], 1), JobSpec.model_validate(made["spec"])
+        if label := uses.label(template["spec"], job.uid):
+            change = {"metadata": {"uid": job.uid, "labels": label}}
+            assert not self.attempt("PATCH", f"{path}/{name}", change, MERGE)
+        if label and self.compares:
+            forged = altered(manifests.pod(job, parsed, 0, CONFIG), lambda p: trainer(p).update(image="forged:1"))
+            words = ("those of its job's template", "pod-security.kubernetes.io")
+            eventually(lambda: any(w in self.create(forged) for w in words), what="the API server finds the job")
+        return job, parsed
 
     def attempt(self, method: str, path: str, body: Body | None = None, content: str = "application/json") -> str:
         """Empty: the API server accepts the request; else its refusal."""
@@ -199,7 +210,7 @@ def test_other_objects_of_jobs_are_accepted(stolen: Stolen) -> None:
     }
     assert not stolen.attempt("POST", f"{base}/events", event)
     counted = f"{base}/events/{event['metadata']['name']}"
-    assert not stolen.attempt("PATCH", counted, {"count": 2}, "application/merge-patch+json")
+    assert not stolen.attempt("PATCH", counted, {"count": 2}, MERGE)
     lease = {"metadata": {"name": ACCOUNT}, "spec": {"holderIdentity": "me", "leaseDurationSeconds": 10}}
     leases = f"/apis/coordination.k8s.io/v1/namespaces/{stolen.release}/leases"
     assert not stolen.attempt("POST", leases, lease)
@@ -213,7 +224,7 @@ def test_operator_deletes_workers_and_ended_jobs(stolen: Stolen) -> None:
     path = stolen.admin.job_path(job.name)
     assert "have ended" in stolen.attempt("DELETE", path)
     ended = {"status": {"completionTime": "2030-01-01T00:00:00Z"}}
-    assert not stolen.attempt("PATCH", f"{path}/status", ended, "application/merge-patch+json")
+    assert not stolen.attempt("PATCH", f"{path}/status", ended, MERGE)
     assert not stolen.attempt("DELETE", path)
 
 
@@ -240,7 +251,7 @@ ATTACKS: dict[str, tuple[Callable[[Body], object], str]] = {
             p["metadata"]["ownerReferences"][0].update(uid="00000000-0000-0000-0000-000000000000"),
             p["metadata"]["labels"].update({names.LABEL_JOB_UID: "00000000-0000-0000-0000-000000000000"}),
         ),
-        "template",
+        "first digit",
     ),
     "another name": (lambda p: p["metadata"].update(name="coredns-0"), "its name"),
     "privileged": (lambda p: trainer(p).update(securityContext={"privileged": True}), "pod-security.kubernetes.io"),
@@ -323,14 +334,15 @@ def test_pod_that_is_no_worker_of_its_job_is_refused(
 
 @pytest.mark.parametrize("what", ["another service account", "another secret", "a secret as a variable"])
 def test_worker_without_the_label_is_refused_if_it_uses_more_than_its_job(stolen: Stolen, what: str) -> None:
-    job, spec = stolen.job(f"job-{time.monotonic_ns()}", PLAIN)
+    """With the label, too, if no job of its namespace uses such objects."""
+    job, spec = stolen.job(f"job-{time.monotonic_ns()}", PLAIN, f"{stolen.release}-plain")
     worker = manifests.pod(job, spec, 0, CONFIG)
     assert names.LABEL_USES not in worker["metadata"]["labels"], "it costs no comparison"
     worker["spec"].setdefault("volumes", [])
     stripped = altered(worker, ATTACKS[what][0])
     assert "elastrain.dev/uses" in stolen.create(stripped)
-    stripped["metadata"]["labels"][names.LABEL_USES] = "true"
-    assert "template" in stolen.create(stripped)
+    stripped["metadata"]["labels"][names.LABEL_USES] = job.uid[0]
+    assert "no params found" in stolen.create(stripped)
 
 
 def test_no_pod_uses_objects_of_a_namespace_without_jobs(stolen: Stolen, worker: Body) -> None:
@@ -377,18 +389,18 @@ def test_workers_use_the_host_if_their_template_and_their_namespace_say_so(stole
 def test_only_annotations_of_a_worker_are_changed(stolen: Stolen) -> None:
     job, spec = stolen.job(f"job-{time.monotonic_ns()}")
     worker = manifests.pod(job, spec, 0, CONFIG)
-    pods, merge = f"/api/v1/namespaces/{job.namespace}/pods", "application/merge-patch+json"
+    pods = f"/api/v1/namespaces/{job.namespace}/pods"
     assert not stolen.attempt("POST", pods, worker)
     path = f"{pods}/{worker['metadata']['name']}"
     note = {"metadata": {"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}}}
-    assert not stolen.attempt("PATCH", path, note, merge)
+    assert not stolen.attempt("PATCH", path, note, MERGE)
     image = {"spec": {"containers": [{"name": "trainer", "image": "evil:1"}]}}
     assert "only annotations" in stolen.attempt("PATCH", path, image, "application/strategic-merge-patch+json")
-    assert "only annotations" in stolen.attempt("PATCH", path, {"metadata": {"labels": {"team": "b"}}}, merge)
-    assert "ElasticTrainingJob owns" in stolen.attempt("PATCH", path, {"metadata": {"ownerReferences": None}}, merge)
+    assert "only annotations" in stolen.attempt("PATCH", path, {"metadata": {"labels": {"team": "b"}}}, MERGE)
+    assert "ElasticTrainingJob owns" in stolen.attempt("PATCH", path, {"metadata": {"ownerReferences": None}}, MERGE)
     theirs = {"metadata": {"name": "unrelated"}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}}
     stolen.admin.call("POST", stolen.admin.pods_path, theirs)
-    assert "ElasticTrainingJob owns" in stolen.attempt("PATCH", f"{stolen.admin.pods_path}/unrelated", note, merge)
+    assert "ElasticTrainingJob owns" in stolen.attempt("PATCH", f"{stolen.admin.pods_path}/unrelated", note, MERGE)
 
 
 def test_namespaces_are_opened_by_a_label_if_the_values_name_one(
@@ -401,13 +413,13 @@ def test_namespaces_are_opened_by_a_label_if_the_values_name_one(
         job, spec = other.job("labelled")
         worker, plain = manifests.pod(job, spec, 0, CONFIG), other.job("plain", PLAIN)
         deadline = time.monotonic() + 30
-        while "with the label elastrain.dev/jobs" not in other.create(worker):
-            assert time.monotonic() < deadline
+        while "with the label elastrain.dev/jobs" not in (answer := other.create(worker)):
+            assert time.monotonic() < deadline, answer
             time.sleep(0.1)
         assert not other.create(manifests.pod(*plain, 0, CONFIG)), "it uses nothing of its namespace"
         other.admin.merge(f"/api/v1/namespaces/{job.namespace}", {"metadata": {"labels": {"elastrain.dev/jobs": ""}}})
-        while other.create(worker):
-            assert time.monotonic() < deadline
+        while answer := other.create(worker):
+            assert time.monotonic() < deadline, answer
             time.sleep(0.1)
     finally:
         other.remove()
@@ -457,6 +469,33 @@ def test_budgets_of_others_are_neither_changed_nor_deleted(stolen: Stolen) -> No
 def test_running_jobs_are_not_deleted(stolen: Stolen) -> None:
     job, _ = stolen.job(f"job-{time.monotonic_ns()}")
     assert "have ended" in stolen.attempt("DELETE", stolen.admin.job_path(job.name))
+
+
+def test_only_the_label_of_a_job_is_changed(stolen: Stolen) -> None:
+    job, _ = stolen.job(f"job-{time.monotonic_ns()}")
+    path = stolen.admin.job_path(job.name)
+    others = "0123456789abcdef".replace(job.uid[0], "")
+    for attack in (
+        {"spec": {"maxReplicas": 9}},
+        {"spec": {"template": {"spec": {"serviceAccountName": "powerful"}}}},
+        {"metadata": {"labels": {names.LABEL_USES: others[0]}}},
+        {"metadata": {"labels": {names.LABEL_USES: None}}},
+        {"metadata": {"labels": {"team": "b"}}},
+        {"metadata": {"labels": {names.LABEL_USES: job.uid[0], "team": "b"}}},
+        {"metadata": {"annotations": {"note": "x"}}},
+        {"metadata": {"finalizers": ["example.com/held"]}},
+    ):
+        assert "only its label" in stolen.attempt("PATCH", path, attack, MERGE), attack
+    same = {"metadata": {"labels": {names.LABEL_USES: job.uid[0]}}}
+    assert not stolen.attempt("PATCH", path, same, MERGE)
+
+
+def test_worker_with_the_label_of_another_job_is_refused(stolen: Stolen, worker: Body) -> None:
+    """Else it would be compared with the jobs of that label only."""
+    uid = worker["metadata"]["ownerReferences"][0]["uid"]
+    other = next(digit for digit in "0123456789abcdef" if digit != uid[0])
+    wrong = altered(worker, lambda p: p["metadata"]["labels"].update({names.LABEL_USES: other}))
+    assert "first digit" in stolen.create(wrong) or "no params found" in stolen.create(wrong)
 
 
 def test_leases_and_events_of_others_are_not_written(stolen: Stolen) -> None:

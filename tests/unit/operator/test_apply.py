@@ -49,6 +49,10 @@ class World:
         self.versions.append(version)
         return "8"
 
+    async def label_job(self, namespace, name, uid, labels):
+        self._note(f"label {labels}")
+        return "7"
+
     async def put_target(self, keys, target):
         self._note("target")
 
@@ -65,6 +69,9 @@ class World:
         meta = {**manifest["metadata"], "uid": f"uid-{name}", "creationTimestamp": stamp}
         self.pods[name] = {**manifest, "metadata": meta}
         return self.pods[name]
+
+    async def try_pod(self, namespace, manifest):
+        self._note(f"try {manifest['metadata']['name']}")
 
     async def get_pod(self, namespace, name):
         return self.pods.get(name)
@@ -86,9 +93,11 @@ def world() -> World:
 
 @pytest.fixture
 def execute(world, make_spec):
-    def run(plan: Plan, state: LoopState | None = None, vault: World | None = None) -> LoopState:
+    def run(
+        plan: Plan, state: LoopState | None = None, vault: World | None = None, job: JobRef = JOB, **spec
+    ) -> LoopState:
         state = state or LoopState()
-        asyncio.run(Executor(world, world, CONFIG, world, vault).execute(JOB, make_spec(), plan, state))
+        asyncio.run(Executor(world, world, CONFIG, world, vault).execute(job, make_spec(**spec), plan, state))
         return state
 
     return run
@@ -101,6 +110,38 @@ def test_the_record_is_written_before_the_actions(world, execute):
     assert world.calls[-1] == "delete job"
     assert state.status == EVERYTHING.status
     assert {pod.name for pod, _ in state.created.values()} == {"job-0", "job-1"}
+
+
+# ---- the label by which the API server compares workers with their job -----------------------------------------------
+_CONTAINER = {"name": "trainer", "image": "m:1", "command": ["train"], "envFrom": [{"secretRef": {"name": "s"}}]}
+USES_A_SECRET = {"spec": {"containers": [_CONTAINER]}}
+START = Plan(status=JobStatus(phase="Running"), create=(0,))
+
+
+def test_job_has_the_label_of_its_workers_before_there_is_one(world, execute):
+    execute(START, LoopState(version="6"), template=USES_A_SECRET)
+    assert world.calls[:3] == ["label {'elastrain.dev/uses': 'u'}", "status", "create job-0"]
+    assert world.versions == ["7"], "the label has changed the job's version"
+
+
+def test_job_has_the_label_before_the_api_server_is_asked_to_admit_a_worker(world, execute):
+    execute(Plan(probe=3), template=USES_A_SECRET)
+    assert world.calls == ["label {'elastrain.dev/uses': 'u'}", "try job-3"]
+
+
+@pytest.mark.parametrize(
+    ("uses", "spec"), [("u", {"template": USES_A_SECRET}), ("", {})], ids=["it has the label", "workers use nothing"]
+)
+def test_job_is_not_labelled_if_nothing_would_change(world, execute, uses, spec):
+    execute(START, job=JobRef("ns", "job", "uid", 1, uses), **spec)
+    assert "label" not in " ".join(world.calls)
+
+
+def test_workers_are_created_if_the_operator_may_not_label_jobs(world, execute):
+    """As where the chart installs no admission policy."""
+    world.errors["label {'elastrain.dev/uses': 'u'}"] = ApiError("label", 403, "Forbidden", "cannot patch")
+    execute(START, template=USES_A_SECRET)
+    assert "create job-0" in world.calls
 
 
 @pytest.mark.parametrize(("ready", "calls"), [("True", []), ("Unknown", ["delete job-0 at 7"]), (None, [])])

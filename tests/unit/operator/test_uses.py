@@ -7,7 +7,8 @@ import pytest
 from elastrain.api import names
 from elastrain_operator.pod import uses
 
-USES = {names.LABEL_USES: "true"}
+UID = "7d0c2f6e-1a2b-4c3d-8e9f-0a1b2c3d4e5f"
+USES = {names.LABEL_USES: "7"}
 SECRET = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
 
 
@@ -28,7 +29,7 @@ def body(container: dict | None = None, **fields: object) -> dict:
     ],
 )
 def test_worker_that_uses_nothing_of_its_namespace_has_no_label(spec):
-    assert uses.label(spec) == {}
+    assert uses.label(spec, UID) == {}
 
 
 @pytest.mark.parametrize(
@@ -46,4 +47,4 @@ def test_worker_that_uses_nothing_of_its_namespace_has_no_label(spec):
     ],
 )
 def test_worker_that_uses_a_service_account_a_secret_or_a_claim_has_the_label(spec):
-    assert uses.label(spec) == USES
+    assert uses.label(spec, UID) == USES

@@ -21,7 +21,7 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_ORDINAL = f"{GROUP}/ordinal"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "elastrain"
-LABEL_USES = f"{GROUP}/uses"  # the worker uses a service account, a Secret or a claim: admission.yaml of the chart
+LABEL_USES = f"{GROUP}/uses"  # workers use a service account, a Secret or a claim: admission.yaml of the chart
 LABEL_TEMPLATE = f"{GROUP}/template"  # the version of spec.template that a worker was made from
 
 # Annotations on worker pods that autoscalers read.
