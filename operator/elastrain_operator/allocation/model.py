@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from operator import attrgetter
 from types import MappingProxyType
 
 Amounts = tuple[tuple[str, int], ...]
@@ -249,9 +250,10 @@ class Share:
 
     def differs(self, other: Share | None) -> bool:
         """Whether the difference requires an action, beyond a changed message."""
-        if other is None:
-            return True
-        return replace(self, message="") != replace(other, message="")
+        return other is None or _action(self) != _action(other)
+
+
+_action = attrgetter(*(f.name for f in fields(Share) if f.name != "message"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ def after(before: Promise | None, job: Job, granted: int, now: datetime, patienc
     bound = sum(1 for w in job.workers if w.node)
     if usable(old, now) is not None:
         return replace(old, bound=bound, granted=granted, since=None)
+    if bound == old.bound >= granted == old.granted and old.since is None and old.usable is None:
+        return old  # at rest, as most jobs always are
     progress = bound > old.bound or granted > old.granted or job.paced
     since = None
     if bound < granted:
@@ -95,12 +97,11 @@ class Promises:
         asked = size + given.pending if given.awaiting or given.pending else 0
         self._asks[job.uid] = ask = after(self._asks.get(job.uid), job, asked, now, NODES_SECONDS)
         bound = usable(grant, now)
-        return replace(
-            job,
-            usable=bound,
-            unused=_expiry(grant, obstacle) if bound is not None else _refused(job, obstacle),
-            may_ask=usable(ask, now) is None,
-        )
+        unused = _expiry(grant, obstacle) if bound is not None else _refused(job, obstacle)
+        may_ask = usable(ask, now) is None
+        if (bound, unused, may_ask) == (job.usable, job.unused, job.may_ask):
+            return job
+        return replace(job, usable=bound, unused=unused, may_ask=may_ask)
 
     def forget(self, uid: str) -> None:
         """The job is gone, or needs no workers."""
