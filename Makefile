@@ -119,5 +119,5 @@ bench-rendezvous: ## thousands of simulated members through a real etcd, beside 
 
 bench-operator: ## thousands of jobs on a control plane with simulated nodes, beside batch Jobs: half an hour
 	@scripts/dev-env
-	@e2e/cluster/build.sh kubernetes && scripts/get-kwok
+	@e2e/cluster/build.sh kubernetes helm && scripts/get-kwok
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/operator_scale.py

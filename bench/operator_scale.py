@@ -92,6 +92,10 @@ def main(
     nodes: Annotated[int, typer.Option(min=1, help="Nodes that kwok plays, 32 GPUs each.")] = 600,
     idle: Annotated[float, typer.Option(min=0, help="Seconds left alone; 0: no idling, no restart.")] = 60,
     limit: Annotated[float, typer.Option(min=10, help="Seconds that one phase may take.")] = 1200,
+    secret: Annotated[
+        bool,
+        typer.Option("--secret", help="Workers use a Secret, so the API server compares them with their jobs."),
+    ] = False,
     profile: Annotated[
         bool,
         typer.Option("--profile", help="Run the operator under cProfile: LOGS/*/operator-1.prof; no real figures."),
@@ -100,7 +104,7 @@ def main(
     logs: program.Logs = None,
     markdown: program.Markdown = False,
 ) -> None:
-    settings = Settings(nodes, workers, idle, limit, profile)
+    settings = Settings(nodes, workers, idle, limit, secret, profile)
     names, sizes = program.choose("--systems", systems, list(SYSTEMS)), choose_sizes(jobs, settings)
     if (lacks := missing()) is not None:
         program.refuse(lacks)

@@ -24,13 +24,16 @@ from elastrain.etcd.server import find_etcd
 from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, CLUSTER_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 
 BIN = Path(os.environ.get("ELASTRAIN_CACHE") or Path.home() / ".cache/elastrain") / "bin"
-PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kwok", "kwok-stages")
-BUILD = "e2e/cluster/build.sh kubernetes && scripts/get-kwok"
+PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "helm", "kwok", "kwok-stages")
+BUILD = "e2e/cluster/build.sh kubernetes helm && scripts/get-kwok"
 NAMESPACE = "bench"
-OPERATOR = "elastrain-operator"
+RELEASE = "elastrain"
+OPERATOR = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
 """The operator's user; it has the rights that the chart gives to the operator."""
 AUDITED = (OPERATOR, "system:serviceaccount:kube-system:job-controller")
 USERS = ("admin", "controllers", "scheduler", "kwok", OPERATOR)
+SECRET = "hub"
+"""Of the namespace, for jobs that use one."""
 START_SECONDS = 300.0
 NODE = {"cpu": "256", "memory": "4Ti", "pods": "110", "nvidia.com/gpu": "32"}
 
@@ -83,12 +86,12 @@ class ControlPlane:
         for data in ("etcd", "certs"):
             shutil.rmtree(self.directory / data, ignore_errors=True)
 
-    def api(self) -> Api:
-        """A new connection, as the administrator."""
-        return Api(self._secure, self._tokens["admin"])
+    def api(self, user: str = "admin") -> Api:
+        """A new connection."""
+        return Api(self._secure, self._tokens[user])
 
     def kubeconfig(self, user: str) -> Path:
-        path = self.directory / f"{user}.kubeconfig"
+        path = self.directory / f"{user.rpartition(':')[2]}.kubeconfig"  # a colon would separate two paths
         access = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -214,14 +217,15 @@ class ControlPlane:
         """The CRD, the operator's rights, the namespace."""
         api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd())
         rbac = "/apis/rbac.authorization.k8s.io/v1"
-        name = {"metadata": {"name": OPERATOR}}
+        name = {"metadata": {"name": RELEASE}}
         rights = {**PERMISSIONS, **CAPACITY_PERMISSIONS, **LEASE_PERMISSIONS, **CLUSTER_PERMISSIONS}
         rules = [{"apiGroups": [g], "resources": [r], "verbs": sorted(v)} for (g, r), v in rights.items()]
         api.call("POST", f"{rbac}/clusterroles", {**name, "rules": rules})
-        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": OPERATOR}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": RELEASE}
         subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": OPERATOR}
         api.call("POST", f"{rbac}/clusterrolebindings", {**name, "roleRef": role, "subjects": [subject]})
         api.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        api.call("POST", f"/api/v1/namespaces/{NAMESPACE}/secrets", {"metadata": {"name": SECRET}})
 
     def _make_nodes(self) -> None:
         nodes = [

@@ -31,6 +31,8 @@ class Settings:
     """Seconds without changes; 0: no idle phase and no restart."""
     limit: float
     """Seconds that a phase may take."""
+    secret: bool
+    """Whether the workers use a Secret of their namespace."""
     profile: bool
 
 
@@ -38,7 +40,8 @@ def measure(name: str, jobs: int, settings: Settings, directory: Path, say: Say)
     """Raises ``Failed`` if a phase does not end in time."""
     with ControlPlane(directory, settings.nodes) as plane:
         kind = SYSTEMS[name]
-        system: System = kind(plane, settings.profile) if issubclass(kind, Slim) else kind(plane)
+        slim, secret = issubclass(kind, Slim), settings.secret
+        system: System = kind(plane, secret, settings.profile) if slim else kind(plane, secret)
         try:
             system.start()
             pods = RunningPods(plane, system.etcd())

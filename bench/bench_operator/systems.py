@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 from bench_harness.processes import cpu_of, free_ports
 from bench_harness.secure_etcd import SecureEtcd
+from bench_operator import policies
 from bench_operator.audit import Audit
-from bench_operator.cluster import NAMESPACE, OPERATOR, START_SECONDS, ControlPlane, until
+from bench_operator.cluster import NAMESPACE, OPERATOR, RELEASE, SECRET, START_SECONDS, ControlPlane, until
 from elastrain.api import names
 from elastrain.api.keys import ROOT
 from elastrain.etcd import EtcdClient, EtcdConfig
@@ -40,8 +41,10 @@ class System(ABC):
     process: str
     """Name of its process among those of the control plane."""
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlane, secret: bool = False) -> None:
+        """``secret``: whether the workers use a Secret of their namespace."""
         self.plane = plane
+        self.container = {**_CONTAINER, "envFrom": [{"secretRef": {"name": SECRET}}]} if secret else _CONTAINER
         self.audit = Audit(plane.audit_log, self.user)
 
     @abstractmethod
@@ -90,7 +93,7 @@ class BatchJobs(System):
     process = "controllers"
 
     def manifest(self, name: str, workers: int) -> dict[str, Any]:
-        pod = {"restartPolicy": "Never", "automountServiceAccountToken": False, "containers": [_CONTAINER]}
+        pod = {"restartPolicy": "Never", "automountServiceAccountToken": False, "containers": [self.container]}
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",
@@ -108,12 +111,12 @@ class BatchJobs(System):
 class Slim(System):
     """The operator without what the chart adds to it."""
 
-    about = "the operator without TLS, users of etcd, Secrets, Lease, capacity sharing and metrics"
+    about = "the operator without TLS, users of etcd, Secrets, Lease, admission policies, capacity sharing and metrics"
     kind = names.PLURAL + "." + names.GROUP
     user = OPERATOR
 
-    def __init__(self, plane: ControlPlane, profile: bool = False) -> None:
-        super().__init__(plane)
+    def __init__(self, plane: ControlPlane, secret: bool = False, profile: bool = False) -> None:
+        super().__init__(plane, secret)
         self._profile = profile
         self._etcd = self._make_etcd(plane.directory / "coordination")
         self._client: EtcdClient | None = None
@@ -141,7 +144,7 @@ class Slim(System):
                 "minReplicas": 1,
                 "maxReplicas": MAX_WORKERS,
                 "replicas": workers,
-                "template": {"spec": {"containers": [_CONTAINER]}},
+                "template": {"spec": {"containers": [self.container]}},
             },
         }
 
@@ -208,8 +211,13 @@ class Shipped(Slim):
     """Members are played by one client of etcd with all rights, not by one user for each job."""
 
     about = (
-        "the operator as the chart starts it: TLS, a user of etcd and a Secret for each job, Lease, capacity, metrics"
+        "the operator as the chart installs it: TLS, a user of etcd and a Secret for each job, Lease, admission "
+        "policies, capacity, metrics"
     )
+
+    def start(self) -> None:
+        policies.install(self.plane)
+        super().start()
 
     def _make_etcd(self, data: Path) -> SecureEtcd:
         files = self.plane.directory / "etcd-files"
@@ -227,7 +235,7 @@ class Shipped(Slim):
         return [
             f"--etcd-ca={self._secure.ca_file}", "--etcd-username=root",
             f"--etcd-password-file={self._secure.password_file}", f"--job-key-file={self._job_key}",
-            f"--lease={NAMESPACE}/elastrain", "--capacity", f"--metrics-port={metrics}",
+            f"--lease={NAMESPACE}/{RELEASE}", "--capacity", f"--metrics-port={metrics}",
         ]  # fmt: skip
 
 

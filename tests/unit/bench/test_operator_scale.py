@@ -16,7 +16,7 @@ from bench_operator.report import goals, notes, tables
 from bench_operator.results import Cost, Idle, Report, Rescale, Restart, Run
 from bench_operator.scenario import Settings
 
-SETTINGS = Settings(nodes=600, workers=4, idle=60, limit=60, profile=False)
+SETTINGS = Settings(nodes=600, workers=4, idle=60, limit=60, secret=False, profile=False)
 PATCH = "patch elastictrainingjobs/status"
 
 
