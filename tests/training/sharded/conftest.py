@@ -36,11 +36,17 @@ class ShardedJob(Job):
     def kill(self, worker: str, local: int, how: int = signal.SIGKILL) -> None:
         os.kill(self.pids(worker)[str(local)], how)
 
-    def order(self, what: str, *ranks: tuple[str, int]) -> None:
-        """Have the script of each (worker, local rank) do it (see there); returns when they have."""
+    def ask(self, what: str, *ranks: tuple[str, int], step: int = 0) -> list[Path]:
+        """Have the script of each (worker, local rank) do it (see there), from ``step`` on; the orders as files."""
         paths = [self.folder / f"{worker}.{local}.{what}" for worker, local in ranks]
         for path in paths:
-            path.touch()
+            path.with_suffix(".new").write_text(str(step))
+            path.with_suffix(".new").rename(path)
+        return paths
+
+    def order(self, what: str, *ranks: tuple[str, int], step: int = 0) -> None:
+        """As :meth:`ask`; returns when they have done it."""
+        paths = self.ask(what, *ranks, step=step)
         self.wait(f"{ranks} to {what}", lambda: not any(path.exists() for path in paths))
 
     def finish(self, *workers: str) -> dict[str, list[dict]]:

@@ -6,6 +6,7 @@ Promises 1, 2, 4 and 5, for groups.
 from __future__ import annotations
 
 import importlib.util
+import random
 import sys
 from functools import cache
 from pathlib import Path
@@ -113,18 +114,22 @@ def test_the_remaining_groups_train_on_if_two_ranks_die_in_one_step(job, ranks) 
     job.verdict()
 
 
-def test_a_rank_commits_late_with_the_gradients_that_it_kept_if_it_missed_the_result_of_its_vote(job) -> None:
-    job.want(2)
-    job.start("a", "b")
-    first = job.together("a", "b")
-    pids = {w: job.pids(w) for w in "ab"}
-    job.order("cut-after-vote", ("a", 1))
-    job.together("a", "b", after=first)
-    assert "the step counts: peers have committed it" in job["a"].out()
-    ends = job.finish("a", "b")
+@pytest.mark.parametrize("workers", ["a", "ab"], ids=["one group", "two groups"])
+def test_ranks_commit_late_with_the_gradients_that_they_kept_if_they_missed_the_result_of_their_vote(
+    job, workers
+) -> None:
+    """No rank that has the result holds their shard of the step."""
+    job.want(len(workers))
+    job.start(*workers)
+    first = job.together(*workers)
+    pids = {w: job.pids(w) for w in workers}
+    job.order("cut-after-vote", *[(w, 1) for w in workers], step=job.last_step() + 4)
+    job.together(*workers, after=first)
+    assert all("the step counts: peers have committed it" in job[w].out() for w in workers)
+    ends = job.finish(*workers)
     assert_same_model(ends)
-    assert {w: job.pids(w) for w in "ab"} == pids, "a process changed"
-    assert ends["a"][1]["commits"] == [*range(1, STEPS + 1)], "a committed step was lost or redone"
+    assert {w: job.pids(w) for w in workers} == pids, "a process changed"
+    assert [e["commits"] for shards in ends.values() for e in shards] == [[*range(1, STEPS + 1)]] * 2 * len(workers)
     job.verdict()
 
 
@@ -138,4 +143,45 @@ def test_no_rank_commits_if_one_has_not_voted(job) -> None:
     ends = job.finish("a", "b")
     assert_same_model(ends)
     assert {w: job.pids(w) for w in "ab"} == pids, "a process changed"
+    job.verdict()
+
+
+def test_a_joining_group_gets_each_shard_from_another_holder_if_its_source_dies(job) -> None:
+    job.want(2)
+    job.start("a", "b")
+    first = job.together("a", "b")
+    source = job.generation().members[0].worker
+    (other,) = {"a", "b"} - {source}
+    pids = job.pids(other)
+    orders = job.ask("die-as-source", (source, 1))
+    job.want(3)
+    job.start("j")
+    job.wait("the source to die", lambda: not orders[0].exists())
+    job.together("a", "b", "j", after=first + 1)
+    ends = job.finish("a", "b", "j")
+    assert_same_model(ends)
+    assert job.pids(other) == pids, "the survivor's process changed"
+    job.verdict()
+
+
+@pytest.mark.parametrize(
+    "events", [3, pytest.param(30, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])], ids=str
+)
+def test_the_model_is_that_of_one_process_after_a_storm(job, events) -> None:
+    chance = random.Random(7)
+    steps = 40 if events == 3 else 300
+    job.want(2)
+    job.start("a", "b", steps=steps)
+    generation = job.together("a", "b")
+    deaths = dict.fromkeys("ab", 4)  # an agent restarts its ranks five times within ten minutes
+    for _ in range(events):
+        worker, local = chance.choice("ab"), chance.randrange(2)
+        if deaths[worker] and chance.random() < 0.5:
+            deaths[worker] -= 1
+            what = chance.choice(["die-in-forward", "die-in-backward"])
+        else:
+            what = chance.choice(["cut-before-vote", "cut-after-vote"])
+        job.order(what, (worker, local))
+        generation = job.together("a", "b", after=generation)
+    assert_same_model(job.finish("a", "b"), steps)
     job.verdict()

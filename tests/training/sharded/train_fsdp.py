@@ -1,12 +1,13 @@
 """A training script of a model that FSDP2 shards, in float64. ``argv``: a folder, steps, the seconds of a loop body.
 
-What a rank does once if the test has left it ``<worker>.<local rank>.<order>``: it dies in a forward
-(``die-in-forward``) or backward (``die-in-backward``), its connections end before its vote (``cut-before-vote``), or
-after it, so that the rank misses the result (``cut-after-vote``).
+What a rank does once if the test has left it ``<worker>.<local rank>.<order>``, with a step from which on: it dies in a
+forward (``die-in-forward``), in a backward (``die-in-backward``) or as it gives its state (``die-as-source``); its
+connections end before its vote (``cut-before-vote``), or after it, so that it misses the result (``cut-after-vote``).
 """
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -20,11 +21,13 @@ import elastrain
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.state.transfer import WholeStateSender
 from elastrain.elastic.strategies.sharded import ShardedModule
 
 folder, steps, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 worker, local = os.environ.get("ELASTRAIN_WORKER"), os.environ.get("LOCAL_RANK")
 torch.set_num_threads(1)
+job: elastrain.Job
 
 
 class Layer(nn.Module):
@@ -53,9 +56,10 @@ def data() -> TensorDataset:
 
 def ordered(what: str) -> bool:
     order = folder / f"{worker}.{local}.{what}"
-    if found := order.exists():
-        order.unlink()
-    return found
+    if not order.exists() or job.step < int(order.read_text() or 0):
+        return False
+    order.unlink()
+    return True
 
 
 def die(where: str) -> None:
@@ -78,7 +82,19 @@ def cut_connections(model: ShardedModule) -> None:
     model.vote = cut
 
 
+def die_as_source() -> None:
+    serve = WholeStateSender._serve
+
+    def serve_and_die(sender: WholeStateSender, receiver: int, connection: socket.socket) -> None:
+        die("die-as-source")
+        serve(sender, receiver, connection)
+
+    WholeStateSender._serve = serve_and_die
+
+
 def main() -> None:
+    global job
+    die_as_source()
     with elastrain.join() as job:
         model = net()
         for layer in (model[1], model):
