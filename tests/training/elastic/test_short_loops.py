@@ -10,8 +10,8 @@ from elastrain.api import messages as m
 from elastrain.data.audit import verify
 
 SCRIPT = Path(__file__).with_name("train_short_loops.py")
-EPOCHS, STEPS = 60, 3
-LONG_EPOCHS, LONG = 16, 40
+EPOCHS, STEPS = 40, 3
+LONG_EPOCHS, LONG = 12, 24
 """Of the script with longer loops."""
 
 
@@ -103,3 +103,53 @@ def test_a_script_fails_if_it_has_no_loop_that_the_job_is_in(world):
         world.ranks["a"].log.read_text()
     )
     assert not world.ranks["a"].of_type("finished"), "the job would end"
+
+
+def catching_up(world) -> None:
+    """a and b wait in the entry of a generation for c, whose script is between two of its loops and stays there until
+    the file ``hold`` is gone."""
+    trains(world, "a", "b")
+    world.progressed("a", 3 * STEPS)
+    past = world.located()
+    world.located = lambda: past
+    start(world, "c")
+    world.progressed("a", 5 * STEPS)
+    (world.folder / "hold").touch()
+    world.propose("a", "b", "c")
+    world.wait("c's script to be between two loops", (world.folder / "held").exists)
+
+
+def test_the_others_go_on_if_a_joiner_is_killed_while_it_catches_up(world):
+    catching_up(world)
+    world.ranks["c"].kill()
+    broke = {"generation": world.number}
+    world.wait("a and b to leave its generation", lambda: all(world.ranks[r].has("broken", **broke) for r in "ab"))
+    world.propose("a", "b")
+    world.adopted("a", "b")
+    ends_alike(world, "a", "b")
+
+
+def test_a_joiner_enters_with_the_survivor_if_another_is_killed_while_it_catches_up(world):
+    catching_up(world)
+    world.ranks["b"].kill()
+    for rank in "ac":
+        world.ranks[rank].send(m.Abort(generation=world.number, reason="worker b is lost"))
+    world.wait("a to leave its generation", lambda: world.ranks["a"].has("broken", generation=world.number))
+    world.propose("a", "c")
+    (world.folder / "hold").unlink()
+    world.adopted("a", "c")
+    assert not world.ranks["c"].incarnation, "it has withdrawn"
+    final = ends_alike(world, "a", "c")
+    assert [epoch for epoch, _ in final["c"]["between"]] == list(range(EPOCHS)), "its script has left out a loop"
+
+
+def test_the_others_go_on_at_once_and_it_leaves_if_a_joiner_is_told_to_exit_while_it_catches_up(world):
+    catching_up(world)
+    world.propose("a", "b")
+    world.ranks["c"].send(m.Exit(reason="SIGTERM"))
+    world.adopted("a", "b")
+    assert (world.folder / "hold").exists(), "they did not wait for the code between its loops"
+    (world.folder / "hold").unlink()
+    world.wait("c to leave", lambda: world.ranks["c"].has("left") and world.ranks["c"].process.poll() == 0)
+    assert not world.ranks["c"].of_type("finished")
+    ends_alike(world, "a", "b")

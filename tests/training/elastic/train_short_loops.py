@@ -1,8 +1,9 @@
 """A training script for the tests with short loops: epochs of three steps, and code between them.
 
 ``BETWEEN``: seconds that this code takes in a process that has not joined. ``CATCH_UP``: seconds for which others wait
-for it. ``EPOCHS``: this rank's script has fewer loops. ``LONG``: epochs of 40 steps, a loop over ``job.epochs``, and no
-step beyond that in the file ``allowed`` in the folder.
+for it. ``EPOCHS``: this rank's script has fewer loops. ``LONG``: epochs of 24 steps, a loop over ``job.epochs``, and no
+step beyond that in the file ``allowed`` in the folder. The file ``hold`` there keeps a script that catches up in the code
+between its loops.
 """
 
 import os
@@ -24,7 +25,7 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 generator = torch.Generator().manual_seed(1)
 long = "LONG" in os.environ
-samples = 12 * (40 if long else 3)
+samples = 12 * (24 if long else 3)
 inputs = torch.randn(samples, 4, dtype=torch.float64, generator=generator)
 labels = torch.randint(0, 3, (samples,), generator=generator)
 
@@ -49,6 +50,9 @@ with elastrain.join() as job:
         between.append((epoch, job.rank))
         if job.rank == -1:
             time.sleep(float(os.environ.get("BETWEEN", "0")))
+            while (out / "hold").exists():
+                (out / "held").touch()
+                time.sleep(0.005)
 
 state = {"model": net.state_dict(), "lr": optimizer.param_groups[0]["lr"], "step": job.step, "between": between}
 torch.save(state, out / f"final-{os.getpid()}.pt")
