@@ -22,6 +22,9 @@ ROOT = Path(__file__).parents[3]
         # Before the zygote runs, and in it: each module is a delay, or one that the training script did not import.
         ("elastrain.agent.process.start", {"torch", "grpc", "pydantic", "structlog", "typer"}),
         ("elastrain.agent.process.zygote", {"torch", "grpc", "pydantic", "structlog", "subprocess"}),
+        # Beside a program of another framework, in each worker.
+        ("elastrain.contrib.restart", {"torch", "numpy", "kopf", "kubernetes"}),
+        ("elastrain.integrations.horovod.node", {"torch", "numpy", "kopf", "kubernetes"}),
         ("elastrain_operator", {"torch", "numpy"}),
         ("elastrain_operator.__main__", {"torch", "numpy"}),
         ("elastrain_operator.plan", {"torch", "numpy", "kopf", "kubernetes"}),

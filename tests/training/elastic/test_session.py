@@ -13,8 +13,8 @@ from elastrain.api.messages import RANK_MESSAGE, AgentMessage, Broken, Proposed,
 from elastrain.api.records import Generation, GenerationMember
 from elastrain.api.settings import RankSettings
 from elastrain.elastic.membership import session as session_module
-from elastrain.elastic.membership.link import AgentLost, MessageFailed
 from elastrain.elastic.membership.session import Session
+from elastrain.link import AgentLost, MessageFailed
 
 Say = Callable[[AgentMessage], None]
 

@@ -2,8 +2,8 @@
 
 ``BETWEEN``: seconds that this code takes in a process that has not joined. ``CATCH_UP``: seconds for which others wait
 for it. ``EPOCHS``: this rank's script has fewer loops. ``LONG``: epochs of 24 steps, a loop over ``job.epochs``, and no
-step beyond that in the file ``allowed`` in the folder. The file ``hold`` there keeps a script that catches up in the code
-between its loops.
+step beyond that in the file ``allowed`` in the folder. The file ``hold`` there keeps a script that catches up in the
+code between its loops.
 """
 
 import os

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -26,10 +25,8 @@ from elastrain.agent.process.supervisor import split_exit_code
 from elastrain.api import names
 from elastrain.api.messages import Abort, Adopted, AgentMessage, Exit, Finished, Left, Proposed, Ready
 from elastrain.api.records import Generation, GenerationMember
+from elastrain.link import AgentLink, MessageFailed
 from elastrain.tether import tethered
-
-if TYPE_CHECKING:
-    from elastrain.elastic.membership.link import AgentLink, MessageFailed
 
 log = structlog.get_logger(__name__)
 
@@ -124,15 +121,8 @@ class Keeper:
                         return 0
                     log.warning("the program failed", code=message.code, signal=message.signum)
                     failed, failed_at = message, time.monotonic()
-                case Exit(reason=reason):
-                    log.info("leaving the job", reason=reason)
-                    self._stop()
-                    link.send(Left(step=0))
-                    return 0
-                case Exception():
-                    raise message
-                case None:
-                    return names.EXIT_INFRASTRUCTURE  # the agent that could report it is gone
+                case Exit() | Exception() | None:
+                    return leave(message, link, self._stop)
 
     def _enter(self, generation: Generation, link: AgentLink) -> None:
         self._stop()
@@ -168,8 +158,6 @@ def link_to_agent(
 
     Raises ``RuntimeError`` if no agent started this process.
     """
-    from elastrain.elastic.membership.link import AgentLink  # imports torch, which the helpers of mpirun do not need
-
     path = environ.get(names.ENV_AGENT_SOCKET)
     if not path:
         raise RuntimeError(
@@ -177,6 +165,21 @@ def link_to_agent(
             "Run it by 'elastrain run job.yaml', or on a cluster by 'kubectl apply -f job.yaml'."
         )
     return AgentLink(path, 0, deliver)
+
+
+def leave(last: Exit | Exception | None, link: AgentLink, stop: Callable[[], None]) -> int:
+    """The exit code after the last message for this worker's program, which ``stop()`` ends. Raises an error that is
+    in the place of a message."""
+    match last:
+        case Exit(reason=reason):
+            log.info("leaving the job", reason=reason)
+            stop()
+            link.send(Left(step=0))
+            return 0
+        case Exception():
+            raise last
+        case None:
+            return names.EXIT_INFRASTRUCTURE  # the agent that could report it is gone
 
 
 def end(program: subprocess.Popen[bytes]) -> None:

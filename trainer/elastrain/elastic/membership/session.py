@@ -34,8 +34,8 @@ from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.meeting import MeetingPoint
 from elastrain.elastic.comm.transport import CalledOff, first_line
 from elastrain.elastic.membership import control
-from elastrain.elastic.membership.link import AgentLink, AgentLost, MessageFailed
 from elastrain.elastic.membership.vouched import AgentVouch
+from elastrain.link import AgentLink, AgentLost, MessageFailed
 
 log = structlog.get_logger(__name__)
 

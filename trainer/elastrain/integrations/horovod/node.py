@@ -18,23 +18,19 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
 from elastrain.agent.core.restart import may_restart
 from elastrain.agent.process.supervisor import split_exit_code
-from elastrain.api import names
-from elastrain.api.messages import Abort, Adopted, AgentMessage, Exit, Finished, Left, Proposed, Ready
+from elastrain.api.messages import Abort, Adopted, AgentMessage, Exit, Finished, Proposed, Ready
 from elastrain.api.records import Generation
-from elastrain.contrib.restart import BLAME_SECONDS, end, link_to_agent
+from elastrain.contrib.restart import BLAME_SECONDS, end, leave, link_to_agent
 from elastrain.etcd import EtcdClient
 from elastrain.integrations.horovod.channel import token_key
 from elastrain.integrations.horovod.programs import Programs
+from elastrain.link import AgentLink
 from elastrain.tether import tethered
-
-if TYPE_CHECKING:
-    from elastrain.elastic.membership.link import AgentLink
 
 log = structlog.get_logger(__name__)
 
@@ -138,15 +134,8 @@ class Node:
                 case _Done():
                     link.send(Finished(step=0))
                     return 0
-                case Exit(reason=reason):
-                    log.info("leaving the job", reason=reason)
-                    self._stop()
-                    link.send(Left(step=0))
-                    return 0
-                case Exception():
-                    raise message
-                case None:
-                    return names.EXIT_INFRASTRUCTURE  # the agent that could report it is gone
+                case Exit() | Exception() | None:
+                    return leave(message, link, self._stop)
 
     def _enter(self, generation: Generation, link: AgentLink) -> None:
         if generation.roster is not None:

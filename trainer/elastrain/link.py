@@ -1,4 +1,4 @@
-"""A rank's end of the socket to its agent."""
+"""A rank's end of the socket to its agent. Without torch: programs of other frameworks use it in place of a rank."""
 
 from __future__ import annotations
 
