@@ -70,7 +70,15 @@ class Warm:
                 pass_fds=[theirs.fileno()],
             )
         self._channel.settimeout(IMPORT_SECONDS)
+        self._imported: set[str] = set()
         assert self._channel.recv(32) == b"ready", "the warm process could not do its imports"
+
+    def imports(self, module: str) -> None:
+        """Programs that start from now on have imported ``module``: each would take seconds for a large one."""
+        if module not in self._imported:
+            self._channel.send(module.encode())
+            assert self._channel.recv(32) == b"ready", f"the warm process could not import {module}"
+            self._imported.add(module)
 
     def start(self, command: Sequence[str], env: Mapping[str, str], out: BinaryIO) -> WarmProcess:
         """Run ``command`` (the interpreter, then ``SCRIPT ...`` or ``-m MODULE ...``) in a fork: a separate session,

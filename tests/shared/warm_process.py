@@ -1,13 +1,15 @@
 """The warm process: it has imported torch, elastrain's runtime and the agent, and runs programs of the tests as forks.
 
 Run by ``warm.py`` with one argument, the file descriptor of a socket. A request is JSON with two file descriptors: the
-program's output, and a socket that gets the pid and then the exit code. A fork equals an execution: own session,
-environment, working directory, ``sys.argv``. The product's zygote does the same, and its code is used here.
+program's output, and a socket that gets the pid and then the exit code. Without descriptors it is the name of a module
+to import. A fork equals an execution: own session, environment, working directory, ``sys.argv``. The product's zygote
+does the same, and its code is used here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import runpy
@@ -103,6 +105,10 @@ def serve(channel: socket.socket) -> Callable[[], None] | None:
             request, descriptors, _, _ = socket.recv_fds(channel, 1 << 18, 2)
             if not request:
                 return None
+            if not descriptors:  # a module that the next forks have imported
+                importlib.import_module(request.decode())
+                channel.send(zygote.READY)
+                continue
             out, status = descriptors[0], socket.socket(fileno=descriptors[1])
             pid = os.fork()
             if pid == 0:

@@ -189,6 +189,8 @@ def zoo_job(warm: Warm, etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[.
     def make(script: str, *arguments: str, **variables: str) -> ZooJob:
         folder = tmp_path / str(len(jobs))
         folder.mkdir()
+        if "from sklearn" in (ZOO / script / "elastic.py").read_text():
+            warm.imports("sklearn.datasets")
         keys = JobKeys("zoo", script.replace("_", "-"), uuid.uuid4().hex)
         jobs.append(ZooJob(warm, folder, etcd, keys, script=script, arguments=arguments, variables=variables))
         return jobs[-1]
