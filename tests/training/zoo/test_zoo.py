@@ -11,7 +11,7 @@ import torch
 
 ZOO = Path(__file__).parents[3] / "examples" / "zoo"
 SCRIPTS = sorted(path.parent.name for path in ZOO.glob("*/elastic.py"))
-IN_CI = ("dcgan", "find_unused", "frozen_bn", "mnist", "streaming")
+IN_CI = ("dcgan", "find_unused", "frozen_bn", "mnist", "nanogpt", "streaming")
 """A third of them; `make nightly` runs all."""
 IN_PORTIONS = ("frozen_bn", "nanogpt", "streaming")
 """Scripts whose state travels in portions if the seed chooses it. That of several others never does: they have several
