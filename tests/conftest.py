@@ -30,7 +30,7 @@ from warm import warm
 __all__ = ["warm"]
 
 ROOT = Path(__file__).parents[1]
-KUBERNETES = "1.31.0"  # `helm template` contacts no cluster, and would assume an old version
+KUBERNETES = "1.34.0"  # `helm template` contacts no cluster, and would assume an old version
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -176,18 +176,13 @@ podAntiAffinity:
             {{- include "elastrain.selector" (dict "root" . "component" "operator") | nindent 12 }}
 {{- end }}
 
-{{- /* Whether admission policies bind the operator (admission.yaml); empty: no. */}}
-{{- define "elastrain.bound" -}}
-{{- if and .Values.rbac.admissionPolicy (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
-{{- end }}
-
 {{- /* The operator's rights in a served namespace. */}}
 {{- define "elastrain.operatorRules" -}}
 # A test compares these rules with the operator's PERMISSIONS. `delete` is for ttlSecondsAfterFinished. The operator never
 # writes a spec: no `update`, and `patch` only for the label of a job, to which the admission policy reduces it.
 - apiGroups: [elastrain.dev]
   resources: [elastictrainingjobs]
-  verbs: [get, list, watch, {{ if include "elastrain.bound" . }}patch, {{ end }}delete]
+  verbs: [get, list, watch, {{ if .Values.rbac.admissionPolicy }}patch, {{ end }}delete]
 - apiGroups: [elastrain.dev]
   resources: [elastictrainingjobs/status]
   verbs: [patch]

@@ -36,7 +36,7 @@ def job(mount: str = "", labels: dict[str, str] | None = None, **spec: Any) -> d
 @pytest.fixture(scope="module")
 def advises(apiserver: ApiServer, helm: Run) -> Iterator[ApiServer]:
     made = helm(
-        "template", "advising", "charts/elastrain", "--kube-version=1.31.0", "--show-only=templates/advice.yaml"
+        "template", "advising", "charts/elastrain", "--kube-version=1.34.0", "--show-only=templates/advice.yaml"
     )
     assert made.returncode == 0, made.stderr
     assert apiserver.kubectl("apply", "-f", "-", document=made.stdout).returncode == 0

@@ -155,7 +155,7 @@ def monitored(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Manifest
     kinds = [f"--api-versions=monitoring.coreos.com/v1/{kind}" for kind in ("ServiceMonitor", "PrometheusRule")]
     options = [option for setting in MONITORED for option in ("--set", setting)]
     result = helm(
-        "template", "demo", "charts/elastrain", "--namespace=training", "--kube-version=1.31.0", *kinds, *options
+        "template", "demo", "charts/elastrain", "--namespace=training", "--kube-version=1.34.0", *kinds, *options
     )
     assert result.returncode == 0, result.stderr
     return [document for document in yaml.safe_load_all(result.stdout) if document]
@@ -201,7 +201,7 @@ def test_monitoring_without_metrics_is_refused(
     helm: Callable[..., subprocess.CompletedProcess[str]], what: str
 ) -> None:
     settings = ("--set", "metrics.enabled=false", "--set", f"metrics.{what}.enabled=true")
-    result = helm("template", "demo", "charts/elastrain", "--kube-version=1.31.0", *settings)
+    result = helm("template", "demo", "charts/elastrain", "--kube-version=1.34.0", *settings)
     assert result.returncode != 0
     assert "metrics.enabled is false" in result.stderr
 
@@ -236,7 +236,7 @@ def test_monitoring_without_metrics_is_refused(
 def test_wrong_value_is_refused_by_name(
     helm: Callable[..., subprocess.CompletedProcess[str]], setting: str, place: str
 ) -> None:
-    result = helm("template", "demo", "charts/elastrain", "--kube-version=1.31.0", "--set", setting)
+    result = helm("template", "demo", "charts/elastrain", "--kube-version=1.34.0", "--set", setting)
     assert result.returncode != 0
     assert place in result.stderr
 

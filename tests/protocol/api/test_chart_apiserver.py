@@ -54,7 +54,7 @@ def test_server_knows_every_field_of_the_chart(helm: Run, apiserver: ApiServer) 
         "--set=watchNamespaces={default}",
         "--set=dashboard.enabled=true",
     )
-    rendered = helm("template", "other", *RELEASE[1:], *settings, "--set=crds.install=false", "--kube-version=1.31.0")
+    rendered = helm("template", "other", *RELEASE[1:], *settings, "--set=crds.install=false", "--kube-version=1.34.0")
     result = apiserver.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", document=rendered.stdout)
     assert result.returncode == 0, result.stderr
 

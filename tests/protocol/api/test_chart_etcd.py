@@ -70,7 +70,7 @@ def test_data_is_on_a_volume_unless_switched_off(rendered: Render) -> None:
 
 
 def test_members_without_volumes_are_refused(helm: Callable[..., Any]) -> None:
-    settings = ("--set=etcd.replicas=3", "--set=etcd.persistence.enabled=false", "--kube-version=1.31.0")
+    settings = ("--set=etcd.replicas=3", "--set=etcd.persistence.enabled=false", "--kube-version=1.34.0")
     result = helm("template", "demo", "charts/elastrain", *settings)
     assert result.returncode != 0
     assert "a member that loses its data cannot join the others again" in result.stderr

@@ -86,7 +86,7 @@ class Stolen:
             f"--namespace={release}",
             *options,
         )
-        made = helm("template", "stolen", "charts/elastrain", "--kube-version=1.31.0", *settings)
+        made = helm("template", "stolen", "charts/elastrain", "--kube-version=1.34.0", *settings)
         kinds = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount")
         self.manifests = [m for m in yaml.safe_load_all(made.stdout) if m]
         chosen = [m for m in self.manifests if m["kind"] in kinds or m["kind"].startswith("ValidatingAdmission")]

@@ -83,7 +83,7 @@ class Tenant:
         self.do("create", "serviceaccount", "default", "-n", self.namespace)
         self.may_edit("tenant")
         operator_account(apiserver, home / "operator", self.namespace)
-        show = ("--show-only=templates/worker-label.yaml", "--kube-version=1.31.0")
+        show = ("--show-only=templates/worker-label.yaml", "--kube-version=1.34.0")
         made = helm("template", "x", "charts/elastrain", "--set=fullnameOverride=label-test", *show)
         self.policy = made.stdout
         self.do("apply", "-f", "-", document=made.stdout)

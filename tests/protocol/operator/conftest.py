@@ -30,7 +30,7 @@ def operator_kubeconfig(apiserver: ApiServer, helm: Run, tmp_path_factory: pytes
     deleted = apiserver.kubectl("delete", "etj,pods", "--all", "--all-namespaces", "--now", "--wait=false")
     assert deleted.returncode == 0, deleted.stderr
     path = operator_account(apiserver, tmp_path_factory.mktemp("operator") / "kubeconfig")
-    show = ("--show-only=templates/admission.yaml", "--kube-version=1.31.0", "--namespace=default")
+    show = ("--show-only=templates/admission.yaml", "--kube-version=1.34.0", "--namespace=default")
     made = helm("template", "x", "charts/elastrain", "--set=fullnameOverride=tested-operator", *show)
     policies = list(yaml.safe_load_all(made.stdout))
     for policy in policies:  # the tests' operators hold Leases of several names

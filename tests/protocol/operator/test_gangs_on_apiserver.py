@@ -23,7 +23,7 @@ from raw_cluster import TEMPLATE, Cluster
 
 pytestmark = pytest.mark.apiserver
 
-VERSION = "--kube-version=1.31.0"
+VERSION = "--kube-version=1.34.0"
 INTEGER, TEXT = {"type": "integer", "format": "int32"}, {"type": "string"}
 QUANTITIES = {"type": "object", "additionalProperties": {"x-kubernetes-int-or-string": True}}
 FIELDS = {

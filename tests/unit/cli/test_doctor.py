@@ -26,7 +26,7 @@ def pod(name: str, ready: str) -> dict[str, Any]:
     ("finding", "state", "words"),
     [
         (doctor.api_server({"major": "1", "minor": "35+", "gitVersion": "v1.35.4"}), "ok", "v1.35.4"),
-        (doctor.api_server({"major": "1", "minor": "24", "gitVersion": "v1.24.0"}), "broken", "1.29 or newer"),
+        (doctor.api_server({"major": "1", "minor": "24", "gitVersion": "v1.24.0"}), "broken", "1.34 or newer"),
         (doctor.api_server({"gitVersion": "mine"}), "unknown", "mine"),
         (doctor.resource({}), "broken", "helm install"),
         (doctor.resource({"versions": [{"version": "v9"}]}), "broken", "served as v9"),

@@ -22,8 +22,8 @@ NEEDS: Sequence[tuple[str, str, str]] = (
     ("list", "", "events"),
 )
 """(verb, API group, resource): the permissions that the commands need in a namespace."""
-OLDEST = (1, 29)
-"""The first Kubernetes release with CEL rules in CRDs generally available."""
+OLDEST = (1, 34)
+"""The oldest Kubernetes release that the tests run."""
 
 
 @dataclass(frozen=True, slots=True)
