@@ -95,6 +95,7 @@ def unknown(template: Raw) -> tuple[str, ...]:
         "pod affinity": any((affinity.get(k) or {}).get(required) for k in ("podAffinity", "podAntiAffinity")),
         "topology spread": any(s.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule" for s in spreads),
         "host ports": any(p.get("hostPort") for c in containers for p in c.get("ports") or []),
+        "scheduling gates": bool(spec.get("schedulingGates")),
         "scheduler": (spec.get("schedulerName") or DEFAULT_SCHEDULER) != DEFAULT_SCHEDULER,
     }
     return tuple(name for name, is_set in found.items() if is_set)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain_operator.allocation.model import Kind, Place, Requirement, Taint, Toleration
+from elastrain_operator.allocation import explanations
+from elastrain_operator.allocation.model import Job, Kind, Place, Requirement, Taint, Toleration
 from elastrain_operator.observe import nodes, resources
 
 GPU = "nvidia.com/gpu"
@@ -100,3 +101,32 @@ def test_kind_follows_the_template():
         ("sick",),
     )
     assert nodes.kind({"spec": spec}, ["sick"]) == Kind(((GPU, 4), ("pods", 1)), place)
+
+
+REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}
+PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "unknown"),
+    [
+        ({}, ""),
+        ({"schedulerName": "default-scheduler", "affinity": {"podAntiAffinity": PREFERRED}}, ""),
+        ({"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}, ""),
+        ({"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}, "resource claims"),
+        ({"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "d"}}]}, "volumes' nodes"),
+        ({"volumes": [{"name": "scratch", "ephemeral": {}}, {"name": "x", "emptyDir": {}}]}, "volumes' nodes"),
+        ({"affinity": {"podAffinity": REQUIRED}}, "pod affinity"),
+        ({"affinity": {"podAntiAffinity": REQUIRED}}, "pod affinity"),
+        ({"topologySpreadConstraints": [{"maxSkew": 1}]}, "topology spread"),
+        ({"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}, "scheduling gates"),
+        ({"schedulerName": "volcano"}, "scheduler"),
+    ],
+)
+def test_answer_names_what_the_allocator_does_not_know(spec, unknown):
+    """Claims of devices, zones of volumes, pod affinity and other schedulers are not in its books."""
+    template = {"spec": {"containers": [{"name": "trainer"}], **spec}}
+    assert ", ".join(nodes.unknown(template)) == unknown
+    job = Job("u", "ns", "j", 1, 2, nodes.kind(template), unknown=nodes.unknown(template))
+    said = f"the allocator does not know the template's {unknown}" if unknown else ""
+    assert explanations.blind(job) == said
