@@ -20,9 +20,9 @@ from elastrain_operator.waiting import until
 
 COALESCE = 0.1
 """Seconds between the first change and the allocation, so that concurrent changes cause one allocation."""
-REST = 0.5
+REST = 0.3
 """Least seconds between two allocations."""
-IDLE_PARTS = 10
+IDLE_PARTS = 5
 """The pause after an allocation is at least this multiple of the processor time it took: see :func:`rest`."""
 NEW_EXPLANATIONS = 20
 """Most jobs for which only the explanation is updated after an allocation: each update writes a status."""
@@ -206,8 +206,8 @@ class Capacity:
 def rest(spent: float) -> float:
     """Seconds without an allocation after one that took ``spent`` seconds of processor time.
 
-    Allocations then use at most a tenth of a core. Their duration would not do: it grows with the load of the machine,
-    and changes of a spec would wait for it most where the machine is busy.
+    Allocations then use at most a fifth of a core, while changes keep arriving. Their duration would not do: it grows
+    with the load of the machine, and changes of a spec would wait for it most where the machine is busy.
     """
     return max(REST, IDLE_PARTS * spent)
 

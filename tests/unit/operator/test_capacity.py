@@ -200,10 +200,10 @@ def test_new_jobs_start_with_their_minimum_if_a_permission_is_missing():
 
 
 # ---- the rest between two allocations --------------------------------------------------------------------------------
-def test_allocations_use_at_most_a_tenth_of_a_core(monkeypatch):
-    monkeypatch.setattr(capacity_module, "REST", 0.5)
-    assert capacity_module.rest(0.0) == capacity_module.rest(0.02) == 0.5
-    assert capacity_module.rest(0.3) == pytest.approx(3.0)
+def test_allocations_use_at_most_a_fifth_of_a_core(monkeypatch):
+    monkeypatch.setattr(capacity_module, "REST", 0.3)
+    assert capacity_module.rest(0.0) == capacity_module.rest(0.02) == 0.3
+    assert capacity_module.rest(0.3) == pytest.approx(1.5)
 
 
 def test_time_in_which_the_thread_does_not_run_costs_no_rest():

@@ -8,8 +8,10 @@ from datetime import timedelta
 import pytest
 
 from conditions import until
+from elastrain.api.keys import JobKeys
 from elastrain_operator import plan
 from elastrain_operator.kube.client import ApiError
+from elastrain_operator.model import Pod
 from elastrain_operator.observe import parse
 from elastrain_operator.reconcile import loop as loop_module
 from loop_world import body, named, run
@@ -179,5 +181,22 @@ def test_job_of_the_same_name_is_another_job():
         jobs.see(second, lambda _: world.watched)
         assert len(jobs) == 2
         assert "uid2" in jobs
+
+    run(scenario)
+
+
+def test_reference_from_another_namespace_has_no_force():
+    """Seven failed pods elsewhere that name a job's UID would end it."""
+
+    async def scenario(world, jobs):
+        jobs.see(body(), lambda _: world.watched)
+        assert not jobs.is_another(JobKeys("ns", "job", "uid"))
+        assert jobs.is_another(JobKeys("elsewhere", "job", "uid"))
+        assert jobs.is_another(JobKeys("ns", "forged", "uid"))
+        forged = Pod("job-7", "forged", 7, NOW)
+        jobs.pod_gone(JobKeys("elsewhere", "job", "uid"), forged)
+        assert not jobs._loops["uid"]._unmet, "it does not count"
+        jobs.pod_gone(JobKeys("ns", "job", "uid"), forged)
+        assert jobs._loops["uid"]._unmet
 
     run(scenario)
