@@ -60,7 +60,7 @@ def read(path: Path) -> Bug:
 
 def read_all(folder: Path = FOLDER) -> list[Bug]:
     """All bugs, by number."""
-    return [read(path) for path in sorted(folder.glob("*.patch"))]
+    return [read(path) for path in sorted(folder.glob("*.patch"), key=_number)]
 
 
 def applied(bug: Bug, texts: dict[str, str]) -> dict[str, str]:
@@ -93,3 +93,7 @@ def _hunks(name: str, lines: list[str]) -> list[Hunk]:
     if not hunks:
         raise PatchError(f"{name}: has no diff")
     return hunks
+
+
+def _number(path: Path) -> int:
+    return int(path.name.partition("-")[0])
