@@ -1,4 +1,4 @@
-"""A training script for the tests, in which a state of 63 MB counts as large."""
+"""A training script for the tests, in which a state of 16 MB counts as large."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import elastrain
 from elastrain.elastic.state import handover, portions
 
-portions.MIN_BYTES = 2**20
+portions.MIN_BYTES = 2**18
 if os.environ.get("ONE_BY_ONE"):
     handover.STEP_SHARE = 0.0  # one portion from each giver in each step
 
@@ -27,11 +27,11 @@ labels = torch.randint(0, 3, (203,), generator=generator)
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.frozen = nn.Linear(64, 1024).requires_grad_(False)
-        self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(5)))
-        self.head = nn.Linear(1024, 3)
+        self.frozen = nn.Linear(64, 512).requires_grad_(False)
+        self.layers = nn.Sequential(*(nn.Linear(512, 512) for _ in range(5)))
+        self.head = nn.Linear(512, 3)
         if os.environ.get("FOLLOWER"):  # a large tensor that other code than the optimizer changes
-            self.follower = nn.Parameter(torch.zeros(1024, 1024), requires_grad=False)
+            self.follower = nn.Parameter(torch.zeros(512, 512), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.frozen(x))
