@@ -21,7 +21,7 @@ PACKAGES = {
 def grown_and_hit(one) -> None:
     """From one worker to two, then a kill of rank 0; the other one's process must stay."""
     job, name = one.job, one.job.spec.name
-    job.wait(lambda s: s.progress and s.progress.step >= 5, timeout=60, what="five steps")
+    job.wait(lambda s: s.progress and s.progress.step >= 5, timeout=180, what="five steps")
     job.scale(2)
     one.await_workers(2)
     step = job.progress().step
