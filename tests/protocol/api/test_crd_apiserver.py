@@ -141,7 +141,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"nprocPerNode": 2, "parallelism": {"shards": 2}, "checkpoint": {"path": "/c"}}, "spec.parallelism",
      "parallelism.shards (2) must be 1 in a job with spec.checkpoint"),
     ({"checkpoint": {"path": "data"}}, "spec.checkpoint.path",
-     "path (data) must begin with '/' (or, in local mode, with '.')"),
+     "path (data) must begin with '/' (or, in local mode, with '.'), or be a URL"),
+    ({"checkpoint": {"path": "s3://key:secret@bucket/c"}}, "spec.checkpoint.path", "must contain no credentials"),
+    ({"checkpoint": {"path": "/c", "archive": {"path": "bucket"}}}, "spec.checkpoint.archive.path",
+     "path (bucket) must begin"),
+    ({"checkpoint": {"path": "/c", "memory": {}}}, "spec.checkpoint.memory", "must have everySteps or everySeconds"),
     ({"checkpoint": {}}, "spec.checkpoint.path", "Required value"),
     ({"checkpoint": {"path": "/c", "keep": 0}}, "spec.checkpoint.keep", "0: spec.checkpoint.keep in body"),
     ({"template": None}, "spec.template", "Required value"),
@@ -232,8 +236,12 @@ def test_server_and_pydantic_agree_on_every_combination_of_small_sizes(apiserver
             {"nprocPerNode": 2, "parallelism": {"shards": 2}},
             "parallelism.shards (2) may only change while suspend is true",
         ),
+        (
+            {"checkpoint": {"path": "/c", "archive": {"path": "s3://b/c"}}},
+            "checkpoint.archive.path (s3://b/c) may only change while suspend is true",
+        ),
     ],
-    ids=["nproc", "auto", "checkpoint", "shards"],
+    ids=["nproc", "auto", "checkpoint", "shards", "archive"],
 )
 def test_change_is_refused_if_running_workers_would_not_follow(
     apiserver: ApiServer, created: str, change: dict[str, Any], words: str

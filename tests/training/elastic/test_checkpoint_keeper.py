@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from elastrain.api.job import CheckpointSpec
-from elastrain.elastic.checkpoint import Checkpoint, CheckpointKeeper
+from elastrain.elastic.checkpoint import Checkpoint, CheckpointKeeper, Level
 from elastrain.elastic.state import capture
 
 
 class SlowVolume:
     """Records a save, and ends it when the test permits."""
 
-    path = Path("/checkpoints")
+    name, where, outlives_pods = "volume", "/checkpoints", True
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
@@ -26,7 +25,7 @@ class SlowVolume:
     def save(self, tree: Any, *, step: int, generation: int, lineage: str, pace: Any = None) -> Checkpoint:
         self.trees.append(tree)
         assert self.may_end.wait(30) or pace is None
-        return Checkpoint(step, generation, lineage, self.path)
+        return Checkpoint(step, generation, lineage, self.where)
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def volume() -> SlowVolume:
 
 @pytest.fixture
 def keeper(volume) -> CheckpointKeeper:
-    return CheckpointKeeper(CheckpointSpec(path="/checkpoints", everySteps=10), volume)
+    return CheckpointKeeper([Level(volume, CheckpointSpec(path="/checkpoints", everySteps=10))])
 
 
 def save(keeper: CheckpointKeeper, step: int, tree: Any) -> None:
@@ -44,15 +43,15 @@ def save(keeper: CheckpointKeeper, step: int, tree: Any) -> None:
 
 
 def ended(keeper: CheckpointKeeper) -> None:
-    keeper._thread.join(30)
-    assert not keeper._thread.is_alive()
+    keeper._levels[0].join(30)
+    assert not keeper._levels[0].busy
 
 
 def test_a_rank_that_ends_waits_for_its_running_save_up_to_a_bound(keeper, volume) -> None:
     keeper.finish()  # without a save it does not wait
     save(keeper, 10, {})
     keeper.finish(seconds=0.05)
-    assert keeper._thread.is_alive(), "the bound has passed"
+    assert keeper._levels[0].busy, "the bound has passed"
     threading.Timer(0.2, volume.may_end.set).start()
     keeper.finish()
     assert keeper.result.step == 10
@@ -93,7 +92,7 @@ def test_the_copy_s_memory_is_reused_until_another_rank_is_rank_0(keeper, volume
 
 def test_a_running_save_is_hurried_if_the_state_must_be_saved_now(keeper, volume) -> None:
     save(keeper, 10, {"weights": torch.ones(3)})
-    pace = keeper._pace
+    pace = keeper._levels[0].pace
     end = threading.Thread(target=lambda: pace._hurry.wait(30) and volume.may_end.set())
     end.start()
     keeper.save_now(12, 1, lambda: {"weights": torch.ones(3)})

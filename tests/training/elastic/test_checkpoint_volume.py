@@ -12,9 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.api.job import CheckpointSpec
-from elastrain.elastic.checkpoint import CheckpointVolume, Pace, StaleLineage, pace
-from elastrain.elastic.checkpoint.keeper import due
+from elastrain.elastic.checkpoint import Pace, StaleLineage, Tier, pace, tier_at
+from elastrain.elastic.checkpoint.decide import due
 
 
 def tree(value: float) -> dict:
@@ -36,8 +35,8 @@ def same(a: object, b: object) -> bool:
 
 
 @pytest.fixture
-def volume(tmp_path: Path) -> CheckpointVolume:
-    return CheckpointVolume(tmp_path / "checkpoints", keep=2)
+def volume(tmp_path: Path) -> Tier:
+    return tier_at(str(tmp_path / "checkpoints"), keep=2)
 
 
 def test_a_loaded_tree_is_equal_with_integer_keys_and_tuples(volume) -> None:
@@ -87,10 +86,10 @@ def test_a_start_is_refused_if_another_one_took_the_directory_over_while_it_read
 @pytest.mark.parametrize("how", ["missing", "cut off", "empty"])
 def test_a_damaged_file_is_an_os_error(volume, how, pattern) -> None:
     saved = volume.save(tree(1), step=5, generation=1, lineage=volume.begin_lineage(None))
-    (file,) = saved.path.glob(pattern)
+    (file,) = Path(saved.path).glob(pattern)
     content = file.read_bytes()
     file.unlink() if how == "missing" else file.write_bytes(content[: len(content) // 2 if how == "cut off" else 0])
-    with pytest.raises(OSError, match=saved.path.name):
+    with pytest.raises(OSError, match=saved.name):
         volume.load(saved)
 
 
@@ -124,7 +123,7 @@ def sized(kib: int) -> dict:
 
 
 def test_complete_checkpoints_stay_if_the_disk_is_full(small_disk) -> None:
-    volume = CheckpointVolume(small_disk)
+    volume = tier_at(str(small_disk), keep=2)
     lineage = volume.begin_lineage(volume.lineage)
     saved = volume.save(tree(1), step=1, generation=1, lineage=lineage)
     with pytest.raises(OSError, match=f"No space left on device.*{small_disk}"):
@@ -135,7 +134,7 @@ def test_complete_checkpoints_stay_if_the_disk_is_full(small_disk) -> None:
 
 
 def test_a_save_has_the_room_of_leftovers_if_the_disk_is_full(small_disk) -> None:
-    volume = CheckpointVolume(small_disk)
+    volume = tier_at(str(small_disk), keep=2)
     lineage = volume.begin_lineage(volume.lineage)
     left_behind(volume, 7, lineage)
     (small_disk / left_behind(volume, 6, lineage)).rename(small_disk / "unreadable-step-000000006.01234567")
@@ -144,16 +143,16 @@ def test_a_save_has_the_room_of_leftovers_if_the_disk_is_full(small_disk) -> Non
 
 
 # ---- what a killed process leaves ------------------------------------------------------------------------------------
-def left_behind(volume: CheckpointVolume, step: int, lineage: str) -> str:
+def left_behind(volume: Tier, step: int, lineage: str) -> str:
     """A partial checkpoint of 100 KiB."""
-    partial = volume.path / f".step-{step:09d}.{lineage}.{step:08x}"
+    partial = Path(volume.where) / f".step-{step:09d}.{lineage}.{step:08x}"
     partial.mkdir(parents=True)
     (partial / "__0_0.distcp").write_bytes(b"x" * 100_000)
     return partial.name
 
 
-def partials(volume: CheckpointVolume) -> list[str]:
-    return sorted(p.name for p in volume.path.glob(".step-*"))
+def partials(volume: Tier) -> list[str]:
+    return sorted(p.name for p in Path(volume.where).glob(".step-*"))
 
 
 def test_partial_checkpoints_are_swept_if_no_writer_may_complete_them(volume) -> None:
@@ -226,16 +225,15 @@ steps = st.integers(0, 1000)
 
 @given(steps, steps, st.integers(1, 50))
 def test_a_save_is_due_in_every_interval_of_steps(step, saved, every) -> None:
-    spec = CheckpointSpec(path="/c", every_steps=every)
-    is_due = due(spec, step=step, saved_step=saved, now=0, saved_at=0)
+    is_due = due(every, None, step=step, saved_step=saved, now=0, saved_at=0)
     crossed = any(s % every == 0 for s in range(saved + 1, step + 1))
     assert is_due == crossed
 
 
 @given(steps, st.floats(0, 1e6), st.floats(0, 1e6))
 def test_no_save_is_due_if_only_drains_are_saved_or_nothing_is_new(step, now, at) -> None:
-    assert not due(CheckpointSpec(path="/c"), step=step, saved_step=0, now=now, saved_at=at)
-    assert not due(CheckpointSpec(path="/c", every_seconds=1), step=step, saved_step=step, now=now, saved_at=at)
+    assert not due(None, None, step=step, saved_step=0, now=now, saved_at=at)
+    assert not due(None, 1, step=step, saved_step=step, now=now, saved_at=at)
 
 
 # ---- beside training ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.api.job import CheckpointSpec
-from elastrain.elastic.checkpoint import CheckpointKeeper, CheckpointVolume
+from elastrain.elastic.checkpoint import CheckpointKeeper, Level, levels_of, tier_at
 from elastrain.elastic.checkpoint.cold_start import Evidence, why_stop
 
 NOTHING_KNOWN = {"saved_step": 0, "reached": 0, "torn": False}
@@ -67,12 +67,14 @@ class OneFile:
     """A format that writes no tensors: the test looks at directories only."""
 
     @staticmethod
-    def save(state: Any, directory: Path, pace: Any = None) -> None:
-        (directory / "state").write_text(str(state))
+    def save(state: Any, create: Any, pace: Any = None, *, syncs: bool, where: str) -> None:
+        with create("state") as file:
+            file.write(str(state).encode())
 
     @staticmethod
-    def load(directory: Path) -> str:
-        return (directory / "state").read_text()
+    def load(opened: Any, where: str) -> str:
+        with opened("state") as file:
+            return file.read().decode()
 
 
 class Starts:
@@ -83,9 +85,9 @@ class Starts:
         self.loaded: str | None = None
 
     def start(self, **known: Any) -> None:
-        self.volume = CheckpointVolume(self.path, self.keep)
+        self.volume = tier_at(str(self.path), self.keep)
         self.volume._format = OneFile
-        self.keeper = CheckpointKeeper(CheckpointSpec(path=str(self.path)), self.volume)
+        self.keeper = CheckpointKeeper([Level(self.volume, CheckpointSpec(path=str(self.path)))])
         self.loaded = None
         self.keeper.resume(lambda tree: setattr(self, "loaded", tree), **{**NOTHING_KNOWN, **known})
 
@@ -133,7 +135,7 @@ def test_the_newest_start_goes_on_if_an_earlier_one_had_reached_a_later_step(job
     job.start()
     job.save(510)
     (job.path.parent / "away").rename(away)  # it comes back, for instance from a mount that was missing
-    OneFile.save("600 of 1", away)
+    (away / "state").write_text("600 of 1")
     job.start()
     assert job.loaded.startswith("510 of 2-")
 
@@ -195,9 +197,9 @@ def test_status_names_the_checkpoint_from_the_start_if_the_job_resumed_from_it(j
 
 def test_status_names_the_newest_checkpoint_if_another_rank_becomes_rank_0(job) -> None:
     job.save(100, 200)
-    survivor = CheckpointKeeper(CheckpointSpec(path=str(job.path)), job.volume)
+    survivor = CheckpointKeeper([Level(job.volume, CheckpointSpec(path=str(job.path)))])
     survivor.take_over()
-    survivor._thread.join(30)
+    survivor._levels[0].join(30)
     assert survivor.result == job.keeper.result
 
 
@@ -205,7 +207,7 @@ def test_job_resumes_from_the_checkpoint_before_if_a_file_of_the_newest_is_missi
     """With tensors, in torch's format."""
     spec, loaded = CheckpointSpec(path=str(tmp_path)), []
     for _ in range(2):
-        keeper = CheckpointKeeper(spec)
+        keeper = CheckpointKeeper(levels_of(spec))
         keeper.resume(loaded.append, **NOTHING_KNOWN)
         for step in (100, 200):
             keeper.save_now(step, 1, lambda step=step: {"weights": torch.full((9,), float(step))})

@@ -9,7 +9,7 @@ import torch
 from elastrain.api import messages as m
 from elastrain.api.settings import CheckpointSpec
 from elastrain.data.audit import verify
-from elastrain.elastic.checkpoint.volume import CheckpointVolume
+from elastrain.elastic.checkpoint import tier_at
 
 RECIPE = Path(__file__).with_name("train_recipe.py")
 CARELESS = Path(__file__).with_name("train_careless.py")
@@ -125,7 +125,7 @@ def test_a_checkpoint_holds_what_the_callbacks_of_its_step_have_done(world) -> N
     world.ready("a")
     world.propose("a")
     world.wait("a checkpoint", lambda: any(r.progress.checkpoint for r in world.ranks["a"].of_type("report")))
-    volume = CheckpointVolume(world.folder / "checkpoints")
+    volume = tier_at(str(world.folder / "checkpoints"), keep=2)
     saved = volume.complete()[-1]
     tree = volume.load(saved)
     assert tree["tracked"]["average"]["step"] == saved.step == tree["position"]["step"]

@@ -12,7 +12,7 @@ from elastrain.elastic.membership.world import World
 
 
 def alone() -> World:
-    return World(cast("Any", None), cast("Any", None), {}, CheckpointKeeper(None))
+    return World(cast("Any", None), cast("Any", None), {}, CheckpointKeeper())
 
 
 def test_the_loss_is_that_of_the_last_step_committed_by_a_peer():
@@ -44,9 +44,7 @@ def test_callbacks_run_before_a_state_with_their_effects_is_adopted():
         def load_state_dict(self, value: int) -> None:
             self.value = value
 
-    ahead, behind = (
-        World(cast("Any", None), cast("Any", None), {"n": Counter()}, CheckpointKeeper(None)) for _ in "ab"
-    )
+    ahead, behind = (World(cast("Any", None), cast("Any", None), {"n": Counter()}, CheckpointKeeper()) for _ in "ab")
     ahead.commit(2.5, None)
     ahead._tracked["n"].value = 1  # its callback
     counter = cast("Counter", behind._tracked["n"])

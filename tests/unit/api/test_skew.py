@@ -75,7 +75,7 @@ def sample(hint: Any, metadata: tuple[Any, ...] = ()) -> Any:
 def document(kind: type[BaseModel]) -> dict[str, Any]:
     """All fields of a model, as JSON."""
     found = {f.alias or name: sample(f.annotation, tuple(f.metadata)) for name, f in kind.model_fields.items()}
-    if kind.__name__ in {"CheckpointSpec", "RankSettings"}:
+    if kind.__name__ in {"ArchiveSpec", "CheckpointSpec", "RankSettings"}:
         found |= {name: "/x" for name in ("path", "auditDir") if name in found}
     return found
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
 import builders
 from elastrain.api.job import GenerationStatus, JobStatus
-from elastrain.api.records import CheckpointState, Member, Progress, Rescale
+from elastrain.api.records import CheckpointState, Member, Progress, Rescale, Resumed
 from elastrain_operator import plan
 from elastrain_operator.apply import budget as budgets
 from elastrain_operator.kube.client import ApiError
@@ -136,6 +137,11 @@ def test_failed_write_stops_nothing_and_is_repeated_after_a_minute(monkeypatch):
         ("/checkpoints", mounted(nfs={}), "no volumeMount of container trainer"),
         ("/cc", mounted(nfs={}), "no volumeMount of container trainer"),
         ("./c", mounted(nfs={}), "no volumeMount of container trainer"),
+        ("s3://bucket/job", mounted(emptyDir={}), ""),
+        ("gs://bucket/job", mounted(emptyDir={}), ""),
+        ("file:///c/job", mounted(emptyDir={}), "volume c of type emptyDir"),
+        ("file:///c/job", mounted(nfs={}), ""),
+        ("memory://job", mounted(nfs={}), "ends with its process"),
     ],
 )
 def test_checkpoints_last_if_their_path_is_on_a_volume_that_lasts(make_spec, path, template, words):
@@ -150,6 +156,13 @@ def test_invalid_template_is_not_judged(make_spec):
     assert not durability.problem(make_spec(checkpoint={"path": "/c"}, template=template))
 
 
+def test_a_node_s_memory_protects_no_state(make_spec):
+    template = mounted(emptyDir={})
+    spec = make_spec(checkpoint={"path": "/c", "memory": {"everySteps": 5}}, template=template)
+    assert durability.problem(spec)
+    assert budget(spec, [pod(0)], trained(0, saved=4)) == DisruptionBudget((0,))
+
+
 @pytest.mark.parametrize(("error", "reason"), [("", "NotDurable"), ("the disk is full", "SaveFailed")])
 def test_condition_says_that_checkpoints_do_not_last_unless_the_last_save_failed(make_spec, error, reason):
     spec = make_spec(checkpoint={"path": "/c"}, template=mounted(emptyDir={}))
@@ -157,3 +170,24 @@ def test_condition_says_that_checkpoints_do_not_last_unless_the_last_save_failed
     status = plan.plan(spec, JobStatus(), seen, NOW).status
     found = next(c for c in status.conditions if c.type == "CheckpointHealthy")
     assert (found.status, found.reason) == ("False", reason)
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome"),
+    [
+        (CheckpointState(step=4, path="/c/4", archive_error="copying step 4: refused"), ("False", "CopyFailed")),
+        (CheckpointState(resumed=Resumed(step=5, tier="memory", path="/dev/shm/x")), ("True", "Resumed")),
+        (CheckpointState(step=4, path="/c/4"), ("True", "Saved")),
+        (CheckpointState(), ("Unknown", "NoneYet")),
+    ],
+)
+def test_condition_says_what_training_resumed_from_and_which_copy_failed(make_spec, state, outcome):
+    spec = make_spec(checkpoint={"path": "s3://bucket/c"})
+    known = trained(0)
+    seen = replace(known, progress=known.progress.model_copy(update={"checkpoint": state}))
+    planned = plan.plan(spec, JobStatus(), Observed(JOB, pods=(pod(0),), coordination=seen), NOW)
+    found = next(c for c in planned.status.conditions if c.type == "CheckpointHealthy")
+    assert (found.status, found.reason) == outcome
+    events = [e.reason for e in planned.events]
+    assert ("ResumedFromCheckpoint" in events) is (found.reason == "Resumed")
+    assert ("CheckpointFailed" in events) is (found.reason == "CopyFailed")

@@ -85,6 +85,7 @@ def main(
         except Exception as error:
             log.exception("the agent failed")  # a bug: the termination record reports it to the operator
             ending = endings.infrastructure("AgentFailed", f"{type(error).__name__}: {error}")
+        shutil.rmtree(Path(names.node_memory(settings.job_uid)) / settings.worker, ignore_errors=True)
         return _end(ending, termination_log)
 
 

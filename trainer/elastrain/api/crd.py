@@ -133,10 +133,21 @@ def _add_spec_rules(spec: Schema) -> None:
         rules.CHECKPOINT_PATH_IS_FIXED.as_validation(
             ".checkpoint", "has(self.checkpoint) ? self.checkpoint.path : 'absent'"
         ),
+        rules.ARCHIVE_PATH_IS_FIXED.as_validation(
+            ".checkpoint",
+            "has(self.checkpoint) && has(self.checkpoint.archive) ? self.checkpoint.archive.path : 'absent'",
+        ),
         rules.MANAGED_BY_IS_FIXED.as_validation(".managedBy", "has(self.managedBy) ? self.managedBy : 'absent'"),
     ]
     fields = spec["properties"]
-    fields["checkpoint"]["x-kubernetes-validations"] = [rules.CHECKPOINT_PATH.as_validation(".path", "self.path")]
+    for place in (fields["checkpoint"], fields["checkpoint"]["properties"]["archive"]):
+        place["x-kubernetes-validations"] = [
+            rules.CHECKPOINT_PATH.as_validation(".path", "self.path"),
+            rules.NO_CREDENTIALS_IN_PATH.as_validation(".path", "'hidden'"),
+        ]
+    fields["checkpoint"]["x-kubernetes-validations"].append(
+        rules.MEMORY_HAS_INTERVAL.as_validation(".memory", "has(self.memory) ? '{}' : 'absent'")
+    )
     containers = fields["template"]["properties"]["spec"]["properties"]["containers"]
     # As in Kubernetes' own pod spec: names are unique, and server-side apply merges by name.
     containers |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}

@@ -83,6 +83,11 @@ EXIT_INFRASTRUCTURE = 75
 """EX_TEMPFAIL: the agent failed for a reason outside of the script (refused by etcd, fenced, ...)."""
 
 
+def node_memory(job_uid: str) -> str:
+    """The directory in a node's memory that workers of the job on this node (or in this pod) share: one folder each."""
+    return f"/dev/shm/elastrain-{job_uid}"  # noqa: S108 - a name of its own, readable by its user only
+
+
 def headcount(count: int) -> str:
     """A number of workers as text: ``1 worker``, ``4 workers``."""
     return "1 worker" if count == 1 else f"{count} workers"

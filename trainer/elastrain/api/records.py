@@ -287,6 +287,15 @@ def in_words(phases: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {seconds * 1000:.0f} ms" for name, seconds in phases.items())
 
 
+class Resumed(Record):
+    """The checkpoint from which a job went on when no worker held the training state."""
+
+    step: int
+    tier: str
+    """memory, volume or object store."""
+    path: str
+
+
 class CheckpointState(Record):
     """The newest durable checkpoint, and the error of the last attempt if it failed."""
 
@@ -294,6 +303,12 @@ class CheckpointState(Record):
     path: str = ""
     error: str = ""
     """Empty if the last attempt succeeded; else the operation, the path and the system's message."""
+    archived_step: int = 0
+    """Step of the newest copy in ``spec.checkpoint.archive``; 0: none is known."""
+    archive_error: str = ""
+    """Empty if the last copy to it succeeded."""
+    resumed: Resumed | None = None
+    """Until the next save."""
 
 
 class Progress(Record):

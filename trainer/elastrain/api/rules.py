@@ -101,8 +101,28 @@ NAME = Rule(
 
 CHECKPOINT_PATH = Rule(
     field="path",
-    words="must begin with '/' (or, in local mode, with '.')",
-    cel="self.path.startsWith('/') || self.path.startsWith('.')",
+    words="must begin with '/' (or, in local mode, with '.'), or be a URL such as s3://bucket/prefix",
+    cel="self.path.startsWith('/') || self.path.startsWith('.') || self.path.matches('^[a-z][a-z0-9+-]*://[^/]')"
+    " || self.path.startsWith('file:///')",
+)
+NO_CREDENTIALS_IN_PATH = Rule(
+    field="path",
+    words="must contain no credentials and no query: set them in the trainer container's environment, from a Secret",
+    cel="!self.path.matches('^[a-z][a-z0-9+-]*://([^/]*@|.*[?#])')",
+)
+CHECKPOINT_PATHS: tuple[tuple[Rule, Callable[[str], bool]], ...] = (
+    (
+        CHECKPOINT_PATH,
+        lambda path: re.match(r"[/.]|[a-z][a-z0-9+-]*://[^/]|file:///", path) is not None,
+    ),
+    (NO_CREDENTIALS_IN_PATH, lambda path: re.match(r"[a-z][a-z0-9+-]*://([^/]*@|.*[?#])", path) is None),
+)
+"""The rules of a path or URL of checkpoints, and their Python twins."""
+
+MEMORY_HAS_INTERVAL = Rule(
+    field="memory",
+    words="must have everySteps or everySeconds",
+    cel="!has(self.memory) || has(self.memory.everySteps) || has(self.memory.everySeconds)",
 )
 
 _ONLY_WHILE_SUSPENDED = "may only change while suspend is true: running workers keep their former setting"
@@ -145,6 +165,14 @@ CHECKPOINT_PATH_IS_FIXED = Rule(
 )
 """Later workers would otherwise save to, and resume from, another path than the running ones, and lose progress."""
 
+ARCHIVE_PATH_IS_FIXED = Rule(
+    field="checkpoint.archive.path",
+    words=_ONLY_WHILE_SUSPENDED,
+    cel="self.suspend || oldSelf.suspend"
+    " || (has(self.checkpoint) && has(self.checkpoint.archive) ? self.checkpoint.archive.path : '')"
+    " == (has(oldSelf.checkpoint) && has(oldSelf.checkpoint.archive) ? oldSelf.checkpoint.archive.path : '')",
+)
+
 SUSPEND_KEEPS_STATE = Rule(
     field="spec.suspend",
     words="must not become true: the committed steps (status.step) would be lost, since the job has no checkpoint or "
@@ -152,7 +180,7 @@ SUSPEND_KEEPS_STATE = Rule(
     cel="!self.spec.suspend || oldSelf.spec.suspend || !self.spec.protectState || !has(oldSelf.status)"
     " || !has(oldSelf.status.step) || oldSelf.status.step == 0 || has(oldSelf.status.completionTime)"
     " || (has(oldSelf.spec.checkpoint) && !(has(oldSelf.status.conditions) && oldSelf.status.conditions"
-    ".exists(c, c.type == 'CheckpointHealthy' && c.status == 'False')))",
+    ".exists(c, c.type == 'CheckpointHealthy' && c.status == 'False' && c.reason != 'CopyFailed')))",
 )
 """The workers that run were started with the former spec: a checkpoint that the same change adds saves nothing."""
 

@@ -12,28 +12,64 @@ from elastrain.api.base import ApiModel, PositiveInt, rule_broken
 Transport = Literal["auto", "nccl", "tcp"]
 
 
-class CheckpointSpec(ApiModel):
-    """Durable checkpoints, from which a job resumes after all workers are gone. In-process rescales do not need
-    them."""
+def _checked(path: str) -> str:
+    for rule, holds in rules.CHECKPOINT_PATHS:
+        if not holds(path):
+            secret = rule is rules.NO_CREDENTIALS_IN_PATH
+            raise rule_broken(rule.words, "(hidden)" if secret else path)
+    return path
+
+
+class Interval(ApiModel):
+    """When checkpoints are written."""
 
     model_config = ConfigDict(strict=True)
 
-    path: Annotated[str, Field(min_length=1)]
-    """Directory on a volume that every worker mounts at this path (local mode: relative to the manifest). May only
-    change while ``suspend`` is true."""
     every_steps: PositiveInt | None = None
-    """Save after this many committed steps. If ``everySeconds`` is absent too, only a drain saves."""
+    """Save after this many committed steps."""
     every_seconds: PositiveInt | None = None
     """Save when this many seconds have passed since the last checkpoint."""
+
+
+class ArchiveSpec(Interval):
+    """A second durable place. Each checkpoint of `checkpoint.path` is copied to it in the background; with an interval
+    of its own, those that are due here."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """Directory or URL, as `checkpoint.path`. May only change while ``suspend`` is true."""
+    keep: PositiveInt = 2
+    """Number of complete checkpoints to keep here."""
+
+    _check_path = field_validator("path")(_checked)
+
+
+class CheckpointSpec(Interval):
+    """Durable checkpoints, from which a job resumes after all workers are gone. In-process rescales do not need
+    them."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """Directory on a volume that every worker mounts at this path (local mode: relative to the manifest), or the URL of
+    an object store, such as `s3://bucket/prefix` or `gs://bucket/prefix`. Credentials and endpoint of the store come
+    from the trainer container's environment or service account. May only change while ``suspend`` is true."""
+    every_steps: PositiveInt | None = None
+    """Save after this many committed steps. If ``everySeconds`` is absent too, only a drain saves."""
     keep: PositiveInt = 2
     """Number of complete checkpoints to keep; a newer complete checkpoint deletes the oldest."""
+    memory: Interval | None = None
+    """Also save to the memory of each worker's node (`/dev/shm`), at this shorter interval. A job whose training
+    processes are all killed, while pods stay, resumes from there; it protects from no loss of a pod. `/dev/shm` needs
+    room for two copies of the state. Absent: no."""
+    archive: ArchiveSpec | None = None
+    """A second durable place, such as an object store beside a volume. Absent: none."""
 
-    @field_validator("path")
+    _check_path = field_validator("path")(_checked)
+
+    @field_validator("memory")
     @classmethod
-    def _path_says_where(cls, path: str) -> str:
-        if not path.startswith(("/", ".")):
-            raise rule_broken(rules.CHECKPOINT_PATH.words, path)
-        return path
+    def _memory_has_interval(cls, memory: Interval | None) -> Interval | None:
+        if memory is not None and memory.every_steps is None and memory.every_seconds is None:
+            raise rule_broken(rules.MEMORY_HAS_INTERVAL.words, memory.model_dump(exclude_none=True))
+        return memory
 
 
 class RankSettings(ApiModel):

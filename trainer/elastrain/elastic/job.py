@@ -20,7 +20,7 @@ from elastrain.data.audit import AuditLog
 from elastrain.data.loader import ElasticLoader
 from elastrain.data.options import order_of
 from elastrain.elastic import reduction
-from elastrain.elastic.checkpoint import CheckpointKeeper
+from elastrain.elastic.checkpoint import CheckpointKeeper, levels_of, node_memory
 from elastrain.elastic.comm.backend import device_of_rank
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.contract import BODY, Call, Phase
@@ -81,7 +81,8 @@ class Job:
         self._wrapped = 0
         """Models given to :meth:`wrap`."""
         settings = session.welcome.settings
-        self._world = World(session, strategy, self._tracked, CheckpointKeeper(settings.checkpoint))
+        levels = levels_of(settings.checkpoint, node_memory(os.environ)) if settings.checkpoint else ()
+        self._world = World(session, strategy, self._tracked, CheckpointKeeper(levels))
         self._audit = _audit_log(settings.audit_dir)
         self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked)
         self._tracker = Tracker(self._tracked, self._loop.contract, self._loop.several.step_with)

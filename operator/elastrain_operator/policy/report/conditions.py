@@ -217,6 +217,11 @@ def _checkpoint(progress: Progress | None, problem: str) -> Claim:
         return Claim(kind, "False", "SaveFailed", state.error)
     if problem:
         return Claim(kind, "False", "NotDurable", problem)
-    if state is None:
+    if state is not None and state.archive_error:
+        return Claim(kind, "False", "CopyFailed", f"{state.archive_error}; step {state.step} is in {state.path}")
+    if state is not None and (source := state.resumed) is not None:
+        message = f"training resumed at step {source.step} from the {source.tier}: {source.path}"
+        return Claim(kind, "True", "Resumed", message)
+    if state is None or not state.step:
         return Claim(kind, "Unknown", "NoneYet", "no durable checkpoint has been written yet")
     return Claim(kind, "True", "Saved", f"step {state.step} in {state.path}")

@@ -1,4 +1,4 @@
-"""Whether a job's checkpoints outlive its pods, by the volumes of its template. Pure."""
+"""Whether a job's checkpoints outlive its pods, by the URL or the volumes of its template. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,25 @@ from elastrain.api.job import JobSpec, trainer_container
 _ENDS_WITH_POD = ("emptyDir", "ephemeral", "configMap", "secret", "downwardAPI", "projected", "image")
 """Volume sources that end with their pod, or that no worker can write to."""
 
+_ENDS_WITH_PROCESS = ("memory",)
+_DIRECTORY = ("file", "local")
+"""Schemes of URLs that mean a directory."""
+
 
 def problem(spec: JobSpec) -> str:
-    """Why the directory ``spec.checkpoint.path`` does not outlive a worker; empty: it does, or the job has no
-    checkpoints. A mount that a webhook adds to the pods is not seen."""
+    """Why ``spec.checkpoint.path`` does not outlive a worker; empty: it does, or the job has no
+    checkpoints. A mount that a webhook adds to the pods is not seen.
+
+    A node's memory (``spec.checkpoint.memory``) ends with the pod and is never counted."""
     if spec.checkpoint is None:
         return ""
-    path = spec.checkpoint.path
+    scheme, separator, path = spec.checkpoint.path.rpartition("://")
+    if scheme in _ENDS_WITH_PROCESS:
+        return f"spec.checkpoint.path {spec.checkpoint.path} ends with its process; name a volume or an object store"
+    return "" if separator and scheme not in _DIRECTORY else _volume_problem(spec, path)  # an object store is durable
+
+
+def _volume_problem(spec: JobSpec, path: str) -> str:
     try:
         trainer = trainer_container(spec.template)
         mount = _mount(trainer, path)

@@ -88,8 +88,8 @@ def _condition(before: Condition | None, now: Condition) -> JobEvent | None:
             found = JobEvent("Resumed", text)
         case ConditionType.CHECKPOINT_HEALTHY if is_false:
             found = JobEvent("CheckpointFailed", text, Severity.WARNING)
-        case ConditionType.CHECKPOINT_HEALTHY if is_true and was_false:
-            found = JobEvent("CheckpointRecovered", text)
+        case ConditionType.CHECKPOINT_HEALTHY if is_true and (was_false or now.reason == "Resumed"):
+            found = JobEvent("ResumedFromCheckpoint" if now.reason == "Resumed" else "CheckpointRecovered", text)
         case ConditionType.COORDINATION_AVAILABLE | ConditionType.GANG_SCHEDULED if is_false:
             found = JobEvent(now.reason, text, Severity.WARNING)
         case ConditionType.COORDINATION_AVAILABLE if is_true and before is not None and before.reason == "DataLost":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -123,8 +124,9 @@ class Site:
         return "\n".join(text.splitlines()[-lines:])
 
     def close(self) -> None:
-        """End etcd."""
+        """End etcd, and release the memory of workers that were killed."""
         self._etcd.close()
+        shutil.rmtree(names.node_memory(self._keys.uid), ignore_errors=True)
 
     def _log_of(self, worker: str) -> Path:
         return self.logs_dir / f"{worker}.log"

@@ -119,14 +119,25 @@ def _directory(required: str | None, manifest_dir: Path, where: str) -> tuple[Pa
 
 
 def _checkpoint(spec: CheckpointSpec | None, manifest_dir: Path, state_dir: Path) -> CheckpointSpec | None:
-    """On a cluster an absolute path is a volume's mount point. If the path does not exist here, the checkpoint goes
-    below the state directory."""
+    """The specification with this machine's directories; URLs stay."""
     if spec is None:
         return None
-    path = manifest_dir / spec.path
-    if Path(spec.path).is_absolute() and not (path.is_dir() and os.access(path, os.W_OK)):
-        path = state_dir / "volumes" / spec.path.lstrip("/")
-    return spec.model_copy(update={"path": str(path.resolve())})
+    places: dict[str, object] = {"path": _place(spec.path, manifest_dir, state_dir)}
+    if spec.archive is not None:
+        path = _place(spec.archive.path, manifest_dir, state_dir)
+        places["archive"] = spec.archive.model_copy(update={"path": path})
+    return spec.model_copy(update=places)
+
+
+def _place(place: str, manifest_dir: Path, state_dir: Path) -> str:
+    """On a cluster an absolute path is a volume's mount point. If the path does not exist here, the checkpoint goes
+    below the state directory."""
+    if "://" in place:
+        return place
+    path = manifest_dir / place
+    if Path(place).is_absolute() and not (path.is_dir() and os.access(path, os.W_OK)):
+        path = state_dir / "volumes" / place.lstrip("/")
+    return str(path.resolve())
 
 
 def worker_environment(spec: LocalSpec, own: Mapping[str, str], elastrain: Mapping[str, str]) -> dict[str, str]:

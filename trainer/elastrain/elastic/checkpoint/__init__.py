@@ -1,7 +1,19 @@
-"""Durable checkpoints on a volume: a job resumes from them when every worker is gone."""
+"""Checkpoints in the tiers of a job: a job resumes from them when no worker holds the training state."""
 
+from elastrain.elastic.checkpoint.decide import Checkpoint
 from elastrain.elastic.checkpoint.keeper import CheckpointKeeper
+from elastrain.elastic.checkpoint.levels import Level, levels_of, node_memory
 from elastrain.elastic.checkpoint.pace import Pace
-from elastrain.elastic.checkpoint.volume import Checkpoint, CheckpointVolume, StaleLineage
+from elastrain.elastic.checkpoint.tier import StaleLineage, Tier, tier_at
 
-__all__ = ["Checkpoint", "CheckpointKeeper", "CheckpointVolume", "Pace", "StaleLineage"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointKeeper",
+    "Level",
+    "Pace",
+    "StaleLineage",
+    "Tier",
+    "levels_of",
+    "node_memory",
+    "tier_at",
+]

@@ -186,10 +186,10 @@ class World:
 
     def committed(self) -> None:
         """The state is that of the committed step: save and report it if it is time."""
+        if self._has_state:
+            self._keeper.after_step(self.step, self.number, self._tree, leads=self.place.rank == 0)
         if self.place.rank != 0:
             return
-        if self._has_state:
-            self._keeper.after_step(self.step, self.number, self._tree)
         if self._reporter.due(time.monotonic()) or self.step == self.position.loop_end or self.stopped:
             self._report()
 

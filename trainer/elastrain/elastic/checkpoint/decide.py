@@ -1,0 +1,105 @@
+"""What is saved when, which checkpoint a job resumes from, and what is deleted. Pure.
+
+:class:`Checkpoint` orders by lineage first: every cold start (a generation in which no rank holds state) begins a new
+*lineage*, whose number is greater than all earlier ones. So the newest checkpoint is that of the newest lineage,
+although an older lineage may have reached a higher step before its last checkpoints were lost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+STEP = re.compile(r"step-(\d{9,})")
+SWEPT_PER_SAVE = 8
+"""Most partial checkpoints that one save deletes: a drain waits for the save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    step: int
+    """Committed steps in it."""
+    generation: int
+    """Generation that wrote it."""
+    lineage: str
+    path: str
+    """Its directory or URL."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Greatest for the newest checkpoint."""
+        return number(self.lineage), self.step
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return self.path.rsplit("/", maxsplit=1)[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A checkpoint that is being written or deleted, or was left by a process that was killed meanwhile."""
+
+    name: str
+    step: int
+    lineage: str
+
+
+def number(lineage: str) -> int:
+    """The number of a lineage; 0 if its name has none."""
+    found = re.match(r"(\d+)-", lineage)
+    return int(found[1]) if found else 0
+
+
+def is_stale(lineage: str | None, owner: str | None) -> bool:
+    """Whether a save of ``lineage`` must be refused where ``owner`` is the last one to have begun; None: none has.
+
+    A later lineage takes over: it may have begun while this place could not be reached.
+    """
+    return owner not in (None, lineage) and number(owner or "") >= number(lineage or "")
+
+
+def due(
+    every_steps: int | None, every_seconds: int | None, *, step: int, saved_step: int, now: float, saved_at: float
+) -> bool:
+    """Whether to save after ``step`` committed steps.
+
+    ``saved_step`` and ``saved_at`` (monotonic seconds, like ``now``) belong to the last attempt, before any to the
+    start. A failed attempt counts, so that a full disk is tried again at the next interval and not at every step.
+    """
+    if step <= saved_step:
+        return False
+    by_steps = every_steps is not None and step // every_steps > saved_step // every_steps
+    by_time = every_seconds is not None and now - saved_at >= every_seconds
+    return by_steps or by_time
+
+
+def newest_first(found: Sequence[Sequence[Checkpoint]]) -> list[tuple[int, Checkpoint]]:
+    """The order in which a cold start tries the complete checkpoints of all tiers, the fastest tier first.
+
+    Returns the index of the tier with each. The newest comes first; a copy in a slower tier follows the one in a faster
+    tier.
+    """
+    all_tiers = [(tier, checkpoint) for tier, complete in enumerate(found) for checkpoint in complete]
+    return sorted(all_tiers, key=lambda each: (-each[1].order[0], -each[1].order[1], each[0]))
+
+
+def surplus(complete: Iterable[Checkpoint], keep: int, saved: Checkpoint) -> list[Checkpoint]:
+    """What is deleted after ``saved`` was written, to keep the ``keep`` newest.
+
+    ``saved`` stays in any case: a slow writer ends after the next one.
+    """
+    newest = sorted(complete, key=lambda c: c.order, reverse=True)
+    return [old for old in newest[keep:] if old != saved]
+
+
+def leftovers(partial: Iterable[Partial], beside: Checkpoint) -> list[Partial]:
+    """Partial checkpoints that are not needed ``beside`` one of the present lineage.
+
+    A writer of an earlier lineage would be refused at its end. A writer of an earlier step of this lineage is an
+    earlier rank 0, dead or replaced. Every other one may be at work.
+    """
+    return [p for p in partial if (number(p.lineage), p.step) < beside.order]

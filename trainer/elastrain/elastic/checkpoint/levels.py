@@ -1,0 +1,87 @@
+"""The tiers of a job's checkpoints on one rank, each with its interval, its thread and the pace of that."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from elastrain.api import names
+from elastrain.api.settings import CheckpointSpec, Interval
+from elastrain.elastic.checkpoint.decide import due
+from elastrain.elastic.checkpoint.directory import DirectoryStore
+from elastrain.elastic.checkpoint.pace import Pace
+from elastrain.elastic.checkpoint.tier import MEMORY, Tier, tier_at
+
+
+class Level:
+    """One tier. At most one thread works for it at a time."""
+
+    def __init__(self, tier: Tier, interval: Interval | None) -> None:
+        """``interval``: None: due whenever the level before it is."""
+        self.tier, self._interval = tier, interval
+        self.pace = Pace()
+        self._saved_step, self._saved_at = 0, time.monotonic()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether it ends with the worker's pod."""
+        return not self.tier.outlives_pods
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread works for it."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def due(self, step: int, now: float, *, before: bool) -> bool:
+        """Whether to save after ``step`` committed steps. ``before``: whether the level before it is due."""
+        if self._interval is None:
+            return before
+        every = self._interval.every_steps, self._interval.every_seconds
+        return due(*every, step=step, saved_step=self._saved_step, now=now, saved_at=self._saved_at)
+
+    def attempt(self, step: int, now: float) -> None:
+        """A save begins, successful or not."""
+        self._saved_step, self._saved_at = step, now
+        self.pace = Pace()
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Start a thread."""
+        self._thread = threading.Thread(target=work, name=f"elastrain-{self.tier.name}", daemon=True)
+        self._thread.start()
+
+    def hurry(self) -> None:
+        """Training waits for the thread."""
+        self.pace.hurry()
+
+    def join(self, seconds: float | None = None) -> None:
+        """Wait for the thread to end."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+
+def levels_of(spec: CheckpointSpec, memory: Path | None = None) -> list[Level]:
+    """The levels of a job, the fastest first. ``memory``: this rank's directory in its node's memory, if it has one.
+
+    Raises ``RuntimeError`` if the library for an object store is not installed.
+    """
+    levels = [Level(tier_at(spec.path, spec.keep), spec)]
+    if spec.memory is not None and memory is not None:
+        levels.insert(0, Level(Tier(MEMORY, DirectoryStore(memory), keep=1), spec.memory))
+    if (archive := spec.archive) is not None:
+        own = archive if archive.every_steps or archive.every_seconds else None
+        levels.append(Level(tier_at(archive.path, archive.keep), own))
+    return levels
+
+
+def node_memory(environment: Mapping[str, str]) -> Path | None:
+    """Where the first rank of each worker saves to its node's memory; None: another rank, or no worker of a job.
+
+    The worker's agent deletes it at its end.
+    """
+    uid, worker = environment.get(names.ENV_JOB_UID), environment.get(names.ENV_WORKER)
+    if not uid or not worker or environment.get(names.ENV_LOCAL_RANK, "0") != "0":
+        return None
+    return Path(names.node_memory(uid)) / worker

@@ -1,0 +1,291 @@
+"""One tier of a job's checkpoints: a place in which they are complete or absent, and never those of a replaced job.
+
+One rank writes, since replicas are equal. The format does not contain the world size, so any world loads it.
+
+**Lineages** (:mod:`elastrain.elastic.checkpoint.decide`). The name of the lineage travels with the training state; the
+file ``LINEAGE`` of each tier holds it too. A save by an earlier lineage is refused: ranks that were cut off while the
+job was restarted elsewhere cannot overwrite the checkpoints of the restarted job.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import structlog
+
+from elastrain.elastic.checkpoint import decide, digests
+from elastrain.elastic.checkpoint.decide import Checkpoint, Partial
+from elastrain.elastic.checkpoint.digests import DigestingWriter, FileDigest
+from elastrain.elastic.checkpoint.directory import DirectoryStore
+from elastrain.elastic.checkpoint.pace import Pace
+from elastrain.elastic.checkpoint.store import DESCRIPTION, Store
+
+log = structlog.get_logger(__name__)
+
+MEMORY = "memory"
+"""Name of the tier in a node's memory."""
+_LINEAGE = "LINEAGE"
+
+
+class StaleLineage(RuntimeError):
+    """Another start of the job has taken the place over; this one must not write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A checkpoint that cannot be read."""
+
+    tier: Tier
+    name: str
+    """Of its folder; empty: the tier itself cannot be read."""
+    reason: str
+
+
+class Tier:
+    """The checkpoints of one job in one place. Every method may raise ``OSError`` with the path in it."""
+
+    def __init__(self, name: str, store: Store, keep: int = 2) -> None:
+        """``name``: for people: memory, volume, object store. ``keep``: complete checkpoints to keep; at least 1."""
+        # Imported here: only a job with checkpoints pays for the import, and not during a step.
+        from elastrain.elastic.checkpoint import dcp
+
+        self.name, self._store, self._keep, self._format = name, store, keep, dcp
+        self._held: list[Checkpoint] = []  # not deleted: being copied
+
+    @property
+    def outlives_pods(self) -> bool:
+        """Whether it may protect a state: a node's memory does not."""
+        return self.name != MEMORY
+
+    @property
+    def where(self) -> str:
+        """The directory or URL."""
+        return self._store.where
+
+    # -- read --------------------------------------------------------------------------------------------------------
+    def complete(self) -> list[Checkpoint]:
+        """All complete checkpoints, the newest first."""
+        return self.survey()[0]
+
+    def survey(self) -> tuple[list[Checkpoint], list[Unreadable]]:
+        """All complete checkpoints, the newest first, and those whose description cannot be read."""
+        complete, damaged = [], []
+        for name in self._store.listing().complete:
+            try:
+                meta = json.loads(self._store.read(f"{name}/{DESCRIPTION}"))
+                complete.append(Checkpoint(**{**meta, "path": f"{self.where}/{name}"}))
+            except (OSError, ValueError, TypeError) as e:
+                damaged.append(Unreadable(self, name, f"{DESCRIPTION}: {e}"))
+        return sorted(complete, key=lambda c: c.order, reverse=True), damaged
+
+    def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """The saved tree; tensors on the CPU. Raises ``OSError`` if a digest differs, and others for a damaged tree."""
+        state: dict[str, Any] = self._format.load(self._reader(checkpoint), checkpoint.path)
+        return state
+
+    def _reader(self, checkpoint: Checkpoint) -> Callable[[str], BinaryIO]:
+        """Opens files of the checkpoint; what is read is verified."""
+        try:
+            known = self._digests(checkpoint)
+        except FileNotFoundError:
+            log.warning("checkpoint of an earlier version: its files have no digests", path=checkpoint.path)
+            return lambda file: io.BytesIO(self._store.read(f"{checkpoint.name}/{file}"))
+
+        def opened(file: str) -> BinaryIO:
+            path = f"{checkpoint.name}/{file}"
+            if file not in known:
+                raise FileNotFoundError(errno.ENOENT, "has no digest", f"{self.where}/{path}")
+            return digests.verified(
+                f"{self.where}/{path}", known[file], lambda start, end: self._store.read(path, start, end)
+            )
+
+        return opened
+
+    def _digests(self, checkpoint: Checkpoint) -> dict[str, FileDigest]:
+        return digests.of_json(self._store.read(f"{checkpoint.name}/{digests.FILE}").decode())
+
+    @property
+    def lineage(self) -> str | None:
+        """The lineage that may write here; None: no job has begun with this place."""
+        try:
+            return self._store.read(_LINEAGE).decode()
+        except FileNotFoundError:
+            return None
+
+    # -- write -------------------------------------------------------------------------------------------------------
+    def begin_lineage(self, after: str | None, others: Collection[str] = ()) -> str:
+        """Take the place over, and return the name of the new lineage. Saves of earlier lineages are refused.
+
+        ``after``: :attr:`lineage` before the caller chose its checkpoint. ``others``: lineages seen in other tiers.
+        Raises :class:`StaleLineage` if another start has taken the place over since.
+        """
+        if self.lineage not in (None, after):
+            raise self._stale(after)
+        earlier = [after or "", *others, *(c.lineage for c in self.complete())]
+        lineage = f"{1 + max(map(decide.number, earlier))}-{uuid.uuid4().hex[:12]}"
+        self.adopt(lineage)
+        return lineage
+
+    def adopt(self, lineage: str) -> None:
+        """From now on, saves of earlier lineages are refused here."""
+        self._store.replace(_LINEAGE, lineage)
+
+    def save(
+        self, state: dict[str, Any], *, step: int, generation: int, lineage: str, pace: Pace | None = None
+    ) -> Checkpoint:
+        """Write ``state`` durably, then delete what is no longer needed. ``pace``: default: no rests.
+
+        A step that this lineage has saved already is not written again: replicas are equal. On a full disk, leftovers
+        are deleted, and the save is tried once more. Raises :class:`StaleLineage` without writing, and ``OSError`` with
+        the system's own reason. On any failure the partial checkpoint is removed and all complete ones stay.
+        """
+
+        def write(folder: _NewFolder) -> None:
+            self._format.save(state, folder.create, pace, syncs=self._store.syncs, where=self.where)
+
+        return self._add(Checkpoint(step, generation, lineage, ""), write)
+
+    def copy(self, checkpoint: Checkpoint, source: Tier, pace: Pace | None = None) -> Checkpoint:
+        """The same as :meth:`save`, for a checkpoint of another tier, which stays until it is copied."""
+
+        def write(folder: _NewFolder) -> None:
+            opened = source._reader(checkpoint)
+            for file in source._digests(checkpoint):
+                with opened(file) as original, folder.create(file) as copy:
+                    while data := original.read(digests.PIECE_BYTES):
+                        copy.write(data)
+                        if pace is not None:
+                            pace.rest()
+
+        source._held.append(checkpoint)
+        try:
+            return self._add(replace(checkpoint, path=""), write)
+        finally:
+            source._held.remove(checkpoint)
+
+    def _add(self, checkpoint: Checkpoint, write: Callable[[_NewFolder], None]) -> Checkpoint:
+        self._refuse_stale(checkpoint.lineage)
+        if same := self._saved(checkpoint):
+            return same
+        try:
+            saved = self._write(checkpoint, write)
+        except OSError as e:
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._make_room(checkpoint):
+                raise
+            saved = self._write(checkpoint, write)
+        self._tidy(saved)
+        return saved
+
+    def _write(self, checkpoint: Checkpoint, write: Callable[[_NewFolder], None]) -> Checkpoint:
+        folder = _NewFolder(self._store, checkpoint)
+        published = False
+        try:
+            write(folder)
+            folder.complete()
+            self._refuse_stale(checkpoint.lineage)
+            if same := self._saved(checkpoint):  # by another rank, meanwhile
+                return same
+            name = self._store.publish(folder.name, checkpoint)
+            published = True
+        finally:
+            if not published:
+                self._store.discard(folder.name)
+        return replace(checkpoint, path=f"{self.where}/{name}")
+
+    def _saved(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        wanted = (checkpoint.step, checkpoint.lineage)
+        return next((c for c in self.complete() if (c.step, c.lineage) == wanted), None)
+
+    def _refuse_stale(self, lineage: str) -> None:
+        owner = self.lineage
+        if decide.is_stale(lineage, owner):
+            raise self._stale(lineage)
+        if owner != lineage and lineage:
+            self.adopt(lineage)
+
+    def _stale(self, lineage: str | None) -> StaleLineage:
+        return StaleLineage(
+            f"{self.where} belongs to lineage {self.lineage}, this is {lineage}: the job was restarted elsewhere"
+        )
+
+    # -- tidy up -----------------------------------------------------------------------------------------------------
+    def set_aside(self, name: str) -> None:
+        """No job resumes from this checkpoint any more, and a person can still look at it.
+
+        The newest ``keep`` such ones stay, as long as the disk is not full. Raises nothing.
+        """
+        try:
+            aside = self._store.set_aside(name)
+        except OSError as e:
+            log.warning("unreadable checkpoint cannot be set aside", path=f"{self.where}/{name}", error=str(e))
+        else:
+            log.warning("unreadable checkpoint set aside", path=f"{self.where}/{name}", now=aside)
+
+    def _tidy(self, saved: Checkpoint) -> None:
+        """After a save: delete surplus checkpoints and leftovers. Raises nothing: the checkpoint is there."""
+        try:
+            for old in decide.surplus(self.complete(), self._keep, saved):
+                if old not in self._held:
+                    self._delete(old.name)
+            found = self._store.listing()
+            for name in found.aside[self._keep :]:
+                self._delete(name, "a newer one is set aside")
+            for partial in decide.leftovers(found.partial, saved)[: decide.SWEPT_PER_SAVE]:
+                self._delete(partial.name, "left by a writer that was killed or replaced")
+        except OSError as e:
+            log.warning("checkpoints cannot be tidied up", path=self.where, error=str(e))
+
+    def _make_room(self, checkpoint: Checkpoint) -> bool:
+        """Delete what no job resumes from. Returns whether there was anything."""
+        found = self._store.listing()
+        partial: list[Partial] = decide.leftovers(found.partial, checkpoint)
+        names = [*found.aside, *(p.name for p in partial)]
+        return sum(self._delete(name, "the disk is full") for name in names) > 0
+
+    def _delete(self, name: str, why: str = "") -> bool:
+        """Returns whether it was there. ``why``: for the log; pruning is not worth a line."""
+        try:
+            self._store.delete(name)
+        except OSError as e:
+            log.warning("checkpoint cannot be deleted", path=f"{self.where}/{name}", error=str(e))
+            return False
+        if why:
+            log.info("checkpoint deleted", path=f"{self.where}/{name}", why=why)
+        return True
+
+
+class _NewFolder:
+    """The files of a checkpoint that is being written, and their digests."""
+
+    def __init__(self, store: Store, checkpoint: Checkpoint) -> None:
+        self.name = store.begin(checkpoint)
+        self._store, self._digests = store, dict[str, FileDigest]()
+
+    @contextmanager
+    def create(self, file: str) -> Iterator[DigestingWriter]:
+        with self._store.create(f"{self.name}/{file}") as raw:
+            with DigestingWriter(raw) as stream:
+                yield stream
+            self._digests[file] = stream.digest
+
+    def complete(self) -> None:
+        """All files are written: add their digests."""
+        self._store.replace(f"{self.name}/{digests.FILE}", digests.to_json(self._digests))
+
+
+def tier_at(path: str, keep: int) -> Tier:
+    """The tier of a directory or a URL. Raises ``RuntimeError`` as of :class:`ObjectStore`."""
+    scheme, separator, rest = path.partition("://")
+    if not separator or scheme in ("file", "local"):
+        return Tier("volume", DirectoryStore(Path(rest if separator else path)), keep)
+    from elastrain.elastic.checkpoint.objects import ObjectStore  # fsspec: only for those who use it
+
+    return Tier("object store", ObjectStore(path), keep)
