@@ -22,6 +22,7 @@ S3 keeps the parts of an upload whose process was killed, and lists no object fo
 from __future__ import annotations
 
 import errno
+import io
 import json
 import re
 import uuid
@@ -29,13 +30,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import fsspec
 import structlog
 
 from elastrain.elastic.checkpoint.decide import STEP, Checkpoint
 from elastrain.elastic.checkpoint.store import DESCRIPTION, LINEAGE, RANDOM, Listing, partial_of
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 log = structlog.get_logger(__name__)
 
@@ -78,7 +82,8 @@ class ObjectStore:
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         """As of ``Store``."""
         with self._errors(path):
-            data: bytes = self._fs.cat_file(self._path(path), start=start or None, end=end)
+            part = {} if end is None else {"start": start, "end": end}
+            data: bytes = self._fs.cat_file(self._path(path), **part)
         return data
 
     def replace(self, path: str, text: str) -> None:
@@ -94,7 +99,7 @@ class ObjectStore:
     def create(self, path: str) -> Iterator[BinaryIO]:
         """As of ``Store``."""
         with self._errors(path), self._fs.open(self._path(path), "wb", **self._writing) as file:
-            yield file
+            yield cast("BinaryIO", _Copying(file))
 
     def publish(self, partial: str, checkpoint: Checkpoint) -> str:
         """As of ``Store``."""
@@ -157,6 +162,17 @@ class ObjectStore:
             raise OSError(e.errno or errno.EIO, _reason(e), where) from e
         except Exception as e:
             raise OSError(errno.EIO, _reason(e), where) from e
+
+
+class _Copying(io.RawIOBase):
+    """Writes copies: obstore sends a buffer later, and torch writes into it again meanwhile."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__()
+        self._file = file
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        return int(self._file.write(bytes(data)))
 
 
 def _reason(e: Any) -> str:
