@@ -230,6 +230,7 @@ class Wire:
                     self._forget_token(token)
                 if self._is_stale(str(error.details() or "")):
                     self._forget_token(token)
+                    failure = EtcdUnavailable(self.config.endpoints[index], doing, "the token has expired")
                 elif not (isinstance(failure, EtcdUnavailable) and self._recover(index)):
                     raise failure from None
         raise failure or EtcdUnavailable(self.endpoint, what, f"no answer within {timeout:g} s")
