@@ -8,10 +8,12 @@ from pathlib import Path
 from elastrain.elastic.checkpoint import Pace
 
 hold = Path(sys.argv[1]) / "hold-saves"
+held = Path(sys.argv[1]) / "save-is-held"
 
 
 def rest(self: Pace) -> None:
     while hold.exists():
+        held.touch()
         time.sleep(0.01)
 
 
