@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import structlog
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from elastrain import tracing
 from elastrain.api.keys import JobKeys
@@ -24,6 +23,7 @@ from elastrain_operator.apply.sweep import Sweeper
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import ApiError, Kube, Writable
 from elastrain_operator.kube.permission import is_allowed
+from elastrain_operator.kube.repeats import answered
 from elastrain_operator.leader.fencing import FencedEtcd
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobSeries
@@ -108,7 +108,7 @@ class App:
             )
             self._run(inventory.run(), "inventory")
             self._run(self._capacity.run(inventory), "capacity")
-        await _until_listed(self._watched)
+        await answered(self._watched.list_first, FIRST_LIST_SECONDS, "jobs and pods are not listed yet")
         self._run(self._watched.run(), "search for deleted objects and labels")
         self._run(self._sweeper.run(), "sweeper")
         _relieve_collector()
@@ -224,22 +224,6 @@ def _relieve_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GARBAGE)
-
-
-async def _until_listed(watched: Watched) -> None:
-    """The first lists, repeated for a minute at most; then raises ``ApiError``."""
-
-    def log_failure(state: RetryCallState) -> None:
-        log.warning("jobs and pods are not listed yet", error=str(state.outcome and state.outcome.exception()))
-
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type(ApiError),
-        stop=stop_after_delay(FIRST_LIST_SECONDS),
-        wait=wait_fixed(1.0),
-        before_sleep=log_failure,
-        reraise=True,
-    )
-    await retrying(watched.list_first)
 
 
 async def _claim(fenced: FencedEtcd) -> None:

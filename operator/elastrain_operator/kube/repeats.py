@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import structlog
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
     retry_if_exception,
+    retry_if_exception_type,
     stop_after_attempt,
     stop_after_delay,
+    wait_fixed,
     wait_random_exponential,
 )
 
@@ -25,6 +28,25 @@ _LONGEST_WAIT = 5.0
 """Seconds: if the API server asks for more patience than this, the caller decides when to repeat the call."""
 
 T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+
+async def answered(call: Callable[[], Awaitable[T]], seconds: float, trouble: str) -> T:
+    """The result of ``call``, which a start needs: repeated each second for ``seconds``. Every failure is logged as
+    ``trouble``. Raises the last :class:`ApiError`."""
+
+    def log_failure(state: RetryCallState) -> None:
+        log.warning(trouble, error=str(state.outcome and state.outcome.exception()))
+
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(ApiError),
+        stop=stop_after_delay(seconds),
+        wait=wait_fixed(1.0),
+        before_sleep=log_failure,
+        reraise=True,
+    )
+    return await retrying(call)
 
 
 async def repeated(attempt: Callable[[], Awaitable[T]], is_worth: Callable[[BaseException], bool]) -> T:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import structlog
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
-
 from elastrain_operator.config import OperatorConfig
-from elastrain_operator.kube.client import ApiError, Kube
+from elastrain_operator.kube.client import Kube
+from elastrain_operator.kube.repeats import answered
 
 PATIENCE = 60.0
 """Seconds for which the API server is asked."""
-
-log = structlog.get_logger(__name__)
 
 
 async def identified(config: OperatorConfig, kube: Kube) -> OperatorConfig:
@@ -21,20 +17,9 @@ async def identified(config: OperatorConfig, kube: Kube) -> OperatorConfig:
     """
     if config.cluster:
         return config
-
-    def log_failure(state: RetryCallState) -> None:
-        log.warning(
-            "this cluster is not known yet: allow the operator to get the namespace kube-system, or name the cluster "
-            "with --cluster (etcd.clusterName)",
-            error=str(state.outcome and state.outcome.exception()),
-        )
-
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type(ApiError),
-        stop=stop_after_delay(PATIENCE),
-        wait=wait_fixed(1.0),
-        before_sleep=log_failure,
-        reraise=True,
+    trouble = (
+        "this cluster is not known yet: allow the operator to get the namespace kube-system, or name the cluster "
+        "with --cluster (etcd.clusterName)"
     )
-    uid: str = await retrying(kube.cluster_uid)
+    uid = await answered(kube.cluster_uid, PATIENCE, trouble)
     return config.model_copy(update={"cluster_uid": uid})
