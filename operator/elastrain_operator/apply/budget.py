@@ -12,7 +12,7 @@ from elastrain.api import names
 from elastrain_operator import clock
 from elastrain_operator.kube.client import ApiError
 from elastrain_operator.model import DisruptionBudget, JobRef, LoopState
-from elastrain_operator.pod.manifest import owner
+from elastrain_operator.pod.manifest import owned
 
 RETRY = timedelta(seconds=60)
 """Seconds after a failed write before the next attempt."""
@@ -56,17 +56,11 @@ def path(job: JobRef) -> str:
 
 def manifest(job: JobRef, budget: DisruptionBudget) -> dict[str, Any]:
     """The budget for server-side apply. The garbage collector deletes it with the job."""
-    labels = {names.LABEL_JOB: job.name, names.LABEL_JOB_UID: job.uid, names.LABEL_MANAGED_BY: names.MANAGED_BY}
     chosen = {"key": names.LABEL_ORDINAL, "operator": "In", "values": [str(n) for n in budget.ordinals]}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {
-            "name": name(job),
-            "namespace": job.namespace,
-            "labels": labels,
-            "ownerReferences": [owner(job)],
-        },
+        "metadata": owned(job, name(job)),
         "spec": {
             "minAvailable": 1,
             "selector": {"matchLabels": {names.LABEL_JOB_UID: job.uid}, "matchExpressions": [chosen]},

@@ -128,8 +128,10 @@ class Executor:
         """What does not depend on each other."""
         changes: list[Awaitable[None]] = []
         if spec is not None and first is not None:
-            act = self._create if plan.create else self._probe
-            changes.append(act(job, spec, first, plan, state))
+            if plan.create:
+                changes.append(self._create(job, spec, first, plan, state))
+            else:
+                changes.append(self._probe(job, spec, first, state))
         if plan.delete:
             changes.append(self._delete(job, plan.delete))
         if plan.marks:
@@ -207,7 +209,7 @@ class Executor:
         more = await asyncio.gather(*(self._create_one(job, manifest, limit, strict=False) for manifest in siblings))
         return {first: result, **dict(zip(others, more, strict=True))}
 
-    async def _probe(self, job: JobRef, spec: JobSpec, made: _Manifest, _: Plan, state: LoopState) -> None:
+    async def _probe(self, job: JobRef, spec: JobSpec, made: _Manifest, state: LoopState) -> None:
         """Ask the API server whether it admits a pod of the job, before other jobs' workers leave for it."""
         answer: Refused | ApiError | None = made if isinstance(made, Refused) else None
         if not isinstance(made, Refused):

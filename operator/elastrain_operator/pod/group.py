@@ -17,7 +17,7 @@ from elastrain.api.job import JobSpec
 from elastrain_operator.allocation.model import PODS, Amounts
 from elastrain_operator.model import JobRef
 from elastrain_operator.observe import nodes
-from elastrain_operator.pod.manifest import owner
+from elastrain_operator.pod.manifest import owned
 
 Body = dict[str, Any]
 Raw = Mapping[str, Any]
@@ -58,9 +58,8 @@ class Scheduler:
 
     def manifest(self, job: JobRef, spec: JobSpec) -> Body:
         """The object, for server-side apply. The garbage collector deletes it with the job."""
-        labels = {names.LABEL_JOB: job.name, names.LABEL_JOB_UID: job.uid, names.LABEL_MANAGED_BY: names.MANAGED_BY}
-        meta = {"name": name(job), "namespace": job.namespace, "labels": labels, "ownerReferences": [owner(job)]}
-        return {"apiVersion": self.api, "kind": self.kind, "metadata": meta, "spec": self.spec(job, spec)}
+        metadata = owned(job, name(job))
+        return {"apiVersion": self.api, "kind": self.kind, "metadata": metadata, "spec": self.spec(job, spec)}
 
     def serves(self, template: Raw, scheduler: str = "") -> bool:
         """Whether a job's gang is written: its template names this scheduler (``scheduler``: as it is called in this

@@ -111,18 +111,16 @@ def secret(job: JobRef, user: str, password: str, ca: bytes) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "Opaque",
-        "metadata": {
-            "name": credentials.secret_name(job),
-            "namespace": job.namespace,
-            "labels": {
-                names.LABEL_JOB: job.name,
-                names.LABEL_JOB_UID: job.uid,
-                names.LABEL_MANAGED_BY: names.MANAGED_BY,
-            },
-            "ownerReferences": [owner(job)],
-        },
+        "metadata": owned(job, credentials.secret_name(job)),
         "data": {name: base64.b64encode(value).decode() for name, value in values.items()},
     }
+
+
+def owned(job: JobRef, name: str) -> dict[str, Any]:
+    """The metadata of an object that belongs to a job, other than a pod. The garbage collector deletes it with the
+    job."""
+    labels = {names.LABEL_JOB: job.name, names.LABEL_JOB_UID: job.uid, names.LABEL_MANAGED_BY: names.MANAGED_BY}
+    return {"name": name, "namespace": job.namespace, "labels": labels, "ownerReferences": [owner(job)]}
 
 
 def _checked(template: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
