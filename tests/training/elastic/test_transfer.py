@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.elastic.comm import digest
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.state import transfer
+from elastrain.elastic.state import digest, transfer
 from elastrain.elastic.state.slices import StateSlice, Transfer
 
 TREE = {

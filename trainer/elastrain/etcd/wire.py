@@ -226,10 +226,10 @@ class Wire:
                     return attempt(stubs[service], _metadata(token), max(deadline - time.monotonic(), 0.001))
             except grpc.RpcError as error:
                 failure = self._explain(error, index, doing)
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                stale = self._is_stale(str(error.details() or ""))
+                if stale or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     self._forget_token(token)
-                if self._is_stale(str(error.details() or "")):
-                    self._forget_token(token)
+                if stale:
                     failure = EtcdUnavailable(self.config.endpoints[index], doing, "the token has expired")
                 elif not (isinstance(failure, EtcdUnavailable) and self._recover(index)):
                     raise failure from None

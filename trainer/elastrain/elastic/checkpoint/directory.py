@@ -86,7 +86,7 @@ class DirectoryStore:
         """As of ``Store``. Another checkpoint of the step stays, under another name, until it is one too many."""
         directory, name = self.path / partial, _final(checkpoint)
         description = directory / DESCRIPTION
-        with description.open("w") as file:  # no rename: nobody reads a partial directory
+        with description.open("w") as file:  # in place: a partial directory is not read
             file.write(json.dumps({**asdict(checkpoint), "path": name}))
             file.flush()
             os.fsync(file.fileno())

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree
 
-from elastrain.elastic.comm import digest
-from elastrain.elastic.state import parts
+from elastrain.elastic.state import digest, parts
 
 
 class Stateful(Protocol):

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from elastrain.elastic.comm import channel, digest
+from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.state import transfer
+from elastrain.elastic.state import digest, transfer
 from elastrain.elastic.state.capture import Stateful, raw_bytes
 from elastrain.elastic.state.portions import (
     ASK,

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from elastrain.elastic.comm import channel, digest
+from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.state import transfer
+from elastrain.elastic.state import digest, transfer
 from elastrain.elastic.state.capture import raw_bytes
 from elastrain.elastic.state.portions import (
     ASK,

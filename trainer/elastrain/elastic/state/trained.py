@@ -19,9 +19,9 @@ import structlog
 import torch
 from torch import nn
 
-from elastrain.elastic.comm import digest
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import CHANGE_TOGETHER, Kind, RanksDiverged
+from elastrain.elastic.state import digest
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.tracked import is_average
 

@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from elastrain.elastic.comm import channel, digest
+from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.state import digest
 from elastrain.elastic.state.capture import Slot, is_dense, raw_bytes, slot
 from elastrain.elastic.state.slices import StateSlice, Transfer
 from elastrain.elastic.state.staging import Stage, apart, settle

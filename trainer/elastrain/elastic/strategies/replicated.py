@@ -30,13 +30,13 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.data.order import Order, Slice
-from elastrain.elastic.comm import digest
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.comm.group import DdpGroup, sum_sparse
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.comm.transport import completed
 from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.state import digest
 from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.strategies import batchnorm
 from elastrain.elastic.strategies.after_backward import AfterBackward
