@@ -135,6 +135,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"cleanPodPolicy": "Some"}, "spec.cleanPodPolicy", '"Some": supported values: "Running", "All", "None"'),
     ({"replicas": "2"}, "spec.replicas", '"string": spec.replicas in body must be of type integer'),
     ({"parallelism": {"shards": 0}}, "spec.parallelism.shards", "0: spec.parallelism.shards in body should be greater"),
+    ({"parallelism": {"shards": "some"}}, "spec.parallelism.shards", "spec.parallelism.shards in body should match"),
+    ({"parallelism": {"shards": "all"}, "checkpoint": {"path": "/c"}}, "spec.parallelism",
+     "parallelism.shards (all) must be 1 in a job with spec.checkpoint"),
     ({"parallelism": {"shards": 2}}, "spec.parallelism", "parallelism.shards (2) must divide nprocPerNode (1)"),
     ({"nprocPerNode": "auto", "parallelism": {"shards": 2}}, "spec.parallelism",
      "parallelism.shards (2) must divide nprocPerNode (auto), which must be a number"),
@@ -236,12 +239,13 @@ def test_server_and_pydantic_agree_on_every_combination_of_small_sizes(apiserver
             {"nprocPerNode": 2, "parallelism": {"shards": 2}},
             "parallelism.shards (2) may only change while suspend is true",
         ),
+        ({"parallelism": {"shards": "all"}}, "parallelism.shards (all) may only change while suspend is true"),
         (
             {"checkpoint": {"path": "/c", "archive": {"path": "s3://b/c"}}},
             "checkpoint.archive.path (s3://b/c) may only change while suspend is true",
         ),
     ],
-    ids=["nproc", "auto", "checkpoint", "shards", "archive"],
+    ids=["nproc", "auto", "checkpoint", "shards", "all shards", "archive"],
 )
 def test_change_is_refused_if_running_workers_would_not_follow(
     apiserver: ApiServer, created: str, change: dict[str, Any], words: str

@@ -15,19 +15,24 @@ from elastrain.api.keys import JobKeys
 from elastrain.api.settings import RankSettings
 from elastrain.etcd.server import EtcdServer
 from real_job import Job
+from sharded_model import SCRIPT
 from warm import Warm
 
 SHARDS = 2
-SCRIPT = Path(__file__).with_name("train_fsdp.py")
 
 
 class ShardedJob(Job):
     """Each worker is one group."""
 
+    nproc = SHARDS
+
     def start(self, *workers: str, steps: int = 40, delay: float = 0.3, **options: str) -> None:
         command = [sys.executable, str(SCRIPT), str(self.folder), str(steps), str(delay)]
-        environment = {names.ENV_NPROC: str(SHARDS), **RankSettings(shards=SHARDS).to_environment()}
+        environment = {names.ENV_NPROC: str(self.nproc), **self.settings().to_environment()}
         super().start(*workers, command=command, **environment, **options)
+
+    def settings(self) -> RankSettings:
+        return RankSettings(shards=SHARDS)
 
     def pids(self, worker: str) -> dict[str, int]:
         """Of its ranks' newest processes, by local rank."""
@@ -56,11 +61,34 @@ class ShardedJob(Job):
         (self.folder / "run-free").touch()
         self.wait("all to end", lambda: all(self[w].process.poll() is not None for w in workers))
         assert [self[w].ends().outcome for w in workers] == ["finished"] * len(workers), self.story()
-        return {w: [torch.load(self.folder / f"final-{w}-{shard}.pt") for shard in range(SHARDS)] for w in workers}
+        return {w: [torch.load(self.folder / f"final-{w}-{n}.pt") for n in range(self.nproc)] for w in workers}
+
+
+class OneCopyJob(ShardedJob):
+    """One copy of the model over all ranks; each worker is one of them."""
+
+    nproc = 1
+
+    def settings(self) -> RankSettings:
+        return RankSettings(shards="all")
+
+    def parts(self, *workers: str) -> list[dict]:
+        """As :meth:`finish`: what the ranks have saved, by shard."""
+        ends = [end for ends in self.finish(*workers).values() for end in ends]
+        return sorted(ends, key=lambda end: end["place"])
 
 
 @pytest.fixture
 def job(warm: Warm, tmp_path: Path, etcd_factory: Callable[[], EtcdServer], job_keys: JobKeys) -> Iterator[ShardedJob]:
     job = ShardedJob(warm, tmp_path, etcd_factory(), job_keys)
+    yield job
+    job.close()
+
+
+@pytest.fixture
+def one_copy(
+    warm: Warm, tmp_path: Path, etcd_factory: Callable[[], EtcdServer], job_keys: JobKeys
+) -> Iterator[OneCopyJob]:
+    job = OneCopyJob(warm, tmp_path, etcd_factory(), job_keys)
     yield job
     job.close()

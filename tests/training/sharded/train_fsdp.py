@@ -117,7 +117,14 @@ def main() -> None:
                 norms.append(norm.item())
     local_state = {name: p.to_local() for name, p in model.module.state_dict().items()}
     torch.save(
-        {"rank": job.rank, "state": local_state, "commits": commits, "norms": norms, "step": job.step},
+        {
+            "place": job.mesh.get_coordinate()[0],
+            "pid": os.getpid(),
+            "state": local_state,
+            "commits": commits,
+            "norms": norms,
+            "step": job.step,
+        },
         folder / f"final-{worker}-{local}.pt",
     )
 

@@ -26,10 +26,17 @@ def test_a_worker_may_hold_one_group_or_several(nproc: int) -> None:
     assert spec(nprocPerNode=nproc, parallelism={"shards": 2}).shards == 2
 
 
+@pytest.mark.parametrize("nproc", [1, 3, "auto"])
+def test_all_ranks_of_any_workers_may_hold_one_copy(nproc: Any) -> None:
+    assert spec(nprocPerNode=nproc, parallelism={"shards": "all"}).shards == "all"
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"parallelism": {"shards": 0}}, "greater than or equal to 1"),
+        ({"parallelism": {"shards": 0}}, "must be a whole number from 1 to 2147483647, or all"),
+        ({"parallelism": {"shards": "some"}}, "must be a whole number from 1 to 2147483647, or all"),
+        ({"parallelism": {"shards": "all"}, "checkpoint": {"path": "/c"}}, "must be 1 in a job with"),
         ({"parallelism": {"shards": 2}}, r"must divide nprocPerNode \(1\)"),
         ({"nprocPerNode": 3, "parallelism": {"shards": 2}}, r"must divide nprocPerNode \(3\)"),
         ({"nprocPerNode": "auto", "parallelism": {"shards": 2}}, r"must divide nprocPerNode \(auto\), .* a number"),

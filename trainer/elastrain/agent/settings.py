@@ -61,7 +61,7 @@ class Settings(BaseModel):
     @field_validator("written")
     @classmethod
     def _groups_are_whole(cls, written: RankSettings, info: ValidationInfo) -> RankSettings:
-        if (nproc := info.data.get("nproc", written.shards)) % written.shards:
+        if written.shards != "all" and (nproc := info.data.get("nproc", written.shards)) % written.shards:
             raise ValueError(f"shards ({written.shards}) must divide {names.ENV_NPROC} ({nproc})")
         return written
 

@@ -127,7 +127,7 @@ def _add_spec_rules(spec: Schema) -> None:
         *(rule.as_validation(f".{field}", f"self.{field}") for field, rule in rules.SIZES.items()),
         rules.NPROC_IS_FIXED.as_validation(".nprocPerNode", "self.nprocPerNode"),
         *(
-            rule.as_validation(".parallelism", "has(self.parallelism) ? self.parallelism.shards : 1")
+            rule.as_validation(".parallelism", "has(self.parallelism) ? string(self.parallelism.shards) : '1'")
             for rule in (rules.SHARDS_FIT, rules.SHARDS_WITHOUT_CHECKPOINT, rules.SHARDS_ARE_FIXED)
         ),
         rules.CHECKPOINT_PATH_IS_FIXED.as_validation(

@@ -135,13 +135,15 @@ NPROC_IS_FIXED = Rule(
 """Otherwise old and new workers would share a generation until the last old one is lost, at an unintended world
 size."""
 
-_SHARDED = "has(self.parallelism) && self.parallelism.shards > 1"
+_SHARDED = "has(self.parallelism) && string(self.parallelism.shards) != '1'"
+_IN_GROUPS = f"{_SHARDED} && string(self.parallelism.shards) != 'all'"
 
 SHARDS_FIT = Rule(
     field="parallelism.shards",
     words="must divide nprocPerNode ({nprocPerNode}), which must be a number: the ranks of a group belong to one "
     "worker; groups of several workers are not supported yet",
-    cel=f"!({_SHARDED}) || (type(self.nprocPerNode) == int && int(self.nprocPerNode) % self.parallelism.shards == 0)",
+    cel=f"!({_IN_GROUPS}) || (type(self.nprocPerNode) == int"
+    " && int(self.nprocPerNode) % int(self.parallelism.shards) == 0)",
 )
 
 SHARDS_WITHOUT_CHECKPOINT = Rule(
@@ -153,8 +155,8 @@ SHARDS_WITHOUT_CHECKPOINT = Rule(
 SHARDS_ARE_FIXED = Rule(
     field="parallelism.shards",
     words=_ONLY_WHILE_SUSPENDED,
-    cel="self.suspend || oldSelf.suspend || (has(self.parallelism) ? self.parallelism.shards : 1)"
-    " == (has(oldSelf.parallelism) ? oldSelf.parallelism.shards : 1)",
+    cel="self.suspend || oldSelf.suspend || (has(self.parallelism) ? string(self.parallelism.shards) : '1')"
+    " == (has(oldSelf.parallelism) ? string(oldSelf.parallelism.shards) : '1')",
 )
 
 CHECKPOINT_PATH_IS_FIXED = Rule(

@@ -10,6 +10,8 @@ from elastrain.api import names, rules
 from elastrain.api.base import ApiModel, PositiveInt, rule_broken
 
 Transport = Literal["auto", "nccl", "tcp"]
+ALL: Literal["all"] = "all"
+Shards = PositiveInt | Literal["all"]
 
 
 def _checked(path: str) -> str:
@@ -87,7 +89,7 @@ class RankSettings(ApiModel):
     """Directory of the audit logs. Absent: none are written."""
     backend: Transport = "auto"
     """The transport of gradients that lie on devices."""
-    shards: PositiveInt = 1
+    shards: Shards = 1
     """``spec.parallelism.shards``: ranks that hold one copy of the model together."""
 
     def to_environment(self) -> dict[str, str]:

@@ -27,11 +27,10 @@ from elastrain.elastic.contract import BODY, Call, Phase
 from elastrain.elastic.evaluation import Batches, Evaluation
 from elastrain.elastic.loop import Drained, Loop
 from elastrain.elastic.membership.heartbeat import Heartbeat
-from elastrain.elastic.membership.session import Session
-from elastrain.elastic.membership.world import World
+from elastrain.elastic.membership.session import ExitRequested, Session
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.state.tracked import Tracker
-from elastrain.elastic.strategies.choice import strategy_for
+from elastrain.elastic.strategies.choice import strategy_for, world_for
 from elastrain.elastic.strategies.sharded import Sharded
 from elastrain.elastic.strategies.strategy import ElasticModule, Strategy
 
@@ -64,7 +63,7 @@ def join(*, numerics: Literal["exact", "bitwise"] = "exact") -> Job:
     local_rank = int(os.environ.get(names.ENV_LOCAL_RANK, "0"))
     device = device_of_rank(local_rank)  # before the script can use another one
     session = Session(path, local_rank)
-    strategy = strategy_for(numerics, session.welcome.settings.shards, session.shard)
+    strategy = strategy_for(numerics, session)
     return Job(session, strategy, heartbeat, device)
 
 
@@ -82,7 +81,7 @@ class Job:
         """Models given to :meth:`wrap`."""
         settings = session.welcome.settings
         levels = levels_of(settings.checkpoint, node_memory(os.environ)) if settings.checkpoint else ()
-        self._world = World(session, strategy, self._tracked, CheckpointKeeper(levels))
+        self._world = world_for(session, strategy, self._tracked, CheckpointKeeper(levels))
         self._audit = _audit_log(settings.audit_dir)
         self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked)
         self._tracker = Tracker(self._tracked, self._loop.contract, self._loop.several.step_with)
@@ -118,13 +117,17 @@ class Job:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The ranks of this rank's group, for ``fully_shard(layer, mesh=job.mesh)``; the same for the process's life.
+        """The ranks of this rank's group, for ``fully_shard(layer, mesh=job.mesh)``.
 
-        Raises ``RuntimeError`` in a job without ``spec.parallelism.shards``.
+        With ``shards: all`` it waits for the first generation, and changes with the number of ranks. Raises
+        ``RuntimeError`` in a job without ``spec.parallelism.shards``, and :class:`Drained`.
         """
         if not isinstance(self._strategy, Sharded):
             raise RuntimeError("job.mesh: spec.parallelism.shards is 1, so each rank holds the whole model; set it")
-        return self._strategy.mesh(self._device)
+        try:
+            return self._strategy.mesh(self._device)
+        except ExitRequested as e:
+            raise self._loop.drained(str(e)) from None
 
     @property
     def committed(self) -> bool:

@@ -138,15 +138,13 @@ class Loop:
         while True:
             self.settle()
             over = self._world.stopped or self._world.step >= total
-            if over or self._pauses.due(self._world.step):
-                if not self._world.leave_loop():
-                    continue
+            if not (over or self._pauses.due(self._world.step)):
+                yield from self._compute(loader)
+            elif self._world.leave_loop():
                 self._heartbeat.outside()
                 self._pauses.run(self._world.step)
                 if over:
                     return
-                continue
-            yield from self._compute(loader)
 
     def _begin_loop(self, loader: ElasticLoader, total: int) -> None:
         """Raises :class:`LoopOver`."""
@@ -376,10 +374,14 @@ class Loop:
         try:
             self._world.settle()
         except ExitRequested as e:
-            log.info("leaving the job", step=self._world.step, reason=str(e))
-            self._left = True
-            self._session.send(Left(step=self._world.step))
-            raise Drained(0) from None
+            raise self.drained(str(e)) from None
+
+    def drained(self, reason: str) -> Drained:
+        """What a rank raises that leaves the job."""
+        log.info("leaving the job", step=self._world.step, reason=reason)
+        self._left = True
+        self._session.send(Left(step=self._world.step))
+        return Drained(0)
 
     def _discard(self) -> None:
         """Put the state back to the one with which the step began."""

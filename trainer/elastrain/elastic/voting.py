@@ -7,7 +7,7 @@ import structlog
 from elastrain.elastic.comm.communicator import GenerationBroken
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.heartbeat import Heartbeat
-from elastrain.elastic.membership.session import ExitRequested, Withdrawn, close_in_background
+from elastrain.elastic.membership.session import ExitRequested, Withdrawn
 from elastrain.elastic.membership.world import World
 from elastrain.elastic.step import Step
 
@@ -63,4 +63,3 @@ class Voting:
                 return position.hear(generation, communicator, world.entry_row(generation))
             except GenerationBroken as e:
                 world.give_up(communicator, e.cause)
-                close_in_background(communicator)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, PlainValidator, WithJsonSchema
 
 from elastrain.api.accelerators import AUTO
 from elastrain.api.base import rule_broken
+from elastrain.api.settings import ALL
 
 _INT32_MAX = 2**31 - 1
 _SIZE = "none|[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|k|M|G|T)"
@@ -20,6 +21,14 @@ def _ranks(value: Any) -> int | str:
         return AUTO
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _INT32_MAX:
         raise rule_broken(f"must be a whole number from 1 to {_INT32_MAX}, or {AUTO}", value)
+    return value
+
+
+def _shards(value: Any) -> int | str:
+    if value == ALL:
+        return ALL
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _INT32_MAX:
+        raise rule_broken(f"must be a whole number from 1 to {_INT32_MAX}, or {ALL}", value)
     return value
 
 
@@ -49,6 +58,21 @@ Nproc = Annotated[
     ),
 ]
 """A number of ranks, or ``auto``."""
+
+Shards = Annotated[
+    int | Literal["all"],
+    PlainValidator(_shards),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "minimum": 1,
+            "maximum": _INT32_MAX,
+            "pattern": f"^{ALL}$",
+        }
+    ),
+]
+"""Ranks that hold one copy of the model together, or ``all`` of them."""
 
 MemorySize = Annotated[str, AfterValidator(_size), WithJsonSchema({"type": "string", "pattern": f"^({_SIZE})$"})]
 """A size with its unit, or ``none``."""

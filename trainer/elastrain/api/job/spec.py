@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
@@ -11,8 +11,8 @@ from pydantic.alias_generators import to_camel
 from elastrain.api import accelerators, names, rules
 from elastrain.api.base import ApiModel, NonNegativeInt, PositiveInt, rule_broken
 from elastrain.api.job.embedded import AsDict, PodTemplate
-from elastrain.api.job.fields import MemorySize, Nproc, QualifiedName
-from elastrain.api.settings import CheckpointSpec
+from elastrain.api.job.fields import MemorySize, Nproc, QualifiedName, Shards
+from elastrain.api.settings import ALL, CheckpointSpec
 
 
 class CleanPodPolicy(StrEnum):
@@ -59,11 +59,12 @@ class PreflightSpec(ApiModel):
 class ParallelismSpec(ApiModel):
     """How a model that does not fit one accelerator is spread over ranks."""
 
-    shards: PositiveInt = 1
+    shards: Shards = 1
     """Ranks that hold one copy of the model together, a *group*; the script shards it by
-    `fully_shard(…, mesh=job.mesh)`. 1: each rank holds a whole copy. Must divide `nprocPerNode`, so that a worker is
-    one group or several and the job grows and shrinks by whole groups. Not together with `checkpoint` yet. May only
-    change while ``suspend`` is true."""
+    `fully_shard(…, mesh=job.mesh)`. 1: each rank holds a whole copy. A number must divide `nprocPerNode`, so that a
+    worker is one group or several and the job grows and shrinks by whole groups. `all`: the ranks of all workers hold
+    one copy, which is sharded anew when their number changes. Not together with `checkpoint` yet. May only change while
+    ``suspend`` is true."""
 
 
 class JobSpec(ApiModel):
@@ -159,15 +160,17 @@ class JobSpec(ApiModel):
     def _groups_are_whole(cls, value: ParallelismSpec | None, info: ValidationInfo) -> ParallelismSpec | None:
         if value is None or value.shards == 1:
             return value
+        if info.data.get("checkpoint") is not None:
+            raise rule_broken(rules.SHARDS_WITHOUT_CHECKPOINT.words, value.shards)
+        if value.shards == ALL:
+            return value
         nproc = info.data.get("nproc_per_node", value.shards)  # absent: invalid, which has an error of its own
         if not isinstance(nproc, int) or nproc % value.shards:
             raise rule_broken(rules.SHARDS_FIT.in_words({"nprocPerNode": nproc}), value.shards)
-        if info.data.get("checkpoint") is not None:
-            raise rule_broken(rules.SHARDS_WITHOUT_CHECKPOINT.words, value.shards)
         return value
 
     @property
-    def shards(self) -> int:
+    def shards(self) -> int | Literal["all"]:
         """``parallelism.shards``."""
         return 1 if self.parallelism is None else self.parallelism.shards
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.api.job import CheckpointSpec, ElasticTrainingJob, trainer_container
+from elastrain.api.settings import Shards
 from elastrain.cli.local.devices import cuda_devices
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
@@ -29,7 +30,7 @@ class LocalSpec:
     spares: int
     """Number of warm spares."""
     nproc: int
-    shards: int
+    shards: Shards
     """Ranks that hold one copy of the model together."""
     backoff_limit: int
     command: tuple[str, ...]

@@ -261,8 +261,10 @@ class Communicator:
         return self._channels.connect(self.rank, self._invitations[rank], purpose)
 
     @contextlib.contextmanager
-    def exchange(self, nbytes: int, peers: Collection[int] | None = None) -> Iterator[Mesh]:
-        """This rank's connections to its peers, for one exchange of gradients: ``nbytes`` of them.
+    def exchange(
+        self, nbytes: int, peers: Collection[int] | None = None, kind: Kind = Kind.GRADIENTS
+    ) -> Iterator[Mesh]:
+        """This rank's connections to its peers, for one exchange of ``nbytes``.
 
         ``peers``: as of :meth:`Mesh.announce`. Raises :class:`GenerationBroken`.
         """
@@ -271,7 +273,7 @@ class Communicator:
             if mesh is None or not mesh.begin():
                 raise ConnectionAbortedError("the generation was called off")
             try:
-                mesh.announce(Label(Kind.GRADIENTS, self.step), nbytes, peers)
+                mesh.announce(Label(kind, self.step), nbytes, peers)
                 yield mesh
             finally:
                 mesh.end()

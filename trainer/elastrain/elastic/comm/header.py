@@ -57,9 +57,11 @@ class Kind(IntEnum):
     """A round of ``job.evaluate()``."""
     END = 12
     """After the script."""
+    RESHARD = 13
+    """Moving shards of the state to other ranks (:mod:`elastrain.elastic.reshard`)."""
 
 
-_OUTSIDE_OF_STEPS = (Kind.FORM, Kind.ENTRY, Kind.FAREWELL)
+_OUTSIDE_OF_STEPS = (Kind.FORM, Kind.ENTRY, Kind.FAREWELL, Kind.RESHARD)
 """Sums for which ranks may have committed different numbers of steps."""
 _CALLS = {
     Kind.REDUCE: "job.all_reduce()",
@@ -143,6 +145,7 @@ def _doing(header: Header, *, numbered: bool = False) -> str:
         Kind.END: f"ends its script after step {header.step}",
         **{kind: f"calls {call} after step {header.step}" for kind, call in _CALLS.items()},
         Kind.FAREWELL: "leaves the generation",
+        Kind.RESHARD: f"moves shards of the state ({size})",
         Kind.TRAINED: f"changes the parameters that train, or their groups, before step {step}",
     }.get(header.kind, f"sums {size} of kind {header.kind}")  # type: ignore[call-overload]
     return f"{doing} (sum {header.sequence} of the generation)" if numbered else doing

@@ -32,11 +32,12 @@ class Subgroup:
         gathered = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
         rows = gathered.view(self.size, -1)
         own = rows[self._place].copy_(mine.view(-1))
-        with self._communicator.exchange(own.nbytes, self._peers) as mesh:
-            for peer, place in self._peers.items():
-                mesh.send(peer, own)
-                mesh.receive(peer, rows[place])
-            mesh.run()
+        if self._peers:
+            with self._communicator.exchange(own.nbytes, self._peers) as mesh:
+                for peer, place in self._peers.items():
+                    mesh.send(peer, own)
+                    mesh.receive(peer, rows[place])
+                mesh.run()
         if gathered is not out:
             out.copy_(gathered)
 
@@ -44,12 +45,13 @@ class Subgroup:
         """Fill ``out`` with the sum over the ranks of the part of ``parts`` that has this rank's place."""
         rows = parts.cpu().view(self.size, -1)
         mine = {self._place: rows[self._place]}
-        with self._communicator.exchange(rows[0].nbytes, self._peers) as mesh:
-            for peer, place in self._peers.items():
-                mine[place] = torch.empty_like(rows[place])
-                mesh.send(peer, rows[place])
-                mesh.receive(peer, mine[place])
-            mesh.run()
+        if self._peers:
+            with self._communicator.exchange(rows[0].nbytes, self._peers) as mesh:
+                for peer, place in self._peers.items():
+                    mine[place] = torch.empty_like(rows[place])
+                    mesh.send(peer, rows[place])
+                    mesh.receive(peer, mine[place])
+                mesh.run()
         out.view(-1).copy_(_sum(mine))
 
     def all_reduce(self, tensor: torch.Tensor) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastrain.api.records import Generation
+from elastrain.api.settings import Shards
 from elastrain.data.share import Share
+from elastrain.elastic.reshard.origin import Held, Holdings, Origin
 from elastrain.elastic.state.slices import Holders, Transfer
 
 
@@ -38,10 +40,17 @@ class EntryRow:
     """Exchanges outside of steps since its last committed step (:mod:`elastrain.elastic.membership.calls`)."""
     shard: int = 0
     """The part of the model that it holds."""
+    shards: int = 0
+    """With ``shards: all``: of how many; 0: of none."""
     voted: int = 0
     """As of :class:`elastrain.elastic.membership.ballot.Row`."""
     counted: int = 0
     """The same."""
+
+    @property
+    def holdings(self) -> Holdings:
+        """What it can give, with ``shards: all``."""
+        return Holdings(Held(self.step, self.shards, self.shard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +87,14 @@ class Entry:
     """By rank: as of :attr:`EntryRow.shard`."""
     torn: list[int]
     """Ranks that hold a part of a state of which no rank holds another part: nothing can continue from it."""
+    origin: Origin | None = None
+    """Where the shards come from, with ``shards: all``."""
 
     @classmethod
-    def of(cls, table: Sequence[EntryRow], shards: int = 1) -> Entry:
+    def of(cls, table: Sequence[EntryRow], shards: Shards = 1) -> Entry:
         """``table``: by rank. ``shards``: parts of the model, each of which at least one rank has."""
+        if shards == "all":
+            return cls._of_one_copy(table)
         furthest = newest_whole(table, shards)
         sources = [r for shard in range(shards) for r in _sources(table, shard, furthest)]
         receivers = [r for r, row in enumerate(table) if (r not in sources if furthest < 0 else row.step != furthest)]
@@ -112,6 +125,17 @@ class Entry:
             shards=[row.shard for row in table],
             torn=[r for r, row in enumerate(table) if row.step >= 0 > furthest],
         )
+
+    @classmethod
+    def _of_one_copy(cls, table: Sequence[EntryRow]) -> Entry:
+        """What is not sharded comes from the ranks that can give a shard of the newest whole state."""
+        origin = Origin.of([row.holdings for row in table])
+        rows = [
+            replace(row, step=origin.step if parts else -1, shard=0)
+            for row, parts in zip(table, origin.held, strict=True)
+        ]
+        torn = list(range(len(table))) if origin.lost else []
+        return replace(cls.of(rows), origin=origin, torn=torn)
 
     def transfer(self, rank: int, holders: Callable[[Sequence[int]], Holders]) -> Transfer:
         """How the part of the state travels that ``rank`` holds or needs. ``holders``: as of ``Strategy.holders``."""

@@ -15,14 +15,16 @@ from typing import NoReturn
 
 import structlog
 
-from elastrain.api.messages import Located
+from elastrain.api.messages import Located, Ready
 from elastrain.api.records import Generation
 from elastrain.data.order import Order
+from elastrain.elastic.comm import backend
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.membership.ballot import Ballot
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.membership.entry import Entry, EntryRow
 from elastrain.elastic.membership.session import Session, Withdrawn, close_in_background
+from elastrain.elastic.strategies.strategy import ElasticModule
 
 log = structlog.get_logger(__name__)
 
@@ -107,8 +109,13 @@ class Position:
         """Time has passed since the script began its loop."""
         self._looks = True
 
-    def waits(self) -> None:
-        """The script waits in its loop, and this rank is ready."""
+    def say_ready(self, model: ElasticModule | None, step: int) -> None:
+        """The script waits in its loop: a generation may include this rank. As of :meth:`ElasticModule.offer`."""
+        assert model is not None
+        self._session.use(model.offer(self._session.welcome.settings.backend), model.device)
+        if not self.ready and (unused := backend.unused_accelerator(model.device.type)):
+            log.warning(unused)
+        self._session.send(Ready(store_port=self._session.serve_store(), step=step, loop_end=self.loop_end))
         self.ready = True
         if self._timer is not None:
             self._timer.cancel()

@@ -89,7 +89,8 @@ class Session:
     @property
     def shard(self) -> int:
         """The part of the model that this rank holds: the ranks of a worker form whole groups."""
-        return self._local_rank % self.welcome.settings.shards
+        shards = self.welcome.settings.shards
+        return 0 if shards == "all" else self._local_rank % shards
 
     # -- to the agent ------------------------------------------------------------------------------------------------
     def send(self, message: RankMessage) -> None:
@@ -201,6 +202,13 @@ class Session:
         """The generation that was proposed as ``number``; None if it is unknown or long superseded."""
         with self._changed:
             return self._proposed.get(number)
+
+    def newest_place(self) -> tuple[int, int] | None:
+        """Ranks of the newest known generation, and this rank in it; None if it does not include this rank."""
+        with self._changed:
+            newest = self._newest
+            rank = None if newest is None else self._rank_in(newest)
+            return None if newest is None or rank is None else (newest.world_size, rank)
 
     def expected_world_size(self) -> int:
         """Ranks of the newest known generation; 0 before any."""

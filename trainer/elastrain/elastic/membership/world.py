@@ -11,12 +11,11 @@ from typing import Any
 
 import structlog
 
-from elastrain.api.messages import Broken, Ready, Report
+from elastrain.api.messages import Broken, Report
 from elastrain.api.records import Generation, Rescale
 from elastrain.data.order import Order
 from elastrain.data.share import Place
 from elastrain.elastic.checkpoint import CheckpointKeeper
-from elastrain.elastic.comm import backend
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import Kind, RanksDiverged
 from elastrain.elastic.membership import tracing
@@ -67,7 +66,7 @@ class World:
         self.number = 0  # of the newest generation that was adopted, or given up
         self._agreed: int | None = None
         self._broken_at: float | None = None
-        self._has_state = False
+        self._held = False  # the state, except for shards
         self._traces = tracing.recorder(lambda: self.place.rank)
         self._reporter = Reporter(on_rescale=self._traces)
         self._handover = Handover(tracked, self._tree, self._load)
@@ -84,6 +83,10 @@ class World:
     def receiving(self) -> bool:
         """Whether a part of this rank's state has not arrived yet."""
         return self._handover.receiving
+
+    @property
+    def _has_state(self) -> bool:
+        return self._held
 
     @property
     def joins(self) -> bool:
@@ -105,13 +108,7 @@ class World:
 
     def say_ready(self) -> None:
         """From now on a generation may include this rank. Raises ``ValueError`` as of :meth:`ElasticModule.offer`."""
-        assert self.model is not None
-        self._session.use(self.model.offer(self._session.welcome.settings.backend), self.model.device)
-        if not self.position.ready and (unused := backend.unused_accelerator(self.model.device.type)):
-            log.warning(unused)
-        port, loop_end = self._session.serve_store(), self.position.loop_end
-        self._session.send(Ready(store_port=port, step=self.step, loop_end=loop_end))
-        self.position.waits()
+        self.position.say_ready(self.model, self.step)
 
     def settle(self) -> None:
         """Return in a healthy generation: at once in the steady state, after an agreed switch, or after a loss.
@@ -136,11 +133,13 @@ class World:
 
     def _change(self) -> None:
         """Enter, or stop for, the generation that the ranks have agreed on, or the next one."""
-        if self._agreed is not None:
-            generation, communicator = self._session.take(self._agreed)
+        agreed, self._agreed = self._agreed, None
+        if agreed is not None:
+            generation, communicator = self._session.take(agreed)
+            if not self._hand_over(communicator):
+                return
         else:
             generation, communicator = self.position.next_generation(self.number, joins=self.joins)
-        self._agreed = None
         if communicator is None:
             self.stop_for(generation)
         else:
@@ -253,14 +252,16 @@ class World:
         self._broken_at = communicator.broken_at
         self._session.send(Broken(generation=communicator.generation, step=self.step, error=cause))
         self.number = max(self.number, communicator.generation)
+        if communicator is not self.communicator:
+            close_in_background(communicator)
         self._leave()
 
     def _leave(self) -> None:
-        old, self.communicator = self.communicator, None
         if self.model is not None:
             self.model.detach()
-        if old is not None:
-            close_in_background(old)
+        if self.communicator is not None:
+            close_in_background(self.communicator)
+        self.communicator = None
 
     def stop_for(self, generation: Generation) -> None:
         """Adopt a generation without a place for this rank: keep the state and wait, or be told to exit."""
@@ -274,13 +275,16 @@ class World:
         self._leave()
         self._session.adopt(generation.number, self.step)
 
+    def _hand_over(self, communicator: Communicator | None) -> bool:
+        """All ranks leave the generation in force; None: this one enters no other. False: it broke meanwhile."""
+        return True
+
     def _enter(self, generation: Generation, communicator: Communicator) -> None:
         entered = time.monotonic()
         try:
             entry = self._synchronise(communicator)
         except GenerationBroken as e:
             self.give_up(communicator, e.cause)  # leaves the previous one too: its other ranks may have left it
-            close_in_background(communicator)
             return
         synchronised = time.monotonic()
         self._leave()  # only now: after the exchange above no peer is still receiving the old generation's last step
@@ -294,13 +298,10 @@ class World:
         (self._keeper.forget if self.place.rank else self._keeper.take_over)()
         self._session.adopt(generation.number, self.step, complete=self._has_state)
         times = Times(
-            last_commit=self._broken_at if self._calls.count else self._reporter.last_commit,
-            broken=self._broken_at,
-            heard=self._session.heard_at(generation.number),
-            connected=communicator.connected_at,
-            entered=entered,
-            synchronised=synchronised,
-        )
+            last_commit=self._broken_at if self._calls.count else self._reporter.last_commit, broken=self._broken_at,
+            heard=self._session.heard_at(generation.number), connected=communicator.connected_at,
+            entered=entered, synchronised=synchronised,
+        )  # fmt: skip
         self._broken_at = None
         lost_steps = max(0, entry.reached - self.step)
         self._reporter.entered(Switch(generation, entry.from_size, self.step, lost_steps, times))
@@ -334,7 +335,7 @@ class World:
             self._handover.receive(communicator, transfer, in_portions=entry.in_portions, keep=self._has_state)
         if communicator.broken is not None:
             raise GenerationBroken(communicator.generation, communicator.broken)
-        self._has_state = not self._handover.receiving
+        self._held = not self._handover.receiving
         self._calls.catch_up(communicator, entry)
         return entry
 
@@ -363,14 +364,13 @@ class World:
 
     def _begin_learner_step(self, communicator: Communicator, *, receiving: bool) -> None:
         assert self.model is not None and self.model.learner is not None
-        # No switch before the state is complete.
-        connected = frozenset[int]() if receiving else self._session.connected()
+        connected = frozenset[int]() if receiving else self._session.connected()  # no switch before it is complete
         self.model.learner.begin(communicator, connected, receiving=receiving)
 
     # -- state -------------------------------------------------------------------------------------------------------
     def _note_state(self) -> None:
         if not self._has_state and not self._handover.receiving:
-            self._has_state = True
+            self._held = True
             self._session.adopt(self.number, self.step)
 
     def _cold_start(self, entry: Entry) -> None:

@@ -35,10 +35,11 @@ class Slot:
     """Type of the tensor's device: "cpu", "cuda", …"""
 
 
-def capture(tracked: Mapping[str, Stateful]) -> dict[str, Any]:
+def capture(tracked: Mapping[str, Stateful], *, emptied: bool = False) -> dict[str, Any]:
     """The present state of each object, by name. Tensors are the live ones, not copies; of sharded ones this rank's
-    parts."""
-    return {name: parts.taken(obj.state_dict()) for name, obj in tracked.items()}
+    parts, or with ``emptied`` only their description."""
+    take = parts.emptied if emptied else parts.taken
+    return {name: take(obj.state_dict()) for name, obj in tracked.items()}
 
 
 def restore(tracked: Mapping[str, Stateful], state: dict[str, Any]) -> None:
@@ -52,7 +53,7 @@ def restore(tracked: Mapping[str, Stateful], state: dict[str, Any]) -> None:
     if surplus := sorted(state.keys() - tracked.keys()):
         raise ValueError(f"the saved state has {', '.join(surplus)}, which this script does not track (job.track)")
     for name, obj in tracked.items():
-        obj.load_state_dict(parts.put(state[name], tracked.values()))
+        obj.load_state_dict(parts.put(state[name], obj, tracked.values()))
 
 
 def structure(tree: Any) -> int:

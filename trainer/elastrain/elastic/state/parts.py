@@ -7,12 +7,14 @@ The state moves between ranks that hold the same part, so only the local tensor 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree
+
+from elastrain.elastic.reshard.plan import bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,17 @@ def taken(tree: Any) -> Any:
     return _pytree.tree_map_only(torch.Tensor, _take, tree)
 
 
-def put(tree: Any, objects: Iterable[object]) -> Any:
-    """The reverse of :func:`taken`, for ``objects`` of which a module is sharded."""
+def emptied(tree: Any) -> Any:
+    """As :func:`taken`, with the type of each local tensor in its place: what the tensors hold travels otherwise."""
+    return _pytree.tree_map_only(Part, lambda p: replace(p, local=p.local.dtype), taken(tree), is_leaf=_is_part)
+
+
+def put(tree: Any, home: Any, objects: Iterable[object]) -> Any:
+    """The reverse of :func:`taken` or :func:`emptied`, for ``objects`` of which a module is sharded.
+
+    An emptied part becomes the sharded tensor that ``home``, the object that the tree is for, has in its place; or a
+    new one.
+    """
     if not any(isinstance(leaf, Part) for leaf in _pytree.tree_leaves(tree, is_leaf=_is_part)):
         return tree
     from torch.distributed.tensor import DTensor, Shard
@@ -59,16 +70,24 @@ def put(tree: Any, objects: Iterable[object]) -> Any:
         for p in obj.parameters()
         if isinstance(p, DTensor)
     )
+    own = dict(_pytree.tree_flatten_with_path(home.state_dict())[0])
 
-    def assemble(leaf: Any) -> Any:
+    def assemble(path: tuple[Any, ...], leaf: Any) -> Any:
         if not isinstance(leaf, Part):
             return leaf
-        local = leaf.local.to(mesh.device_type)  # a state that was kept apart arrives on the host
+        if not isinstance(local := leaf.local, torch.Tensor):
+            mine = own.get(path)
+            if isinstance(mine, DTensor) and tuple(mine.shape) == leaf.shape and mine.dtype == local:
+                return mine
+            start, stop = bounds(leaf.shape[leaf.dim], mesh.size(), mesh.get_coordinate()[0])
+            shape = [*leaf.shape[: leaf.dim], stop - start, *leaf.shape[leaf.dim + 1 :]]
+            local = torch.zeros(shape, dtype=local)
+        local = local.to(mesh.device_type)  # a state that was kept apart arrives on the host
         return DTensor.from_local(
             local, mesh, [Shard(leaf.dim)], run_check=False, shape=torch.Size(leaf.shape), stride=leaf.stride
         )
 
-    return _pytree.tree_map(assemble, tree, is_leaf=_is_part)
+    return _pytree.tree_map_with_path(assemble, tree, is_leaf=_is_part)
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

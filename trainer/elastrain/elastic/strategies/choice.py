@@ -1,24 +1,42 @@
-"""Which strategy trains the models of a job."""
+"""Which strategy trains the models of a job, and what holds its state between generations."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
+from elastrain.elastic.checkpoint import CheckpointKeeper
+from elastrain.elastic.membership.session import Session
+from elastrain.elastic.membership.world import World
+from elastrain.elastic.reshard.first import first_placement
+from elastrain.elastic.reshard.world import OneCopyWorld
+from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.strategies.bitwise import Bitwise, make_deterministic
+from elastrain.elastic.strategies.fully_sharded import FullySharded
 from elastrain.elastic.strategies.replicated import Replicated
 from elastrain.elastic.strategies.sharded import Sharded
 from elastrain.elastic.strategies.strategy import Strategy
 
 
-def strategy_for(numerics: Literal["exact", "bitwise"], shards: int, shard: int) -> Strategy:
-    """``shards``: ``spec.parallelism.shards``. ``shard``: of this rank. Raises ``ValueError`` for what does not fit."""
-    if shards > 1 and numerics == "bitwise":
+def strategy_for(numerics: Literal["exact", "bitwise"], session: Session) -> Strategy:
+    """The strategy for the job's settings. Raises ``ValueError`` for what does not fit."""
+    shards = session.welcome.settings.shards
+    if shards != 1 and numerics == "bitwise":
         raise ValueError(
             "elastrain.join(numerics='bitwise'): not with spec.parallelism.shards yet (docs/sharded.md): use 'exact'"
         )
+    if shards == "all":
+        return FullySharded(partial(first_placement, session))
     if shards > 1:
-        return Sharded(shards, shard)
+        return Sharded(shards, session.shard)
     if numerics == "bitwise":
         make_deterministic()
         return Bitwise()
     return Replicated()
+
+
+def world_for(session: Session, strategy: Strategy, tracked: dict[str, Stateful], keeper: CheckpointKeeper) -> World:
+    """The rank's place among the others, for this strategy. ``tracked`` is shared with the job."""
+    if isinstance(strategy, FullySharded):
+        return OneCopyWorld(session, strategy, tracked, keeper)
+    return World(session, strategy, tracked, keeper)

@@ -28,20 +28,20 @@ _OUTSIDE = (
 class ShardedComm:
     """The subgroups of this rank in the generation in force. Lasts as long as the model."""
 
-    def __init__(self, shards: int, in_body: Callable[[], bool]) -> None:
+    def __init__(self, in_body: Callable[[], bool]) -> None:
         """``in_body()``: whether a loop body runs."""
-        self._shards, self._in_body = shards, in_body
+        self._in_body = in_body
         self._communicator: Communicator | None = None
         self._group: Subgroup | None = None
         self._twins: Subgroup | None = None
 
-    def enter(self, communicator: Communicator) -> None:
-        """From now on over ``communicator``, whose ranks form groups of neighbours."""
-        rank, shards = communicator.rank, self._shards
-        first = rank - rank % shards
+    def enter(self, communicator: Communicator, mates: Sequence[int], twins: Sequence[int]) -> None:
+        """From now on over ``communicator``.
+
+        ``mates``: the ranks of this rank's group, by shard. ``twins``: the ranks that hold the same shard.
+        """
         self._communicator = communicator
-        self._group = Subgroup(communicator, range(first, first + shards))
-        self._twins = Subgroup(communicator, range(rank % shards, communicator.world_size, shards))
+        self._group, self._twins = Subgroup(communicator, mates), Subgroup(communicator, twins)
 
     def leave(self) -> None:
         """Over nothing: collectives give zeros."""

@@ -14,7 +14,7 @@ collective after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +28,15 @@ from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.reshard.first import OFFER
 from elastrain.elastic.state.slices import Holders
 from elastrain.elastic.strategies.strategy import ElasticModule
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+Ranks = tuple[Sequence[int], Sequence[int]]
+"""The ranks of a rank's group, and those that hold its shard."""
 _NOT_YET = "is not supported with spec.parallelism.shards yet (docs/sharded.md)"
 
 
@@ -70,8 +73,14 @@ class Sharded:
             )
         if self._model is not None:
             raise ValueError(f"job.wrap(): a second model {_NOT_YET}")
-        self._model = ShardedModule(module, self._mesh, self._shards)
+        self._model = ShardedModule(module, self._mesh, self.ranks)
         return self._model
+
+    def ranks(self, communicator: Communicator) -> Ranks:
+        """Of this rank: its group, whose ranks are neighbours, by shard; and those that hold the same shard."""
+        rank, shards = communicator.rank, self._shards
+        first = rank - rank % shards
+        return range(first, first + shards), range(rank % shards, communicator.world_size, shards)
 
     def whole(self) -> ElasticModule:
         assert self._model is not None
@@ -121,13 +130,14 @@ class Sharded:
 class ShardedModule(ElasticModule):
     """The model whose parameters FSDP has spread over the ranks of a group."""
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh | None, shards: int) -> None:
+    def __init__(self, module: nn.Module, mesh: DeviceMesh | None, ranks: Callable[[Communicator], Ranks]) -> None:
         """Raises ``ValueError`` naming the part of the model that is not sharded over ``mesh``."""
         super().__init__(module)
         _check(module, mesh)
         from elastrain.elastic.strategies.fsdp import ShardedComm, communicate_by
 
-        self._comm = ShardedComm(shards, self._runs_a_body)
+        self._ranks = ranks
+        self._comm = ShardedComm(self._runs_a_body)
         communicate_by(self._comm, module)
         first = next(p for p in module.parameters() if p.requires_grad)
         self._vector = ControlVector(torch.empty((), dtype=first.dtype))  # on the host, like the vote
@@ -135,11 +145,11 @@ class ShardedModule(ElasticModule):
     def offer(self, demanded: Transport) -> Offer:
         if demanded == "nccl":
             raise ValueError(f"ELASTRAIN_BACKEND: nccl {_NOT_YET}; use tcp or auto")
-        return Offer(why="sharded models communicate through the host's memory")
+        return OFFER
 
     def attach(self, communicator: Communicator, *, keep: bool) -> None:
         self.detach()
-        self._comm.enter(communicator)
+        self._comm.enter(communicator, *self._ranks(communicator))
 
     def detach(self) -> None:
         self._comm.leave()

@@ -1,0 +1,89 @@
+"""The state that a generation begins with, if each rank holds one shard of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrain.elastic.membership.entry import Entry, EntryRow
+from elastrain.elastic.reshard.origin import FRESH, Held, Holdings, Origin
+
+NOTHING = Held(FRESH, 0, 0)
+ROW = EntryRow(step=7, size=2, reached=7, saved_step=0, layout=0, structure=5, overlaps=0, in_portions=0)
+
+
+@st.composite
+def held(draw: st.DrawFn, least: int = 0) -> Held:
+    shards = draw(st.integers(1, 3))
+    return Held(draw(st.integers(least, 3)), shards, draw(st.integers(0, shards - 1)))
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> list[Holdings]:
+    rows = st.builds(Holdings, st.one_of(st.just(NOTHING), held(FRESH)), st.lists(held(), max_size=2))
+    return draw(st.lists(rows, min_size=1, max_size=5))
+
+
+@given(tables())
+def test_the_newest_whole_state_is_taken_and_every_shard_of_it_has_a_holder(table: list[Holdings]) -> None:
+    origin = Origin.of(table)
+    if origin.lost:
+        assert not any(origin.held)
+        return
+    assert {shard for parts in origin.held for shard in parts} == set(range(origin.shards))
+    for row, parts in zip(table, origin.held, strict=True):
+        assert set(parts) <= set(row.of(origin.step, origin.shards, snapshot=origin.snapshot))
+    assert sorted(origin.places()) == list(range(len(table)))
+    for row in table:  # one rank that holds a newer state on its own would be taken instead
+        assert all(kept.shards > 1 or kept.step <= origin.step for kept in row.snapshots)
+
+
+@pytest.mark.parametrize(
+    ("table", "step", "shards", "snapshot"),
+    [
+        ([Held(8, 2, 0), Held(8, 2, 1)], 8, 2, False),
+        ([Held(8, 2, 0), Held(8, 2, 1), NOTHING], 8, 2, False),  # a joiner
+        ([Held(8, 2, 0), Held(7, 2, 1)], FRESH, 0, False),  # of different steps
+        ([Held(8, 2, 0), Held(8, 3, 1)], FRESH, 0, False),  # of different placements
+        ([Held(8, 3, 0), Held(8, 3, 1), Held(FRESH, 1, 0)], FRESH, 0, False),  # a fresh state does not replace another
+        ([Held(FRESH, 2, 1), Held(FRESH, 2, 0)], FRESH, 2, False),  # the start
+        ([Held(FRESH, 2, 0), Held(FRESH, 2, 0)], FRESH, 0, False),
+    ],
+)
+def test_the_state_of_live_ranks(table, step, shards, snapshot) -> None:
+    origin = Origin.of([Holdings(live) for live in table])
+    assert (origin.step, origin.shards, origin.snapshot) == (step, shards, snapshot)
+
+
+@pytest.mark.parametrize(
+    ("live", "snapshots", "step", "shards"),
+    [
+        # Of four ranks number 2 is lost. The others have two snapshots each, of which the newer is not complete.
+        ([(9, 4, 0), (9, 4, 1), (9, 4, 3)], [[(8, 4, 0), (4, 4, 0)], [(4, 4, 1)], [(8, 4, 3), (4, 4, 3)]], 4, 4),
+        ([(9, 4, 0), (9, 4, 1), (9, 4, 3)], [[(8, 4, 0), (4, 4, 0)], [(8, 4, 1)], [(8, 4, 3), (4, 4, 3)]], 8, 4),
+        # Two neighbours are lost: the shard of the first one has no holder.
+        ([(9, 4, 0), (9, 4, 3)], [[(8, 4, 0)], [(8, 4, 3)]], FRESH, 0),
+        # Two that are not neighbours.
+        ([(9, 4, 0), (9, 4, 2)], [[(8, 4, 0)], [(8, 4, 2)]], 8, 4),
+    ],
+)
+def test_snapshots_take_the_place_of_a_state_that_is_not_whole(live, snapshots, step, shards) -> None:
+    table = [Holdings(Held(*one), [Held(*kept) for kept in some]) for one, some in zip(live, snapshots, strict=True)]
+    origin = Origin.of(table)
+    assert (origin.step, origin.shards, origin.snapshot) == (step, shards, step != FRESH)
+
+
+def test_joiners_receive_what_is_not_sharded_from_ranks_with_the_state() -> None:
+    table = [replace(ROW, step=-1, shards=2), *(replace(ROW, shards=2, shard=shard) for shard in (1, 0))]
+    entry = Entry.of(table, "all")
+    assert (entry.sources, entry.receivers, entry.torn, entry.cold) == ([1, 2], [0], [], False)
+    assert entry.origin is not None
+    assert entry.origin.places() == [1, 2, 0]
+
+
+def test_all_ranks_start_anew_if_no_whole_state_is_left() -> None:
+    entry = Entry.of([replace(ROW, shards=3, shard=0), replace(ROW, step=-1, shards=1)], "all")
+    assert entry.torn == [0, 1]

@@ -1,0 +1,91 @@
+"""The state that a generation begins with, if each rank holds one shard of it. Pure.
+
+A rank contributes what it holds: its shard of the live state, and snapshots in host memory. Each *snapshot* is of its
+own shard and of its left neighbour's, so that the shard of a lost rank is still with a neighbour. A state is *whole* if
+each of its shards has a holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastrain.elastic.reshard.plan import assign
+
+FRESH = -1
+"""Instead of a step: the state with which the script of a process begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One rank's shard of one state."""
+
+    step: int
+    """Committed steps."""
+    shards: int
+    """Of the placement; 0: it holds nothing."""
+    shard: int
+
+    @property
+    def neighbour(self) -> int:
+        """The shard of the left neighbour, of which a snapshot has a copy."""
+        return (self.shard - 1) % self.shards
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What a rank contributes when ranks meet."""
+
+    live: Held
+    """Of the state that it trains; also of the one with which its script has begun."""
+    snapshots: Sequence[Held] = ()
+    """Those that it can give."""
+
+    def of(self, step: int, shards: int, *, snapshot: bool) -> tuple[int, ...]:
+        """The shards of one state, its own first."""
+        if not snapshot:
+            return (self.live.shard,) if (self.live.step, self.live.shards) == (step, shards) else ()
+        own = [held for held in self.snapshots if (held.step, held.shards) == (step, shards)]
+        return tuple(dict.fromkeys((held.shard, held.neighbour))) if (held := next(iter(own), None)) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the state comes from; the same on all ranks."""
+
+    step: int
+    """Committed steps; :data:`FRESH`: training begins."""
+    shards: int
+    """Of its placement; 0: no whole state is left."""
+    held: tuple[tuple[int, ...], ...]
+    """By rank: the shards that it can give, its own one first. Empty: it receives its state."""
+    snapshot: bool = False
+    """Whether it is a snapshot: committed steps after it are repeated."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether ranks hold state of which no whole is left: none of them can continue."""
+        return not self.shards
+
+    @classmethod
+    def of(cls, table: Sequence[Holdings]) -> Origin:
+        """The newest whole state of ``table``, by rank; the live one rather than a snapshot of the same step.
+
+        Shards of different steps or placements make no whole. A fresh state counts only if no rank holds another.
+        """
+        live = {(row.live.step, row.live.shards, False) for row in table if row.live.shards}
+        kept = {(held.step, held.shards, True) for row in table for held in row.snapshots}
+        states = live | kept
+        if any(step != FRESH for step, _, _ in states):
+            states = {state for state in states if state[0] != FRESH}
+        for step, shards, snapshot in sorted(
+            states, key=lambda state: (state[0], not state[2], state[1]), reverse=True
+        ):
+            held = tuple(row.of(step, shards, snapshot=snapshot) for row in table)
+            if {shard for parts in held for shard in parts} == set(range(shards)):
+                return cls(step, shards, held, snapshot)
+        return cls(FRESH, 0, ((),) * len(table))
+
+    def places(self) -> list[int]:
+        """By rank: its shard in the new placement."""
+        return assign([parts[0] if parts else None for parts in self.held], self.shards)

@@ -1,0 +1,99 @@
+"""A model of which there is one copy over all ranks: ``shards: all``.
+
+It trains as a group does (:mod:`elastrain.elastic.strategies.sharded`), but the number of shards is that of the ranks,
+and changes with it (:mod:`elastrain.elastic.reshard`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.state.capture import Stateful
+from elastrain.elastic.strategies.sharded import Ranks, Sharded
+from elastrain.elastic.strategies.strategy import ElasticModule
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from elastrain.elastic.reshard.move import Change, Source
+
+
+class FullySharded(Sharded):
+    """One group of all ranks."""
+
+    def __init__(self, first: Callable[[torch.device], tuple[int, int]]) -> None:
+        """``first(device)``: number of shards, and this rank's shard, with which the script builds its model."""
+        super().__init__(0, 0)
+        self._first = first
+        self.places: Sequence[int] = ()
+        """By rank of the generation: its shard."""
+
+    @property
+    def placement(self) -> tuple[int, int]:
+        """Number of shards, and this rank's; (0, 0): this rank holds none."""
+        return self._shards, self._shard
+
+    @property
+    def holds(self) -> bool:
+        """Whether this rank has a whole shard."""
+        return self._shards > 0
+
+    def lose(self) -> None:
+        """This rank holds no whole shard any more."""
+        self._shards = self._shard = 0
+
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        """For ``fully_shard``. Raises as of ``first``."""
+        if self._mesh is None:
+            self._shards, self._shard = self._first(device)
+        return super().mesh(device)
+
+    def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
+        model = super().wrap(module, ddp_options)
+        from elastrain.elastic.reshard.remesh import check
+
+        check(module)
+        return model
+
+    def ranks(self, communicator: Communicator) -> Ranks:
+        by_place = sorted(range(communicator.world_size), key=self.places.__getitem__)
+        return by_place, [communicator.rank]
+
+    def move(
+        self, change: Change, communicator: Communicator, tracked: Mapping[str, Stateful], source: Source | None = None
+    ) -> int:
+        """Put the model and its optimizers' state on another placement. Returns the bytes that this rank sent.
+
+        ``source``: of the rows to give; default: the live tensors. Raises ``GenerationBroken``; then this rank has lost
+        its state.
+        """
+        from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+        from elastrain.elastic.reshard import move, remesh
+        from elastrain.elastic.strategies.group_mesh import forget, group_mesh
+
+        assert self._model is not None and self._mesh is not None
+        old, place = self._mesh, change.places[communicator.rank]
+        for module in remesh.fsdp_modules(self._model.module):
+            module.reshard()
+        tensors = remesh.sharded_tensors(tracked)
+        mesh = group_mesh(old.device_type, change.size, place) if place is not None else old
+        info = FSDPMeshInfo(mesh, shard_mesh_dim=0)
+        self.lose()
+        sent = move.carry_out(
+            change,
+            communicator,
+            tensors,
+            source or (lambda number, tensor, shard: tensor.local),
+            lambda tensor, memory: tensor.install(memory, mesh, info),
+        )
+        if place is not None:
+            remesh.finish(self._model.module, info)
+            forget(old)
+            self._mesh, self._shards, self._shard = mesh, change.size, place
+        return sent
