@@ -109,6 +109,14 @@ GangSchedulerName = Annotated[
         "Only for jobs whose template has this schedulerName. Default: volcano, kai-scheduler, or any name.",
     ),
 ]
+Kueue = Annotated[
+    bool,
+    option(
+        "ELASTRAIN_KUEUE",
+        "Kueue decides the size of jobs with the label kueue.x-k8s.io/queue-name. Requires permission to write "
+        "Workloads, and to read queues, flavors and priority classes.",
+    ),
+]
 LeaseFlag = Annotated[
     str,
     option(
@@ -160,6 +168,7 @@ def main(  # noqa: PLR0917 - one parameter per flag; typer calls it by keyword
     capacity_pending: CapacityPending = 0,
     gang_scheduler: GangScheduler = "none",
     gang_scheduler_name: GangSchedulerName = "",
+    kueue: Kueue = False,
     lease: LeaseFlag = "",
     lease_seconds: LeaseSeconds = 10,
     health_port: HealthPort = 8080,

@@ -24,6 +24,8 @@ from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import ApiError, Kube, Writable
 from elastrain_operator.kube.permission import is_allowed
 from elastrain_operator.kube.repeats import answered
+from elastrain_operator.kueue.desk import Desk
+from elastrain_operator.kueue.watch import Watch
 from elastrain_operator.leader.fencing import FencedEtcd
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobSeries
@@ -92,6 +94,7 @@ class App:
         self._executor = Executor(self._kube, self._mirror, config, recorder, self._vault, traces=self._traces())
         undo.push_async_callback(self._loops.stop)
         self._sweeper = Sweeper(self._kube, self._mirror, self._is_served, self._vault)
+        self._desk = self._queues(recorder) if config.kueue else None
         self._watched = Watched(
             self._kube,
             config.namespaces,
@@ -135,6 +138,12 @@ class App:
         traces = Traces(tracer)
         self._started.push_async_callback(asyncio.to_thread, traces.close)
         return traces
+
+    def _queues(self, recorder: Recorder) -> Desk:
+        """Kueue's part of the jobs' loops."""
+        watch = Watch(self._kube, self._config.namespaces, self._loops.wake, self._loops.wake_all)
+        self._run(watch.run(), "Kueue")
+        return Desk(watch, self._kube, recorder.record)
 
     def _run(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         """In a task that ends with the operator."""
@@ -183,6 +192,8 @@ class App:
         await self._loops.forget(job.uid)
         if self._capacity:
             self._capacity.forget(job.uid)
+        if self._desk:
+            self._desk.forget(job.uid)
         self._sweeper.nudge(job)  # last: the loop has ended its writes
 
     def _pod_changed(self, job: JobKeys, pod: Pod, gone: bool) -> None:
@@ -198,7 +209,7 @@ class App:
     # ---- inside ----------------------------------------------------------------------------------------------------
     def _make_loop(self, job: JobRef) -> JobLoop:
         assert self._mirror is not None, "jobs are watched after start"
-        return JobLoop(job, self._executor, self._kube, self._mirror, self._config, self._capacity)
+        return JobLoop(job, self._executor, self._kube, self._mirror, self._config, self._capacity, self._desk)
 
     def _etcd_changed(self, keys: JobKeys | None) -> None:
         if keys is None:

@@ -140,6 +140,8 @@ class OperatorConfig(BaseModel):
     """None: the cluster is not shared out; the desired size of a job without ``replicas`` is then ``maxReplicas``."""
     gang: GangConfig | None = None
     """None: no scheduler is told of gangs."""
+    kueue: bool = False
+    """Jobs with the label ``kueue.x-k8s.io/queue-name`` get their size from Kueue."""
     lease: LeaseName | None = None
     """The leader holds this Lease; None: there is never another replica."""
     lease_seconds: Annotated[int, Field(ge=3, le=60)] = 10

@@ -203,6 +203,10 @@ class PlanContext:
         if self.members is None or self.finishing:
             return Rollout()
         refusal = self.state.refusal
+        if self.observed.seats is not None:
+            refusal = refusal or Refusal(
+                RefusalKind.QUOTA_EXCEEDED, "", self.now, generation=self.observed.job.generation
+            )
         return rollout.rollout(
             Scene(
                 workers=self.workers,

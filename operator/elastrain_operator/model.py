@@ -11,6 +11,7 @@ from typing import Any
 from elastrain.api.job import AcceleratorSeconds, JobStatus
 from elastrain.api.records import Generation, GenerationMember, Member, Progress, Target, Termination
 from elastrain_operator.allocation.model import Amounts, Claims, Share
+from elastrain_operator.kueue.model import Seat
 from elastrain_operator.policy.size.gang import Gang
 
 
@@ -94,6 +95,8 @@ class Pod:
     """Accelerators that it holds; 1 if it requests none."""
     demand: Amounts = ()
     """Its resource requests."""
+    workload: str = ""
+    """Kueue's Workload that it is charged to; empty: none."""
     kept: bool | None = None
     """Whether its annotations keep autoscalers from removing its node; None: it has none."""
 
@@ -240,6 +243,8 @@ class Observed:
     """The job's share from the allocator; None: this operator does not share the cluster out."""
     created: datetime | None = None
     """When the job was created, for its place in the queue; None: unknown."""
+    seats: tuple[Seat, ...] | None = None
+    """A place for each pod that Kueue lets the job create now; None: Kueue does not decide its size."""
     strangers: tuple[Pod, ...] = ()
     """Pods that the job controls and whose ordinals it has never given out: they count as holders of resources only."""
 
@@ -346,6 +351,8 @@ class Plan:
     """To be written to etcd; None: unchanged, or etcd is unknown."""
     create: tuple[int, ...] = ()
     """Ordinals of the pods to create."""
+    seats: tuple[Seat, ...] = ()
+    """Kueue's places of these pods, in their order; empty: the job is not under Kueue."""
     probe: int | None = None
     """Ordinal of a pod that the API server is asked to admit in a dry run; None: there is nothing to ask."""
     stand_by: tuple[int, ...] = ()

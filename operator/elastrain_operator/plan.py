@@ -137,6 +137,8 @@ def _create(context: PlanContext) -> tuple[int, ...]:
     missing = max(context.desired + context.beyond - len(context.workers), 0) or context.rollout.create
     if context.state.refusal:
         missing = min(missing, 1)  # one pod shows whether the API server still refuses
+    if context.observed.seats is not None:
+        missing = min(missing, len(context.observed.seats))
     return workers.ordinals(missing, context.state.unborn, context.observed.pods, context.status.next_ordinal)
 
 
@@ -278,6 +280,7 @@ def _finish_plan(
         create=create,
         # Needed workers come first; beyond the desired number a new worker is a spare.
         stand_by=create[max(context.desired - len(context.workers), 0) :] if create and context.spares else (),
+        seats=(context.observed.seats or ())[: len(create)],
         delete=delete,
         delete_job=delete_job,
         events=published,

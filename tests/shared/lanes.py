@@ -39,6 +39,8 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/operator/test_skew_on_apiserver.py",
         "tests/protocol/operator/test_spares_on_apiserver.py",
     ),
+    # A control plane of its own with Kueue, whose webhooks look at all pods.
+    "kueue": ("tests/protocol/kueue/",),
     # Real ranks, forks of one warm process.
     "training": (
         "tests/training/bench/",

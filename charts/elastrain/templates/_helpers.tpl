@@ -202,6 +202,18 @@ podAntiAffinity:
   resources: [{{ last . }}]
   verbs: [create, patch, delete]
 {{- end }}
+{{- if .Values.kueue.enabled }}
+# The Workloads of each queued job.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [update]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [localqueues]
+  verbs: [list, watch]
+{{- end }}
 {{- if include "elastrain.perJob" . }}
 # Each job's etcd credentials. Write-only: neither `get` nor `patch`, whose response contains the object.
 - apiGroups: [""]

@@ -23,6 +23,7 @@ from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import Kube
 from elastrain_operator.kube.errors import NO_ANSWER, ApiError
 from elastrain_operator.kube.refusals import Refused, is_without_answer, refused
+from elastrain_operator.kueue.render import seated
 from elastrain_operator.model import Deletion, JobEvent, JobRef, LoopState, Plan, Pod, RefusalKind, Severity
 from elastrain_operator.observe import parse
 from elastrain_operator.observe.owner import owner
@@ -201,11 +202,14 @@ class Executor:
             return {first: made}
         made = self._groups.mark(made, job, state) if self._groups else made
         limit, template = asyncio.Semaphore(PARALLEL), version(spec.template)
-        result = await self._create_one(job, made, limit, strict=state.checked != template)
+        result = await self._create_one(job, _seated(made, plan, 0), limit, strict=state.checked != template)
         if not isinstance(result, Pod):
             return {first: result}
         state.checked = template
-        siblings = (manifests.sibling(made, job, n, stands_by=n in plan.stand_by) for n in others)
+        siblings = (
+            _seated(manifests.sibling(made, job, n, stands_by=n in plan.stand_by), plan, place)
+            for place, n in enumerate(others, start=1)
+        )
         more = await asyncio.gather(*(self._create_one(job, manifest, limit, strict=False) for manifest in siblings))
         return {first: result, **dict(zip(others, more, strict=True))}
 
@@ -350,3 +354,8 @@ def _with_nulls(whole: Mapping[str, Any], wire: Mapping[str, Any]) -> dict[str, 
 
 def _name(job: JobRef) -> str:
     return f"{job.namespace}/{job.name}"
+
+
+def _seated(manifest: dict[str, Any], plan: Plan, place: int) -> dict[str, Any]:
+    """The manifest with its place in a Workload of Kueue, if the job has Workloads."""
+    return seated(manifest, plan.seats[place]) if plan.seats else manifest

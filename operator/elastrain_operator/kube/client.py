@@ -191,6 +191,13 @@ class Kube:
                 raise
             await self._call(*second)
 
+    # ---- other APIs ------------------------------------------------------------------------------------------------
+    async def call(
+        self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None, *, content: str = JSON
+    ) -> dict[str, Any]:
+        """A request whose path and body another module knows."""
+        return await self._call(method, path, what, body, content=content)
+
     # ---- disruption budgets, gangs ---------------------------------------------------------------------------------
     async def apply(self, path: str, manifest: Mapping[str, Any]) -> None:
         """Create the object at ``path``, or make its fields equal to ``manifest`` (server-side apply).

@@ -59,6 +59,12 @@ QUEUE_SECONDS = Histogram(
     buckets=(0.05, 0.06, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
     registry=REGISTRY,
 )
+KUEUE_EVICTIONS = Counter(
+    "elastrain_kueue_evictions",
+    "Workloads that Kueue took back. By kind (base: the whole job, extra: one replica) and Kueue's reason.",
+    ["kind", "reason"],
+    registry=REGISTRY,
+)
 LAG_SECONDS = Histogram(
     "elastrain_operator_event_loop_lag_seconds",
     "Delay of the event loop's wake-ups: it adds to every operation while the loop is busy.",

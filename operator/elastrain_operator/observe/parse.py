@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from elastrain.api import manifest, names
 from elastrain.api.job import ConditionType, JobSpec, JobStatus
 from elastrain.api.records import Termination
+from elastrain_operator.kueue.model import WORKLOAD_NOTE
 from elastrain_operator.model import Ending, JobRef, Pod
 from elastrain_operator.observe import resources
 from elastrain_operator.observe.owner import ordinal, owner
@@ -127,6 +128,7 @@ def pod(body: Raw, now: datetime, before: Pod | None = None) -> Pod | None:
         bound=((before.bound if before else None) or now) if is_bound else None,
         accelerators=_accelerators(spec),
         demand=resources.demand(spec),
+        workload=text(mapping(meta.get("annotations")).get(WORKLOAD_NOTE)),
         kept=_KEPT.get(text(mapping(meta.get("annotations")).get(names.SAFE_TO_EVICT))),
     )
 

@@ -89,7 +89,9 @@ class Capacity:
             self.nudge()
 
     def forget(self, uid: str) -> None:
-        """A job is gone."""
+        """A job is gone, or Kueue decides its size."""
+        if uid not in self._claims:
+            return
         for known in (self._claims, self._shares, self._resized, self._speeds):
             known.pop(uid, None)
         self._promises.forget(uid)

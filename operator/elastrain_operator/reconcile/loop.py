@@ -17,6 +17,7 @@ from elastrain_operator import clock, plan
 from elastrain_operator.apply.executor import Executor
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import ApiError, Kube
+from elastrain_operator.kueue.desk import Desk
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobMeter
 from elastrain_operator.model import JobRef, LoopState, Observed, Pod
@@ -60,8 +61,9 @@ class JobLoop:
         mirror: Mirror,
         config: OperatorConfig,
         capacity: Capacity | None = None,
+        kueue: Desk | None = None,
     ) -> None:
-        """``capacity``: None: the cluster is not shared out between jobs."""
+        """``capacity``: None: the cluster is not shared out between jobs. ``kueue``: None: no job queues."""
         self.job = job
         self.meter = JobMeter()
         self._executor = executor
@@ -69,6 +71,7 @@ class JobLoop:
         self._mirror = mirror
         self._config = config
         self._capacity = capacity
+        self._kueue = kueue
         self._wake = asyncio.Event()
         self._woken: float | None = None  # when the first change came that no pass has processed
         self._state = LoopState()
@@ -236,12 +239,16 @@ class JobLoop:
             await self._executor.execute(self.job, None, refusal, state)
             return self._config.resync
         observed = await self._observe(status)
+        turn = self._kueue.decide(body, self.job, spec, status, observed) if self._kueue else None
+        observed = turn.seated(observed) if turn else observed
         state.lost_since = data_loss.since(state.lost_since, status, observed.coordination, clock.now())
         with metrics.PLAN_SECONDS.time():
             decided = plan.plan(spec, status, observed, clock.now(), state, drain_extra=self._config.drain_extra)
         before = state.remember(decided)
         self.meter.saw(self.job, decided.status or status, observed, before, state.usage)
-        if self._capacity and decided.claims:
+        if self._capacity and turn:
+            self._capacity.forget(self.job.uid)  # its pods hold room, and it takes none
+        elif self._capacity and decided.claims:
             self._capacity.claim(self.job.uid, decided.claims)
         await self._executor.execute(self.job, spec, decided, state)
         if (state.refusal is not None and decided.create) or decided.probe is not None:
@@ -249,7 +256,12 @@ class JobLoop:
         elif decided.create:
             self._wake_soon()  # to show them in the status: the watch will report no change of them
         await self._executor.keep_in_etcd(self.job, live=any(not pod.over for pod in observed.pods))
-        return min(decided.requeue_after or self._config.resync, self._config.resync)
+        due = min(decided.requeue_after or self._config.resync, self._config.resync)
+        if self._kueue is None or turn is None:
+            return due
+        if decided.status is not None and decided.status.completion_time:
+            self.wake()  # its Workloads end
+        return min(due, await self._kueue.apply(self.job, spec, turn, due))
 
     async def _leave(self, status: JobStatus) -> None:
         """One pass of a job that is being deleted and that a finalizer holds."""

@@ -1,0 +1,89 @@
+"""Kueue's part of each pass of a job's loop: what it asks, what is decided, what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from elastrain.api.job import JobSpec, JobStatus
+from elastrain_operator import clock
+from elastrain_operator.kube.errors import ApiError
+from elastrain_operator.kueue import parse
+from elastrain_operator.kueue.apply import Calls, Writer
+from elastrain_operator.kueue.decide import decide, governs
+from elastrain_operator.kueue.model import Decision, Holder, Memory, Request, View
+from elastrain_operator.kueue.watch import Watch
+from elastrain_operator.metrics import process as metrics
+from elastrain_operator.model import JobEvent, JobRef, Observed, Severity
+from elastrain_operator.policy.ending import verdict as verdicts
+from elastrain_operator.policy.size import victims
+
+RETRY = 5.0
+"""Seconds until a write that the API server refused is decided again."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One pass of a queued job."""
+
+    request: Request
+    view: View
+    decision: Decision
+
+    def seated(self, observed: Observed) -> Observed:
+        """``observed`` with the size and the places that Kueue gives."""
+        return replace(observed, share=self.decision.share, seats=self.decision.seats)
+
+
+class Desk:
+    """Decides about the queued jobs of one operator."""
+
+    def __init__(self, watch: Watch, kube: Calls, record: Callable[[JobRef, JobEvent], None]) -> None:
+        self._watch, self._writer, self._record = watch, Writer(kube), record
+        self._memory: dict[str, Memory] = {}
+
+    def decide(
+        self, body: Mapping[str, Any], job: JobRef, spec: JobSpec, status: JobStatus, observed: Observed
+    ) -> Turn | None:
+        """The turn of a job; None: Kueue has nothing to do with it."""
+        ended = verdicts.terminal_condition(status)
+        request = parse.request(body, spec, status.desired_replicas or 0, ended.value if ended else "")
+        if not governs(request, self._watch.workloads(job, request.base)):
+            self._memory.pop(job.uid, None)
+            return None
+        pod_class = str((spec.template.get("spec") or {}).get("priorityClassName") or "")
+        view = self._watch.view(job, request, pod_class)
+        order = {p.name: n for n, p in enumerate(victims.order(observed.pods, observed.coordination, None))}
+        holders = [
+            Holder(p.name, p.workload, p.ready and not p.terminating, order.get(p.name, 0))
+            for p in (*observed.pods, *observed.strangers)
+            if not p.over
+        ]
+        decision = decide(request, view, holders, self._memory.get(job.uid, Memory()), clock.now())
+        self._memory[job.uid] = decision.memory
+        for workload in decision.preempted:
+            kind = "extra" if workload.index else "base"
+            metrics.KUEUE_EVICTIONS.labels(kind, workload.evicted).inc()
+            text = f"Kueue evicts Workload {workload.name} ({workload.evicted}): {workload.message}"
+            self._record(job, JobEvent("WorkloadEvicted", text, Severity.WARNING))
+        return Turn(request, view, decision)
+
+    async def apply(self, job: JobRef, spec: JobSpec, turn: Turn, resync: float) -> float:
+        """Write what was decided; returns the seconds until the next pass is due without a change. A refused write is
+        logged and decided again."""
+        writes, again = turn.decision.writes, turn.decision.again
+        try:
+            await self._writer.execute(job, turn.request, turn.view, spec.template, writes)
+        except ApiError as error:
+            log.warning("Workloads not written", job=job.name, namespace=job.namespace, error=str(error))
+            return RETRY
+        return resync if again is None else max((again - clock.now()).total_seconds(), 0.0)
+
+    def forget(self, uid: str) -> None:
+        """A job is gone."""
+        self._memory.pop(uid, None)

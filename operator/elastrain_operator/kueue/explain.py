@@ -1,0 +1,147 @@
+"""Why a queued job is not larger, for people: the queue, Kueue's own words, and what would make it larger. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from elastrain.api.names import headcount
+from elastrain_operator.kueue.model import ALWAYS, CLASS_LABEL, EXTRAS_NOTE, QUEUE_LABEL, Request, View, Workload
+
+
+def unknown(request: Request, problem: str) -> str:
+    """Kueue cannot be read."""
+    return (
+        f"queue {request.queue or 'of the job'}: {problem}; meanwhile running workers continue, and no worker is "
+        "created or drained"
+    )
+
+
+def missing(request: Request) -> str:
+    """The base Workload was deleted while workers run."""
+    return (
+        f"the job's Workload {request.base} is gone: its workers hold no quota, and leave within 30 s unless Kueue was "
+        "uninstalled; the job then queues again"
+    )
+
+
+class Why(NamedTuple):
+    """Reason and message of the condition ``Grown``."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a job has got of what it asks."""
+
+    request: Request
+    view: View
+    base: Workload | None
+    on: Workload | None
+    """The base, if its pods may exist."""
+    size: int
+    """Admitted replicas."""
+    waiting: Sequence[Workload]
+    """Extras in the queue."""
+
+
+def why(has: Standing) -> Why:
+    """Reason and message of the condition ``Grown``."""
+    return _obstacle(has) or (_not_on(has, has.base) if has.base and has.on is None else _on(has))
+
+
+def _obstacle(has: Standing) -> Why | None:
+    """What keeps the job from queueing at all."""
+    request, view, base = has.request, has.view, has.base
+    if not request.queue:
+        return Why(
+            reason="LeavesQueue",
+            message=f"the label {QUEUE_LABEL} was removed: workers leave, then the job runs without Kueue",
+        )
+    if view.queue is None and (base is None or not base.reserved):
+        return Why(
+            reason="QueueMissing",
+            message=f"there is no LocalQueue {request.queue} here; create it, or change the label {QUEUE_LABEL}",
+        )
+    if view.priority is None:
+        return Why(
+            reason="PriorityClassMissing",
+            message=f"there is no WorkloadPriorityClass {request.priority_class} ({CLASS_LABEL})",
+        )
+    if base is None or base.going:
+        text = f"a Workload for {headcount(request.minimum)} (minReplicas) is being created"
+        return Why(reason="Queued", message=f"{_queue(request, view)}: {text}")
+    return None
+
+
+def _on(has: Standing) -> Why:
+    """The minimum is admitted."""
+    request, queue = has.request, has.view.queue
+    name = _queue(request, has.view)
+    if has.size >= request.wanted:
+        return Why(reason="AtMax", message=f"{name} admits {headcount(has.size)}, all that the job asks for")
+    have = f"{name} admits {has.size} of {headcount(request.wanted)}"
+    if has.waiting:
+        said = next((w.message for w in has.waiting if w.message), "")
+        return Why(
+            reason="QuotaExhausted",
+            message=f"{have}; the next one waits: {said}" if said else f"{have}; the next one is queued",
+        )
+    if queue is not None and queue.strict and not request.always_ahead:
+        return Why(
+            reason="QueueIsStrict",
+            message=(
+                f"{have}: in a StrictFIFO ClusterQueue a waiting extra worker would hold up all other jobs; "
+                f"the annotation {EXTRAS_NOTE}: {ALWAYS} asks for it"
+            ),
+        )
+    return Why(reason="ExtrasWait", message=f"{have}; after an eviction the next one is queued later")
+
+
+def _not_on(has: Standing, base: Workload) -> Why:
+    """The base may have no pods."""
+    request, name = has.request, _queue(has.request, has.view)
+    said = f": {base.message}" if base.message else ""
+    if base.evicted and base.reserved:
+        return Why(
+            reason="Evicted",
+            message=f"{name} takes the job's quota back ({base.evicted}){said}; workers save and leave",
+        )
+    if not base.active and not request.suspend:
+        return Why(
+            reason="Deactivated",
+            message=(
+                f"{name}: Workload {base.name} was deactivated{said}; set its spec.active to true, or suspend and "
+                "resume the job"
+            ),
+        )
+    if base.runs:
+        return _not_used(has, base)
+    if base.reserved:
+        return Why(
+            reason="AdmissionCheck", message=f"{name} has reserved quota, and waits for its admission checks{said}"
+        )
+    return Why(reason="Queued", message=f"waits in {name} for {headcount(request.minimum)} (minReplicas){said}")
+
+
+def _queue(request: Request, view: View) -> str:
+    of = f" (ClusterQueue {view.queue.cluster_queue})" if view.queue and view.queue.cluster_queue else ""
+    return f"queue {request.queue}{of}"
+
+
+def _not_used(has: Standing, base: Workload) -> Why:
+    """The base is admitted, and the job cannot use it."""
+    name = _queue(has.request, has.view)
+    unread = [f for f in base.flavors if f not in has.view.flavors]
+    if unread:
+        return Why(
+            reason="FlavorMissing",
+            message=f"{name} admits the job on ResourceFlavor {', '.join(unread)}, which does not exist",
+        )
+    return Why(
+        reason="Moves",
+        message=f"{name}: the job's queue, template or minReplicas has changed; workers leave, and it queues again",
+    )

@@ -1,0 +1,253 @@
+"""Decisions about a queued job's Workloads, and their manifests."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from elastrain_operator.kueue import parse, render
+from elastrain_operator.kueue.apply import changed
+from elastrain_operator.kueue.decide import MISSING_PATIENCE, decide
+from elastrain_operator.kueue.model import (
+    Activate,
+    Change,
+    Create,
+    Decision,
+    Delete,
+    Finish,
+    Flavor,
+    Holder,
+    Memory,
+    Placement,
+    Queue,
+    Ready,
+    Release,
+    Request,
+    Seat,
+    View,
+    Workload,
+)
+from elastrain_operator.model import JobRef
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+JOB = Request("job-1", "lq", minimum=2, wanted=5, shape="s")
+FLAVORS = {"a": Flavor((("pool", "a"),), ({"key": "gpu", "operator": "Exists"},)), "b": Flavor()}
+BASE = Workload(
+    "job-1", "b", 0, "lq", 2, 100, "normal", shape="s", reserved=True, admitted=True, flavors=("a",), ready=True
+)
+PODS = (Holder("p0", "job-1", ready=True), Holder("p1", "job-1", ready=True))
+
+
+def extra(index: int, **fields: object) -> Workload:
+    made = Workload(f"job-1-{index}", f"e{index}", index, "lq", 1, 99, shape="s")
+    return dataclasses.replace(made, **fields)
+
+
+def running(index: int, **fields: object) -> Workload:
+    return extra(index, reserved=True, admitted=True, flavors=("a",), **fields)
+
+
+def decided(
+    *workloads: Workload,
+    pods: tuple[Holder, ...] = PODS,
+    job: Request = JOB,
+    memory: Memory = Memory(),  # noqa: B008 - immutable
+    now: datetime = NOW,
+    **view: object,
+) -> Decision:
+    seen = View(workloads=workloads, queue=Queue("cq"), flavors=FLAVORS, priority=100)
+    return decide(job, dataclasses.replace(seen, **view), pods, memory, now)
+
+
+def test_a_job_without_a_workload_asks_for_its_minimum() -> None:
+    job = dataclasses.replace(JOB, pods=4)
+    made = decided(pods=(), job=job)
+    assert made.writes == (Create("job-1", 0, 8, 100),)
+    assert (made.share.size, made.share.reason) == (0, "Queued")
+
+
+@pytest.mark.parametrize(
+    ("view", "reason"), [({"queue": None}, "QueueMissing"), ({"priority": None}, "PriorityClassMissing")]
+)
+def test_nothing_is_queued_if_queue_or_class_do_not_exist(view: dict[str, object], reason: str) -> None:
+    made = decided(pods=(), **view)
+    assert (made.writes, made.share.reason) == ((), reason)
+
+
+def test_two_extras_wait_at_a_time_below_the_priority_of_the_base() -> None:
+    made = decided(BASE)
+    assert made.writes == (Create("job-1-1", 1, 1, 99), Create("job-1-2", 2, 1, 99))
+    assert decided(BASE, extra(1), extra(2)).writes == ()
+    assert decided(BASE, running(1), extra(2)).writes == (Create("job-1-3", 3, 1, 99),)
+
+
+def test_no_extra_waits_in_a_strict_queue_unless_the_job_asks() -> None:
+    strict = Queue("cq", strict=True)
+    made = decided(BASE, extra(1), queue=strict)
+    assert made.writes == (Delete("job-1-1", "e1"),)
+    assert made.share.reason == "QueueIsStrict"
+    asks = dataclasses.replace(JOB, always_ahead=True)
+    assert len(decided(BASE, queue=strict, job=asks).writes) == 2
+
+
+def test_pods_take_vacant_seats_with_the_placement_of_their_flavor() -> None:
+    made = decided(BASE, running(1), pods=PODS[:1])
+    place = Placement((("pool", "a"),), FLAVORS["a"].tolerations)
+    assert made.seats == (Seat("job-1", place), Seat("job-1-1", place))
+    assert made.share.size == 3
+
+
+def test_an_evicted_extra_gives_its_quota_back_when_its_pod_is_gone() -> None:
+    lost = running(1, evicted="Preempted")
+    pod = Holder("p2", "job-1-1", ready=True)
+    made = decided(BASE, lost, pods=(*PODS, pod))
+    assert (made.share.size, made.share.release, made.writes) == (2, {"p2"}, ())
+    assert made.preempted == (lost,)
+    later = decided(BASE, lost, memory=made.memory)
+    assert later.writes == (Delete("job-1-1", "e1"),)
+    assert later.preempted == ()
+
+
+def test_extras_are_queued_later_and_later_if_kueue_takes_them_back_unready() -> None:
+    memory, waits = Memory(), []
+    for turn in range(4):
+        lost = running(1, evicted="PodsReadyTimeout", uid=f"u{turn}")
+        memory = decided(BASE, lost, memory=memory).memory
+        assert memory.until is not None
+        waits.append((memory.until - NOW).total_seconds())
+        assert not [w for w in decided(BASE, memory=memory).writes if isinstance(w, Create)]
+        assert decided(BASE, memory=memory, now=memory.until).writes
+    assert waits == [10, 20, 40, 80]
+    assert decided(BASE, running(1, ready=True), memory=memory).memory.refused == 0
+
+
+def test_an_evicted_base_holds_its_reservation_until_its_last_pod_is_gone() -> None:
+    lost = dataclasses.replace(BASE, evicted="Preempted", message="preempted to accommodate another")
+    made = decided(lost, running(1), pods=(*PODS, Holder("p2", "job-1-1")))
+    assert (made.share.size, made.share.release, made.writes) == (0, {"p0", "p1", "p2"}, ())
+    assert "preempted to accommodate another" in made.share.message
+    assert decided(lost, running(1), pods=PODS[:1]).writes == (Delete("job-1-1", "e1"),)
+    assert decided(lost, pods=()).writes == (Release("job-1", "b"),)
+
+
+def test_suspend_deactivates_the_base_and_only_that_is_taken_back() -> None:
+    asleep = dataclasses.replace(JOB, suspend=True)
+    assert decided(BASE, job=asleep).writes == (Activate("job-1", "b", active=False),)
+    slept = dataclasses.replace(BASE, active=False, suspended=True, reserved=False, admitted=False, ready=False)
+    assert decided(slept, pods=(), job=asleep).writes == ()
+    assert decided(slept, pods=()).writes == (Activate("job-1", "b", active=True),)
+    by_admin = dataclasses.replace(slept, suspended=False)
+    made = decided(by_admin, pods=())
+    assert (made.writes, made.share.reason) == ((), "Deactivated")
+
+
+def test_a_changed_queue_is_written_before_a_reservation_and_moves_the_job_after_it() -> None:
+    moved = dataclasses.replace(JOB, queue="other")
+    waits = dataclasses.replace(BASE, reserved=False, admitted=False, ready=False)
+    assert decided(waits, pods=(), job=moved).writes == (Change("job-1", "b", queue="other"),)
+    made = decided(BASE, job=moved)
+    assert (made.share.size, made.share.reason, made.writes) == (0, "Moves", ())
+    assert decided(BASE, pods=(), job=moved).writes == (Delete("job-1", "b"),)
+
+
+def test_a_changed_class_changes_base_and_extras() -> None:
+    made = decided(
+        BASE, running(1), extra(2), extra(3), job=dataclasses.replace(JOB, priority_class="high"), priority=1000
+    )
+    assert Change("job-1", "b", priority=1000, priority_class="high") in made.writes
+    assert {w.name for w in made.writes if isinstance(w, Change) and w.priority == 999} == {
+        "job-1-1", "job-1-2", "job-1-3",
+    }  # fmt: skip
+
+
+def test_an_extra_on_another_flavor_is_given_back() -> None:
+    made = decided(BASE, extra(1, reserved=True, admitted=True, flavors=("b",)))
+    assert made.share.size == 2
+    assert Delete("job-1-1", "e1") in made.writes
+
+
+def test_the_extra_whose_pod_leaves_first_is_given_up() -> None:
+    pods = (*PODS, Holder("p2", "job-1-1", leaves_first=0), Holder("p3", "job-1-2", leaves_first=3))
+    made = decided(BASE, running(1), running(2), pods=pods, job=dataclasses.replace(JOB, wanted=3))
+    assert made.share.release == {"p2"}
+
+
+def test_readiness_follows_the_pods() -> None:
+    assert Ready("job-1", "b", ready=False) in decided(BASE, pods=PODS[:1]).writes
+    made = decided(BASE, running(1), pods=(*PODS, Holder("p2", "job-1-1", ready=True)))
+    assert Ready("job-1-1", "e1", ready=True) in made.writes
+
+
+def test_an_ended_job_finishes_its_base_and_deletes_its_extras() -> None:
+    ended = dataclasses.replace(JOB, ended="Succeeded")
+    assert decided(BASE, running(1), job=ended).writes == (Delete("job-1-1", "e1"),)
+    assert decided(BASE, pods=(), job=ended).writes == (Finish("job-1", "b", "Succeeded"),)
+
+
+def test_nothing_starts_or_stops_while_kueue_is_unknown() -> None:
+    made = decided(pods=PODS, job=dataclasses.replace(JOB, size=5), problem="no answer")
+    assert (made.share.size, made.share.release, made.writes, made.seats) == (2, frozenset(), (), ())
+
+
+def test_workers_go_on_for_a_while_without_their_workload_then_leave() -> None:
+    made = decided(job=dataclasses.replace(JOB, size=2))
+    assert (made.share.size, made.share.release, made.writes) == (2, frozenset(), ())
+    later = decided(memory=made.memory, now=NOW + MISSING_PATIENCE)
+    assert (later.share.size, later.share.release) == (0, {"p0", "p1"})
+    assert decided(memory=later.memory, now=NOW + timedelta(seconds=40), pods=()).writes == (
+        Create("job-1", 0, 2, 100),
+    )
+
+
+def test_a_job_without_its_label_gives_everything_back() -> None:
+    left = dataclasses.replace(JOB, queue="")
+    assert decided(BASE, running(1), job=left).share.size == 0
+    assert decided(BASE, running(1), job=left, pods=()).writes == (Delete("job-1", "b"), Delete("job-1-1", "e1"))
+
+
+def test_the_manifest_of_an_extra_asks_for_the_flavor_of_the_base() -> None:
+    template = {
+        "metadata": {"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}},
+        "spec": {
+            "containers": [{"name": "t", "image": "i", "resources": {"limits": {"gpu": 1}}, "env": [{"name": "S"}]}]
+        },
+    }
+    made = render.workload(
+        JobRef("ns", "job", "uid-1"), Create("job-1-1", 1, 4, 99), template, queue="lq", priority_class="high",
+        selector={"pool": "a"}, digest="s",
+    )  # fmt: skip
+    [pods] = made["spec"]["podSets"]
+    assert (pods["count"], pods["topologyRequest"]) == (4, {"required": "rack"})
+    assert pods["template"]["spec"]["nodeSelector"] == {"pool": "a"}
+    assert pods["template"]["spec"]["containers"] == [{"name": "t", "resources": {"limits": {"gpu": 1}}}]
+    assert "priorityClassRef" not in made["spec"]
+    read = parse.workload(made)
+    assert (read.index, read.count, read.priority, read.shape) == (1, 4, 99, "s")
+
+
+def test_a_seated_pod_has_its_placement_and_no_queue_of_its_own() -> None:
+    pod = {
+        "metadata": {"labels": {"a": "b", "kueue.x-k8s.io/queue-name": "lq"}, "annotations": {}},
+        "spec": {"nodeSelector": {"x": "y"}, "containers": []},
+    }
+    place = Placement((("pool", "a"),), ({"key": "gpu"},), (("l", "1"),), (("n", "2"),))
+    made = render.seated(pod, Seat("job-1", place, topology=True))
+    assert made["metadata"]["labels"] == {"a": "b", "l": "1", "kueue.x-k8s.io/podset": "worker"}
+    assert made["metadata"]["annotations"] == {"n": "2", "kueue.x-k8s.io/workload": "job-1"}
+    assert made["spec"]["nodeSelector"] == {"x": "y", "pool": "a"}
+    assert made["spec"]["schedulingGates"] == [{"name": "kueue.x-k8s.io/topology"}]
+    assert "tolerations" not in pod["spec"], "the template's manifest is not changed"
+
+
+@pytest.mark.parametrize(("reason", "again"), [("Preempted", "True"), ("PodsReadyTimeout", "False")])
+def test_a_released_workload_queues_again_at_once_only_after_a_preemption(reason: str, again: str) -> None:
+    evicted = {"type": "Evicted", "status": "True", "reason": reason, "message": "m", "lastTransitionTime": "t"}
+    body = {"metadata": {"generation": 3}, "status": {"admission": {"clusterQueue": "cq"}, "conditions": [evicted]}}
+    status = changed(body, Release("w", "u"), NOW)["status"]
+    found = {c["type"]: c["status"] for c in status["conditions"]}
+    assert "admission" not in status
+    assert found == {
+        "Evicted": "True", "Requeued": again, "QuotaReserved": "False", "Admitted": "False", "PodsReady": "False",
+    }  # fmt: skip
