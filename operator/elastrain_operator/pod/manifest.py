@@ -194,7 +194,9 @@ def _environment(job: JobRef, spec: JobSpec, config: OperatorConfig, grace: floa
         names.ENV_LEASE_TTL: str(config.lease_ttl),
         names.ENV_DRAIN_TIMEOUT: f"{max(grace - _DRAIN_MARGIN, 1.0):g}",
         names.ENV_ETCD_ENDPOINTS: etcd.endpoints,
-        **RankSettings(checkpoint=spec.checkpoint, shards=spec.shards).to_environment(),
+        **RankSettings(
+            checkpoint=spec.checkpoint, shards=spec.shards, max_redone_steps=spec.max_redone_steps
+        ).to_environment(),
     }
     if etcd.user:
         values[names.ENV_ETCD_PASSWORD_FILE] = f"{SECRET_MOUNT}/password"

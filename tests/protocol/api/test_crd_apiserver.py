@@ -241,11 +241,15 @@ def test_server_and_pydantic_agree_on_every_combination_of_small_sizes(apiserver
         ),
         ({"parallelism": {"shards": "all"}}, "parallelism.shards (all) may only change while suspend is true"),
         (
+            {"parallelism": {"maxRedoneSteps": 5}},
+            "parallelism.maxRedoneSteps (5) may only change while suspend is true",
+        ),
+        (
             {"checkpoint": {"path": "/c", "archive": {"path": "s3://b/c"}}},
             "checkpoint.archive.path (s3://b/c) may only change while suspend is true",
         ),
     ],
-    ids=["nproc", "auto", "checkpoint", "shards", "all shards", "archive"],
+    ids=["nproc", "auto", "checkpoint", "shards", "all shards", "redone", "archive"],
 )
 def test_change_is_refused_if_running_workers_would_not_follow(
     apiserver: ApiServer, created: str, change: dict[str, Any], words: str

@@ -13,6 +13,7 @@ import pytest
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.settings import RankSettings
+from elastrain.data.audit import verify
 from elastrain.etcd.server import EtcdServer
 from real_job import Job
 from sharded_model import SCRIPT
@@ -68,9 +69,16 @@ class OneCopyJob(ShardedJob):
     """One copy of the model over all ranks; each worker is one of them."""
 
     nproc = 1
+    max_redone_steps = 4
 
     def settings(self) -> RankSettings:
-        return RankSettings(shards="all")
+        return RankSettings(shards="all", max_redone_steps=self.max_redone_steps)
+
+    def redone(self) -> int:
+        """Steps that were committed more than once; fails the test if a sample was lost or repeated otherwise."""
+        verdict = verify(self.audit)
+        assert verdict.ok, verdict.problems
+        return verdict.redone
 
     def parts(self, *workers: str) -> list[dict]:
         """As :meth:`finish`: what the ranks have saved, by shard."""

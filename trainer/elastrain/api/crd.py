@@ -130,6 +130,9 @@ def _add_spec_rules(spec: Schema) -> None:
             rule.as_validation(".parallelism", "has(self.parallelism) ? string(self.parallelism.shards) : '1'")
             for rule in (rules.SHARDS_FIT, rules.SHARDS_WITHOUT_CHECKPOINT, rules.SHARDS_ARE_FIXED)
         ),
+        rules.MAX_REDONE_STEPS_IS_FIXED.as_validation(
+            ".parallelism", "has(self.parallelism) ? self.parallelism.maxRedoneSteps : 20"
+        ),
         rules.CHECKPOINT_PATH_IS_FIXED.as_validation(
             ".checkpoint", "has(self.checkpoint) ? self.checkpoint.path : 'absent'"
         ),

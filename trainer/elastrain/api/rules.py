@@ -159,6 +159,14 @@ SHARDS_ARE_FIXED = Rule(
     " == (has(oldSelf.parallelism) ? string(oldSelf.parallelism.shards) : '1')",
 )
 
+MAX_REDONE_STEPS_IS_FIXED = Rule(
+    field="parallelism.maxRedoneSteps",
+    words=_ONLY_WHILE_SUSPENDED,
+    cel="self.suspend || oldSelf.suspend || (has(self.parallelism) ? self.parallelism.maxRedoneSteps : 20)"
+    " == (has(oldSelf.parallelism) ? oldSelf.parallelism.maxRedoneSteps : 20)",
+)
+"""Ranks would otherwise copy their shards after different steps."""
+
 CHECKPOINT_PATH_IS_FIXED = Rule(
     field="checkpoint.path",
     words=_ONLY_WHILE_SUSPENDED,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, field_validator
 
 from elastrain.api import names, rules
-from elastrain.api.base import ApiModel, PositiveInt, rule_broken
+from elastrain.api.base import ApiModel, NonNegativeInt, PositiveInt, rule_broken
 
 Transport = Literal["auto", "nccl", "tcp"]
 ALL: Literal["all"] = "all"
@@ -91,6 +91,8 @@ class RankSettings(ApiModel):
     """The transport of gradients that lie on devices."""
     shards: Shards = 1
     """``spec.parallelism.shards``: ranks that hold one copy of the model together."""
+    max_redone_steps: NonNegativeInt = 20
+    """``spec.parallelism.maxRedoneSteps``."""
 
     def to_environment(self) -> dict[str, str]:
         """The variables for a worker's agent."""

@@ -39,7 +39,7 @@ class Voting:
             log.info("the step counts: peers have committed it", step=step.number)
             step.decide(late, generation, intact=True, updatable=True)
             summed = late
-        model.squares = summed.squares
+        model.squares, model.copying = summed.squares, summed.copying
         ballot.count(summed, generation, step.number + 1)
 
     def _missing(self) -> Summed | None:

@@ -65,6 +65,10 @@ class ParallelismSpec(ApiModel):
     worker is one group or several and the job grows and shrinks by whole groups. `all`: the ranks of all workers hold
     one copy, which is sharded anew when their number changes. Not together with `checkpoint` yet. May only change while
     ``suspend`` is true."""
+    max_redone_steps: NonNegativeInt = 20
+    """With `shards: all`: most committed steps that are repeated after a rank is lost. Each rank copies its shard to
+    the memory of a neighbour, in the background and at least twice within so many steps. Less repeats less and copies
+    more. 0: no copies; a lost rank then loses the state. May only change while ``suspend`` is true."""
 
 
 class JobSpec(ApiModel):
@@ -173,6 +177,11 @@ class JobSpec(ApiModel):
     def shards(self) -> int | Literal["all"]:
         """``parallelism.shards``."""
         return 1 if self.parallelism is None else self.parallelism.shards
+
+    @property
+    def max_redone_steps(self) -> int:
+        """``parallelism.maxRedoneSteps``."""
+        return (self.parallelism or ParallelismSpec()).max_redone_steps
 
     @property
     def desired_replicas(self) -> int:

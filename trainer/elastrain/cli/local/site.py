@@ -99,7 +99,10 @@ class Site:
             names.ENV_NPROC: str(self._spec.nproc),
             names.ENV_LEASE_TTL: str(self._lease_ttl),
             **RankSettings(
-                checkpoint=self._spec.checkpoint, audit_dir=str(self.audit_dir), shards=self._spec.shards
+                checkpoint=self._spec.checkpoint,
+                audit_dir=str(self.audit_dir),
+                shards=self._spec.shards,
+                max_redone_steps=self._spec.max_redone_steps,
             ).to_environment(),
             names.ENV_TERMINATION_LOG: str(termination_log),
             ENV_AGENT_LOG: str(self.logs_dir / f"{name}.agent.log"),

@@ -31,6 +31,7 @@ class LocalSpec:
     """Number of warm spares."""
     nproc: int
     shards: Shards
+    max_redone_steps: int
     """Ranks that hold one copy of the model together."""
     backoff_limit: int
     command: tuple[str, ...]
@@ -72,6 +73,7 @@ def local_spec(
         spares=job.spec.warm_spares,
         nproc=_ranks(job.spec.nproc_per_node, environment),
         shards=job.spec.shards,
+        max_redone_steps=job.spec.max_redone_steps,
         backoff_limit=job.spec.backoff_limit,
         command=tuple(words),
         environment=environment,

@@ -32,6 +32,7 @@ class Purpose(IntEnum):
 
     STATE = 0
     SUMS = 1
+    SNAPSHOT = 2
 
 
 class Channels:

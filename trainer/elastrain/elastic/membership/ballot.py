@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from elastrain.elastic.comm.communicator import Communicator
@@ -91,4 +91,4 @@ class Ballot:
         if communicator.rank not in verdict.late:
             return verdict, None
         summed: Summed = pickle.loads(result)  # noqa: S301 - from a rank of the same job
-        return verdict, Summed(summed.sums, (), summed.squares)
+        return verdict, replace(summed, connected=())

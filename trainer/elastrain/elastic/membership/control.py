@@ -51,10 +51,12 @@ class Summed:
     """The proposals that this rank had published."""
     squares: float | None = None
     """Of a sharded model: the sum of the squares of all gradients; travels beside the vector."""
+    copying: int = 0
+    """The same: the number of ranks that had not received all of the newest snapshot when they voted."""
 
-    def with_squares(self, squares: float) -> Summed:
-        """The same vector with the sum of squares that came with it."""
-        return replace(self, squares=squares)
+    def with_votes(self, squares: float, copying: float) -> Summed:
+        """The same vector with the sums that came with it."""
+        return replace(self, squares=squares, copying=round(copying))
 
     def agreed(self, current: int) -> int | None:
         """The newest proposal that every rank of generation ``current`` is connected to, or None."""

@@ -42,6 +42,14 @@ class EntryRow:
     """The part of the model that it holds."""
     shards: int = 0
     """With ``shards: all``: of how many; 0: of none."""
+    first_step: int = -1
+    """The same: committed steps of a snapshot that it has; -1: of none."""
+    first_shards: int = 0
+    first_shard: int = 0
+    second_step: int = -1
+    second_shards: int = 0
+    second_shard: int = 0
+    """Another one."""
     voted: int = 0
     """As of :class:`elastrain.elastic.membership.ballot.Row`."""
     counted: int = 0
@@ -50,7 +58,9 @@ class EntryRow:
     @property
     def holdings(self) -> Holdings:
         """What it can give, with ``shards: all``."""
-        return Holdings(Held(self.step, self.shards, self.shard))
+        first = Held(self.first_step, self.first_shards, self.first_shard)
+        second = Held(self.second_step, self.second_shards, self.second_shard)
+        return Holdings(Held(self.step, self.shards, self.shard), [s for s in (first, second) if s.shards])
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +141,7 @@ class Entry:
         """What is not sharded comes from the ranks that can give a shard of the newest whole state."""
         origin = Origin.of([row.holdings for row in table])
         rows = [
-            replace(row, step=origin.step if parts else -1, shard=0)
+            replace(row, step=origin.step if parts else -1, shard=0, calls=0 if origin.snapshot else row.calls)
             for row, parts in zip(table, origin.held, strict=True)
         ]
         torn = list(range(len(table))) if origin.lost else []

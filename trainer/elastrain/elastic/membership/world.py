@@ -320,10 +320,7 @@ class World:
         another loop.
         """
         entry = self.position.meet(communicator, lambda: self.entry_row(communicator.of))
-        if entry.cold and communicator.rank == 0:
-            self._cold_start(entry)
-            if self.position.has_left(self.step):
-                self.position.give_way(communicator, [0], anew=True)
+        self._begin(entry, communicator)
         transfer = entry.transfer(communicator.rank, self._strategy.holders)
         if communicator.rank in entry.sources and transfer.receivers:
             self._handover.send(communicator, transfer, in_portions=entry.in_portions)
@@ -373,13 +370,16 @@ class World:
             self._held = True
             self._session.adopt(self.number, self.step)
 
-    def _cold_start(self, entry: Entry) -> None:
-        """No rank holds state: continue from the newest checkpoint, or begin with this rank's own state.
+    def _begin(self, entry: Entry, communicator: Communicator) -> None:
+        """If no rank holds state, continue from the newest checkpoint, or begin with this rank's own state.
 
         Raises ``RuntimeError`` if it must do neither (:mod:`elastrain.elastic.checkpoint.cold_start`).
         """
-        torn = self._handover.torn
-        self._keeper.resume(self._load, saved_step=entry.saved_step, reached=entry.reached, torn=torn)
+        if entry.cold and communicator.rank == 0:
+            torn = self._handover.torn
+            self._keeper.resume(self._load, saved_step=entry.saved_step, reached=entry.reached, torn=torn)
+            if self.position.has_left(self.step):
+                self.position.give_way(communicator, [0], anew=True)
 
     def _tree(self) -> dict[str, Any]:
         position = {

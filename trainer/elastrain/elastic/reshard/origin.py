@@ -61,6 +61,8 @@ class Origin:
     """By rank: the shards that it can give, its own one first. Empty: it receives its state."""
     snapshot: bool = False
     """Whether it is a snapshot: committed steps after it are repeated."""
+    kept: tuple[int, int] | None = None
+    """Step and number of shards of the newest whole snapshot."""
 
     @property
     def lost(self) -> bool:
@@ -78,13 +80,12 @@ class Origin:
         states = live | kept
         if any(step != FRESH for step, _, _ in states):
             states = {state for state in states if state[0] != FRESH}
-        for step, shards, snapshot in sorted(
-            states, key=lambda state: (state[0], not state[2], state[1]), reverse=True
-        ):
+        found = cls(FRESH, 0, ((),) * len(table))
+        for step, shards, snapshot in sorted(states, key=lambda s: (s[0], not s[2], s[1])):
             held = tuple(row.of(step, shards, snapshot=snapshot) for row in table)
             if {shard for parts in held for shard in parts} == set(range(shards)):
-                return cls(step, shards, held, snapshot)
-        return cls(FRESH, 0, ((),) * len(table))
+                found = cls(step, shards, held, snapshot, (step, shards) if snapshot else found.kept)
+        return found
 
     def places(self) -> list[int]:
         """By rank: its shard in the new placement."""

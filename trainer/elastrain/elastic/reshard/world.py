@@ -10,16 +10,20 @@ from dataclasses import replace
 from typing import Any
 
 import structlog
+import torch
 
 from elastrain.api.records import Generation
+from elastrain.data.order import Order
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
 from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.membership.entry import Entry, EntryRow
 from elastrain.elastic.membership.session import Session
 from elastrain.elastic.membership.world import World
-from elastrain.elastic.reshard.move import Change
+from elastrain.elastic.reshard.move import Change, Source
 from elastrain.elastic.reshard.origin import Origin
+from elastrain.elastic.reshard.remesh import ShardedTensor, sharded_tensors
+from elastrain.elastic.reshard.snapshots import Snapshots
 from elastrain.elastic.state import capture, digest
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.strategies.fully_sharded import FullySharded
@@ -34,7 +38,43 @@ class OneCopyWorld(World):
         self, session: Session, strategy: FullySharded, tracked: dict[str, Stateful], keeper: CheckpointKeeper
     ) -> None:
         self._shards = strategy
+        self._snapshots = Snapshots(session.welcome.settings.max_redone_steps)
+        self._due = False
+        """Whether all ranks take a snapshot of the step that is being committed."""
+        self._loop_began = 0
+        """Committed steps when the script's present loop began."""
+        strategy.copies = self._snapshots.pending
         super().__init__(session, strategy, tracked, keeper)
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------
+    def begin_loop(self, order: Order, end: int) -> bool:
+        begins = super().begin_loop(order, end)
+        if begins and self.communicator is not None:
+            self._loop_began = self.step  # no rank can use a snapshot of before: its script does not go back
+            self._take()
+            self._snapshots.wait()
+        return begins
+
+    def commit(self, loss: float, agreed: int | None, *, learning: bool = False) -> None:
+        super().commit(loss, agreed, learning=learning)
+        assert self.model is not None
+        self._due = self._snapshots.committed(self.step, self.model.copying) and agreed is None
+
+    def committed(self) -> None:
+        super().committed()
+        if self._due:
+            self._take()
+
+    def complete(self) -> None:
+        super().complete()
+        self._snapshots.wait()  # a rank that ends after the loop would cut it off
+
+    def _take(self) -> None:
+        self._snapshots.take(
+            sharded_tensors(self._tracked), self._tree(), *self._shards.placement, self._reporter.step_seconds
+        )
+
+    # -- changes of generation ---------------------------------------------------------------------------------------
 
     @property
     def _has_state(self) -> bool:
@@ -43,6 +83,7 @@ class OneCopyWorld(World):
     def _hand_over(self, communicator: Communicator | None) -> bool:
         old = self.communicator
         assert old is not None
+        self._snapshots.close()
         try:
             self._give(old, stays=communicator is not None)
         except GenerationBroken as e:
@@ -61,6 +102,20 @@ class OneCopyWorld(World):
         new = dict(zip(stayers, Origin(self.step, shards, held).places(), strict=True))
         self._move(Change([(p,) for p in places], shards, [new.get(r) for r in range(len(staying))]), communicator)
 
+    def _begin(self, entry: Entry, communicator: Communicator) -> None:
+        super()._begin(entry, communicator)
+        origin = entry.origin
+        assert origin is not None
+        if not origin.snapshot:
+            return
+        if origin.step < self._loop_began or self.position.has_left(origin.step):
+            self.position.start_anew(communicator, f"the script has left the loop of step {origin.step}")
+        log.warning("steps are repeated from a snapshot", reached=entry.reached, step=origin.step)
+        if origin.held[communicator.rank]:
+            rescales = self._reporter.rescales
+            self._load(capture.copied(self._snapshots.of(origin.step, origin.shards).rest))
+            self._reporter.rescales = rescales
+
     def _synchronise(self, communicator: Communicator) -> Entry:
         entry = super()._synchronise(communicator)
         origin = entry.origin
@@ -69,22 +124,30 @@ class OneCopyWorld(World):
             self._shards.lose()  # its own is replaced
         places = origin.places()
         change = Change(origin.held, origin.shards, places)
-        if change.changes:
+        if origin.snapshot:
+            self._move(change, communicator, self._from_snapshot(origin))
+        elif change.changes:
             self._move(change, communicator)
         self._shards.places = places
+        self._snapshots.enter(communicator, places, self.step, origin.kept)
+        self._take()
         return entry
 
-    def _move(self, change: Change, communicator: Communicator) -> None:
+    def _from_snapshot(self, origin: Origin) -> Source:
+        def rows(number: int, tensor: ShardedTensor, shard: int) -> torch.Tensor:
+            return self._snapshots.of(origin.step, origin.shards).rows(number, shard)
+
+        return rows
+
+    def _move(self, change: Change, communicator: Communicator, source: Source | None = None) -> None:
         """Raises ``GenerationBroken``; then this rank may have lost its shard."""
         self._check_alike(communicator)
-        sent = self._shards.move(change, communicator, self._tracked)
+        sent = self._shards.move(change, communicator, self._tracked, source)
         log.info(
             "shards moved", generation=communicator.generation, before=change.shards, after=change.size, bytes_sent=sent
         )
 
     def _check_alike(self, communicator: Communicator) -> None:
-        from elastrain.elastic.reshard.remesh import sharded_tensors
-
         described = [(t.name, tuple(t.tensor.shape), t.tensor.dtype) for t in sharded_tensors(self._tracked)]
         numbers = communicator.all_gather_ints([digest.of_value(described)])
         with communicator.guard():
@@ -96,7 +159,10 @@ class OneCopyWorld(World):
 
     def entry_row(self, generation: Generation) -> EntryRow:
         shards, shard = self._shards.placement
-        return replace(super().entry_row(generation), shards=shards, shard=shard)
+        kept: dict[str, int] = {}
+        for name, held in zip(("first", "second"), self._snapshots.held, strict=False):
+            kept |= {f"{name}_step": held.step, f"{name}_shards": held.shards, f"{name}_shard": held.shard}
+        return replace(super().entry_row(generation), shards=shards, shard=shard, **kept)
 
     def _tree(self) -> dict[str, Any]:
         return super()._tree() | {"tracked": capture.capture(self._tracked, emptied=True)}

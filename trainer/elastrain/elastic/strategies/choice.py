@@ -9,7 +9,6 @@ from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.membership.session import Session
 from elastrain.elastic.membership.world import World
 from elastrain.elastic.reshard.first import first_placement
-from elastrain.elastic.reshard.world import OneCopyWorld
 from elastrain.elastic.state.capture import Stateful
 from elastrain.elastic.strategies.bitwise import Bitwise, make_deterministic
 from elastrain.elastic.strategies.fully_sharded import FullySharded
@@ -38,5 +37,7 @@ def strategy_for(numerics: Literal["exact", "bitwise"], session: Session) -> Str
 def world_for(session: Session, strategy: Strategy, tracked: dict[str, Stateful], keeper: CheckpointKeeper) -> World:
     """The rank's place among the others, for this strategy. ``tracked`` is shared with the job."""
     if isinstance(strategy, FullySharded):
+        from elastrain.elastic.reshard.world import OneCopyWorld  # imports FSDP, which would delay every other job
+
         return OneCopyWorld(session, strategy, tracked, keeper)
     return World(session, strategy, tracked, keeper)

@@ -32,6 +32,8 @@ class FullySharded(Sharded):
         self._first = first
         self.places: Sequence[int] = ()
         """By rank of the generation: its shard."""
+        self.copies: Callable[[], bool] = lambda: False
+        """As of :class:`ShardedModule`. Set before :meth:`wrap`."""
 
     @property
     def placement(self) -> tuple[int, int]:
@@ -54,10 +56,12 @@ class FullySharded(Sharded):
         return super().mesh(device)
 
     def wrap(self, module: nn.Module, ddp_options: dict[str, Any]) -> ElasticModule:
-        model = super().wrap(module, ddp_options)
         from elastrain.elastic.reshard.remesh import check
 
+        model = super().wrap(module, ddp_options)
         check(module)
+        assert self._model is not None
+        self._model.copies = self.copies
         return model
 
     def ranks(self, communicator: Communicator) -> Ranks:

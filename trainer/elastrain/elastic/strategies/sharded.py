@@ -130,6 +130,9 @@ class Sharded:
 class ShardedModule(ElasticModule):
     """The model whose parameters FSDP has spread over the ranks of a group."""
 
+    copies: Callable[[], bool] = staticmethod(lambda: False)
+    """Called before a vote: whether this rank has not received all of the newest snapshot. It may wait for it."""
+
     def __init__(self, module: nn.Module, mesh: DeviceMesh | None, ranks: Callable[[Communicator], Ranks]) -> None:
         """Raises ``ValueError`` naming the part of the model that is not sharded over ``mesh``."""
         super().__init__(module)
@@ -157,17 +160,17 @@ class ShardedModule(ElasticModule):
 
     def vote(self, communicator: Communicator, inputs: ControlInputs, loss: torch.Tensor) -> Summed:
         """All gradients are complete on this rank: publish the control vector. Void if the communicator has broken."""
-        local = self._gradients()
-        squares = torch.zeros(1, dtype=torch.float64)
-        for gradient in local:
-            squares += gradient.double().square().sum().cpu()
-        squares /= self._comm.groups  # twins hold the same gradients
+        votes = torch.zeros(2, dtype=torch.float64)
+        for gradient in self._gradients():
+            votes[0] += gradient.double().square().sum().cpu()
+        votes[0] /= self._comm.groups  # twins hold the same gradients
+        votes[1] = float(self.copies())
         self._vector.prepare(inputs, loss)
         control = self._vector.publish_on_host()
         torch.futures.wait_all(
-            communicator.sum_together(squares, control.values, kind=Kind.CONTROL, before=control.add_connected)
+            communicator.sum_together(votes, control.values, kind=Kind.CONTROL, before=control.add_connected)
         )
-        return self._vector.read().with_squares(squares.item())
+        return self._vector.read().with_votes(*votes.tolist())
 
     def scale_gradients(self, factor: float) -> None:
         if factor != 1.0:

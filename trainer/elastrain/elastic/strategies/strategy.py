@@ -40,6 +40,8 @@ class ElasticModule(nn.Module):
     """Whether forward runs through the user's model alone: nothing is summed during backward."""
     squares: float | None = None
     """Sum of the squares of all gradients of the step, where this rank has only a part of them; None: not known."""
+    copying = 0
+    """Ranks that had not received all of the newest snapshot when they voted for the step."""
     learner: Learner | None = None
     """Computes the steps in which this rank is a learner; None if this model cannot have any."""
 

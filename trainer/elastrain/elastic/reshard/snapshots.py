@@ -1,0 +1,257 @@
+"""Copies of this rank's shard, and of its left neighbour's, in host memory: what remains of a rank that is lost.
+
+Every few steps each rank copies its shard, and sends the copy to its right neighbour beside the steps that follow. A
+snapshot *counts* when every rank has both parts; ranks learn it from the sum of the next vote. Two are kept: the
+newest that counts, and the one on its way.
+
+No step is committed that would leave more than ``most`` steps without a snapshot: a rank that waits for its copies
+does not vote before they have come (:meth:`Snapshots.pending`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from elastrain.elastic.comm import channel
+from elastrain.elastic.comm.channel import Purpose
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.reshard.origin import Held
+from elastrain.elastic.reshard.plan import bounds
+from elastrain.elastic.reshard.remesh import ShardedTensor
+from elastrain.elastic.state import capture, digest
+
+PIECE_BYTES = 4 * 2**20
+"""Bytes that are sent at a time."""
+TIME_SHARE = 0.5
+"""Part of the time until the next snapshot over which a copy is sent: it takes no more bandwidth than it needs."""
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """The state of one step, on this rank."""
+
+    held: Held
+    rest: Any
+    """The tree of what is not sharded."""
+    own: list[torch.Tensor]
+    """This rank's rows of each sharded tensor, in their order; on the host."""
+    theirs: list[torch.Tensor]
+    """The left neighbour's."""
+    complete: bool = False
+
+    def rows(self, number: int, shard: int) -> torch.Tensor:
+        """Of a tensor. ``shard``: of this rank, or of its neighbour."""
+        return (self.own if shard == self.held.shard else self.theirs)[number]
+
+
+@dataclass(slots=True)
+class _Ring:
+    """This rank's connections to its neighbours in one generation."""
+
+    communicator: Communicator
+    right: Any
+    left: Any
+    threads: list[threading.Thread] = field(default_factory=list)
+    failed: bool = False
+    closing: bool = False
+    """Whether all ranks leave the generation: connections may end."""
+
+
+class Snapshots:
+    """For the training thread."""
+
+    def __init__(self, most: int) -> None:
+        """``most``: steps that are repeated after a loss; 0: no snapshots."""
+        self._most, self._every = most, max(1, most // 2)
+        self._kept: list[Snapshot] = []
+        self._spare: Snapshot | None = None
+        """One that is no longer needed: its memory is used again."""
+        self._counts = self._taken = self._step = 0
+        """Steps: of the newest that counts, of the newest, and the committed ones."""
+        self._ring: _Ring | None = None
+        self._hurry = threading.Event()
+        """Set while this rank waits for its copies."""
+
+    @property
+    def held(self) -> list[Held]:
+        """Those that are complete on this rank, at most two."""
+        return [snapshot.held for snapshot in self._kept if snapshot.complete]
+
+    def of(self, step: int, shards: int) -> Snapshot:
+        """One of :attr:`held`."""
+        return next(s for s in self._kept if s.complete and (s.held.step, s.held.shards) == (step, shards))
+
+    def enter(
+        self, communicator: Communicator, places: Sequence[int], step: int, counts: tuple[int, int] | None
+    ) -> None:
+        """A generation begins, with ``step`` committed steps. All ranks call it.
+
+        ``counts``: step and shards of the newest snapshot that the ranks have as a whole. Raises ``GenerationBroken``.
+        """
+        self._end()
+        self._kept = [s for s in self._kept if s.complete and (s.held.step, s.held.shards) == counts]
+        self._counts, self._step = counts[0] if counts else step, step
+        if not self._most or communicator.world_size == 1:
+            return
+        by_place = sorted(range(communicator.world_size), key=places.__getitem__)
+        place, size = places[communicator.rank], communicator.world_size
+        right, left = by_place[(place + 1) % size], by_place[place - 1]
+        with communicator.guard():
+            outgoing = communicator.connect(right, Purpose.SNAPSHOT)
+            self._ring = _Ring(communicator, outgoing, communicator.accept([left], Purpose.SNAPSHOT)[left])
+
+    def committed(self, step: int, copying: int) -> bool:
+        """A step was committed; ``copying``: ranks that had not yet received a copy when they voted for it.
+
+        Returns whether a snapshot is due: the same on all ranks.
+        """
+        self._step = step
+        if self._ring is None or copying:
+            return False
+        self._counts = self._taken
+        *older, newest = self._kept
+        self._kept, self._spare = [newest], next(iter(older), self._spare)
+        return step - self._taken >= self._every
+
+    def take(
+        self, tensors: Sequence[ShardedTensor], rest: Any, shards: int, shard: int, step_seconds: float | None
+    ) -> None:
+        """Copy the present state, and begin to send it. ``rest``: the tree without the sharded tensors.
+
+        ``step_seconds``: expected time of a step; None: not known. All ranks of a generation call it after the same
+        steps.
+        """
+        if (ring := self._ring) is None:
+            return
+        self._wait(ring)
+        self._taken, self._hurry = self._step, threading.Event()
+        held = Held(self._step, shards, shard)
+        snapshot = self._room(held, tensors)
+        snapshot.rest = capture.copied(rest, device="cpu")
+        for copy, tensor in zip(snapshot.own, tensors, strict=True):
+            copy.copy_(tensor.local)
+        self._kept = [*self._kept, snapshot]
+        seconds = TIME_SHARE * self._every * (step_seconds or 0.0)
+        tasks = (self._send, (ring, snapshot, seconds)), (self._receive, (ring, snapshot))
+        ring.threads = [threading.Thread(target=f, args=a, name="elastrain-snapshot") for f, a in tasks]
+        for thread in ring.threads:
+            thread.start()
+
+    def pending(self) -> bool:
+        """Whether this rank's copies of the newest snapshot are on their way; called before each vote.
+
+        Waits for them if the step that is voted for would be one too many. Does not raise: a generation that breaks
+        meanwhile is seen by the vote.
+        """
+        if (ring := self._ring) is None:
+            return False
+        if self._step + 1 - self._counts > self._most:
+            self._wait(ring)
+        return any(thread.is_alive() for thread in ring.threads) or ring.failed
+
+    def wait(self) -> None:
+        """Return when the copies have come, or cannot come."""
+        if self._ring is not None:
+            self._wait(self._ring)
+
+    def close(self) -> None:
+        """All ranks leave the generation in force, healthy: what is on its way may end."""
+        if self._ring is not None:
+            self._ring.closing = True
+
+    def _wait(self, ring: _Ring) -> None:
+        self._hurry.set()
+        for thread in ring.threads:
+            thread.join()
+
+    def _end(self) -> None:
+        """The connections belong to a generation that is over: what is on its way ends, and does not count."""
+        if (ring := self._ring) is None:
+            return
+        ring.closing = True
+        ring.communicator.abort("another generation begins")
+        self._wait(ring)
+        self._ring = None
+
+    def _room(self, held: Held, tensors: Sequence[ShardedTensor]) -> Snapshot:
+        """Memory for a snapshot: that of one that is no longer needed, if it fits."""
+        spare, self._spare = self._spare, None
+        own, theirs = _shapes(tensors, held.shards, held.shard), _shapes(tensors, held.shards, held.neighbour)
+        if spare is not None and (_shapes_of(spare.own), _shapes_of(spare.theirs)) == (own, theirs):
+            spare.held, spare.complete = held, False
+            return spare
+        return Snapshot(held, None, [_empty(shape) for shape in own], [_empty(shape) for shape in theirs])
+
+    # -- threads -----------------------------------------------------------------------------------------------------
+    def _send(self, ring: _Ring, snapshot: Snapshot, seconds: float) -> None:
+        with _Errors(ring):
+            hurry, began, sent = self._hurry, time.monotonic(), 0
+            total = sum(copy.nbytes for copy in snapshot.own)
+            ring.right.sendall(snapshot.held.step.to_bytes(8, "big"))
+            sums = []
+            for copy in snapshot.own:
+                data = copy.reshape(-1).view(torch.uint8)
+                for piece in data.split(PIECE_BYTES):
+                    ring.right.sendall(piece.numpy())
+                    sent += len(piece)
+                    if (early := began + seconds * sent / total - time.monotonic()) > 0:
+                        hurry.wait(early)
+                sums.append(digest.of_bytes(data))
+            ring.right.sendall(digest.of_value(sums).to_bytes(8, "big"))
+
+    def _receive(self, ring: _Ring, snapshot: Snapshot) -> None:
+        with _Errors(ring):
+            step = int.from_bytes(channel.receive(ring.left, bytearray(8)), "big")
+            if step != snapshot.held.step:
+                raise RuntimeError(f"a snapshot of step {snapshot.held.step} and one of step {step} meet")
+            sums = []
+            for copy in snapshot.theirs:
+                data = copy.reshape(-1).view(torch.uint8)
+                channel.receive(ring.left, data.numpy())
+                sums.append(digest.of_bytes(data))
+            if digest.of_value(sums) != int.from_bytes(channel.receive(ring.left, bytearray(8)), "big"):
+                raise RuntimeError("a neighbour's snapshot arrived damaged: checksums differ")
+            snapshot.complete = True
+
+
+class _Errors:
+    """What ends a copy also ends the generation, unless that is over already."""
+
+    def __init__(self, ring: _Ring) -> None:
+        self._ring = ring
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> bool:
+        if not isinstance(error, OSError | RuntimeError):
+            return False
+        self._ring.failed = True
+        if not self._ring.closing and self._ring.communicator.over is None:
+            self._ring.communicator.abort(f"a snapshot did not arrive: {error}")
+        return True
+
+
+Shape = tuple[tuple[int, ...], torch.dtype]
+
+
+def _shapes(tensors: Sequence[ShardedTensor], shards: int, shard: int) -> list[Shape]:
+    found = []
+    for tensor in tensors:
+        start, stop = bounds(tensor.rows, shards, shard)
+        found.append(((stop - start, *tensor.tensor.shape[1:]), tensor.tensor.dtype))
+    return found
+
+
+def _shapes_of(tensors: Sequence[torch.Tensor]) -> list[Shape]:
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+
+
+def _empty(shape: Shape) -> torch.Tensor:
+    return torch.empty(shape[0], dtype=shape[1])
