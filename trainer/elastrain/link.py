@@ -42,9 +42,15 @@ class AgentLink:
     """One connection for the life of the rank. Messages arrive in order, on a thread of its own."""
 
     def __init__(
-        self, path: str, local_rank: int, on_message: Callable[[AgentMessage | MessageFailed | None], None]
+        self,
+        path: str,
+        local_rank: int,
+        on_message: Callable[[AgentMessage | MessageFailed | None], None],
+        *,
+        stays: bool = False,
     ) -> None:
-        """Connect and introduce this rank; returns after the agent's welcome (:attr:`welcome`).
+        """Connect and introduce this rank; returns after the agent's welcome (:attr:`welcome`). ``stays``: as of
+        :class:`Hello`.
 
         ``on_message`` is called from the reader thread with every later message, and last with None when the connection
         ends, or with the error that ends the reading. Raises ``ConnectionError`` or ``TimeoutError`` naming the socket.
@@ -55,7 +61,7 @@ class AgentLink:
         self._socket.settimeout(WELCOME_TIMEOUT)
         try:
             self._socket.connect(path)
-            self.send(Hello(local_rank=local_rank, pid=os.getpid()))
+            self.send(Hello(local_rank=local_rank, pid=os.getpid(), stays=stays))
             self._lines = self._socket.makefile("rb")
             first = AGENT_MESSAGE.validate_json(self._lines.readline())
         except TimeoutError as e:

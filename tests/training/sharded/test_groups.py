@@ -28,9 +28,11 @@ def test_a_group_that_lost_a_rank_returns_and_the_other_trains_on_in_its_process
     job.want(2)
     job.start("a", "b")
     first = job.together("a", "b")
-    survivors = job.pids("a")
+    survivors, mates = job.pids("a"), job.pids("b")
     job.order(f"die-in-{where}", ("b", 1))
     job.together("a", "b", after=first)
+    assert job.pids("b")["0"] == mates["0"], "the process of the lost rank's mate changed"
+    assert job.pids("b")["1"] != mates["1"]
     ends = job.finish("a", "b")
     assert_same_model(ends)
     assert job.pids("a") == survivors, "a survivor's process changed"

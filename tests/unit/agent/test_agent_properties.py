@@ -104,8 +104,10 @@ class World:
         for effect in self.core.handle(event, self.now):
             self.history.append(effect)
             if isinstance(effect, StartRanks):
-                assert not self.running, "ranks start only when all earlier ones have been reaped"
-                self.running, self.incarnation = set(range(NPROC)), effect.incarnation
+                starting = set(range(NPROC) if effect.local_ranks is None else effect.local_ranks)
+                assert not self.running & starting, "a rank starts only when the earlier one has been reaped"
+                assert effect.local_ranks or not self.running, "and all of them only when all have been"
+                self.running, self.incarnation = self.running | starting, effect.incarnation
             if isinstance(effect, Reincarnate):
                 self.feed(Registered(next(self.ids)))
             if isinstance(effect, KillRank | PrintStacks):

@@ -119,6 +119,7 @@ class Presence:
             step=record.step,
             broken=record.broken,
             learning=record.learning,
+            holds=record.holds,
             store_port=record.store_port,
             health=record.health,
             health_message=record.health_message,

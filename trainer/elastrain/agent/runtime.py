@@ -244,8 +244,10 @@ class Agent:
                 self._presence.publish(effect)
             case PublishProgress(progress=progress):
                 self._presence.publish_progress(progress)
-            case StartRanks(incarnation=incarnation):
+            case StartRanks(incarnation=incarnation, local_ranks=None):
                 self._start_ranks(incarnation)
+            case StartRanks(local_ranks=[*some]):
+                self._start_again(some)
             case KillRanks(signum=signum, why=why):
                 log.warning("stopping the ranks", signal=signal.Signals(signum).name, why=why)
                 self._supervisor.kill(signum)
@@ -270,3 +272,10 @@ class Agent:
         self._vouch_page.write(self._vouching.vouch)
         self._supervisor.start(self._server.path)
         self._pages.of(self._server.path, self._settings.nproc)
+
+    def _start_again(self, local_ranks: Sequence[int]) -> None:
+        """Start some ranks beside those that run."""
+        assert self._server is not None
+        for local_rank in local_ranks:
+            self._server.forget(local_rank)
+        self._supervisor.start(self._server.path, local_ranks)

@@ -82,6 +82,14 @@ class RankServer:
             earlier.replaced = True
             earlier.hang_up()
 
+    def forget(self, local_rank: int) -> None:
+        """Another process is about to become this rank: nothing of the last one's is heard any more."""
+        with self._lock:
+            earlier = self._connections.pop(local_rank, None)
+        if earlier is not None:
+            earlier.replaced = True
+            earlier.hang_up()
+
     def said(self, event: RankSaid | RankHungUp) -> None:
         self._put(event)
 
@@ -128,7 +136,8 @@ class _Connection:
                         self._server.claim(local_rank, self)
                     if local_rank is None:
                         raise ValueError(f"the first message must be hello, not {message.type}")
-                    self._server.said(RankSaid(self._server.incarnation, local_rank, message))
+                    if not self.replaced:
+                        self._server.said(RankSaid(self._server.incarnation, local_rank, message))
         except (ValidationError, ValueError) as error:
             log.error("invalid message from a rank; disconnecting", local_rank=local_rank, error=str(error))
         except OSError as error:

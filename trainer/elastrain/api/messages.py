@@ -21,6 +21,9 @@ class Hello(Record):
     type: Literal["hello"] = "hello"
     local_rank: int
     pid: int
+    stays: bool = False
+    """Its process can become a rank of a new member (:class:`Welcome` again), and keep its state. Otherwise it starts
+    again with a killed rank of its worker."""
 
 
 class Locate(Record):
@@ -103,8 +106,8 @@ RANK_MESSAGE: TypeAdapter[RankMessage] = TypeAdapter(RankMessage)
 
 # ---- agent -> rank -------------------------------------------------------------------------------------------------
 class Welcome(Record):
-    """Answer to :class:`Hello`, and to all ranks of a worker of which one is :class:`Misplaced` and not ahead: they are
-    of another member now, in no generation, and not ready."""
+    """Answer to :class:`Hello`. Said again to the other ranks of a worker of which one was killed, or is
+    :class:`Misplaced` and not ahead: they are of another member now, in no generation, and not ready."""
 
     type: Literal["welcome"] = "welcome"
     member: str

@@ -124,6 +124,9 @@ class Member(Record):
     ended that generation."""
     learning: bool = False
     """A part of the training state of its ranks has not arrived yet, in the generation that they have adopted."""
+    holds: bool = False
+    """Its ranks hold the whole training state although it has been in no generation: they have kept their processes
+    when another rank of the worker was killed."""
     restarts: int = 0
     """In-place restarts of this worker's ranks."""
     health: str = Health.OK

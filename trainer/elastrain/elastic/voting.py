@@ -54,8 +54,12 @@ class Voting:
         while True:
             try:
                 generation, communicator = position.next_generation(world.number, joins=False)
-            except (ExitRequested, Withdrawn):
+            except ExitRequested:
                 return None  # the end of the loop body meets the same reason
+            except Withdrawn:
+                position.renew()
+                world.say_ready()
+                continue
             if communicator is None:
                 world.stop_for(generation)
                 continue

@@ -155,6 +155,7 @@ class Membership:
                 "generation": 0,
                 "broken": 0,
                 "learning": False,
+                "holds": False,
                 "restarts": old.restarts + 1,
             }
             self._record = Member.model_validate({**fresh, **changes})

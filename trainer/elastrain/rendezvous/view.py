@@ -184,8 +184,9 @@ class View:
         return any(map(self.holds, self.alive.values()))
 
     def holds(self, member: RegisteredMember) -> bool:
-        """Whether the member holds the training state: it has been in a generation, and has received all of it."""
-        return member.id in self._adopted_by and not member.record.learning
+        """Whether the member holds the training state: it has been in a generation, and has received all of it, or it
+        has kept one."""
+        return member.record.holds or (member.id in self._adopted_by and not member.record.learning)
 
     @cached_property
     def keepers(self) -> tuple[RegisteredMember, ...]:
@@ -194,7 +195,7 @@ class View:
         if any(map(self.holds, self.stayers)):
             return ()
         newest = max(self.taken, default=0)
-        holders = (m for m in self.alive.values() if self.holds(m) and self._adopted_by[m.id] == newest)
+        holders = (m for m in self.alive.values() if self.holds(m) and self._adopted_by.get(m.id) == newest)
         return tuple(m for m in holders if self.is_leaving(m))
 
     def adopted_by(self, member: RegisteredMember) -> int:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 STRAGGLER_SECONDS = 60.0
 """Seconds that the other ranks of a worker may continue after one rank's script ended before its loop did."""
+STAND_BY_SECONDS = 600.0
+"""Seconds that the other ranks of a worker keep their processes for a killed one to start and be ready again. Then all
+start again."""
 KILL_SECONDS = 2.0
 """Seconds from SIGTERM to SIGKILL if no state is left to save."""
 
@@ -20,12 +23,14 @@ class Bounds:
     """Set when the first rank was sent :class:`Exit`."""
     stragglers: float | None = None
     """Set while ranks wait for a rank whose script has ended."""
+    stand_by: float | None = None
+    """Set while ranks stand by for one that starts again."""
     kill: float | None = None
     """Set when the ranks received the signal that ends them."""
 
     def first(self) -> float | None:
         """The earliest deadline that applies while ranks train."""
-        return min((b for b in (self.drain, self.exit, self.stragglers) if b is not None), default=None)
+        return min((b for b in (self.drain, self.exit, self.stragglers, self.stand_by) if b is not None), default=None)
 
     def watch_stragglers(self, deserted: bool, now: float) -> None:
         """``deserted``: ranks wait for one that ended without ``Left`` or ``Finished``."""

@@ -128,6 +128,7 @@ class Publish:
     step: int = 0
     broken: int = 0
     learning: bool = False
+    holds: bool = False
     store_port: int = 0
     health: str = Health.OK
     health_message: str = ""
@@ -143,9 +144,11 @@ class PublishProgress:
 
 @dataclass(frozen=True, slots=True)
 class StartRanks:
-    """Start all ranks of the worker."""
+    """Start ranks of the worker."""
 
     incarnation: int
+    local_ranks: tuple[int, ...] | None = None
+    """Only these, beside the others of this incarnation; None: all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import signal
 from collections.abc import Iterator
 from enum import Enum, auto
 
-from elastrain.agent.core import endings
+from elastrain.agent.core import endings, stand_by
 from elastrain.agent.core.abort import report_broken_at
-from elastrain.agent.core.bounds import KILL_SECONDS, Bounds, passed
+from elastrain.agent.core.bounds import KILL_SECONDS, STAND_BY_SECONDS, Bounds, passed
 from elastrain.agent.core.checkup import Checkup, Situation, stragglers
 from elastrain.agent.core.events import (
     Effect,
@@ -54,7 +54,7 @@ class Mode(Enum):
     """Not registered, or etcd not read yet: no rank runs."""
     RUNNING = auto()
     RESTARTING = auto()
-    """A rank was killed; its siblings are being reaped, then all restart as a new member."""
+    """The ranks are being reaped, then all restart as a new member."""
     ENDING = auto()
     """The outcome is known; the ranks are being reaped."""
     ENDED = auto()
@@ -225,6 +225,8 @@ class Core:
             yield from self._rank_failed(failed, now)
         elif self._reaped():
             yield from self._all_ended()
+        elif (why := stand_by.in_vain(self.ranks, self.bounds, now)) and not self.leaving:
+            yield from self._start_anew(why, now)
         elif (late := self._overdue(now)) is not None:
             yield from self._stop(late, signal.SIGTERM, now + KILL_SECONDS, now)
         elif self.leaving and any(not r.ready and not r.exited for r in self.ranks):
@@ -254,13 +256,22 @@ class Core:
                 ending = endings.rank_killed(self.step, exited, place, self.leaving)
             yield from self._stop(ending, signal.SIGKILL, now + KILL_SECONDS, now)
         else:
-            self.restarts.append(now)
+            if not rank.stands_by:  # otherwise it had the same cause as the restart that it stands by for
+                self.restarts.append(now)
             why = rank.hung or f"rank {exited.local_rank} was killed by signal {exited.signal}"
-            yield from self._start_anew(why, now)
+            dead = stand_by.to_start_again(self.ranks)
+            yield from self._start_again(dead, now) if dead else self._start_anew(why, now)
+
+    def _start_again(self, dead: tuple[int, ...], now: float) -> Iterator[Effect]:
+        """The dead ranks start again; the others keep process and state, and stand by as ranks of a new member."""
+        self.places.me, self.bounds.stand_by = None, now + STAND_BY_SECONDS
+        self.ranks = [Rank(r.local_rank) if r.local_rank in dead else r.renewed(stands_by=True) for r in self.ranks]
+        yield Reincarnate()
+        yield StartRanks(self.incarnation, dead)
 
     def _start_anew(self, why: str, now: float) -> Iterator[Effect]:
         """All ranks start again, as a new member."""
-        self.mode, self.places.me = Mode.RESTARTING, None
+        self.mode, self.places.me, self.bounds.stand_by = Mode.RESTARTING, None, None
         yield Reincarnate()
         yield KillRanks(signal.SIGKILL, why)
         if self._reaped():
@@ -352,6 +363,7 @@ class Core:
             step=self.step,
             broken=max(r.broken for r in self.ranks),
             learning=any(r.learning for r in self.ranks),
+            holds=stand_by.hold_all(self.ranks, self.settings.ranks.shards),
             store_port=self.ranks[0].store_port,
             health=self.checkup.health,
             health_message=self.checkup.message,

@@ -27,6 +27,12 @@ class Rank:
     local_rank: int
     joined: bool = False
     """It has sent Hello."""
+    stays: bool = False
+    """As of its ``Hello``."""
+    stands_by: bool = False
+    """It keeps its process while a rank of its worker starts again, and has not been ready since."""
+    holds: bool = False
+    """It has the training state of the last member's generation."""
     pid: int = 0
     """Pid of its Python process, from ``Hello``; a shell around the script has another pid."""
     hung: str = ""
@@ -68,23 +74,34 @@ class Rank:
         """Whether it could enter a generation now."""
         return self.connected and self.ready and self.exited is None
 
-    def renewed(self) -> Rank:
+    @property
+    def can_stay(self) -> bool:
+        """Whether its process can wait for another rank of its worker that starts again. One that has not joined yet
+        receives the new member's id with its first answer."""
+        starts = not self.joined and self.exited is None
+        return starts or (self.stays and self.listens and not self.told_exit)
+
+    def renewed(self, *, stands_by: bool = False) -> Rank:
         """The same process as a rank of a new member, which is in no generation and not ready."""
         return Rank(
-            self.local_rank, joined=self.joined, pid=self.pid, connected=self.connected, step=self.step,
-            ended=self.ended, exited=self.exited,
+            self.local_rank, joined=self.joined, stays=self.stays, stands_by=stands_by,
+            holds=self.holds or (self.adopted > 0 and not self.learning), pid=self.pid, connected=self.connected,
+            step=self.step, ended=self.ended, exited=self.exited,
         )  # fmt: skip
 
     def received(self, message: RankMessage) -> None:
         """Update the state from a message of the rank."""
+        if self.stands_by and isinstance(message, Adopted | Broken):
+            return  # of the generation in which its worker was another member
         match message:
-            case Hello(pid=pid):
+            case Hello(pid=pid, stays=stays):
                 self.joined = self.connected = True
-                self.pid = pid
+                self.pid, self.stays = pid, stays
             case Locate():
                 self.locating = True
             case Ready(store_port=port, step=step, loop_end=loop_end):
                 self.ready, self.store_port, self.step = True, port, max(self.step, step)
+                self.stands_by = False
                 self.loop_end = loop_end
             case Misplaced(why=why, ahead=True):
                 self.misplaced = why

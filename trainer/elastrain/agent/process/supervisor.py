@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,24 +82,25 @@ class Supervisor:
         self._zygote = zygote
         self._wake = wake
         self._children: dict[int, _Child] = {}
-        self._due: Path | None = None
-        """Socket of ranks that are started as soon as the zygote is warm."""
+        self._due: tuple[Path, list[int]] | None = None
+        """Socket, and ranks that are started as soon as the zygote is warm."""
         self._unborn: list[Reaped] = []
         """Ranks that were killed before their start."""
         if isinstance(zygote, Zygote):
             zygote.watch(wake)
 
-    def start(self, socket_path: Path) -> None:
-        """Start all ranks; if the zygote still imports their modules, :meth:`reap` starts them later. A command that
-        cannot be executed ends with 127 and a message."""
-        self._due = socket_path
+    def start(self, socket_path: Path, local_ranks: Iterable[int] | None = None) -> None:
+        """Start these ranks (None: all); if the zygote still imports their modules, :meth:`reap` starts them later. A
+        command that cannot be executed ends with 127 and a message."""
+        waiting = self._due[1] if self._due is not None and self._due[0] == socket_path else []
+        self._due = socket_path, [*waiting, *(range(self._nproc) if local_ranks is None else local_ranks)]
         self._start_due()
 
     def _start_due(self) -> None:
         if self._due is None or (isinstance(self._zygote, Zygote) and self._zygote.refresh() is State.WARMING):
             return
-        socket_path, self._due = self._due, None
-        for local_rank in range(self._nproc):
+        (socket_path, local_ranks), self._due = self._due, None
+        for local_rank in local_ranks:
             environment = rank_environment(self._environment, local_rank, self._nproc, socket_path)
             child = self._fork(local_rank, environment) or self._execute(local_rank, environment)
             child.pump = threading.Thread(target=_pump, args=(child,), name=f"output-{local_rank}", daemon=True)
@@ -153,8 +154,8 @@ class Supervisor:
             if local_rank in (None, child.local_rank):
                 _kill_group(pid, signum)
         if self._due is not None and local_rank is None:
+            self._unborn = [Reaped(n, 0, signum, "") for n in self._due[1]]
             self._due = None
-            self._unborn = [Reaped(n, 0, signum, "") for n in range(self._nproc)]
             self._wake()
 
     def reap(self) -> list[Reaped]:

@@ -125,7 +125,7 @@ class Entry:
             saved_step=max(row.saved_step for row in table),
             same_layout=_same_layout(table),
             loop_end=loop_end,
-            late=[r for r in receivers if table[r].step < 0 and table[r].loop_end < loop_end],
+            late=[r for r in receivers if table[r].loop_end < loop_end],
             misplaced=sorted(
                 [r for r in receivers if table[ahead].calls or (table[r].step < 0 and table[r].loop_end > loop_end)]
                 + [r for r, calls in lacking.items() if calls > 1]

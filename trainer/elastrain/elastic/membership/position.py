@@ -96,7 +96,7 @@ class Position:
         """
         if joins:
             if self._session.withdrawn:
-                self._rejoin()
+                self.renew()
             if self._looks:
                 self._job, self._looks = max(self._job, self._locate()), False
             if end < self._job:
@@ -181,7 +181,8 @@ class Position:
                 communicator.fail(f"ranks {', '.join(map(str, entry.torn))} start anew: a part of the state is lost")
             if entry.misplaced:
                 self._others = communicator.step
-                self.give_way(communicator, entry.misplaced, anew=mine.step >= 0 or mine.loop_end > entry.loop_end)
+                ahead = communicator.rank not in entry.receivers or mine.loop_end > entry.loop_end
+                self.give_way(communicator, entry.misplaced, anew=ahead)
             if not entry.late:
                 return entry
             if communicator.rank in entry.late:
@@ -224,7 +225,8 @@ class Position:
 
         Raises :class:`LoopOver`, and as of :meth:`Session.rejoin`.
         """
-        self._rejoin()
+        if not self.renew():
+            return
         end = time.monotonic() + STAND_BACK_SECONDS
         while (located := self._session.locate()).training and time.monotonic() < end:
             if located.loop_end > self.loop_end:
@@ -233,12 +235,12 @@ class Position:
                 break
             self._session.pause(_LOOK_SECONDS)
 
-    def _rejoin(self) -> None:
-        """This rank is of a new member, which no generation includes."""
+    def renew(self) -> bool:
+        """This rank is of a new member, which no generation includes. Returns whether it has asked for that."""
         if self._entering is not None:
             close_in_background(self._entering[1])
         self._entering, self.ready, self._looks = None, False, True
-        self._session.rejoin()
+        return self._session.rejoin()
 
     def _withdraw(self) -> None:
         self._session.withdraw(f"the code between the script's loops takes longer than {self._seconds:g} s")

@@ -74,15 +74,16 @@ class Session:
         self._located: Located | None = None
         self._lost: AgentLost | MessageFailed | None = None
         """Why the agent's messages have ended."""
-        self._withdrawn = self._renewed = False
-        """Whether this rank has to be ready again as a new member; whether its agent has named that."""
+        self._withdrawn = self._renewed = self._asked = False
+        """Whether this rank has to be ready again as a new member; whether its agent has named that; whether this rank
+        has asked for it, and not its agent because another rank of its worker was killed."""
         self._closed = False
         self._local_rank = local_rank
         self._offer = Offer()
         self._device: torch.device | None = None
         self._meeting_point: MeetingPoint | None = None
         self._vouch = AgentVouch(socket_path)
-        self._link = AgentLink(socket_path, local_rank, self._on_message)
+        self._link = AgentLink(socket_path, local_rank, self._on_message, stays=True)
         self.welcome = self._link.welcome
         self._link.start()
 
@@ -123,18 +124,27 @@ class Session:
         with self._changed:
             if self._withdrawn or self._closed:
                 return
-            self._withdrawn, member = True, self.welcome.member
+            self._withdrawn, self._asked, member = True, True, self.welcome.member
+            if self._current is not None:
+                self._current.abort(why)  # no step of it is under way
             self._forget_proposals(why)
         self._link.send(Misplaced(why=why, ahead=False, member=member))
 
-    def rejoin(self) -> None:
+    @property
+    def outside(self) -> bool:
+        """Whether this rank has been in no generation since its worker is this member."""
+        return not self._adopted
+
+    def rejoin(self) -> bool:
         """Wait until the agent has registered this rank's worker as a new member, which is not ready yet.
 
-        Raises :class:`ExitRequested`, :class:`AgentLost`, and ``TimeoutError`` after :data:`_ANSWER_SECONDS`.
+        Returns whether this rank has asked for it. Raises :class:`ExitRequested`, :class:`AgentLost`, and
+        ``TimeoutError`` after :data:`_ANSWER_SECONDS`.
         """
         self._await(lambda: self._renewed, "registered this worker anew")
         with self._changed:
-            self._withdrawn = self._renewed = False
+            asked, self._withdrawn, self._renewed, self._asked = self._asked, False, False, False
+        return asked
 
     def pause(self, seconds: float) -> None:
         """Wait. Raises :class:`ExitRequested` or :class:`AgentLost`."""
@@ -269,8 +279,8 @@ class Session:
                         self._current = self._connected.pop(g.number)
                         return g, self._current
                     failed = self._failed.get(g.number)
-                if loop_end is not None and self._located is not None and self._located.loop_end > loop_end:
-                    return self._located
+                if loop_end is not None and (located := self._later(loop_end)) is not None:
+                    return located
                 if failed is None:
                     self._changed.wait(1.0)
             if failed is not None and g is not None:
@@ -290,8 +300,7 @@ class Session:
                     self._lost = message or AgentLost("the agent is gone")
                     self._call_off_all(first_line(self._lost))
                 case Welcome():
-                    self._forget_proposals("this worker is registered anew")
-                    self.welcome, self._withdrawn, self._renewed = message, True, True
+                    self._renew(message)
                 case Proposed() | Abort() if self._withdrawn and not self._renewed:
                     pass  # to the member that this rank was
                 case Proposed(generation=g):
@@ -364,6 +373,18 @@ class Session:
             return self._closed or self._lost is not None or newest > g.number or self._proposed.get(g.number) is not g
 
     # -- under the lock ----------------------------------------------------------------------------------------------
+    def _renew(self, welcome: Welcome) -> None:
+        """This rank's worker is another member."""
+        if self._current is not None:
+            self._current.call_off("this worker is registered anew")  # a step may be under way
+        self._forget_proposals("this worker is registered anew")
+        self.welcome, self._withdrawn, self._renewed = welcome, True, True
+
+    def _later(self, loop_end: int) -> Located | None:
+        """The job's position, if it trains in a later loop than that up to ``loop_end``."""
+        located = self._located
+        return located if located is not None and located.training and located.loop_end > loop_end else None
+
     def _rank_in(self, g: Generation) -> int | None:
         member = g.member(self.welcome.member)
         return None if member is None else member.rank_offset + self._local_rank
@@ -374,10 +395,8 @@ class Session:
 
     def _forget_proposals(self, cause: str) -> None:
         """No proposal includes the member that this rank will be."""
-        for communicator in (self._current, *self._connected.values()):
-            if communicator is not None:
-                communicator.abort(cause)  # no step of it is under way
         for communicator in self._connected.values():
+            communicator.abort(cause)
             close_in_background(communicator)
         self._connected, self._proposed, self._newest, self._has_place = {}, {}, None, True
         self._failed, self._aborted, self._adopted = {}, {}, 0

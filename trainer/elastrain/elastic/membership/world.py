@@ -128,7 +128,7 @@ class World:
                 self.position.stand_back()
                 self.say_ready()
             except LoopOver:
-                self.place = Place(0, -1, 1)
+                self.place, self._has_state = Place(0, -1, 1), False  # a state of that loop is of no use any more
                 raise
 
     def _change(self) -> None:
@@ -139,7 +139,8 @@ class World:
             if not self._hand_over(communicator):
                 return
         else:
-            generation, communicator = self.position.next_generation(self.number, joins=self.joins)
+            out = self.joins or self._session.outside
+            generation, communicator = self.position.next_generation(self.number, joins=out)
         if communicator is None:
             self.stop_for(generation)
         else:
