@@ -66,14 +66,22 @@ class Rank:
                 if message.type == "misplaced" and not message.ahead:
                     self.incarnation += 1
                 if message.type == "hello" or (message.type == "misplaced" and not message.ahead):
-                    place = {"member": self.member, "address": "127.0.0.1", "lease_ttl": 5}
-                    settled = {"settings": self._settings, "saved_step": self._saved_step}
-                    self.send(m.Welcome(**place, **settled, step=self.reached))
+                    self._welcome()
                 if message.type == "locate":
                     self.send(self._locate())
                 self.received.append(message)
         except OSError:
             return
+
+    def _welcome(self) -> None:
+        place = {"member": self.member, "address": "127.0.0.1", "lease_ttl": 5}
+        settled = {"settings": self._settings, "saved_step": self._saved_step}
+        self.send(m.Welcome(**place, **settled, step=self.reached))
+
+    def renew(self) -> None:
+        """Another rank of its worker was killed: it is of a new member, and not ready yet."""
+        self.incarnation += 1
+        self._welcome()
 
     @property
     def member(self) -> str:

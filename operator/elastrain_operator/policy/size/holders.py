@@ -30,8 +30,8 @@ def holders(pods: Iterable[Pod], seen: Coordination | None) -> frozenset[str] | 
     placed = newest.members if newest and newest.number == number else seen.earlier(number)
     if not placed:
         return None
-    # By id: a worker whose ranks were restarted has lost the state, and registers as another member.
-    ids = {m.id for m in placed}
+    # By id: a worker of which a rank was restarted registers as another member. Its other ranks may hold the state.
+    ids = {m.id for m in placed} | {m.id for m in seen.members if m.holds}
     live = {p.name for p in pods if not p.ending and not p.over}
     return frozenset(m.worker for m in seen.members if m.id in ids and m.worker in live)
 
