@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from elastrain.agent.core.bounds import STAND_BY_SECONDS, Bounds, passed
 from elastrain.agent.core.rank import Rank
+from elastrain.api.settings import Shards
 
 
 def to_start_again(ranks: Sequence[Rank]) -> tuple[int, ...]:
@@ -29,6 +30,6 @@ def in_vain(ranks: Sequence[Rank], bounds: Bounds, now: float) -> str:
     return ""
 
 
-def hold_all(ranks: Sequence[Rank], shards: int) -> bool:
+def hold_all(ranks: Sequence[Rank], shards: Shards) -> bool:
     """Whether ranks that have kept their processes hold the whole training state, in ``shards`` parts."""
-    return len({r.local_rank % shards for r in ranks if r.holds}) == shards
+    return shards != "all" and len({r.local_rank % shards for r in ranks if r.holds}) == shards

@@ -128,7 +128,7 @@ class World:
                 self.position.stand_back()
                 self.say_ready()
             except LoopOver:
-                self.place, self._has_state = Place(0, -1, 1), False  # a state of that loop is of no use any more
+                self.place, self._held = Place(0, -1, 1), False  # a state of that loop is of no use any more
                 raise
 
     def _change(self) -> None:
@@ -304,8 +304,7 @@ class World:
             entered=entered, synchronised=synchronised,
         )  # fmt: skip
         self._broken_at = None
-        lost_steps = max(0, entry.reached - self.step)
-        self._reporter.entered(Switch(generation, entry.from_size, self.step, lost_steps, times))
+        self._reporter.entered(Switch(generation, entry.from_size, self.step, max(0, entry.reached - self.step), times))
         if self._calls.count:
             self._reporter.resumed(time.monotonic())
         log.info(
