@@ -135,6 +135,10 @@ class Located(Record):
     loop_end: int = 0
     """Committed steps at which the loop ends that they were in last; 0: not known."""
 
+    def is_later(self, loop_end: int) -> bool:
+        """Whether members train in a later loop than that up to ``loop_end``."""
+        return self.training and self.loop_end > loop_end
+
 
 class Proposed(Record):
     """The newest generation. A rank in a healthy generation connects to it in the background and switches when all its

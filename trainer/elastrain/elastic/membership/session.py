@@ -138,8 +138,7 @@ class Session:
     def rejoin(self) -> bool:
         """Wait until the agent has registered this rank's worker as a new member, which is not ready yet.
 
-        Returns whether this rank has asked for it. Raises :class:`ExitRequested`, :class:`AgentLost`, and
-        ``TimeoutError`` after :data:`_ANSWER_SECONDS`.
+        Returns whether this rank has asked for it. Raises as of :meth:`locate`.
         """
         self._await(lambda: self._renewed, "registered this worker anew")
         with self._changed:
@@ -279,8 +278,8 @@ class Session:
                         self._current = self._connected.pop(g.number)
                         return g, self._current
                     failed = self._failed.get(g.number)
-                if loop_end is not None and (located := self._later(loop_end)) is not None:
-                    return located
+                if loop_end is not None and self._located is not None and self._located.is_later(loop_end):
+                    return self._located
                 if failed is None:
                     self._changed.wait(1.0)
             if failed is not None and g is not None:
@@ -379,11 +378,6 @@ class Session:
             self._current.call_off("this worker is registered anew")  # a step may be under way
         self._forget_proposals("this worker is registered anew")
         self.welcome, self._withdrawn, self._renewed = welcome, True, True
-
-    def _later(self, loop_end: int) -> Located | None:
-        """The job's position, if it trains in a later loop than that up to ``loop_end``."""
-        located = self._located
-        return located if located is not None and located.training and located.loop_end > loop_end else None
 
     def _rank_in(self, g: Generation) -> int | None:
         member = g.member(self.welcome.member)
