@@ -36,6 +36,17 @@ def built(version: str = "") -> Path:
     return folder
 
 
+def install_crds(server: ApiServer, version: str = "") -> None:
+    """Kueue's kinds."""
+    crds = str(built(version) / "crds.yaml")
+    for command in (
+        ("apply", "--server-side", "--force-conflicts", "-f", crds),
+        ("wait", "--for=condition=Established", "--timeout=30s", "-f", crds),
+    ):
+        done = server.kubectl(*command)
+        assert done.returncode == 0, done.stderr
+
+
 @contextlib.contextmanager
 def garbage_collector(server: ApiServer, home: Path) -> Iterator[None]:
     """The controller that deletes what a deleted job owns."""
@@ -60,13 +71,6 @@ class Kueue:
         home.mkdir(exist_ok=True)
         self._certificate()
         self._account(rules)
-        self.install_crds()
-
-    def install_crds(self) -> None:
-        """Kueue's kinds."""
-        crds = str(self.folder / "crds.yaml")
-        self._kubectl("apply", "--server-side", "--force-conflicts", "-f", crds)
-        self._kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", crds)
 
     def start(self, *, external: bool = True, gates: str = "", **more: Any) -> None:
         """Start, wait until it answers, install its webhooks. ``external``: it knows our kind; ``more``: of its

@@ -15,6 +15,7 @@ from raw_cluster import Cluster
 VERSION = "kueue.x-k8s.io/v1beta2"
 CLASSES = {"normal": 100, "high": 1000}
 QUEUE_LABEL, CLASS_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+NOW = "2030-01-01T00:00:00Z"
 NOTE = "kueue.x-k8s.io/workload"
 REQUESTS = {"requests": {"cpu": "1"}, "limits": {GPU: "1"}}
 
@@ -83,6 +84,29 @@ class World(Cluster):
         self.call("POST", f"{API}/namespaces/{self.namespace}/localqueues", body)
         return full
 
+    def stop_policy(self, cluster_queue: str, policy: str) -> None:
+        """None, Hold or HoldAndDrain."""
+        self.merge(f"{API}/clusterqueues/{cluster_queue}", {"spec": {"stopPolicy": policy}})
+
+    def check(self, name: str) -> str:
+        """An AdmissionCheck that the test answers; returns its name."""
+        full = f"{name}-{self.namespace}"
+        self.make("admissionchecks", "AdmissionCheck", full, spec={"controllerName": "elastrain.dev/test"})
+        active = {"type": "Active", "status": "True", "reason": "Active", "message": "", "lastTransitionTime": NOW}
+        self.merge(f"{API}/admissionchecks/{full}/status", {"status": {"conditions": [active]}})
+        return full
+
+    def checked(self, job: JobKeys, check: str) -> str:
+        """State of a check of the base."""
+        states = (self.base(job).get("status") or {}).get("admissionChecks", [])
+        return next((str(s["state"]) for s in states if s["name"] == check), "")
+
+    def answer(self, job: JobKeys, check: str, state: str, **more: Any) -> None:
+        """Answer a check of the base."""
+        given = {"name": check, "state": state, "message": f"by the test: {state}", "lastTransitionTime": NOW, **more}
+        path = f"{self.workload_path(self.base_name(job))}/status"
+        self.merge(path, {"status": {"admissionChecks": [given]}})
+
     def plain(self, gpus: int, name: str = "lq", **spec: Any) -> str:
         """One flavor without constraints beyond a label, and one queue."""
         return self.queue(name, {self.flavor(name, {"pool": "a"}): gpus}, **spec)
@@ -111,8 +135,12 @@ class World(Cluster):
     def workload_path(self, name: str) -> str:
         return f"{API}/namespaces/{self.namespace}/workloads/{name}"
 
+    @staticmethod
+    def base_name(job: JobKeys) -> str:
+        return f"{job.job}-{job.uid[:8]}"
+
     def base(self, job: JobKeys) -> dict[str, Any]:
-        return self.call("GET", self.workload_path(f"{job.job}-{job.uid[:8]}"))
+        return self.call("GET", self.workload_path(self.base_name(job)))
 
     def charged(self, job: JobKeys) -> dict[str, list[str]]:
         """Workload → the job's pods that hold resources for it."""

@@ -15,7 +15,7 @@ from control_plane import ApiServer, control_plane
 from elastrain.api.keys import JobKeys
 from elastrain.etcd import EtcdClient
 from elastrain.etcd.server import EtcdServer
-from kueue_server import ACCOUNT, Kueue, built, garbage_collector
+from kueue_server import ACCOUNT, Kueue, built, garbage_collector, install_crds
 from kueue_world import World
 from operator_process import OperatorProcess
 from played import Played
@@ -30,8 +30,10 @@ def kueue_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]
     """etcd, API server and garbage collector, for Kueue's tests alone: its webhooks look at all pods."""
     built()
     home = tmp_path_factory.mktemp("kueue-plane")
-    with control_plane(home) as server, garbage_collector(server, home):
-        yield server
+    with control_plane(home) as server:
+        install_crds(server)  # first: a garbage collector looks for new kinds every 30 s
+        with garbage_collector(server, home):
+            yield server
 
 
 @pytest.fixture(scope="session")

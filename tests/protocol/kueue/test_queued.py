@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kueue_world import true
+from kueue_world import template, true
 
 
 def test_no_pod_exists_before_admission_and_pods_carry_selector_and_tolerations(world, play, eventually):
@@ -43,3 +43,154 @@ def test_a_second_minimum_costs_only_extras_and_survivors_stay(world, play, even
     for pod in [n for n in world.pods() if n.startswith("second")]:
         world.drop(f"{world.pods_path}/{pod}")
     eventually(lambda: world.training(first) == 8, 60, "the first job grows back")
+
+
+def test_borrowed_extras_are_reclaimed_and_the_base_stays(world, play, eventually):
+    """Two teams of a cohort, 4 GPUs each."""
+    reclaim = {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Any"}
+    flavor = world.flavor("shared", {"pool": "a"})
+    for team in ("ours", "theirs"):
+        world.queue(team, {flavor: 4}, cohortName=world.namespace, preemption=reclaim)
+    borrower = world.submit("borrower", 2, 8, queue="ours", priority="high")
+    play(borrower)
+    eventually(lambda: world.training(borrower) == 8, 40, "the job has borrowed the other team's idle quota")
+    owner = world.submit("owner", 4, 4, queue="theirs")
+    play(owner)
+    eventually(lambda: world.training(owner) == 4, 40, "the owner of the quota has it back")
+    eventually(lambda: world.training(borrower) == 4, 30, "the borrower keeps its own")
+    assert true(world.base(borrower), "Admitted")
+    assert world.holding() <= 8
+
+
+def test_reservation_of_a_preempted_base_lasts_until_its_last_pod_is_gone(world, play, eventually):
+    world.plain(4)
+    low = world.submit("low", 3, 3)
+    player = play(low)
+    eventually(lambda: world.training(low) == 3, 30, "the first job trains")
+    with player.paused():
+        high = world.submit("high", 3, 3, priority="high")
+        eventually(lambda: true(world.base(low), "Evicted"), 30, "Kueue evicts its base")
+        eventually(lambda: world.condition("low", "Grown").get("reason") == "Evicted", 30, "the job says so")
+        assert "admission" in world.base(low)["status"]
+        assert not true(world.base(high), "Admitted")
+    play(high)
+    eventually(lambda: world.training(high) == 3, 40, "the other job trains")
+    assert world.holding() <= 4
+    assert ("WorkloadEvicted", True) in {(r, "Preempted" in m) for r, m in world.events("low")}
+    world.merge(world.job_path("high"), {"spec": {"suspend": True}})
+    eventually(lambda: world.training(low) == 3, 40, "the first job is admitted again")
+
+
+def test_updates_of_an_admission_check_are_on_each_pod_and_its_refusals_are_followed(world, play, eventually):
+    check = world.check("capacity")
+    world.plain(4, admissionChecksStrategy={"admissionChecks": [{"name": check}]})
+    job = world.submit("checked", 1, 1)
+    play(job)
+    eventually(
+        lambda: world.condition("checked", "Grown").get("reason") == "AdmissionCheck", 30, "it waits for the check"
+    )
+    world.answer(job, check, "Retry")
+    eventually(lambda: world.checked(job, check) == "Pending" and not world.pods(), 30, "the check is asked again")
+    update = {
+        "name": "worker",
+        "nodeSelector": {"claimed": "yes"},
+        "labels": {"from": "check"},
+        "annotations": {"autoscaling.x-k8s.io/consume-provisioning-request": "pr-1"},
+        "tolerations": [{"key": "claimed", "operator": "Exists"}],
+    }
+    eventually(lambda: true(world.base(job), "QuotaReserved"), 30, "quota is reserved again")
+    world.answer(job, check, "Ready", podSetUpdates=[update])
+    eventually(lambda: world.training(job) == 1, 30, "it trains")
+    [pod] = world.pods().values()
+    assert pod["spec"]["nodeSelector"] == {"claimed": "yes", "pool": "a"}
+    assert pod["metadata"]["labels"]["from"] == "check"
+    assert update["annotations"].items() <= pod["metadata"]["annotations"].items()
+    assert update["tolerations"][0] in pod["spec"]["tolerations"]
+    world.answer(job, check, "Rejected", podSetUpdates=[update])
+    eventually(lambda: not world.holding() and not world.reserved(), 30, "a rejected job gives its quota back")
+    eventually(lambda: world.condition("checked", "Grown").get("reason") == "Deactivated", 30, "and says why it waits")
+
+
+def test_a_job_follows_stops_of_its_workload_and_its_queue(world, play, eventually):
+    queue = world.plain(4)
+    job = world.submit("stopped", 2, 2)
+    play(job)
+    path = world.workload_path(world.base_name(job))
+
+    def trains(what):
+        eventually(lambda: world.training(job) == 2 and true(world.base(job), "Admitted"), 40, what)
+
+    def is_released():
+        return not world.holding() and "admission" not in world.base(job)["status"]
+
+    trains("it trains")
+    world.merge(path, {"spec": {"active": False}})
+    eventually(is_released, 30, "a deactivated job gives its quota back")
+    eventually(lambda: world.condition("stopped", "Grown").get("reason") == "Deactivated", 30, "it says so")
+    world.merge(path, {"spec": {"active": True}})
+    trains("an activated job trains again")
+    world.patch_job("stopped", suspend=True)
+    eventually(is_released, 30, "a suspended job gives its quota back")
+    assert world.base(job)["spec"]["active"] is False
+    world.patch_job("stopped", suspend=False)
+    trains("a resumed job trains again")
+    world.stop_policy(queue, "HoldAndDrain")
+    eventually(is_released, 30, "a drained queue has its quota back")
+    world.stop_policy(queue, "None")
+    trains("it trains again")
+    world.drop(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{world.namespace}/localqueues/lq")
+    world.patch_job("stopped", backoffLimit=7)
+    seen = world.job("stopped")["metadata"]["generation"]
+    eventually(lambda: world.status("stopped")["observedGeneration"] == seen, 30, "the operator looked again")
+    assert world.training(job) == 2, "a running job survives its queue"
+
+
+def test_a_job_moves_to_another_queue_and_out_of_kueue(world, play, eventually):
+    flavor = world.flavor("f", {"pool": "a"})
+    for name in ("first", "second"):
+        world.queue(name, {flavor: 2})
+    job = world.submit("mover", 1, 2, queue="first")
+    play(job)
+    eventually(lambda: world.training(job) == 2, 30, "it trains")
+    world.merge(world.job_path("mover"), {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "second"}}})
+    eventually(lambda: {w["spec"]["queueName"] for w in world.workloads(job).values()} == {"second"}, 40, "it moves")
+    eventually(lambda: world.training(job) == 2, 40, "it trains there")
+    world.merge(world.job_path("mover"), {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": None}}})
+    eventually(lambda: not world.workloads(job), 40, "it has left Kueue")
+    eventually(lambda: world.training(job) == 2, 40, "it trains without")
+    assert set(world.charged(job)) == {""}
+
+
+def test_an_ended_job_finishes_its_workload(world, play, eventually):
+    world.plain(4)
+    job = world.submit("ends", 1, 2)
+    player = play(job)
+    eventually(lambda: world.training(job) == 2, 30, "it trains")
+    player.finish(step=9)
+    eventually(lambda: true(world.base(job), "Finished"), 30, "Kueue learns of the end")
+    eventually(lambda: set(world.workloads(job)) == {world.base_name(job)}, 30, "its extra is gone")
+    assert world.condition("ends", "Succeeded").get("status") == "True"
+
+
+def test_a_job_without_the_label_and_labels_of_pods_do_not_queue(world, play, eventually):
+    world.plain(4)
+    labelled = {"template": template(labels={"kueue.x-k8s.io/queue-name": "lq"})}
+    job = world.submit("counted", 1, 2, **labelled)
+    free = world.create_job("free", maxReplicas=1)
+    play(job)
+    play(free)
+    eventually(lambda: world.training(job) == 2 and world.training(free) == 1, 40, "both train")
+    assert world.charged(free) == {"": ["free-0"]}
+    assert len(world.workloads()) == 2, "one for the minimum, one for the extra, none of the pods' own"
+    assert all("kueue.x-k8s.io/queue-name" not in p["metadata"]["labels"] for p in world.pods().values())
+
+
+def test_all_workers_of_a_job_use_one_flavor(world, play, eventually):
+    flavors = {world.flavor(name, {"pool": name}): 3 for name in ("a", "b")}
+    world.queue("lq", flavors)
+    job = world.submit("one-flavor", 2, 6)
+    play(job)
+    eventually(lambda: world.training(job) == 3, 40, "it has all of the first flavor")
+    eventually(lambda: world.condition("one-flavor", "Grown").get("reason") == "QuotaExhausted", 30, "it says so")
+    assert {p["spec"]["nodeSelector"]["pool"] for p in world.pods().values()} == {"a"}
+    assert sum(not true(w, "QuotaReserved") for w in world.workloads(job).values()) <= 2
