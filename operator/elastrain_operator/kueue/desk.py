@@ -14,7 +14,7 @@ from elastrain_operator.kube.errors import ApiError
 from elastrain_operator.kueue import parse
 from elastrain_operator.kueue.apply import Calls, Writer
 from elastrain_operator.kueue.decide import decide, governs
-from elastrain_operator.kueue.model import Decision, Holder, Memory, Request, View
+from elastrain_operator.kueue.model import Decision, Holder, Memory, Ready, Request, View
 from elastrain_operator.kueue.watch import Watch
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.model import JobEvent, JobRef, Observed, Severity
@@ -56,8 +56,7 @@ class Desk:
         if not governs(request, self._watch.workloads(job, request.base)):
             self._memory.pop(job.uid, None)
             return None
-        pod_class = str((spec.template.get("spec") or {}).get("priorityClassName") or "")
-        view = self._watch.view(job, request, pod_class)
+        view = self._watch.view(job, request, _pod_class(spec))
         order = {p.name: n for n, p in enumerate(victims.order(observed.pods, observed.coordination, None))}
         holders = [
             Holder(p.name, p.workload, p.ready and not p.terminating, order.get(p.name, 0))
@@ -73,6 +72,20 @@ class Desk:
             self._record(job, JobEvent("WorkloadEvicted", text, Severity.WARNING))
         return Turn(request, view, decision)
 
+    async def send(self, body: Mapping[str, Any], job: JobRef, spec: JobSpec, status: JobStatus) -> None:
+        """Keep the base Workload of a job that MultiKueue sends to another cluster. Its status, pods and extras are the
+        other cluster's; quota of this one goes back as soon as Kueue asks for it."""
+        ended = verdicts.terminal_condition(status)
+        request = parse.request(body, spec, 0, ended.value if ended else "")
+        request = replace(request, wanted=request.minimum)
+        view = self._watch.view(job, request, _pod_class(spec))
+        decision = decide(request, view, (), Memory(), clock.now())
+        writes = tuple(w for w in decision.writes if not isinstance(w, Ready))
+        try:
+            await self._writer.execute(job, request, view, spec.template, writes)
+        except ApiError as error:
+            log.warning("Workload not written", job=job.name, namespace=job.namespace, error=str(error))
+
     async def apply(self, job: JobRef, spec: JobSpec, turn: Turn, resync: float) -> float:
         """Write what was decided; returns the seconds until the next pass is due without a change. A refused write is
         logged and decided again."""
@@ -87,3 +100,8 @@ class Desk:
     def forget(self, uid: str) -> None:
         """A job is gone."""
         self._memory.pop(uid, None)
+
+
+def _pod_class(spec: JobSpec) -> str:
+    """The ``priorityClassName`` of the template; empty: it has none."""
+    return str((spec.template.get("spec") or {}).get("priorityClassName") or "")

@@ -11,6 +11,7 @@ from elastrain_operator.kueue.model import (
     ALWAYS,
     CLASS_LABEL,
     EXTRAS_NOTE,
+    MULTIKUEUE,
     PREBUILT,
     QUEUE_LABEL,
     Flavor,
@@ -109,6 +110,11 @@ def queue(cluster_queue: str | None, strict: Mapping[str, bool]) -> Queue | None
 def label(body: Raw, key: str) -> str:
     """A label of an object; empty: it has none."""
     return text(mapping(mapping(body.get("metadata")).get("labels")).get(key))
+
+
+def is_sent(body: Raw) -> bool:
+    """Whether MultiKueue sends the job to another cluster: it then only needs a base Workload here."""
+    return mapping(body.get("spec")).get("managedBy") == MULTIKUEUE and bool(label(body, QUEUE_LABEL))
 
 
 def request(body: Raw, spec: JobSpec, size: int, ended: str) -> Request:

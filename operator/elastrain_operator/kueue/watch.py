@@ -9,7 +9,7 @@ from typing import Any
 from elastrain.api import names
 from elastrain.reflector import Reflector, Source
 from elastrain_operator.kueue import parse
-from elastrain_operator.kueue.model import API_VERSION, Request, View, Workload
+from elastrain_operator.kueue.model import API_VERSION, ORIGIN, Request, View, Workload
 from elastrain_operator.model import JobRef
 
 RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0)
@@ -40,7 +40,7 @@ class Watch:
                 retry_delays=RETRY_DELAYS,
             )  # fmt: skip
 
-        self._on_job = on_job
+        self._on_job, self._on_queues = on_job, on_queues
         served = namespaces or ("",)
         self._workloads = [kept("workloads", "Workloads of Kueue", _labelled, n) for n in served]
         self._local = [kept("localqueues", "LocalQueues", parse.local_queue, n) for n in served]
@@ -99,11 +99,17 @@ class Watch:
         return next((value for value, is_default in classes.values() if is_default), 0)
 
     def _workload_changed(self, _key: str, before: Any, after: Any) -> None:
-        self._on_job((after or before)[0])
+        uid = (after or before)[0]
+        if uid:
+            self._on_job(uid)
+        else:
+            self._on_queues()
 
 
 def _labelled(body: Mapping[str, Any]) -> tuple[str, Workload]:
-    return parse.label(body, names.LABEL_JOB_UID), parse.workload(body)
+    """UID of its job, and the Workload; the UID of one that MultiKueue has mirrored is another cluster's."""
+    mirrored = parse.label(body, ORIGIN)
+    return "" if mirrored else parse.label(body, names.LABEL_JOB_UID), parse.workload(body)
 
 
 def _value(body: Mapping[str, Any]) -> int:

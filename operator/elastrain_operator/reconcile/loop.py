@@ -18,6 +18,7 @@ from elastrain_operator.apply.executor import Executor
 from elastrain_operator.config import OperatorConfig
 from elastrain_operator.kube.client import ApiError, Kube
 from elastrain_operator.kueue.desk import Desk
+from elastrain_operator.kueue.parse import is_sent
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.metrics.jobs import JobMeter
 from elastrain_operator.model import JobRef, LoopState, Observed, Pod
@@ -220,9 +221,10 @@ class JobLoop:
         """One pass; returns the seconds until the next one is due without a change."""
         body, state = self._body, self._state
         state.status_interval = self.status_interval
-        if not parse.is_ours(body):
-            return self._config.resync  # spec.managedBy names another controller
         self.job = parse.job_ref(body)
+        if not parse.is_ours(body):
+            await self._send(body)
+            return self._config.resync  # spec.managedBy names another controller
         state.version = newest(state.version, body["metadata"].get("resourceVersion"))
         try:
             status = state.status or parse.job_status(body)
@@ -262,6 +264,17 @@ class JobLoop:
         if decided.status is not None and decided.status.completion_time:
             self.wake()  # its Workloads end
         return min(due, await self._kueue.apply(self.job, spec, turn, due))
+
+    async def _send(self, body: Mapping[str, Any]) -> None:
+        """Queue a job that Kueue sends to another cluster."""
+        if self._kueue is None or not is_sent(body) or body["metadata"].get("deletionTimestamp"):
+            return
+        try:
+            spec, status = parse.job_spec(body), parse.job_status(body)
+        except (parse.SpecInvalid, parse.StatusUnreadable) as error:
+            log.warning("job not queued", job=self.job.name, namespace=self.job.namespace, error=str(error))
+            return
+        await self._kueue.send(body, self.job, spec, status)
 
     async def _leave(self, status: JobStatus) -> None:
         """One pass of a job that is being deleted and that a finalizer holds."""
