@@ -2,7 +2,9 @@
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,16 +70,19 @@ def test_nothing_raises_if_a_collective_fails_whichever_it_is(pair, each, option
 
     def rank(c: Communicator) -> str | None:
         model = ReplicatedModule(Branches(), **options)
-        sums, sum_together = 0, c.sum_together
+        sums = 0
 
-        def counted(*buffers: torch.Tensor, **options: object) -> list[torch.futures.Future[torch.Tensor]]:
-            nonlocal sums
-            if c.rank == 1 and sums == number:
-                end(c, "lost")
-            sums += 1
-            return sum_together(*buffers, **options)
+        def counted(begin: Callable[..., Any]) -> Callable[..., Any]:
+            def counting(*buffers: Any, **options: Any) -> Any:
+                nonlocal sums
+                if c.rank == 1 and sums == number:
+                    end(c, "lost")
+                sums += 1
+                return begin(*buffers, **options)
 
-        c.sum_together = counted
+            return counting
+
+        c.sum_together, c.sum_bucket = counted(c.sum_together), counted(c.sum_bucket)
         model.attach(c, keep=False)
         while c.over is None:
             model.zero_grad()

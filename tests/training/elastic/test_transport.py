@@ -3,6 +3,7 @@
 
 import os
 import threading
+import time
 from collections import defaultdict
 from enum import Enum
 
@@ -14,6 +15,7 @@ from elastrain.elastic.comm import communicator as communicator_module
 from elastrain.elastic.comm import mesh, nccl
 from elastrain.elastic.comm.backend import Backend, Offer
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
+from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.comm.transport import CalledOff
@@ -30,7 +32,8 @@ class State(Enum):
 #
 # It has the properties of NCCL that the runtime must handle: sums are only queued, and their futures are done at once;
 # a queued sum waits for its peers forever, even after their loss; an abort lets the queue continue with garbage in the
-# buffers; and an initialisation cannot be called off.
+# buffers; an initialisation cannot be called off; and the kernel of an aborted rank may tell its peers that it has sent
+# what it has not: their sums then end with what the memory held, and without an error.
 
 
 class Machine:
@@ -43,6 +46,9 @@ class Machine:
         self.asked = 0
         """Initialisations that were begun."""
         self.refuses: str | None = None
+        self.publishes = False
+        """Whether aborted kernels tell their peers that they have sent their data."""
+        self.of_thread: dict[int, Device] = {}
         self.silent: set[int] = set()
         """Ranks whose initialisation never comes back, until they are taken out."""
 
@@ -78,6 +84,8 @@ class Device:
         self.peers: dict[int, Device] = {}
         self.queue: list[torch.Tensor] = []
         self.brought: list[torch.Tensor] = []
+        self.memory: dict[int, torch.Tensor] = {}
+        """The last sum of each size."""
         self.aborted = self.shut = False
         self.state = State.SUCCESS
         self.stubborn = False
@@ -87,6 +95,7 @@ class Device:
         if self.aborted:
             raise RuntimeError("NCCL communicator was aborted")
         with self.machine.changed:
+            self.machine.of_thread[threading.get_ident()] = self
             self.queue.append(buffers[0])
             self.brought.append(buffers[0].clone())
             self.machine.changed.notify_all()
@@ -117,16 +126,24 @@ class Device:
         """Wait, as for an event at the end of the queue."""
         with self.machine.changed:
             for number, buffer in enumerate(self.queue):
-                done = self.machine.changed.wait_for(
-                    lambda n=number: self.aborted or all(len(p.brought) > n for p in self.peers.values()), PATIENCE
-                )
+                done = self.machine.changed.wait_for(lambda n=number: self.ends(n), PATIENCE)
                 assert done, "the device waits for a peer that is gone"
                 if self.aborted:
                     buffer.fill_(float("nan"))
+                elif not self.complete(number):
+                    buffer.copy_(self.memory.get(len(buffer), torch.zeros_like(buffer)))
                 else:
                     buffer.copy_(sum(p.brought[number] for p in self.peers.values()))
+                    self.memory[len(buffer)] = buffer.clone()
             self.queue = []
             self.brought = self.brought if not self.aborted else []
+
+    def complete(self, number: int) -> bool:
+        return all(len(p.brought) > number for p in self.peers.values())
+
+    def ends(self, number: int) -> bool:
+        misled = self.machine.publishes and any(p.aborted for p in self.peers.values())
+        return self.aborted or misled or self.complete(number)
 
 
 @pytest.fixture
@@ -134,6 +151,8 @@ def machine(monkeypatch) -> Machine:
     machine = Machine()
     monkeypatch.setattr(nccl, "open_backend", machine.open_device)
     monkeypatch.setattr(nccl.Nccl, "takes", lambda _self, _tensor: True)
+    here = threading.get_ident
+    monkeypatch.setattr(communicator_module, "wait_for", lambda _device: machine.of_thread[here()].synchronize())
     return machine
 
 
@@ -175,9 +194,7 @@ def sums(c: Communicator, *values: float) -> list[float]:
     buffers = [torch.tensor([v], dtype=torch.float64) for v in values]
     for future in [c.sum_bucket(b) for b in buffers]:
         future.wait()
-    if c._nccl is not None and c._nccl._backend is not None:
-        c._nccl._backend.synchronize()
-    c.sums_awaited()
+    c.await_sums()
     return [b.item() for b in buffers]
 
 
@@ -222,26 +239,81 @@ def test_the_rest_of_an_abort_never_counts_as_a_sum(form, each) -> None:
         assert all(all(verdicts) for verdicts in each(train, ranks))
 
 
-def test_the_current_step_counts_and_no_other_begins_if_a_generation_is_called_off(
-    form, each, machine, monkeypatch
-) -> None:
-    """The rank that is called off has sent its part: the other, which is not called off, can commit the step."""
-    for module in (mesh, communicator_module):  # on a busy machine no data may move for as long as the product waits
-        monkeypatch.setattr(module, "QUIET_SECONDS", 5.0)
+def vote(c: Communicator, *gradients: float) -> bool:
+    """A step with these gradients; whether it counts on this rank."""
+    control = ControlVector(torch.zeros(()))
+    control.prepare(ControlInputs(list), torch.zeros(()))
+    buffers = [torch.tensor([g], dtype=torch.float64) for g in gradients]
+    futures = [c.sum_bucket(b) for b in buffers[:-1]]
+    futures += (control.vote if control.travels_with(c, buffers[-1]) else lambda c, b: [c.sum_bucket(b)])(
+        c, buffers[-1]
+    )
+    torch.futures.wait_all(futures)
+    summed = control.conclude(c)
+    return c.broken is None and summed.sums[0] == c.world_size
+
+
+def test_the_step_of_a_vote_counts_and_no_other_begins_if_a_generation_is_called_off(form, each, monkeypatch) -> None:
+    """The rank that is called off has voted: the other, which is not called off, can commit the step."""
+    # On a busy machine no data may move for as long as the product waits.
+    monkeypatch.setattr(mesh, "QUIET_SECONDS", 5.0)
     told, other = form(2)
 
-    def train(c: Communicator) -> list[float]:
-        if c is other:
-            sent = lambda: other.mesh.waiting() or any(device.brought for device in machine.opened)  # noqa: E731
-            eventually(sent, what="the other rank has sent its part")
+    def train(c: Communicator) -> bool:
+        if c is other and c.sums_by == "nccl":
+            other.sum_bucket(torch.ones(1)).wait()
+            other.await_sums()
+            eventually(lambda: other.mesh.waiting(), what="the other rank has voted")
             told.call_off("its successor is there")
-        return sums(c, 1.0)
+            control = ControlVector(torch.zeros(()))
+            control.prepare(ControlInputs(list), torch.zeros(()))
+            return control.conclude(other).sums[0] == 2.0
+        if c is other:
+            eventually(lambda: other.mesh.waiting(), what="the other rank has sent its part")
+            told.call_off("its successor is there")
+        return vote(c, 1.0)
 
-    assert each(train, [told, other]) == [[2.0], [2.0]]
+    assert each(train, [told, other]) == [True, True]
     assert told.broken is other.broken is None
     assert told.over == "its successor is there"
     told.sum_bucket(torch.ones(1)).wait()
     assert told.broken == "its successor is there"
+
+
+@only_nccl
+def test_the_step_counts_on_no_rank_if_one_is_called_off_before_it_has_voted(form, each, machine) -> None:
+    told, other = form(2)
+
+    def train(c: Communicator) -> bool:
+        if c is other:
+            eventually(lambda: any(d.brought for d in machine.opened), what="the sum has begun on the other rank")
+            began = time.monotonic()
+            told.call_off("its successor is there")
+            assert told.broken == "its successor is there"
+            assert time.monotonic() - began < 1.0, "no rank can commit without this rank's vote: nothing is waited for"
+        return vote(c, 1.0)
+
+    assert each(train, [told, other]) == [False, False]
+
+
+@only_nccl
+def test_a_step_does_not_count_if_the_kernel_of_an_aborted_peer_has_left_old_data(form, each, machine) -> None:
+    """The sums of the rank end, without an error, with those of the step before; it has not seen the abort."""
+    misled, aborted = form(2)
+    machine.publishes = True
+    assert each(lambda c: vote(c, 1.0, 2.0), [misled, aborted]) == [True, True]
+    aborted._nccl.abort("the agent has told this rank only")
+    aborted._broken = "the agent has told this rank only"
+
+    def train(c: Communicator) -> bool:
+        if c is misled:
+            return vote(c, 5.0, 6.0)
+        eventually(lambda: misled.mesh is None or not misled._devices, what="the other rank's sums have ended")
+        seen = misled.broken
+        aborted.abort("the connections end as well")
+        return seen is None and vote(c, 5.0, 6.0)
+
+    assert each(train, [misled, aborted]) == [False, False]
 
 
 def test_survivors_continue_in_the_next_generation_if_one_broke(form, each) -> None:

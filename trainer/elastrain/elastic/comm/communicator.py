@@ -27,10 +27,10 @@ from elastrain.elastic.comm.backend import Backend, Offer, agree
 from elastrain.elastic.comm.channel import Channels, Purpose
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.header import Kind, Label, RanksDiverged, left_early
-from elastrain.elastic.comm.mesh import QUIET_SECONDS, Mesh
+from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.staged import StagedAllreduce
 from elastrain.elastic.comm.tcp_allreduce import TcpAllreduce
-from elastrain.elastic.comm.transport import CONNECT_SECONDS, Transport, completed, first_line
+from elastrain.elastic.comm.transport import CONNECT_SECONDS, Transport, completed, first_line, wait_for
 
 FAREWELL_SECONDS = 10.0
 """Bound of waiting, outside of the training thread, until all ranks have left a healthy generation."""
@@ -86,9 +86,10 @@ class Communicator:
         self._nccl: nccl.Nccl | None = None
         self._transports: list[Transport] = []
         self._watchdog: watchdog.Watchdog | None = None
-        self._nccl_used = False
-        """Whether NCCL may have sums under way, which only an abort ends."""
         self._device_since: float | None = None
+        """Monotonic time since when NCCL may have sums under way, which only an abort ends."""
+        self._devices: set[torch.device] = set()
+        """Devices whose sums the host has not waited for."""
         self._channels = Channels(address)
         try:
             mine = {f"channels/{rank}": self._channels.invitation, f"offer/{rank}": (offer or Offer()).encode()}
@@ -131,23 +132,19 @@ class Communicator:
     def call_off(self, cause: str) -> None:
         """Another generation replaces this one: no further collective and no further step begins.
 
-        The step under way counts if this rank still receives all its sums, since a rank that is not in the next
-        generation may have received them (:meth:`Mesh.call_off`). NCCL has :data:`QUIET_SECONDS` for it. A generation
-        of one member ends at once: no other member can share its step. Idempotent, any thread, does not block.
+        The step under way counts if this rank has voted for it and receives the sum of the votes, since a rank that is
+        not in the next generation may have received it (:meth:`Mesh.call_off`). As long as this rank has sums under way
+        on a device it has not voted, and no rank can commit: then the generation ends at once, as does one of a single
+        member, whose step no other member can share. Idempotent, any thread, does not block.
         """
         with self._lock:
             if self._broken is not None or self._called_off is not None:
                 return
             self._called_off, self.broken_at = cause, time.monotonic()
-        if (mesh := self.mesh) is None or self.of.size == 1:
+        if (mesh := self.mesh) is None or self.of.size == 1 or self._device_since is not None:
             self.abort(cause)
-            return
-        if self._nccl_used:
-            mesh.begin()  # keeps the connections until the abort: at their end peers would give up their sums
-            timer = threading.Timer(QUIET_SECONDS, self.abort, [cause])
-            timer.daemon = True
-            timer.start()
-        mesh.call_off()
+        else:
+            mesh.call_off()
 
     def abort(self, cause: str) -> None:
         """End every collective that is blocked, on this rank and, by the closed connections, on its peers.
@@ -285,31 +282,42 @@ class Communicator:
         A failure marks the generation broken and leaves any values in the buffer. After waiting for its sums the caller
         checks :attr:`broken`, and discards the step. An exception inside autograd would leave through user code.
         """
-        return self.sum_together(buffer, kind=kind)[0]
+        if self._broken is None and self.world_size > 1:
+            try:
+                return self._sum(self._transport_of(buffer), buffer, Label(kind, self.step))
+            except RuntimeError as e:
+                self.abort(first_line(e))
+        return completed(buffer)
 
     def sum_together(
         self, *buffers: torch.Tensor, kind: Kind = Kind.GRADIENTS, before: Callable[[], None] = lambda: None
     ) -> list[torch.futures.Future[torch.Tensor]]:
-        """Sum each of ``buffers``, as :meth:`sum_bucket`. On the host, small buffers add no time to a large one.
+        """As :meth:`sum_bucket` for each of ``buffers``, which lie on the host; small ones add no time to a large one.
 
-        All ranks pass the same kinds of buffers. ``before()`` completes the values, as late as possible and in any
-        thread; it does not block.
+        ``before()`` completes the values, as late as possible and in any thread; it does not block.
         """
-        if self._broken is None and self.world_size > 1:
-            label = Label(kind, self.step)
+        if self._broken is None and (tcp := self._tcp) is not None:
             try:
-                by = [self._transport_of(buffer) for buffer in buffers]
-                if (tcp := self._tcp) is not None and all(transport is tcp for transport in by):
-                    return tcp.sum_together(*buffers, label=label, before=before)
-                before()
-                return [self._sum(transport, buffer, label) for transport, buffer in zip(by, buffers, strict=True)]
+                return tcp.sum_together(*buffers, label=Label(kind, self.step), before=before)
             except RuntimeError as e:
                 self.abort(first_line(e))
         before()
         return [completed(buffer) for buffer in buffers]
 
-    def sums_awaited(self) -> None:
-        """The host has waited for all sums that were begun."""
+    def is_on_host(self, buffer: torch.Tensor) -> bool:
+        """Whether ``buffer`` travels over the ranks' own connections, in the order of the calls; the same on all ranks.
+
+        Of a generation of one rank: True.
+        """
+        return self._tcp is None or next((t for t in self._transports if t.takes(buffer)), None) is self._tcp
+
+    def await_sums(self) -> None:
+        """Return when no sum of this rank is under way on a device: the host's only wait for it in a step.
+
+        For the thread whose current streams wait for the sums.
+        """
+        while self._devices:
+            wait_for(self._devices.pop())
         self._device_since = None
 
     def _transport_of(self, buffer: torch.Tensor) -> Transport:
@@ -320,11 +328,12 @@ class Communicator:
         raise RuntimeError(f"no transport sums tensors on {buffer.device} with layout {buffer.layout}")
 
     def _sum(self, transport: Transport, buffer: torch.Tensor, label: Label) -> torch.futures.Future[torch.Tensor]:
-        if transport is self._nccl:
-            self._nccl_used = True  # before the check: call_off() sets the cause first and reads this last
+        if transport is not self._tcp:
+            self._devices.add(buffer.device)
+        if transport is self._nccl:  # before the check: call_off() sets the cause first and reads this last
+            self._device_since = self._device_since or time.monotonic()
             if self._called_off is not None:
                 raise RuntimeError(self._called_off)
-            self._device_since = self._device_since or time.monotonic()
         return transport.sum(buffer, label)
 
     # -- forming -------------------------------------------------------------------------------------------------------

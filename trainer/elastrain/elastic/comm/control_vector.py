@@ -1,4 +1,15 @@
-"""The control vector of a rank (:mod:`elastrain.elastic.membership.control`) as a tensor beside its gradients."""
+"""The control vector (:mod:`elastrain.elastic.membership.control`) as this rank's vote for a step.
+
+The commit rule (docs/commit.md): a step counts on a rank only if it has the sum of the votes of all ranks of the
+generation. A rank votes once nothing that it may do afterwards can damage a gradient of the step on any rank:
+
+- gradients in the host's memory travel over the generation's own connections. An abort ends these and never delivers
+  other bytes, so that the vote may travel behind them, with the last bucket;
+- gradients on a device are summed by kernels, and a kernel that an abort has ended may leave its peers with old data
+  that looks like a sum. A rank therefore votes when its device has finished the sums and it has not begun an abort.
+
+The vote always travels over the host's connections, in two hops: a rank that has the sum knows that all have voted.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
-from elastrain.elastic.comm.transport import Reading
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.control import Summed
 
@@ -46,7 +58,7 @@ class Published:
         self._inputs = inputs
 
     def add_connected(self) -> None:
-        """Add the present connections, just before the sum begins. For tensors of the host; any thread."""
+        """Add the present connections, just before the sum begins. Any thread."""
         self.connected = frozenset(self._inputs.connected())
         self.values.numpy()[: control.SLOTS] = control.encode(self.connected)
 
@@ -55,67 +67,49 @@ class ControlVector:
     """Published once a step, and read as the sum over all ranks. For the training thread and autograd's threads."""
 
     def __init__(self, like: torch.Tensor) -> None:
-        """For gradients like this tensor: on its device, and of its type if that is float32 or float64."""
-        self._values = torch.zeros(control.SIZE, device=like.device, dtype=_type_for(like))
+        """For gradients like this tensor: of its type if that is float32 or float64. The vector lies on the host."""
+        self._dtype = _type_for(like)
         self._inputs: ControlInputs | None = None
         self._loss = torch.zeros(())
-        self._on_device: list[float] = []
-        """The values that do not come from a device, as ``_values`` holds them."""
         self._published: Published | None = None
-        self._read: Reading | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self._values.device
-
-    def follow(self, device: torch.device) -> None:
-        """The gradients have moved to ``device``."""
-        self._values = self._values.to(device)
+        self._sum: torch.futures.Future[torch.Tensor] | None = None
 
     def prepare(self, inputs: ControlInputs, loss: torch.Tensor) -> None:
         """Set the values of this step. ``loss``: this rank's part of the mean loss, a scalar; nothing waits for it."""
         self._inputs, self._loss, self._published = inputs, loss, None
 
-    @property
-    def pending(self) -> bool:
-        """Whether values were prepared and not published."""
-        return self._inputs is not None and self._published is None
+    def travels_with(self, communicator: Communicator, last: torch.Tensor) -> bool:
+        """Whether the vote can travel with the ``last`` bucket of gradients."""
+        return self._inputs is not None and self._published is None and communicator.is_on_host(last)
 
-    def publish_on_host(self) -> Published:
-        """The vector to be summed in place, as soon as :meth:`Published.add_connected` has completed it."""
+    def vote(
+        self, communicator: Communicator, *beside: torch.Tensor, kind: Kind = Kind.GRADIENTS
+    ) -> list[torch.futures.Future[torch.Tensor]]:
+        """Begin the sum of the votes, and of tensors of the host ``beside`` it, whose futures are returned."""
         inputs = self._inputs
         assert inputs is not None
-        self._published = Published(self._values.clone(), inputs)
-        numbers = self._published.values.numpy()  # the same memory; writing single numbers is ten times as fast
+        self._published = published = Published(torch.zeros(control.SIZE, dtype=self._dtype), inputs)
+        numbers = published.values.numpy()  # the same memory; writing single numbers is ten times as fast
         numbers[control.LEARNING :] = inputs.known
         numbers[control.LOSS], numbers[control.COMPUTE] = self._loss.item(), inputs.compute
-        return self._published
+        *others, self._sum = communicator.sum_together(
+            *beside, published.values, kind=kind, before=published.add_connected
+        )
+        return others
 
-    def publish_on_device(self) -> torch.Tensor:
-        """The vector to be summed in place. Values of the host cost one copy if they change, and otherwise nothing."""
-        inputs = self._inputs
-        assert inputs is not None
-        connected = frozenset(inputs.connected())
-        held = [*control.encode(connected), 0.0, 0.0, *inputs.known]
-        values = self._values
-        if self._on_device != held:
-            values.copy_(torch.tensor(held, dtype=values.dtype), non_blocking=True)  # staged before the call returns
-            self._on_device = held
-        values[control.LOSS] = self._loss.detach()
-        values[control.COMPUTE] = inputs.compute
-        self._published = Published(values.clone(), inputs)
-        self._published.connected = connected
-        return self._published.values
+    def conclude(self, communicator: Communicator, *beside: torch.Tensor) -> Summed:
+        """The sum of the votes of all ranks, void if the communicator has broken. Nothing of the step is under way.
 
-    def read(self) -> Summed:
-        """The sum, on the host, after it was awaited. On a GPU the host waits for all work queued until now."""
+        Votes now, unless the vote went with the last bucket: then ``beside`` travels with it.
+        """
+        if self._published is None:
+            communicator.await_sums()
+            torch.futures.wait_all(self.vote(communicator, *beside, kind=Kind.CONTROL))
         published = self._published
-        assert published is not None, "the vector was not published"
-        self._inputs = self._published = None
-        if not published.values.is_cuda:
-            return Summed(published.values.tolist(), published.connected)
-        self._read = self._read or Reading(published.values)
-        return Summed(self._read(published.values), published.connected)
+        assert published is not None and self._sum is not None
+        self._sum.wait()
+        self._inputs = self._published = self._sum = None
+        return Summed(published.values.tolist(), published.connected)
 
 
 def _type_for(like: torch.Tensor) -> torch.dtype:

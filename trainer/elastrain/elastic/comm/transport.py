@@ -6,8 +6,9 @@ The runtime relies on three rules. Each transport keeps them in its own way:
   on a device, awaiting orders streams and the host continues.
 - The cause of an abort is recorded (:attr:`Communicator.broken`) before anything ends by that abort. A caller that
   reads a sum after an abort therefore also sees that the sum is invalid.
-- A value that the host reads with a :class:`Reading` has waited for everything that was queued before it. Only then
-  does :attr:`Communicator.broken` tell whether the step counts.
+- After :meth:`Communicator.await_sums` no sum of this rank is under way. Only then may the rank vote for the step
+  (:mod:`elastrain.elastic.comm.control_vector`): its own sums may be wrong if a *peer* has aborted, and then that peer
+  does not vote.
 """
 
 from __future__ import annotations
@@ -42,24 +43,16 @@ class Transport(Protocol):
         """
 
 
-class Reading:
-    """Copies small tensors from one device to the host, with one synchronisation per copy.
+def wait_for(device: torch.device) -> None:
+    """Return when all work is done that is queued on this thread's current stream of ``device``.
 
-    The event is recorded after the copy, on the stream that backward and DDP queued their work on. That stream already
-    waits for every bucket, so no sum of the step is under way once the event has completed.
+    DDP and the strategies have made that stream wait for every sum. The thread sleeps instead of spinning: data loaders
+    need the core.
     """
-
-    def __init__(self, like: torch.Tensor) -> None:
-        """For tensors with ``like``'s device, type and shape."""
-        self._host = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
-        self._event = torch.cuda.Event(blocking=True)  # sleeps instead of spinning: data loaders need the core
-
-    def __call__(self, values: torch.Tensor) -> list[float]:
-        self._host.copy_(values, non_blocking=True)
-        self._event.record(torch.cuda.current_stream(values.device))
-        self._event.synchronize()
-        numbers: list[float] = self._host.tolist()
-        return numbers
+    if device.type == "cuda":
+        done = torch.cuda.Event(blocking=True)
+        done.record(torch.cuda.current_stream(device))
+        done.synchronize()
 
 
 def completed(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

@@ -1,9 +1,9 @@
 """Sums of gradients after each backward: for several models, or several backwards in a loop body.
 
 DDP's reducer serves one forward, one backward and one set of parameters in each step. Here a backward computes local
-gradients first. Then the ranks agree on the parameters that it has reached on any of them; the control vector travels
-with that. They sum those gradients in flat buckets, in the order of the parameters. Parameters that no rank has reached
-keep what they have: None, or the gradient of a backward before. Nothing overlaps with backward.
+gradients first. Then the ranks agree on the parameters that it has reached on any of them. They sum those gradients
+in flat buckets, in the order of the parameters, and their votes with the last one or behind it. Parameters that no rank
+has reached keep what they have: None, or the gradient of a backward before. Nothing overlaps with backward.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AfterBackward:
             )
         self._parameters = list(self.model.parameters())
         first = next(p for p in self._parameters if p.requires_grad)
-        self._vector = ControlVector(torch.empty((), dtype=first.dtype))  # on the host, like the map of parameters
+        self._vector = ControlVector(first)
         self._loss: torch.Tensor | None = None
         self._local: Gradients = {}
         """Of the micro-batches so far, between the bodies of a step."""
@@ -94,27 +94,23 @@ class AfterBackward:
     def _sum(self, communicator: Communicator) -> Summed:
         """Make the gradients those of all ranks. Returns the control vector; both are void if the generation broke."""
         reached = torch.tensor([float(p.grad is not None) for p in self._parameters])
-        control = self._vector.publish_on_host()
-        torch.futures.wait_all(
-            communicator.sum_together(reached, control.values, kind=Kind.CONTROL, before=control.add_connected)
-        )
-        summed = self._vector.read()
+        communicator.sum_together(reached, kind=Kind.CONTROL)[0].wait()
         parameters = [p for p, ranks in zip(self._parameters, reached.tolist(), strict=True) if ranks]
         if not parameters:
             raise RuntimeError(
                 "the loss given to job.backward() depends on no parameter of the models given to job.wrap()"
             )
         sums = []
-        for bucket in _buckets(parameters):
+        for bucket in (buckets := list(_buckets(parameters))):
             flat = torch.cat([_gradient(p).reshape(-1) for p in bucket])
-            sums.append(communicator.sum_bucket(flat))
+            if bucket is buckets[-1] and self._vector.travels_with(communicator, flat):
+                sums += self._vector.vote(communicator, flat)
+            else:
+                sums.append(communicator.sum_bucket(flat))
             for parameter, total in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
                 parameter.grad = total.view(parameter.shape)
         torch.futures.wait_all(sums)
-        for device in {p.device for p in parameters if p.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()  # only then does the communicator know of a failure
-        communicator.sums_awaited()
-        return summed
+        return self._vector.conclude(communicator)
 
 
 class _Models(ElasticModule):

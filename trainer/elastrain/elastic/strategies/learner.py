@@ -36,8 +36,6 @@ class LearnerModel(Protocol):
         self, communicator: Communicator, buffer: torch.Tensor, *, last: bool
     ) -> torch.futures.Future[torch.Tensor]: ...
 
-    def publish(self, communicator: Communicator) -> None: ...
-
     def control_sums(self, communicator: Communicator) -> Summed: ...
 
 
@@ -114,7 +112,6 @@ class Learner:
         for bucket in buckets:
             self._gradients.extend(zip(bucket.parameters(), bucket.gradients(), strict=True))
             self._sums.append(self._model.begin_sum(communicator, bucket.buffer(), last=bucket is buckets[-1]))
-        self._model.publish(communicator)
 
     def finish(self, communicator: Communicator) -> Summed:
         """Wait for the sums: the gradients are those of the global batch, as after a backward.

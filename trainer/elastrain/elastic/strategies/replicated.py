@@ -33,7 +33,6 @@ from elastrain.data.order import Order, Slice
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
 from elastrain.elastic.comm.group import DdpGroup, sum_sparse
-from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.comm.transport import completed
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.state import digest
@@ -155,7 +154,8 @@ class ReplicatedModule(ElasticModule):
     def __init__(self, module: nn.Module, **ddp_options: Any) -> None:
         super().__init__(module)
         self._options = ddp_options
-        self._vector = ControlVector(next(p for p in module.parameters() if p.requires_grad))
+        first = next(p for p in module.parameters() if p.requires_grad)
+        self._vector, self._device = ControlVector(first), first.device
         self.__dict__["_ddp"] = None  # not among modules(): the model's own names are those of the script
         self._keeps = not (any(ddp_options.get(option) for option in _OWN_COLLECTIVES) or _has_sparse_gradients(module))
         self._known: list[nn.Parameter] = []
@@ -169,14 +169,13 @@ class ReplicatedModule(ElasticModule):
         """Gradients of the micro-batches so far, between the bodies of a step."""
         self._last_begun = False
         """Whether the sums of all gradients of this step have begun."""
-        self._control: torch.futures.Future[torch.Tensor] | None = None
         communicates = any(isinstance(m, batchnorm.SyncBatchNorm) for m in module.modules())
         self.learner = Learner(self) if self._keeps and not communicates else None
 
     @property
     def device(self) -> torch.device:
-        """Device of the first parameter that trains, and so of the control vector."""
-        return self._vector.device
+        """Device of the first parameter that trains."""
+        return self._device
 
     @property
     def layout(self) -> int:
@@ -261,11 +260,6 @@ class ReplicatedModule(ElasticModule):
         self._last_begun = False
         self._vector.prepare(inputs, loss)
 
-    def publish(self, communicator: Communicator) -> None:
-        """Begin the sum of the control vector, unless it went with the last bucket."""
-        if self._vector.pending:
-            self._control = communicator.sum_bucket(self._vector.publish_on_device(), Kind.CONTROL)
-
     def control_sums(self, communicator: Communicator) -> Summed:
         """The control vector of the last backward, over all ranks. On a GPU the host waits for all sums.
 
@@ -276,13 +270,7 @@ class ReplicatedModule(ElasticModule):
                 "the loss given to job.backward() does not depend on all parameters of the wrapped model that train; "
                 "if that is meant, use job.wrap(model, find_unused_parameters=True)"
             )
-        self.publish(communicator)
-        assert self._control is not None
-        self._control.wait()
-        self._control = None
-        summed = self._vector.read()
-        communicator.sums_awaited()
-        return summed
+        return self._vector.conclude(communicator)
 
     # -- buckets -----------------------------------------------------------------------------------------------------
     def empty_buckets(self) -> list[Any]:
@@ -293,20 +281,14 @@ class ReplicatedModule(ElasticModule):
     def begin_sum(
         self, communicator: Communicator, buffer: torch.Tensor, *, last: bool
     ) -> torch.futures.Future[torch.Tensor]:
-        """Begin the sum of a bucket; the control vector travels with the ``last`` one.
-
-        Not on a device: there the vector is published after backward, so that the stream of the training thread, which
-        need not be autograd's, orders its sum behind the others.
-        """
+        """Begin the sum of a bucket; the vote travels with the ``last`` one, unless that is on a device."""
         self._last_begun = self._last_begun or last
         dense = buffer.layout is torch.strided
         if not dense:
             buffer = sum_sparse(communicator, buffer)
-        if not (last and self._vector.pending and self.device.type == "cpu"):
+        if not (last and self._vector.travels_with(communicator, buffer if dense else buffer._values())):
             return communicator.sum_bucket(buffer) if dense else completed(buffer)
-        published = self._vector.publish_on_host()
-        buffers = [buffer, published.values] if dense else [published.values]
-        *gradients, self._control = communicator.sum_together(*buffers, before=published.add_connected)
+        gradients = self._vector.vote(communicator, *([buffer] if dense else []))
         return gradients[0] if dense else completed(buffer)
 
     @property
@@ -332,8 +314,8 @@ class ReplicatedModule(ElasticModule):
     def _wrap(self, group: DdpGroup) -> DistributedDataParallel:
         if self._ddp is not None:  # it lives until the next collection of garbage, and would sum gradients again
             self._ddp._remove_autograd_hooks()
-        self._vector.follow(next(p for p in self.module.parameters() if p.requires_grad).device)
-        device, devices = self.device, {p.device for p in self.module.parameters()}
+        self._device = device = next(p for p in self.module.parameters() if p.requires_grad).device
+        devices = {p.device for p in self.module.parameters()}
         ddp = DistributedDataParallel(
             self.module,
             device_ids=[device] if device.type == "cuda" and len(devices) == 1 else None,

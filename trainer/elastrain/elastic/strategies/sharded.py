@@ -26,7 +26,6 @@ from elastrain.data.order import Order, Slice
 from elastrain.elastic.comm.backend import Offer
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs, ControlVector
-from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.membership.control import Summed
 from elastrain.elastic.reshard.first import OFFER
 from elastrain.elastic.state.slices import Holders
@@ -143,7 +142,7 @@ class ShardedModule(ElasticModule):
         self._comm = ShardedComm(self._runs_a_body)
         communicate_by(self._comm, module)
         first = next(p for p in module.parameters() if p.requires_grad)
-        self._vector = ControlVector(torch.empty((), dtype=first.dtype))  # on the host, like the vote
+        self._vector = ControlVector(first)
 
     def offer(self, demanded: Transport) -> Offer:
         if demanded == "nccl":
@@ -166,11 +165,7 @@ class ShardedModule(ElasticModule):
         votes[0] /= self._comm.groups  # twins hold the same gradients
         votes[1] = float(self.copies())
         self._vector.prepare(inputs, loss)
-        control = self._vector.publish_on_host()
-        torch.futures.wait_all(
-            communicator.sum_together(votes, control.values, kind=Kind.CONTROL, before=control.add_connected)
-        )
-        return self._vector.read().with_votes(*votes.tolist())
+        return self._vector.conclude(communicator, votes).with_votes(*votes.tolist())
 
     def scale_gradients(self, factor: float) -> None:
         if factor != 1.0:
