@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.elastic.membership.ballot import Verdict
 from elastrain.elastic.membership.entry import Entry, EntryRow, newest_whole
+from elastrain.elastic.membership.verdict import Verdict
 
 HOLDER = EntryRow(step=7, size=4, reached=7, saved_step=0, layout=0, structure=5, overlaps=0, in_portions=0)
 JOINER = replace(HOLDER, step=-1, size=1, structure=0)
@@ -27,7 +27,7 @@ def tables(draw: st.DrawFn) -> tuple[list[EntryRow], int]:
 def test_each_part_comes_from_ranks_that_hold_it_at_the_newest_step_of_which_all_parts_are_held(world) -> None:
     table, shards = world
     entry = Entry.of(table, shards)
-    step = newest_whole(table, shards)
+    step = newest_whole(table, shards)[0]
     for rank, row in enumerate(table):
         transfer = entry.transfer(rank, lambda sources: lambda _: sources)
         assert transfer.sources, "a part has no source"
@@ -43,7 +43,7 @@ def test_each_part_comes_from_ranks_that_hold_it_at_the_newest_step_of_which_all
 def test_ranks_start_anew_exactly_if_they_hold_parts_of_a_state_that_is_not_whole(world) -> None:
     table, shards = world
     entry = Entry.of(table, shards)
-    lost = newest_whole(table, shards) < 0
+    lost = newest_whole(table, shards) == (-1, 0)
     assert entry.torn == [r for r, row in enumerate(table) if lost and row.step >= 0]
     assert entry.cold == lost
 
@@ -61,6 +61,14 @@ def test_ranks_start_anew_exactly_if_they_hold_parts_of_a_state_that_is_not_whol
 def test_sources_and_receivers_of_two_groups_of_two(steps, sources, receivers) -> None:
     entry = Entry.of([replace(HOLDER, step=step, shard=r % 2) for r, step in enumerate(steps)], 2)
     assert (entry.sources, entry.receivers) == (sources, receivers)
+
+
+def test_a_step_that_was_repeated_without_a_rank_replaces_the_step_that_the_rank_has_committed() -> None:
+    """The rank committed step 7 as the last one of generation 3, was excluded, and has returned."""
+    table = [replace(HOLDER, by=3), replace(HOLDER, by=5), replace(HOLDER, by=5)]
+    entry = Entry.of(table)
+    assert (entry.sources, entry.receivers) == ([1, 2], [0])
+    assert entry.transfer(0, lambda sources: lambda _: sources).sources == [1, 2]
 
 
 @pytest.mark.parametrize(

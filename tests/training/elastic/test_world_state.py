@@ -18,8 +18,8 @@ def alone() -> World:
 def test_the_loss_is_that_of_the_last_step_committed_by_a_peer():
     ahead, behind = alone(), alone()
     for world in (ahead, behind):
-        world.commit(2.5, None)
-    ahead.commit(1.25, None)
+        world.commit(2.5, 1, None)
+    ahead.commit(1.25, 1, None)
     behind._load(ahead._tree())
     assert behind.step == 2
     assert behind.loss == 1.25
@@ -45,7 +45,7 @@ def test_callbacks_run_before_a_state_with_their_effects_is_adopted():
             self.value = value
 
     ahead, behind = (World(cast("Any", None), cast("Any", None), {"n": Counter()}, CheckpointKeeper()) for _ in "ab")
-    ahead.commit(2.5, None)
+    ahead.commit(2.5, 1, None)
     ahead._tracked["n"].value = 1  # its callback
     counter = cast("Counter", behind._tracked["n"])
 

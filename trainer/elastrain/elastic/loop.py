@@ -357,7 +357,7 @@ class Loop:
         self._heartbeat.committed()
         self._log(step, "commit")
         self._world.stopped = step.stops
-        self._world.commit(step.loss, step.agreed, learning=step.learning)
+        self._world.commit(step.loss, step.by, step.agreed, learning=step.learning)
         if not step.incomplete:
             self._call_back(step)
         self.step = None

@@ -42,6 +42,8 @@ class Step:
     """Sum of these counts on this rank."""
     counts: bool = False
     """Gradients are complete on this rank, and its state can be updated: the step is committed when its body ends."""
+    by: int = 0
+    """The generation whose votes it counts by."""
     incomplete: bool = False
     """Of a learner: a part of its state has not arrived. Only the optimizers' updates of this step count for it."""
     agreed: int | None = None
@@ -64,14 +66,14 @@ class Step:
 
         With several backwards in a loop body it is called after each, until one fails, and the last one decides.
 
-        ``summed``: the control vector of the ranks of ``generation``. ``intact``: the generation had not broken when
-        the sums had arrived. ``updatable``: this rank holds the state that the gradients belong to. ``incomplete``: not
-        yet all of it. Pure.
+        ``summed``: the sum of the votes of all ranks of ``generation`` (docs/commit.md); None: this rank lacks it.
+        ``intact``: the generation had not broken when it had arrived. ``updatable``: this rank holds the state that the
+        gradients belong to. ``incomplete``: not yet all of it. Pure.
         """
         self.counts, self.factor, self.mixed = False, 1.0, False
         if self.warm_up or summed is None or not intact or not updatable:
             return
-        self.counts, self.incomplete = True, incomplete
+        self.counts, self.by, self.incomplete = True, generation, incomplete
         self.agreed = summed.agreed(generation)
         if counting := summed.sums[control.COUNTED]:
             self.mixed = counting != self.share.parts

@@ -12,53 +12,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.header import Kind
 from elastrain.elastic.membership.control import Summed
-
-
-class Row(Protocol):
-    """What a rank contributes when ranks meet."""
-
-    @property
-    def step(self) -> int:
-        """Committed steps; -1: it holds no state."""
-
-    @property
-    def voted(self) -> int:
-        """The generation in which it has voted for its next step, and missed the result; 0: in none."""
-
-    @property
-    def counted(self) -> int:
-        """The generation of the vote by whose result it has committed its last step; 0: the result is not here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What happens with votes whose result is missing; the same on all ranks."""
-
-    open: list[int]
-    """Ranks that have voted and wait. They return to their scripts, and then enter the generation."""
-    late: list[int]
-    """Those of them whose step counts."""
-    ahead: int
-    """The rank that gives them the result; meaningless if there are none."""
-
-    @classmethod
-    def of(cls, table: Sequence[Row]) -> Verdict:
-        """``table``: by rank. Pure."""
-        waiting = [r for r, row in enumerate(table) if row.voted]
-        newest = max(row.step for row in table)
-        votes = {table[r].voted for r in waiting if table[r].step == newest - 1}
-        ahead = next((r for r, row in enumerate(table) if row.step == newest and row.counted in votes), -1)
-        # By the same vote, not by one of a generation that has repeated the step: replicas stay equal to the bit.
-        late = [
-            r for r in waiting if table[r].step == newest - 1 and ahead >= 0 and table[r].voted == table[ahead].counted
-        ]
-        return cls(waiting, late, ahead)
+from elastrain.elastic.membership.verdict import Row, Verdict
 
 
 class Ballot:
@@ -67,6 +26,8 @@ class Ballot:
     def __init__(self) -> None:
         self.voted = 0
         """As of :class:`Row`."""
+        self.by = 0
+        """The generation whose votes the last committed step counts by."""
         self._result: Summed | None = None
         self._generation = self._leads_to = 0
 
@@ -75,8 +36,8 @@ class Ballot:
         self.voted, self._result, self._generation, self._leads_to = 0, result, generation, step
 
     def row(self, step: int) -> dict[str, int]:
-        """The values of this rank's :class:`Row`, if it has ``step`` committed steps."""
-        return {"voted": self.voted, "counted": self._generation if self._leads_to == step else 0}
+        """The values of this rank's :class:`Row`, and ``by``, if it has ``step`` committed steps."""
+        return {"voted": self.voted, "counted": self._generation if self._leads_to == step else 0, "by": self.by}
 
     def hear(self, communicator: Communicator, table: Sequence[Row]) -> tuple[Verdict, Summed | None]:
         """All ranks of a generation have met. Returns the verdict, and the result if this rank commits late.

@@ -51,9 +51,20 @@ class EntryRow:
     second_shard: int = 0
     """Another one."""
     voted: int = 0
-    """As of :class:`elastrain.elastic.membership.ballot.Row`."""
+    """As of :class:`elastrain.elastic.membership.verdict.Row`."""
     counted: int = 0
     """The same."""
+    by: int = 0
+    """The generation whose votes its last step was committed by; 0: it has none, or an older checkpoint's."""
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """What tells its state from all others; the newer one is greater.
+
+        A rank may have committed a step as the last one of a generation that it was then excluded from. The others
+        repeat the step without it, perhaps cut in another way: the same step is then two states.
+        """
+        return self.step, self.by
 
     @property
     def holdings(self) -> Holdings:
@@ -61,6 +72,10 @@ class EntryRow:
         first = Held(self.first_step, self.first_shards, self.first_shard)
         second = Held(self.second_step, self.second_shards, self.second_shard)
         return Holdings(Held(self.step, self.shards, self.shard), [s for s in (first, second) if s.shards])
+
+
+_NONE = (-1, 0)
+"""The state of ranks that hold none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +122,8 @@ class Entry:
             return cls._of_one_copy(table)
         furthest = newest_whole(table, shards)
         sources = [r for shard in range(shards) for r in _sources(table, shard, furthest)]
-        receivers = [r for r, row in enumerate(table) if (r not in sources if furthest < 0 else row.step != furthest)]
+        held = furthest != _NONE
+        receivers = [r for r, row in enumerate(table) if (row.state != furthest if held else r not in sources)]
         shares = _shares(table, sources, receivers)
         newest = [r for r in range(len(table)) if r not in receivers]
         ahead = max(newest, key=lambda r: (table[r].calls, -r))
@@ -120,7 +136,7 @@ class Entry:
             # A rank that holds an older state keeps it until it has all of the newer one.
             in_portions=bool(shares)
             and all(row.in_portions and (r not in receivers or row.step < 0) for r, row in enumerate(table)),
-            from_size=table[sources[0]].size if furthest >= 0 else 0,
+            from_size=table[sources[0]].size if held else 0,
             reached=max(row.reached for row in table),
             saved_step=max(row.saved_step for row in table),
             same_layout=_same_layout(table),
@@ -133,7 +149,7 @@ class Entry:
             ahead=ahead,
             behind=[r for r, calls in lacking.items() if calls == 1],
             shards=[row.shard for row in table],
-            torn=[r for r, row in enumerate(table) if row.step >= 0 > furthest],
+            torn=[] if held else [r for r, row in enumerate(table) if row.step >= 0],
         )
 
     @classmethod
@@ -141,7 +157,7 @@ class Entry:
         """What is not sharded comes from the ranks that can give a shard of the newest whole state."""
         origin = Origin.of([row.holdings for row in table])
         rows = [
-            replace(row, step=origin.step if parts else -1, shard=0, calls=0 if origin.snapshot else row.calls)
+            replace(row, step=origin.step if parts else -1, shard=0, by=0, calls=0 if origin.snapshot else row.calls)
             for row, parts in zip(table, origin.held, strict=True)
         ]
         torn = list(range(len(table))) if origin.lost else []
@@ -159,12 +175,13 @@ class Entry:
         return self.from_size == 0
 
 
-def newest_whole(table: Sequence[EntryRow], shards: int) -> int:
-    """The newest step of which the ranks hold all parts of the state; -1: of none. Pure."""
-    parts: dict[int, set[int]] = {}
+def newest_whole(table: Sequence[EntryRow], shards: int) -> tuple[int, int]:
+    """The newest :attr:`EntryRow.state` of which the ranks hold all parts; (-1, 0): of none. Pure."""
+    parts: dict[tuple[int, int], set[int]] = {}
     for row in table:
-        parts.setdefault(row.step, set()).add(row.shard)
-    return max((step for step, held in parts.items() if step >= 0 and len(held) == shards), default=-1)
+        if row.step >= 0:
+            parts.setdefault(row.state, set()).add(row.shard)
+    return max((state for state, held in parts.items() if len(held) == shards), default=_NONE)
 
 
 def has_joiners(before: Generation | None, after: Generation) -> bool:
@@ -200,13 +217,13 @@ def _shares(table: Sequence[EntryRow], sources: Sequence[int], receivers: Sequen
     }
 
 
-def _sources(table: Sequence[EntryRow], shard: int, step: int) -> list[int]:
-    """Ranks that hold ``shard`` of the state of ``step``, and can each send a part: those in the same, latest loop.
+def _sources(table: Sequence[EntryRow], shard: int, state: tuple[int, int]) -> list[int]:
+    """Ranks that hold ``shard`` of ``state``, and can each send a part: those in the same, latest loop.
 
-    The first rank of the shard if ``step`` is -1.
+    The first rank of the shard if there is no state.
     """
-    held = [r for r, row in enumerate(table) if row.shard == shard and (row.step == step or step < 0)]
-    if step < 0:
+    held = [r for r, row in enumerate(table) if row.shard == shard and state in (row.state, _NONE)]
+    if state == _NONE:
         return held[:1]
     first = max(held, key=lambda r: (table[r].loop_end, -r))
 

@@ -58,7 +58,7 @@ class World:
         self.overlaps_transfer = False
         """Whether this rank can train while others receive its state."""
         self.on_adopt: Callable[[], None] = lambda: None
-        """Called when the state of a later step is about to replace this rank's."""
+        """Called when a newer state is about to replace this rank's."""
         self.trained = TrainedSet(tracked)
         self._session, self._strategy, self._tracked = session, strategy, tracked
         self._keeper = keeper
@@ -171,13 +171,13 @@ class World:
             self._reporter.transferred(sent_at)
         return not receiving or communicator.broken is None
 
-    def commit(self, loss: float, agreed: int | None, *, learning: bool = False) -> None:
+    def commit(self, loss: float, by: int, agreed: int | None, *, learning: bool = False) -> None:
         """The step's optimizer has been applied. :meth:`committed` follows.
 
-        ``loss``: mean over the global batch. ``agreed``: the generation that all ranks switch to now. ``learning``: the
-        next step has the same learners.
+        ``loss``: mean over the global batch. ``by``: the generation whose votes it counts by. ``agreed``: the one that
+        all ranks switch to now. ``learning``: the next step has the same learners.
         """
-        self.step += 1
+        self.step, self.position.ballot.by = self.step + 1, by
         self._calls.reset()
         if not learning:
             self.share = self.place.share
@@ -227,10 +227,9 @@ class World:
         if not self._has_state:
             self.position.check_end()
             return
-        while True:
-            self.settle()
-            if self.exchange(Kind.END) is not None:
-                break  # otherwise settle() forms the next generation
+        self.settle()
+        while self.exchange(Kind.END) is None:
+            self.settle()  # in the next generation
         if self.place.rank == 0:
             self._save_now()
 
@@ -384,17 +383,18 @@ class World:
     def _tree(self) -> dict[str, Any]:
         position = {
             "step": self.step,
+            "by": self.position.ballot.by,
             "loss": self.loss,
             "lineage": self._keeper.lineage,
             "rescales": [r.model_dump() for r in self._reporter.rescales],
             "stopped": self.stopped,
         }
-        trained = self.trained.describe()
-        return {"tracked": capture.capture(self._tracked), "position": position, "trained": trained}
+        return {"tracked": capture.capture(self._tracked), "position": position, "trained": self.trained.describe()}
 
     def _load(self, tree: dict[str, Any]) -> None:
         position = tree["position"]
         self.step, self._keeper.lineage = position["step"], position["lineage"]
+        self.position.ballot.by = position.get("by", 0)  # absent in older checkpoints
         self._calls.reset()
         self._reporter.loss = position.get("loss")  # absent in older checkpoints
         self.stopped = position.get("stopped", False)

@@ -1,0 +1,46 @@
+"""The decisions of the model: those of the product, which are pure."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from commit.world import Bounds, World
+from elastrain.data.share import Place, Share
+from elastrain.elastic.membership import control
+from elastrain.elastic.membership.control import Summed
+from elastrain.elastic.membership.entry import Entry, EntryRow
+from elastrain.elastic.membership.verdict import Verdict
+from elastrain.elastic.step import Step
+
+SUMMED = Summed([0.0] * control.SIZE, ())
+
+
+@cache
+def counts(step: int, generation: int, rank: int, size: int, *, summed: bool, intact: bool) -> bool:
+    """Whether the step counts on this rank."""
+    execution = Step(number=step, place=Place(generation, rank, size), share=Share(rank, size), parts=())
+    execution.decide(SUMMED if summed else None, generation, intact=intact, updatable=True)
+    return execution.counts
+
+
+@cache
+def verdict(table: tuple[EntryRow, ...]) -> Verdict:
+    """Which ranks commit late."""
+    return Verdict.of(table)
+
+
+@cache
+def entry(table: tuple[EntryRow, ...], shards: int) -> Entry:
+    """How the generation begins."""
+    return Entry.of(table, shards)
+
+
+def row(bounds: Bounds, world: World, number: int) -> EntryRow:
+    """The contribution of a rank to the entry of the next generation."""
+    rank = world.ranks[number]
+    by = rank.history[-1] if rank.history else 0
+    return EntryRow(
+        step=rank.step, size=len(world.members(rank.generation)), reached=0, saved_step=0, layout=0, structure=0,
+        overlaps=0, in_portions=0, shard=bounds.shard(number), voted=rank.voted, counted=by,
+        by=0 if "generation of the state" in bounds.without else by,
+    )  # fmt: skip
