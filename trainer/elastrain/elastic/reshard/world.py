@@ -55,8 +55,8 @@ class OneCopyWorld(World):
             self._snapshots.wait()
         return begins
 
-    def commit(self, loss: float, agreed: int | None, *, learning: bool = False) -> None:
-        super().commit(loss, agreed, learning=learning)
+    def commit(self, loss: float, by: int, agreed: int | None, *, learning: bool = False) -> None:
+        super().commit(loss, by, agreed, learning=learning)
         assert self.model is not None
         self._due = self._snapshots.committed(self.step, self.model.copying) and agreed is None
 
