@@ -6,13 +6,15 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from charts import Manifests, one, secret
+from charts import Manifests, keys, one
 from conditions import eventually
 from control_plane import etcd_program, free_ports
 from elastrain.etcd import EtcdConfig
+from elastrain_operator.keys import certificates
 
 
 class EtcdMember:
@@ -79,6 +81,16 @@ class EtcdMember:
         return (self._etcd.home / f"{self.name}-{name}.log").read_text(errors="replace")[-3000:]
 
 
+def write_keys(manifests: Manifests, home: Path) -> None:
+    """The files of its Secrets, as the chart's pod for keys creates them."""
+    (hosts,) = [word.removeprefix("--hosts=") for word in keys(manifests) if word.startswith("--hosts=")]
+    authority = certificates.new_authority("etcd-ca", datetime.now(UTC))
+    made = certificates.issue("etcd", hosts.split(","), authority, datetime.now(UTC))
+    files = {"ca.crt": authority.certificate, "tls.crt": made.certificate, "tls.key": made.key, "password": b"secret"}
+    for name, value in files.items():
+        (home / name).write_bytes(value)
+
+
 class ChartEtcd:
     """All pods of the StatefulSet."""
 
@@ -87,9 +99,8 @@ class ChartEtcd:
         pod = stateful["spec"]["template"]["spec"]
         self.home, self.name = home, stateful["metadata"]["name"]
         self.containers = {c["name"]: c for c in (*pod.get("initContainers", ()), *pod["containers"])}
-        for suffix in ("-tls", "-root"):
-            for name, value in secret(manifests, suffix).items() if "gateway" in self.containers else ():
-                (home / name).write_bytes(value)
+        if "gateway" in self.containers:
+            write_keys(manifests, home)
         self.members: list[EtcdMember] = []
         for ordinal in range(stateful["spec"]["replicas"]):
             self.members.append(EtcdMember(self, ordinal))

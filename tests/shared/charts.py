@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -52,6 +51,16 @@ def one(manifests: Manifests, kind: str, name: str = "") -> dict[str, Any]:
     return found
 
 
+def operator(manifests: Manifests) -> dict[str, Any]:
+    """Its Deployment."""
+    (found,) = [m for m in manifests if m["kind"] == "Deployment" and component(m) == "operator"]
+    return found
+
+
+def component(manifest: dict[str, Any]) -> str:
+    return str(manifest["metadata"]["labels"].get("app.kubernetes.io/component", ""))
+
+
 def pod_specs(manifests: Manifests) -> Iterator[dict[str, Any]]:
     for manifest in manifests:
         if manifest["kind"] in ("Deployment", "StatefulSet"):
@@ -59,11 +68,13 @@ def pod_specs(manifests: Manifests) -> Iterator[dict[str, Any]]:
 
 
 def environment(manifests: Manifests) -> dict[str, Any]:
-    (container,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    (container,) = operator(manifests)["spec"]["template"]["spec"]["containers"]
     return {e["name"]: e.get("value", e.get("valueFrom")) for e in container["env"]}
 
 
-def secret(manifests: Manifests, suffix: str) -> dict[str, bytes]:
-    """Values of the Secret whose name ends with ``suffix``."""
-    (found,) = [m for m in manifests if m["kind"] == "Secret" and m["metadata"]["name"].endswith(suffix)]
-    return {name: base64.b64decode(value) for name, value in found["data"].items()}
+def keys(manifests: Manifests) -> list[str]:
+    """The command of the container that creates the keys of etcd."""
+    (found,) = [m for m in manifests if m["kind"] == "Deployment" and component(m) == "keys"]
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    command: list[str] = container["command"]
+    return command

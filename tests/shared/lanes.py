@@ -17,6 +17,7 @@ LANES: dict[str, tuple[str, ...]] = {
     "apiserver": (
         "tests/protocol/api/test_cert_manager.py",
         "tests/protocol/api/test_chart_apiserver.py",
+        "tests/protocol/api/test_chart_keys.py",
         "tests/protocol/api/test_crd_apiserver.py",
         "tests/protocol/api/test_autoscaler.py",
         "tests/protocol/api/test_advice.py",

@@ -65,8 +65,19 @@ off
 {{- if eq (include "elastrain.etcdTLS" .) "existing" -}}
 {{ required "etcd.tls.secretName must name a Secret with ca.crt, tls.crt and tls.key if etcd.tls.mode is existing" .Values.etcd.tls.secretName }}
 {{- else -}}
-{{ include "elastrain.etcdName" . }}-tls
+{{ include "elastrain.etcdName" . }}-{{ ternary "server" "tls" (eq (include "elastrain.etcdTLS" .) "generated") }}
 {{- end }}
+{{- end }}
+
+{{- /* Name of the Secret with the CA of etcd.tls.mode=generated. */}}
+{{- define "elastrain.etcdAuthoritySecret" -}}
+{{ include "elastrain.etcdName" . }}-authority
+{{- end }}
+
+{{- /* Not empty if there are keys of etcd that the chart has to create. */}}
+{{- define "elastrain.keepsKeys" -}}
+{{- $mode := include "elastrain.etcdTLS" . }}
+{{- if and (ne $mode "off") (or (eq $mode "generated") (not .Values.etcd.tls.rootSecretName)) }}yes{{ end }}
 {{- end }}
 
 {{- /* Name of the Secret with the password of root and the key for the passwords of jobs. */}}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from charts import CREDENTIALS, EXTERNAL, VALUE_SETS, Manifests, Render, environment, one, pod_specs
+from charts import CREDENTIALS, EXTERNAL, VALUE_SETS, Manifests, Render, environment, one, operator, pod_specs
 from elastrain.api import names
 from elastrain.api.crd import crd
 
@@ -122,7 +122,7 @@ def test_no_etcd_is_installed_if_endpoints_name_one(rendered: Render) -> None:
 def test_credentials_are_mounted_and_named_to_workers(rendered: Render) -> None:
     manifests = rendered(*CREDENTIALS)
     env = environment(manifests)
-    (container,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    (container,) = operator(manifests)["spec"]["template"]["spec"]["containers"]
     mount = container["volumeMounts"][0]["mountPath"]
     assert env["ELASTRAIN_WORKER_ETCD_SECRET"] == "etcd"
     assert env[names.ENV_ETCD_CA] == f"{mount}/ca.crt"
@@ -163,7 +163,7 @@ def monitored(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Manifest
 
 def test_operator_serves_metrics_on_the_port_that_the_service_names(rendered: Render) -> None:
     manifests = rendered("metrics.port=9000")
-    (container,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    (container,) = operator(manifests)["spec"]["template"]["spec"]["containers"]
     (port,) = one(manifests, "Service", "metrics")["spec"]["ports"]
     assert {"name": port["targetPort"], "containerPort": port["port"]} in container["ports"]
     assert environment(manifests)["ELASTRAIN_METRICS_PORT"] == "9000"
@@ -273,7 +273,7 @@ def test_chart_has_the_projects_version() -> None:
     ids=["default", "tag", "digest", "both"],
 )
 def test_images_are_named_by_tag_or_digest(rendered: Render, settings: tuple[str, ...], image: str) -> None:
-    (container,) = one(rendered(*settings), "Deployment")["spec"]["template"]["spec"]["containers"]
+    (container,) = operator(rendered(*settings))["spec"]["template"]["spec"]["containers"]
     assert container["image"] == image
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -104,39 +103,6 @@ def test_operator_has_only_the_permissions_that_it_needs(apiserver: ApiServer) -
             "auth", "can-i", "update", lease_of, f"--as={service_account}", "--namespace=training"
         )
         assert asked.stdout.strip() == answer, name
-
-
-@pytest.mark.usefixtures("installed")
-def test_password_and_certificates_survive_upgrades_and_a_new_one_has_the_same_authority(
-    helm: Run, apiserver: ApiServer
-) -> None:
-    def secrets() -> dict[str, dict[str, str]]:
-        kinds = ("root", "ca", "tls")
-        listed = apiserver.kubectl(
-            "-n", "training", "get", "secret", *(f"demo-elastrain-etcd-{k}" for k in kinds), "-o=yaml"
-        )
-        return dict(zip(kinds, (item["data"] for item in yaml.safe_load(listed.stdout)["items"]), strict=True))
-
-    def upgrade(*settings: str) -> dict[str, dict[str, str]]:
-        result = helm("upgrade", *RELEASE, *settings, cluster=apiserver)
-        assert result.returncode == 0, result.stderr
-        return secrets()
-
-    before = secrets()
-    assert upgrade("--set=operator.leaseTTL=7") == before
-    renewed = upgrade("--set=etcd.tls.renew=now")
-    assert renewed["tls"]["tls.crt"] != before["tls"]["tls.crt"]
-    assert renewed["tls"]["ca.crt"] == before["tls"]["ca.crt"]
-    assert (renewed["root"], renewed["ca"]) == (before["root"], before["ca"])
-    assert upgrade("--set=etcd.tls.renew=now") == renewed
-    old = "elastrain.dev/issued=" + str(int(time.time()) - 91 * 86400)
-    aged = apiserver.kubectl("-n", "training", "annotate", "--overwrite", "secret", "demo-elastrain-etcd-tls", old)
-    assert aged.returncode == 0, aged.stderr
-    rotated = upgrade("--set=etcd.tls.renew=now")
-    assert rotated["tls"]["tls.key"] != renewed["tls"]["tls.key"], (
-        "after 90 days an upgrade replaces key and certificate"
-    )
-    assert (rotated["tls"]["ca.crt"], rotated["ca"]) == (before["tls"]["ca.crt"], before["ca"])
 
 
 def test_etcd_stays_without_tls_at_an_upgrade_that_does_not_request_it(helm: Run, apiserver: ApiServer) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from charts import CREDENTIALS, EXTERNAL, VALUE_SETS, Manifests, Render, environment, one, secret
+from charts import CREDENTIALS, EXTERNAL, VALUE_SETS, Manifests, Render, environment, one, operator
 from elastrain.api import names
-from elastrain_operator.config import MIN_KEY_BYTES
 from elastrain_operator.kube.client import PERMISSIONS
 
 
@@ -37,22 +36,21 @@ def ingress(manifests: Manifests, name: str) -> list[dict[str, Any]]:
 def test_only_operator_and_workers_reach_etcd(
     rendered: Render, values: tuple[str, ...], namespaces: dict[str, Any]
 ) -> None:
-    clients, peers, metrics = ingress(rendered(*values), "demo-elastrain-etcd")
-    operator, workers = clients["from"]
+    clients, peers = ingress(rendered(*values), "demo-elastrain-etcd")
+    operators, workers = clients["from"]
     assert clients["ports"] == [{"port": "client"}]
-    labels = one(rendered(*values), "Deployment")["spec"]["template"]["metadata"]["labels"]
-    assert operator == {"podSelector": {"matchLabels": labels}}
+    labels = operator(rendered(*values))["spec"]["template"]["metadata"]["labels"]
+    assert operators == {"podSelector": {"matchLabels": labels}}
     assert workers == {
         "namespaceSelector": namespaces,
         "podSelector": {"matchLabels": {names.LABEL_MANAGED_BY: names.MANAGED_BY}},
     }
     member = one(rendered(*values), "StatefulSet")["spec"]["template"]["metadata"]["labels"]
     assert peers == {"ports": [{"port": 2380}], "from": [{"podSelector": {"matchLabels": member}}]}
-    assert metrics == {"ports": [{"port": 2381}]}
 
 
 def test_operator_is_reachable_only_on_its_ports(rendered: Render) -> None:
-    (container,) = one(rendered(), "Deployment")["spec"]["template"]["spec"]["containers"]
+    (container,) = operator(rendered())["spec"]["template"]["spec"]["containers"]
     served = [{"port": port["name"]} for port in container["ports"]]
     assert ingress(rendered(), "demo-elastrain") == [{"ports": served}]
 
@@ -64,7 +62,7 @@ def test_no_policy_is_rendered_if_it_is_off(rendered: Render) -> None:
 
 # ---- replicas of the operator ----------------------------------------------------------------------------------------
 def test_operator_has_a_stand_by_on_another_node_that_a_drain_keeps(rendered: Render) -> None:
-    deployment = one(rendered(), "Deployment")["spec"]
+    deployment = operator(rendered())["spec"]
     assert deployment["replicas"] == 2
     (spread,) = deployment["template"]["spec"]["affinity"]["podAntiAffinity"].values()
     term = spread[0]["podAffinityTerm"]
@@ -84,7 +82,7 @@ def test_a_single_operator_blocks_no_drain(rendered: Render) -> None:
 
 def test_affinity_of_the_values_replaces_the_charts(rendered: Render) -> None:
     manifests = rendered("operator.affinity.nodeAffinity.x=y")
-    assert one(manifests, "Deployment")["spec"]["template"]["spec"]["affinity"] == {"nodeAffinity": {"x": "y"}}
+    assert operator(manifests)["spec"]["template"]["spec"]["affinity"] == {"nodeAffinity": {"x": "y"}}
 
 
 # ---- TLS and users ---------------------------------------------------------------------------------------------------
@@ -95,7 +93,7 @@ def test_each_mode_renders_what_it_mounts(rendered: Render) -> None:
 
     etcd = "demo-elastrain-etcd"
     root = f"Secret {etcd}-root"
-    assert made() == [f"Secret {etcd}-ca", root, f"Secret {etcd}-tls"]
+    assert made() == [f"Secret {etcd}-authority", root, f"Secret {etcd}-server"]
     assert made("etcd.tls.mode=off") == made(*EXTERNAL) == made(*CREDENTIALS) == []
     assert made(*VALUE_SETS["own-certificate"]) == []
     own_ca = [f"Certificate {etcd}-ca", f"Issuer {etcd}-ca", f"Issuer {etcd}-self-signed"]
@@ -115,16 +113,9 @@ def test_operator_logs_in_as_root_and_creates_a_user_for_each_job(rendered: Rend
     env = environment(rendered())
     assert env[names.ENV_ETCD_USERNAME] == "root"
     assert "ELASTRAIN_WORKER_ETCD_SECRET" not in env
-    values = secret(rendered(), "-root")
-    assert len(values["job-key"]) >= MIN_KEY_BYTES
-    spec = one(rendered(), "Deployment")["spec"]["template"]["spec"]
+    spec = operator(rendered())["spec"]["template"]["spec"]
     paths = {m["name"]: m["mountPath"] for m in spec["containers"][0]["volumeMounts"]}
-    mounted = {
-        f"{paths[v['name']]}/{key}"
-        for v in spec["volumes"]
-        for key in secret(rendered(), v["secret"]["secretName"])
-        if key in [item["key"] for item in v["secret"].get("items", [{"key": key}])]
-    }
+    mounted = {f"{paths[v['name']]}/{item['path']}" for v in spec["volumes"] for item in v["secret"]["items"]}
     files = {env[names.ENV_ETCD_CA], env[names.ENV_ETCD_PASSWORD_FILE], env["ELASTRAIN_JOB_KEY_FILE"]}
     assert files == mounted, "only the files that the operator reads, and no private key of a certificate"
 

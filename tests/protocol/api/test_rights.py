@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from charts import operator
 from elastrain.dashboard.access import REVIEW_PERMISSIONS
 from elastrain.dashboard.board import NODE_PERMISSIONS as DASHBOARD_NODE_PERMISSIONS
 from elastrain.dashboard.board import PERMISSIONS as DASHBOARD_PERMISSIONS
@@ -93,7 +94,9 @@ def grants(manifests: Manifests, to: str = "demo-elastrain") -> dict[tuple[str, 
             continue
         (subject,) = binding["subjects"]
         assert (subject["kind"], subject["namespace"]) == ("ServiceAccount", "training")
-        assert subject["name"] in ("demo-elastrain", "demo-elastrain-dashboard"), "an unknown account"
+        assert subject["name"] in ("demo-elastrain", "demo-elastrain-dashboard", "demo-elastrain-keys"), (
+            "an unknown account"
+        )
         if subject["name"] != to:
             continue
         namespace, ref = binding["metadata"].get("namespace"), binding["roleRef"]
@@ -162,9 +165,23 @@ def test_operator_may_use_only_its_own_lease(rendered: Render) -> None:
     rules = grants(rendered())["RoleBinding", "training"]
     named = {tuple(rule["verbs"]): rule.get("resourceNames") for rule in rules}
     assert named == {("create",): None, ("get", "update"): ["demo-elastrain"]}
-    (container,) = next(m for m in rendered() if m["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
+    (container,) = operator(rendered())["spec"]["template"]["spec"]["containers"]
     environment = {e["name"]: e.get("value") for e in container["env"]}
     assert environment["ELASTRAIN_LEASE"] == "training/demo-elastrain"
+
+
+def test_only_the_pod_for_keys_reads_keys_and_only_those_of_etcd(rendered: Render) -> None:
+    rules = grants(rendered(), "demo-elastrain-keys")["RoleBinding", "training"]
+    etcd = "demo-elastrain-etcd"
+    pods = [f"{etcd}-{n}" for n in range(3)]
+    assert {(*r["resources"], *r["verbs"]): r["resourceNames"] for r in rules} == {
+        ("secrets", "get", "update"): [f"{etcd}-root", f"{etcd}-authority", f"{etcd}-server"],
+        ("secrets", "get"): [f"{etcd}-ca"],
+        ("pods", "get"): pods,
+        ("pods/eviction", "create"): pods,
+    }
+    for settings in (("etcd.tls.mode=off",), ("etcd.tls.mode=cert-manager", "etcd.tls.rootSecretName=mine")):
+        assert not grants(rendered(*settings), "demo-elastrain-keys"), settings
 
 
 @pytest.mark.parametrize(
@@ -186,4 +203,4 @@ def test_table_matches_the_programs_declared_use(table: Any, used: Any) -> None:
 
 def test_users_roles_grant_the_operator_nothing(rendered: Render) -> None:
     bound = {m["roleRef"]["name"] for m in rendered() if "roleRef" in m}
-    assert bound == {"demo-elastrain", "demo-elastrain-lease", "demo-elastrain-identity"}
+    assert bound == {f"demo-elastrain{name}" for name in ("", "-lease", "-identity", "-keys")}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from charts import Run
+from charts import Run, operator
 from conditions import eventually
 from elastrain.api import names
 from elastrain.api.job import JobSpec
@@ -93,7 +93,7 @@ class Stolen:
         applied = apiserver.kubectl("apply", "-f", "-", document=yaml.safe_dump_all(chosen))
         assert applied.returncode == 0, applied.stderr
         self.release = release
-        account = next(m["metadata"]["name"] for m in self.manifests if m["kind"] == "ServiceAccount")
+        account = operator(self.manifests)["spec"]["template"]["spec"]["serviceAccountName"]
         answer = self.admin.call(
             "POST",
             f"/api/v1/namespaces/{release}/serviceaccounts/{account}/token",

@@ -66,6 +66,18 @@ def test_members_reach_each_other_and_workers_do_not_reach_that_port(rendered: R
     assert not reaches(rendered(), Peer("team-a", WORKER), 2380)
 
 
+def test_metrics_of_etcd_are_read_by_the_peers_that_the_values_name_only(rendered: Render) -> None:
+    prometheus = Peer("monitoring", {"app": "prometheus"})
+    for source in (prometheus, Peer("team-a", WORKER), Peer("training", {"app": "any"})):
+        assert not reaches(rendered(), source, 2381)
+    where = r"etcd.metricsFrom[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=monitoring"
+    opened = rendered(where, "etcd.metricsFrom[0].podSelector.matchLabels.app=prometheus")
+    assert reaches(opened, prometheus, 2381)
+    assert not reaches(opened, prometheus), "and etcd itself stays closed to it"
+    assert not reaches(opened, Peer("monitoring", {"app": "other"}), 2381)
+    assert not reaches(opened, Peer("team-a", WORKER), 2381)
+
+
 # ---- the label, on a real API server ---------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def tenant(apiserver: ApiServer, helm: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenant]:
