@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test nightly nightly-e2e simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics seeded clean-cluster docs docs-serve reference
+.PHONY: help demo storm test nightly nightly-e2e simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics gpu seeded clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,10 @@ bench-steady: ## the cost of a step while nothing happens, beside plain DDP: 25 
 bench-numerics: ## the cost of bitwise numerics: ten minutes (docs/numerics.md)
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/numerics.py
+
+gpu: ## what one GPU can show, in nine minutes (docs/gpu.md); without one, the same programs with gloo in NCCL's place
+	@scripts/dev-env
+	@$(PY) bench/gpu.py
 
 bench-rendezvous: ## thousands of simulated members through a real etcd, beside torch's rendezvous: ten minutes
 	@scripts/dev-env

@@ -86,3 +86,13 @@ def test_rank_gets_the_device_of_its_local_rank_and_shares_if_there_are_too_few(
 def test_the_user_is_advised_if_the_model_does_not_use_the_accelerator(visible, files, build, says) -> None:
     message = advice(visible, files, build)
     assert (message is None) if says is None else re.search(says, message)
+
+
+def test_nccl_is_used_by_ranks_that_share_a_device_if_all_permit_it_and_nccl_can() -> None:
+    def offer(version: tuple[int, int], *, shares: bool) -> Offer:
+        return propose(Here("cuda", "GPU-0", version, shares=shares), "auto")
+
+    assert agree([offer((2, 30), shares=True)] * 3).backend is Backend.NCCL
+    assert agree([offer((2, 30), shares=True), offer((2, 30), shares=False)]).backend is Backend.TCP
+    assert agree([offer((2, 29), shares=True)] * 2).backend is Backend.TCP
+    assert Offer.decode(offer((2, 30), shares=True).encode()).shares

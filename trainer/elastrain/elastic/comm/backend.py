@@ -8,6 +8,7 @@ leave half of the ranks in an NCCL call that the others do not make.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,8 @@ import torch.distributed as dist
 from elastrain.api import names
 from elastrain.api.settings import Transport
 
+SHARED_NCCL = (2, 30)
+"""From this version on ``NCCL_MULTI_RANK_GPU_ENABLE=1`` permits several ranks on one device."""
 LEAST_NCCL = (2, 25)
 """From this version on ``ncclCommAbort`` ends kernels that wait for a lost peer, without hanging itself."""
 
@@ -40,7 +43,9 @@ class Here:
     card: str = ""
     """UUID of the device; empty for a CPU."""
     nccl: tuple[int, ...] | None = None
-    """Version of NCCL in torch; None: torch was built without it."""
+    """Version of NCCL that is loaded; None: torch was built without it."""
+    shares: bool = False
+    """Whether NCCL may use a device for several ranks (``NCCL_MULTI_RANK_GPU_ENABLE=1``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ class Offer:
     card: str = ""
     why: str = ""
     """For people: the reason why it is not NCCL."""
+    shares: bool = False
+    """Whether its device may be that of other ranks too."""
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -58,7 +65,7 @@ class Offer:
     @classmethod
     def decode(cls, text: str) -> Offer:
         fields = json.loads(text)
-        return cls(Backend(fields["backend"]), fields["card"], fields["why"])
+        return cls(Backend(fields["backend"]), fields["card"], fields["why"], fields["shares"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,7 @@ def propose(here: Here, demanded: Transport) -> Offer:
         return Offer(Backend.TCP, here.card, f"{names.ENV_BACKEND}=tcp")
     obstacle = _obstacle(here)
     if obstacle is None:
-        return Offer(Backend.NCCL, here.card)
+        return Offer(Backend.NCCL, here.card, shares=here.shares and (here.nccl or ()) >= SHARED_NCCL)
     if demanded == "nccl":
         raise ValueError(
             f"{names.ENV_BACKEND}=nccl, but {obstacle}; change that, or set {names.ENV_BACKEND}=tcp in the template's "
@@ -106,10 +113,11 @@ def agree(offers: Sequence[Offer]) -> Choice:
     if without is not None:
         return Choice(Backend.TCP, f"rank {without}: {offers[without].why}")
     (card, users), *_ = Counter(offer.card for offer in offers).most_common(1)
-    if users > 1:
+    if users > 1 and not all(offer.shares for offer in offers):
         ranks = ", ".join(str(rank) for rank, offer in enumerate(offers) if offer.card == card)
         return Choice(Backend.TCP, f"ranks {ranks} share the device {card}, which NCCL refuses")
-    return Choice(Backend.NCCL, "every rank has a CUDA device of its own")
+    shared = "NCCL_MULTI_RANK_GPU_ENABLE permits ranks that share a CUDA device"
+    return Choice(Backend.NCCL, shared if users > 1 else "every rank has a CUDA device of its own")
 
 
 def look(model: torch.device) -> Here:
@@ -117,8 +125,10 @@ def look(model: torch.device) -> Here:
     if model.type != "cuda":
         return Here(model.type)
     card = str(torch.cuda.get_device_properties(model).uuid)
+    if host := os.environ.get("NCCL_HOSTID"):  # NCCL takes ranks of different hosts to have different devices
+        card = f"{host}/{card}"
     version = torch.cuda.nccl.version() if dist.is_nccl_available() else None
-    return Here("cuda", card, version)
+    return Here("cuda", card, version, shares=os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1")
 
 
 def device_of_rank(local_rank: int) -> torch.device:
