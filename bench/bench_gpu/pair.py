@@ -21,6 +21,7 @@ import torch.distributed as dist
 from bench_gpu.report import ENV_DRY, Figures, NotPossible
 from elastrain.elastic.comm import nccl
 from elastrain.elastic.comm.header import Label
+from elastrain.elastic.comm.mates import Mates
 from elastrain.elastic.comm.transport import wait_for
 
 CYCLES = 20
@@ -42,7 +43,7 @@ class Pair:
         """A communicator of both."""
         self._number += 1
         store = nccl.IdStore(self._number, self.rank, self.gather)
-        return nccl.form(store, self.rank, 2, self.device, lambda: False)
+        return nccl.form(store, self.rank, 2, self.device, mates=Mates({}), called_off=lambda: False)
 
     def gather(self, mine: bytes) -> list[bytes]:
         """``mine`` of both, by rank; each call meets the same call of the peer."""

@@ -1,112 +1,107 @@
-"""A rank of a worker is killed: the worker's other ranks keep their processes and the state."""
+"""Ranks of one worker end their NCCL communicators together: memory that kernels use is not freed."""
 
-from __future__ import annotations
-
-import os
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import socket
+import threading
+import time
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from elastrain.api import names
-from elastrain.api.keys import JobKeys
-from elastrain.etcd.server import EtcdServer
-from real_job import Job
-from warm import Warm
-
-SCRIPT = Path(__file__).with_name("train_float64.py")
-SHORT_LOOPS = Path(__file__).with_name("train_short_loops.py")
-STEPS = 21 * 4
-
-
-@pytest.fixture
-def job(warm: Warm, tmp_path: Path, etcd_factory: Callable[[], EtcdServer], job_keys: JobKeys) -> Iterator[Job]:
-    job = Job(warm, tmp_path, etcd_factory(), job_keys)
-    yield job
-    job.close()
+from conditions import eventually
+from elastrain.api.records import Generation, GenerationMember
+from elastrain.elastic.comm import mates as module
+from elastrain.elastic.comm import nccl
+from elastrain.elastic.comm.backend import Backend, Offer
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.exchange import Meeting
+from elastrain.elastic.comm.mates import Mates, mates_of
+from elastrain.elastic.comm.watchdog import MATE, Observation, Watchdog
 
 
-def start(job: Job, *workers: str) -> None:
-    command = [sys.executable, str(SCRIPT), str(job.folder), "4", "0.1"]
-    job.start(*workers, command=command, **{names.ENV_NPROC: "2"})
+def generation(*slots: int, port: int = 1) -> Generation:
+    members, offset = [], 0
+    for i, count in enumerate(slots):
+        place = {"address": "127.0.0.1", "store_port": port}
+        members.append(GenerationMember(id=f"m{i}", worker=f"w{i}", rank_offset=offset, slots=count, **place))
+        offset += count
+    return Generation(number=1, members=tuple(members), reason="Test", leader="m0")
 
 
-def pids(job: Job, worker: str) -> dict[str, int]:
-    return job[worker].log("ranks started")[-1]["pids"]
+def test_mates_are_the_other_ranks_of_the_worker() -> None:
+    assert mates_of(generation(2, 3), 3) == [2, 4]
+    assert mates_of(generation(2, 1), 2) == []
 
 
-def ends(job: Job, *workers: str) -> None:
-    (job.folder / "run-free").touch()
-    assert [job[w].ends().outcome for w in workers] == ["finished"] * len(workers), job.story()
-    final = [torch.load(job.folder / f"final-{pid}.pt") for w in workers for pid in pids(job, w).values()]
-    assert [end["step"] for end in final] == [STEPS] * 2 * len(workers)
-    for end in final:
-        assert all(torch.equal(v, final[0]["model"][k]) for k, v in end["model"].items())
-        assert end["lr"] == final[0]["lr"]
-    job.verdict()
+def test_agreement_waits_for_all_mates_and_names_those_that_say_nothing() -> None:
+    pairs = [socket.socketpair() for _ in range(3)]
+    here = Mates({rank: mine for rank, (mine, _) in enumerate(pairs)})
+    threading.Timer(0.1, pairs[0][1].send, [b"be"]).start()  # has begun, and its kernels have ended
+    threading.Timer(0.1, pairs[1][1].close).start()  # was killed
+    assert here.agree(0.5) == [2]
+    pairs[2][1].close()
+    here.close()
 
 
-@pytest.mark.parametrize("local", [0, 1])
-def test_the_only_worker_loses_no_step_if_one_of_its_ranks_is_killed(job, local) -> None:
-    """The other rank holds the only copy of the state."""
-    job.want(1)
-    start(job, "a")
-    first = job.together("a")
-    before = pids(job, "a")
-    os.kill(before[str(local)], signal.SIGKILL)
-    job.together("a", after=first)
-    after = pids(job, "a")
-    assert after[str(1 - local)] == before[str(1 - local)], "the other rank's process changed"
-    assert after[str(local)] != before[str(local)]
-    ends(job, "a")
+def test_the_generation_is_aborted_if_a_mate_gives_it_up_and_not_if_a_mate_closes() -> None:
+    (mine, theirs), (other, closing) = socket.socketpair(), socket.socketpair()
+    causes: list[str] = []
+    idle = lambda now, hung_up_at: Observation(now, None, hung_up_at, None, None)  # noqa: E731 - no sum is awaited
+    watch = Watchdog([], [mine, other], idle, causes.append, pytest.fail)
+    closing.close()
+    time.sleep(0.1)
+    assert causes == []
+    Mates({0: theirs}).begin()
+    eventually(lambda: causes == [MATE], what="the abort")
+    watch.stop()
+    for s in (mine, theirs, other):
+        s.close()
 
 
-def test_the_other_workers_and_the_killed_ranks_mate_keep_their_processes(job) -> None:
-    job.want(2)
-    start(job, "a", "b")
-    first = job.together("a", "b")
-    a, b = pids(job, "a"), pids(job, "b")
-    os.kill(b["1"], signal.SIGKILL)
-    job.together("a", "b", after=first)
-    assert pids(job, "a") == a and pids(job, "b")["0"] == b["0"]
-    ends(job, "a", "b")
+class Kernel:
+    """A communicator of a device: its kernels run until they are ended, its memory is there until it is freed."""
+
+    all: ClassVar[list[Any]] = []
+
+    def __init__(self) -> None:
+        self.runs, self.freed, self.faults = True, False, 0
+        Kernel.all.append(self)
+
+    def abort(self) -> None:
+        self.runs = False
+        self.freed = True
+        Kernel.fault()
+
+    @classmethod
+    def fault(cls) -> None:
+        for kernel in cls.all:
+            kernel.faults += kernel.runs and any(k.freed for k in cls.all if k is not kernel)
 
 
-def test_a_rank_that_stood_by_goes_on_to_the_loop_that_the_job_is_in(world) -> None:
-    world.start("a", "b", epochs=40, delay=0.005, script=SHORT_LOOPS)
-    world.ready("a", "b")
-    world.propose("a", "b")
-    world.adopted("a", "b")
-    world.progressed("a", 6)
-    world.ranks["b"].renew()
-    world.wait("a to leave their generation", lambda: world.ranks["a"].has("broken", generation=1))
-    world.propose("a")
-    world.adopted("a")
-    world.progressed("a", 9)
-    world.propose("a", "b")
-    world.adopted("a", "b")
-    final = world.finished("a", "b")
-    assert [rank["step"] for rank in final.values()] == [120, 120]
-    assert all(torch.equal(v, final["a"]["model"][k]) for k, v in final["b"]["model"].items())
-    assert final["a"]["lr"] == final["b"]["lr"], "a schedule missed an epoch"
-    assert not world.ranks["b"].of_type("misplaced")
+def revoke(kernel: Kernel, _device: object) -> bool:
+    time.sleep(0.05 * Kernel.all.index(kernel))  # one after the other
+    kernel.runs = False
+    return True
 
 
-def test_a_rank_that_stood_by_in_the_same_loop_receives_the_newer_state(world) -> None:
-    world.start("a", "b")
-    world.ready("a", "b")
-    world.propose("a", "b")
-    world.adopted("a", "b")
-    world.progressed("a", 3)
-    world.ranks["b"].renew()
-    world.wait("a to leave their generation", lambda: world.ranks["a"].has("broken", generation=1))
-    world.propose("a")
-    world.adopted("a")
-    world.progressed("a", 5)
-    world.propose("a", "b")
-    world.adopted("a", "b")
-    final = world.finished("a", "b")
-    assert all(torch.equal(v, final["a"]["model"][k]) for k, v in final["b"]["model"].items())
+@pytest.mark.parametrize("together", [True, False])
+def test_no_memory_is_freed_while_the_kernel_of_a_mate_runs(together, monkeypatch, meeting_point, each) -> None:
+    """``together`` False: the counterexample, without the agreement."""
+    monkeypatch.setattr(Kernel, "all", [])
+    monkeypatch.setattr(nccl, "open_backend", lambda *_: Kernel())
+    monkeypatch.setattr(nccl, "revoke", revoke)
+    monkeypatch.setattr(module, "AGREE_SECONDS", 10.0)
+    if not together:
+        monkeypatch.setattr(Mates, "agree", lambda _self: [])
+    g = generation(3, port=meeting_point.port)
+
+    def one(rank: int) -> Communicator:
+        offer = Offer(Backend.NCCL, card=f"GPU-{rank}")
+        place = {"address": "127.0.0.1", "offer": offer, "device": torch.device("cpu")}
+        return Communicator(of=g, rank=rank, meeting=Meeting(g, rank, lambda: False), **place)
+
+    ranks = each(one, range(3))
+    ranks[1].abort("the agent has told this rank only")
+    eventually(lambda: all(k.freed for k in Kernel.all), what="all ranks end the communicator")
+    each(lambda c: c.close(), ranks)
+    assert (sum(k.faults for k in Kernel.all) == 0) == together

@@ -15,6 +15,7 @@ from elastrain.elastic.comm import backend, nccl
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.comm.header import Label
+from elastrain.elastic.comm.mates import Mates
 from elastrain.elastic.comm.transport import wait_for
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.slices import Transfer
@@ -33,7 +34,7 @@ def device(monkeypatch) -> torch.device:
 def solo(device: torch.device) -> nccl.Nccl:
     store = nccl.IdStore(1, 0, lambda mine: [mine])
     opened = nccl.open_backend(store, 0, 1, device)
-    return nccl.Nccl(opened, store)
+    return nccl.Nccl(opened, store, device, Mates({}))
 
 
 def test_nccl_can_be_aborted_and_recreated_in_one_process(device) -> None:

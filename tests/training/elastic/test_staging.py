@@ -69,3 +69,11 @@ def test_sizes_of_pieces_may_differ_from_one_to_the_next(elsewhere) -> None:
         stage.finish(received, home)
         assert torch.equal(home, piece)
     assert elsewhere == [8]
+
+
+def test_buffers_are_allocated_before_a_generation_may_include_the_rank(elsewhere) -> None:
+    """Later its device may wait for other ranks, and an allocation for the device."""
+    transfer.reserve(torch.device("cpu"))
+    assert elsewhere == []
+    transfer.reserve(torch.device("meta"))
+    assert elsewhere == [transfer.PIECE_BYTES] * transfer.RESERVED

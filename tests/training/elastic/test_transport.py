@@ -170,7 +170,7 @@ def form(request, machine, generation, each):
             meeting = Meeting(g, rank, lambda: False)
             at = {"of": g, "rank": rank, "meeting": meeting, "address": "127.0.0.1", "called_off": called_off}
             try:
-                ranks[rank] = Communicator(**at, offer=offer, device="a device")
+                ranks[rank] = Communicator(**at, offer=offer, device=torch.device("cpu"))
             except Exception as e:
                 errors.append(e)
 

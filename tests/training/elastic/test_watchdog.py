@@ -71,7 +71,7 @@ def test_a_killed_peer_is_detected_by_its_connection_during_sums() -> None:
         broken_at = now if aborted.is_set() else None
         return Observation(now, now - 1.0, hung_up_at, None, broken_at)
 
-    watch = Watchdog([mine], observe, abort, causes.append)
+    watch = Watchdog([mine], [], observe, abort, causes.append)
     theirs.close()
     assert aborted.wait(10), "the end of the connection was not detected"
     watch.stop()
@@ -86,7 +86,7 @@ def test_thread_ends_and_keeps_the_connections_if_it_is_stopped() -> None:
     def observe(now: float, hung_up_at: float | None) -> Observation:
         return Observation(now, None, hung_up_at, None, None)
 
-    watch = Watchdog([mine], observe, pytest.fail, pytest.fail)
+    watch = Watchdog([mine], [], observe, pytest.fail, pytest.fail)
     assert watch._thread.is_alive()
     watch.stop()
     assert not watch._thread.is_alive()
@@ -105,7 +105,7 @@ def test_process_is_ended_once_if_the_device_stays_away(monkeypatch) -> None:
     def observe(now: float, hung_up_at: float | None) -> Observation:
         return Observation(now, at, hung_up_at, None, at)
 
-    watch = Watchdog([mine], observe, pytest.fail, ended.append)
+    watch = Watchdog([mine], [], observe, pytest.fail, ended.append)
     watch._thread.join(10)
     assert len(ended) == 1
     watch.stop()

@@ -32,6 +32,7 @@ class Purpose(IntEnum):
 
     STATE = 0
     SUMS = 1
+    MATES = 2
     SNAPSHOT = 2
 
 
@@ -103,6 +104,12 @@ class Channels:
         connection.connect(target)
         connection.settimeout(None)
         connection.sendall(bytes.fromhex(token) + bytes([purpose]) + rank.to_bytes(_RANK_BYTES, "big"))
+        return connection
+
+    def hand_over(self, connection: socket.socket) -> socket.socket:
+        """From now on the caller owns this connection: it outlives the others."""
+        with self._lock:
+            self._open.remove(connection)
         return connection
 
     def shut(self) -> None:

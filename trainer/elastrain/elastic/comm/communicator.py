@@ -27,6 +27,7 @@ from elastrain.elastic.comm.backend import Backend, Offer, agree
 from elastrain.elastic.comm.channel import Channels, Purpose
 from elastrain.elastic.comm.exchange import Meeting
 from elastrain.elastic.comm.header import Kind, Label, RanksDiverged, left_early
+from elastrain.elastic.comm.mates import Mates, mates_of
 from elastrain.elastic.comm.mesh import Mesh
 from elastrain.elastic.comm.staged import StagedAllreduce
 from elastrain.elastic.comm.tcp_allreduce import TcpAllreduce
@@ -352,12 +353,29 @@ class Communicator:
     def _form_nccl(
         self, device: torch.device, connections: list[socket.socket], called_off: Callable[[], bool]
     ) -> None:
+        mates = self._form_mates(called_off)
         store = nccl.IdStore(self.generation, self.rank, self.all_gather_bytes)
-        self._nccl = nccl.form(store, self.rank, self.world_size, device, called_off)
+        try:
+            self._nccl = nccl.form(store, self.rank, self.world_size, device, mates=mates, called_off=called_off)
+        except BaseException:
+            mates.close()
+            raise
         self._transports.insert(0, self._nccl)
         if self._broken is not None:  # an abort while NCCL formed has not reached it
             self._nccl.abort(self._broken)
-        self._watchdog = watchdog.Watchdog(connections, self._observe, self.abort, watchdog.end_process)
+        near = list(mates.connections.values())
+        self._watchdog = watchdog.Watchdog(connections, near, self._observe, self.abort, watchdog.end_process)
+
+    def _form_mates(self, called_off: Callable[[], bool]) -> Mates:
+        """Connections to the ranks whose device memory NCCL may map."""
+        ranks = mates_of(self.of, self.rank)
+        try:
+            found = {r: self.connect(r, Purpose.MATES) for r in ranks if r < self.rank}
+            later = [r for r in ranks if r > self.rank]
+            found |= self._channels.accept(later, Purpose.MATES, CONNECT_SECONDS, called_off)
+        except OSError as e:
+            raise RuntimeError(f"could not connect to every rank of this node: {first_line(e)}") from e
+        return Mates({rank: self._channels.hand_over(connection) for rank, connection in found.items()})
 
     def _observe(self, now: float, hung_up_at: float | None) -> watchdog.Observation:
         since, error = self._device_since, None

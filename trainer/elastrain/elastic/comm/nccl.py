@@ -5,7 +5,8 @@ or abort the communicator unseen; a kernel that an abort has ended leaves garbag
 
 Properties of NCCL that shape this module (sources in docs/gpu.md):
 
-- A kernel whose peer is gone spins forever. Only ``ncclCommAbort`` ends it.
+- A kernel whose peer is gone spins forever. Only an abort ends it, or ``ncclCommRevoke``, which frees nothing.
+- An abort frees memory that kernels of other ranks of the node may use (:mod:`elastrain.elastic.comm.mates`).
 - Kernels of two communicators run on a device only one after the other. Forming a communicator therefore launches none:
   its first kernel belongs to the first step of its generation, and the host has waited for the previous generation.
 - In the non-blocking mode NCCL 2.26 hangs at random, and Python cannot wait for the end of an initialisation. The
@@ -15,6 +16,7 @@ Properties of NCCL that shape this module (sources in docs/gpu.md):
 from __future__ import annotations
 
 import base64
+import ctypes
 import json
 import os
 import threading
@@ -28,12 +30,18 @@ import torch
 import torch.distributed as dist
 
 from elastrain.elastic.comm.header import Label
+from elastrain.elastic.comm.mates import Mates
 from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS, CONNECT_SECONDS, CalledOff, first_line
 
 log = structlog.get_logger(__name__)
 
 CLOSE_SECONDS = 30.0
 """Bound of a healthy communicator's end, and of an abort. After it the communicator is left to its thread."""
+LEAST_REVOKE = (2, 30)
+"""NCCL has ``ncclCommRevoke`` since 2.28.7. From this version on ``make gpu`` shows it on one card."""
+REVOKE_SECONDS = 5.0
+ROOM_BYTES = 1 << 30
+"""Free device memory below which unused blocks of torch's allocator are released before NCCL initialises."""
 _POLL_SECONDS = 0.05
 """Interval at which the wait for an initialisation checks whether it was called off."""
 _OURS = {
@@ -57,9 +65,9 @@ class InitialisationFailed(RuntimeError):
 class Nccl:
     """A NCCL communicator over the ranks of one generation."""
 
-    def __init__(self, backend: Any, store: dist.Store) -> None:
+    def __init__(self, backend: Any, store: dist.Store, device: torch.device, mates: Mates) -> None:
         """``backend``: a connected ``ProcessGroupNCCL``. Use :func:`form`."""
-        self._backend = backend
+        self._backend, self._device, self._mates = backend, device, mates
         self._store = store  # torch's C++ code calls this object
         self._lock = threading.Lock()
         self._aborting: threading.Thread | None = None
@@ -113,15 +121,21 @@ class Nccl:
             if self._aborting.is_alive():
                 log.error("NCCL's abort has not returned; its memory stays in use", seconds=CLOSE_SECONDS)
         self._backend = None
+        self._mates.close()
 
     def _abort(self, cause: str) -> None:
         began = time.monotonic()
+        self._mates.begin()
+        revoked = revoke(self._backend, self._device)
+        if late := self._mates.agree():
+            log.warning("ranks of this node have not said that their kernels have ended", ranks=late, revoked=revoked)
         try:
             self._backend.abort()
         except RuntimeError as e:  # torch reports a time-out this way; the watchdog frees the waiting rank
             log.error("NCCL's abort failed", error=first_line(e), cause=cause)
         else:
-            log.info("NCCL communicator aborted", seconds=round(time.monotonic() - began, 3), cause=cause)
+            seconds = round(time.monotonic() - began, 3)
+            log.info("NCCL communicator aborted", seconds=seconds, revoked=revoked, cause=cause)
 
     def _shut_down(self) -> None:
         try:
@@ -132,12 +146,15 @@ class Nccl:
             self._finished = True
 
 
-def form(store: IdStore, rank: int, world_size: int, device: torch.device, called_off: Callable[[], bool]) -> Nccl:
+def form(
+    store: IdStore, rank: int, world_size: int, device: torch.device, *, mates: Mates, called_off: Callable[[], bool]
+) -> Nccl:
     """Connect to all ranks; returns when that is done. Launches no kernel, so training continues meanwhile.
 
     Blocks up to ``CONNECT_SECONDS``. Raises :class:`InitialisationFailed`, or :class:`CalledOff` soon after
     ``called_off()`` is true. In both cases the thread that still waits inside NCCL ends the communicator it has made.
     """
+    make_room(device)
     attempt = _Attempt(store, rank, world_size, device)
     end = time.monotonic() + CONNECT_SECONDS
     while not attempt.done.wait(_POLL_SECONDS):
@@ -150,7 +167,40 @@ def form(store: IdStore, rank: int, world_size: int, device: torch.device, calle
                 f"NCCL has not connected {world_size} ranks within {CONNECT_SECONDS:g} s; set NCCL_DEBUG=INFO to see "
                 f"why, NCCL_SOCKET_IFNAME to choose the network, or {_WITHOUT}"
             )
-    return Nccl(attempt.result(), store)
+    return Nccl(attempt.result(), store, device, mates)
+
+
+def revoke(backend: Any, device: torch.device) -> bool:
+    """End the kernels of a communicator and free nothing, by ``ncclCommRevoke``; whether that was done.
+
+    Not before NCCL 2.30, and not if torch does not give the communicator: an abort then frees while it ends. Bounded:
+    what has not returned after ``REVOKE_SECONDS`` is left to the abort.
+    """
+    if (get := getattr(backend, "_comm_ptr", None)) is None or torch.cuda.nccl.version() < LEAST_REVOKE:
+        return False
+    try:
+        function = ctypes.CDLL("libnccl.so.2").ncclCommRevoke  # already loaded, by torch
+    except (OSError, AttributeError):
+        return False
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int), ctypes.c_int
+    results: list[int] = []
+
+    def run() -> None:
+        with torch.cuda.device(device):  # torch looks for the communicator of the current device
+            results.append(function(get(), 0))
+
+    thread = threading.Thread(target=run, name="elastrain-revoke", daemon=True)
+    thread.start()
+    thread.join(REVOKE_SECONDS)
+    return results == [0]
+
+
+def make_room(device: torch.device) -> None:
+    """NCCL allocates beside torch's caching allocator, which may hold the whole device without using it."""
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < ROOM_BYTES:
+        log.info("the caching allocator releases what it does not use: NCCL needs device memory")
+        with torch.cuda.device(device):
+            torch.cuda.empty_cache()
 
 
 def settings(environ: dict[str, str] | os._Environ[str]) -> list[str]:

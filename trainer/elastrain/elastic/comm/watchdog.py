@@ -22,6 +22,7 @@ from enum import Enum, auto
 
 import structlog
 
+from elastrain.elastic.comm.mates import has_begun
 from elastrain.elastic.comm.transport import COLLECTIVE_SECONDS
 
 log = structlog.get_logger(__name__)
@@ -30,6 +31,7 @@ POLL_SECONDS = 0.05
 """Interval between two observations."""
 STUCK_SECONDS = 30.0
 """From an abort until a rank that still waits for its device is ended. NCCL's aborts take well below a second."""
+MATE = "a rank of this node has given the generation up"
 HUNG_UP = "the connection to a peer has ended"
 
 
@@ -82,15 +84,17 @@ class Watchdog:
     def __init__(
         self,
         connections: Sequence[socket.socket],
+        mates: Sequence[socket.socket],
         observe: Callable[[float, float | None], Observation],
         abort: Callable[[str], None],
         end_process: Callable[[str], None],
     ) -> None:
-        """``connections``: one to each peer. The thread only polls them; close them after :meth:`stop`.
+        """``connections``: one to each peer; ``mates``: those of :class:`Mates`. The thread only polls them; close them
+        after :meth:`stop`.
 
         ``observe(now, hung_up_at)`` completes an observation.
         """
-        self._connections = list(connections)
+        self._connections, self._mates = list(connections), {mate.fileno(): mate for mate in mates}
         self._observe, self._abort, self._end_process = observe, abort, end_process
         self._near, self._far = socket.socketpair()
         self._thread = threading.Thread(target=self._watch, name="elastrain-watchdog", daemon=True)
@@ -106,12 +110,19 @@ class Watchdog:
         poll.register(self._far, select.POLLIN)
         for connection in self._connections:
             poll.register(connection, select.POLLRDHUP)
+        for mate in self._mates:
+            poll.register(mate, select.POLLIN)
         hung_up_at: float | None = None
         with self._far:
             while True:
                 ended = dict(poll.poll(POLL_SECONDS * 1000))
                 if self._far.fileno() in ended:
                     return
+                for mate in [fd for fd in ended if fd in self._mates]:
+                    poll.unregister(mate)
+                    del ended[mate]
+                    if has_begun(self._mates[mate]):
+                        self._abort(MATE)
                 now = time.monotonic()
                 if ended and hung_up_at is None:
                     hung_up_at = now

@@ -35,6 +35,7 @@ from elastrain.elastic.comm.meeting import MeetingPoint
 from elastrain.elastic.comm.transport import CalledOff, first_line
 from elastrain.elastic.membership import control
 from elastrain.elastic.membership.vouched import AgentVouch
+from elastrain.elastic.state import transfer
 from elastrain.link import AgentLink, AgentLost, MessageFailed
 
 log = structlog.get_logger(__name__)
@@ -180,6 +181,7 @@ class Session:
 
     def use(self, offer: Offer, device: torch.device) -> None:
         """Set the transport that this rank can use for tensors on ``device``, before a generation may include it."""
+        transfer.reserve(device)
         self._offer, self._device = offer, device
 
     def serve_store(self) -> int:

@@ -57,6 +57,16 @@ def page_locked(size: int, device: torch.device) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
+def reserve(device: torch.device, count: int, size: int) -> None:
+    """Have torch keep ``count`` page-locked buffers of ``size`` bytes for later.
+
+    CUDA may hold an allocation of page-locked memory back until the device is idle. A learner's device waits for the
+    other ranks in its sums, while the learner is to receive its state.
+    """
+    if device.type != "cpu":
+        _ = [page_locked(size, device) for _ in range(count)]  # freed into torch's cache
+
+
 def settle(tensors: Iterable[torch.Tensor]) -> None:
     """Wait for all work that this thread has queued for the tensors' devices.
 

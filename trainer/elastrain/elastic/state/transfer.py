@@ -27,7 +27,7 @@ from torch.utils import _pytree
 
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.communicator import Communicator, GenerationBroken
-from elastrain.elastic.state import digest
+from elastrain.elastic.state import digest, staging
 from elastrain.elastic.state.capture import Slot, is_dense, raw_bytes, slot
 from elastrain.elastic.state.slices import StateSlice, Transfer
 from elastrain.elastic.state.staging import Stage, apart, settle
@@ -35,6 +35,8 @@ from elastrain.elastic.state.staging import Stage, apart, settle
 PIECE_BYTES = 8 * 2**20
 """Bytes of one piece, and so the host memory that a connection needs beside the state itself (for packed tensors and
 tensors on a GPU)."""
+RESERVED = 4
+"""Page-locked buffers of a piece that a rank on a device reserves: one for each of so many connections."""
 SMALL_BYTES = 256 * 2**10
 """Tensors below this size are packed."""
 _LENGTH_BYTES = 8
@@ -272,3 +274,8 @@ def _bytes_of(tensors: Sequence[torch.Tensor], part: StateSlice) -> torch.Tensor
 
 def _pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([raw_bytes(tensor).cpu() for tensor in tensors])
+
+
+def reserve(device: torch.device) -> None:
+    """The state will be received into tensors of ``device``, or sent from them."""
+    staging.reserve(device, RESERVED, PIECE_BYTES)
