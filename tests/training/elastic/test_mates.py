@@ -19,7 +19,7 @@ from elastrain.elastic.comm.mates import Mates, mates_of
 from elastrain.elastic.comm.watchdog import MATE, Observation, Watchdog
 
 
-def generation(*slots: int, port: int = 1) -> Generation:
+def workers(*slots: int, port: int = 1) -> Generation:
     members, offset = [], 0
     for i, count in enumerate(slots):
         place = {"address": "127.0.0.1", "store_port": port}
@@ -29,8 +29,8 @@ def generation(*slots: int, port: int = 1) -> Generation:
 
 
 def test_mates_are_the_other_ranks_of_the_worker() -> None:
-    assert mates_of(generation(2, 3), 3) == [2, 4]
-    assert mates_of(generation(2, 1), 2) == []
+    assert mates_of(workers(2, 3), 3) == [2, 4]
+    assert mates_of(workers(2, 1), 2) == []
 
 
 def test_agreement_waits_for_all_mates_and_names_those_that_say_nothing() -> None:
@@ -93,7 +93,7 @@ def test_no_memory_is_freed_while_the_kernel_of_a_mate_runs(together, monkeypatc
     monkeypatch.setattr(module, "AGREE_SECONDS", 10.0)
     if not together:
         monkeypatch.setattr(Mates, "agree", lambda _self: [])
-    g = generation(3, port=meeting_point.port)
+    g = workers(3, port=meeting_point.port)
 
     def one(rank: int) -> Communicator:
         offer = Offer(Backend.NCCL, card=f"GPU-{rank}")
