@@ -3,7 +3,7 @@
 The method is that of client-go's ``tools/leaderelection``: the times inside a Lease are never compared with a clock.
 A replica notes on its own monotonic clock when it *saw* the Lease change, and takes over if the Lease has not changed
 for the time within which its holder promised to renew it. The holder counts from before it *sent* its last renewal, and
-stops ``hold`` seconds later. So clocks may differ by any offset, and their rates by up to ``duration / hold`` (10 : 7).
+stops ``hold`` seconds later. So clocks may differ by any offset, and their rates by up to ``duration / hold`` (10 : 8).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Terms:
     @property
     def hold(self) -> float:
         """The holder stops writing this long after it sent its last renewal."""
-        return 0.7 * self.duration
+        return 0.8 * self.duration
 
     @property
     def renew(self) -> float:
@@ -34,12 +34,13 @@ class Terms:
 
     @property
     def attempt(self) -> float:
-        """Limit of one request for the Lease; a second renewal still fits into ``hold``."""
-        return 0.25 * self.duration
+        """Limit of one request for the Lease; a second one still fits into ``hold``. An API server under load answers
+        late: one long attempt gets an answer where several short ones get none."""
+        return 0.4 * self.duration
 
     @property
     def poll(self) -> float:
-        """Interval at which a stand-by reads the Lease, and the delay before a failed request is repeated."""
+        """Interval at which a stand-by reads the Lease, and the delay before a refused request is repeated."""
         return min(0.1 * self.duration, 1.0)
 
 
@@ -120,6 +121,17 @@ def wrote(observation: LeaseObservation, record: Record, sent: float, now: float
 def leads_until(observation: LeaseObservation, terms: Terms) -> float | None:
     """When this replica must stop writing; None: it does not lead."""
     return None if observation.renewed is None else observation.renewed + terms.hold
+
+
+def attempt_seconds(observation: LeaseObservation, now: float, terms: Terms) -> float:
+    """Limit of a request that is sent now. A leader's attempt ends with its tenure, so that it steps down in time."""
+    until = leads_until(observation, terms)
+    return terms.attempt if until is None else max(min(terms.attempt, until - now), 0.05)
+
+
+def retry_after(terms: Terms, *, answered: bool) -> float:
+    """Seconds between a failed request and the next one: none if it had no answer, which has taken its time."""
+    return terms.poll if answered else 0.0
 
 
 def decide(observation: LeaseObservation, now: float, terms: Terms, silence: float = 0.0) -> Action:

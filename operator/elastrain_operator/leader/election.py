@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import structlog
 
 from elastrain_operator.config import LeaseName
-from elastrain_operator.kube.client import ApiError, NotLeading
+from elastrain_operator.kube.errors import NO_ANSWER, ApiError, NotLeading
 from elastrain_operator.leader import decide
 from elastrain_operator.leader.decide import Acquire, LeaseObservation, Record, Renew, StepDown, Terms, Wait
 
@@ -151,10 +151,12 @@ class Elector:
             if str(error) != self._trouble:
                 log.warning("cannot use the lease", lease=str(self._lease), error=str(error))
             self._trouble = str(error)
-            await asyncio.sleep(self._terms.poll)
+            await asyncio.sleep(decide.retry_after(self._terms, answered=error.reason != NO_ANSWER))
 
     async def _look(self) -> None:
-        body = await self._leases.get(self._lease, self._attempt_seconds())
+        body = await self._leases.get(
+            self._lease, decide.attempt_seconds(self._observation, self._clock(), self._terms)
+        )
         self._observation = decide.saw(self._observation, self._record(body) if body else None, self._clock())
 
     async def _write(self) -> None:
@@ -182,12 +184,7 @@ class Elector:
 
     async def _send(self, known: Record | None, body: dict[str, Any]) -> dict[str, Any]:
         call = self._leases.create if known is None else self._leases.replace
-        return await call(self._lease, body, self._attempt_seconds())
-
-    def _attempt_seconds(self) -> float:
-        """A leader's attempt ends with its tenure, so that it steps down in time."""
-        until = decide.leads_until(self._observation, self._terms)
-        return self._terms.attempt if until is None else max(min(self._terms.attempt, until - self._clock()), 0.05)
+        return await call(self._lease, body, decide.attempt_seconds(self._observation, self._clock(), self._terms))
 
     def _body(self, known: Record | None, holder: str, transitions: int) -> dict[str, Any]:
         # The times serve users and other tools. No replica compares them with its clock.
