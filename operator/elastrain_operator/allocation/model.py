@@ -239,6 +239,8 @@ class Share:
     """Workers on nodes that are departing, closed to new pods or not ready: the first to leave."""
     blind: bool = False
     """``size`` is None because of a missing permission, not of missing data: a new job need not wait."""
+    is_answer: bool = True
+    """False: this operator has not looked at the cluster yet. What its predecessor has reported stays."""
     spares: int = 0
     """Warm spares, in room that no worker needs."""
     pending: int = 0

@@ -106,6 +106,10 @@ class Vault:
             self._recent[keys] = wanted, time.monotonic(), self._records.losses
             log.info("issued credentials", prefix=keys.prefix, user=name)
 
+    def has_issued(self, job: JobRef) -> bool:
+        """Whether the job's user and Secret were written as they are wanted now."""
+        return self._issued(JobKeys(job.namespace, job.name, job.uid)) == self._wanted
+
     def _issued(self, keys: JobKeys) -> Issued | None:
         """The record, or the last written one that the watch has not shown yet."""
         recent = self._recent.get(keys)

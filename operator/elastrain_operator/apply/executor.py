@@ -34,6 +34,8 @@ from elastrain_operator.policy.size.rollout import version
 from elastrain_operator.tracing import Traces
 
 LARGEST = 2**63 - 1
+_BESIDE = -1
+"""In the place of an ordinal: what is written beside the pods."""
 PARALLEL = 16
 """Concurrent creations of one job's pods, and concurrent deletions."""
 
@@ -82,9 +84,9 @@ class Executor:
 
         1. the job's label; then status: it records a loss before the pod is deleted, and an ordinal before it names a
            pod;
-        2. target: a leaving worker reads it before its pod is deleted;
-        3. creations, deletions and the disruption budget, beside each other: a webhook that hangs keeps no room;
-        4. deletion of the job. ``spec`` may be None if no pod is created. Events are sent later, by the recorder.
+        2. beside each other, since a webhook that hangs keeps no room: creations; the disruption budget; the target,
+           and after it the deletions: a leaving worker reads it before its pod is deleted;
+        3. deletion of the job. ``spec`` may be None if no pod is created. Events are sent later, by the recorder.
 
         Raises ``ApiError`` (code 409: the job has changed, or another operator has written its status) and
         ``EtcdError``. A pod that the API server refuses is not an error but a :class:`Refusal`.
@@ -102,10 +104,6 @@ class Executor:
             state.gone.pop(uid, None)
         state.alive.difference_update(d.uid for d in plan.delete)
         state.unborn = tuple(sorted({*state.unborn, *plan.create}))  # until their pods exist: the next calls may fail
-        if plan.target is not None:
-            with self._span(job, "operator.put_target", desired=plan.target.desired, reason=plan.target.reason):
-                await self._targets.put_target(JobKeys(job.namespace, job.name, job.uid), plan.target)
-            log.info("target", job=_name(job), **plan.target.model_dump(mode="json"))
         for event in plan.events:
             self._events.record(job, event)
         await _all(self._changes(job, first, spec, plan, state))
@@ -133,8 +131,8 @@ class Executor:
                 changes.append(self._create(job, spec, first, plan, state))
             else:
                 changes.append(self._probe(job, spec, first, state))
-        if plan.delete:
-            changes.append(self._delete(job, plan.delete))
+        if plan.target is not None or plan.delete:
+            changes.append(self._aim(job, plan))
         if plan.marks:
             changes.append(eviction.write(self._kube, job, plan.marks, state))
         if plan.budget is not None:
@@ -142,6 +140,14 @@ class Executor:
         if self._groups is not None and plan.group is not None and spec is not None and not plan.create:
             changes.append(self._groups.follow(job, spec, state, wanted=plan.group))
         return changes
+
+    async def _aim(self, job: JobRef, plan: Plan) -> None:
+        if plan.target is not None:
+            with self._span(job, "operator.put_target", desired=plan.target.desired, reason=plan.target.reason):
+                await self._targets.put_target(JobKeys(job.namespace, job.name, job.uid), plan.target)
+            log.info("target", job=_name(job), **plan.target.model_dump(mode="json"))
+        if plan.delete:
+            await self._delete(job, plan.delete)
 
     async def keep_in_etcd(self, job: JobRef, *, live: bool) -> None:
         """Have the job's records name this cluster, and its ``live`` pods able to log in. Raises ``ApiError``
@@ -194,13 +200,30 @@ class Executor:
     async def _created_or_refused(
         self, job: JobRef, spec: JobSpec, rendered: _Manifest, plan: Plan, state: LoopState
     ) -> dict[int, _Result]:
-        """By ordinal. The first pod is created alone, so that a refusal is not repeated a hundred times. Of a template
-        only the first pod is checked for unknown fields."""
-        first, *others = plan.create
-        made = await self._obstacle(job, spec, state) or rendered
+        """By ordinal. Before the pods come their gang and their credentials. If the job has these already, they are
+        written again beside the pods, which wait for a Secret that was deleted."""
+        first, has_issued = plan.create[0], self._vault is not None and self._vault.has_issued(job)
+        found: Refused | ApiError | EtcdError | None = None
+        if self._groups:
+            found = await self._groups.keep(job, spec, state)
+        if found is None and not has_issued:
+            found = await self._credentials(job)
+        made = found or rendered
         if not isinstance(made, dict):
             return {first: made}
         made = self._groups.mark(made, job, state) if self._groups else made
+        pods = self._created(job, spec, made, plan, state)
+        if not has_issued:
+            return await pods
+        results, found = await asyncio.gather(pods, self._credentials(job))
+        return results if found is None else {**results, _BESIDE: found}
+
+    async def _created(
+        self, job: JobRef, spec: JobSpec, made: dict[str, Any], plan: Plan, state: LoopState
+    ) -> dict[int, _Result]:
+        """The first pod is created alone, so that a refusal is not repeated a hundred times. Of a template only the
+        first pod is checked for unknown fields."""
+        first, *others = plan.create
         limit, template = asyncio.Semaphore(PARALLEL), version(spec.template)
         result = await self._create_one(job, _seated(made, plan, 0), limit, strict=state.checked != template)
         if not isinstance(result, Pod):
@@ -230,11 +253,10 @@ class Executor:
             return
         state.admitted, state.refusal = version(spec.template), None
 
-    async def _obstacle(self, job: JobRef, spec: JobSpec, state: LoopState) -> Refused | ApiError | EtcdError | None:
-        """Why pods cannot get what must exist before them, their gang and their etcd credentials; None: it does."""
-        found = await self._groups.keep(job, spec, state) if self._groups else None
-        if self._vault is None or found is not None:
-            return found
+    async def _credentials(self, job: JobRef) -> Refused | ApiError | EtcdError | None:
+        """Why workers cannot get their etcd credentials; None: they have them."""
+        if self._vault is None:
+            return None
         try:
             await self._vault.keep(job, creating=True)
         except EtcdDenied as error:

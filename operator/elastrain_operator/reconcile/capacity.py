@@ -66,7 +66,7 @@ class Capacity:
         self._pods: dict[str, tuple[str, Held]] = {}
         """Bound worker pods by UID, each with the UID of its job: they hold room even if no job claims them."""
         self._changed = asyncio.Event()
-        self._unknown = Share(None, "CapacityUnknown", "the cluster is unknown yet")
+        self._unknown = Share(None, "CapacityUnknown", "the cluster is unknown yet", is_answer=False)
 
     # ---- what jobs see -----------------------------------------------------------------------------------------------
     def share_of(self, uid: str) -> Share:

@@ -38,6 +38,7 @@ class World:
         self.pods: dict[str, dict] = {}
         self.versions: list[str | None] = []
         self.strict: list[bool] = []
+        self.issued = False
 
     def _note(self, call: str) -> None:
         self.calls.append(call)
@@ -84,6 +85,10 @@ class World:
 
     async def keep(self, job, *, creating=False, live=False):
         self._note("keep creating" if creating else "keep live")
+        await asyncio.sleep(0)
+
+    def has_issued(self, job):
+        return self.issued
 
 
 @pytest.fixture
@@ -105,11 +110,36 @@ def execute(world, make_spec):
 
 def test_the_record_is_written_before_the_actions(world, execute):
     state = execute(EVERYTHING)
-    assert world.calls[:3] == ["status", "target", "event Scaling"]
-    assert set(world.calls[3:-1]) == {"create job-0", "create job-1", "event WorkersCreated", "delete job-9"}
+    assert world.calls[:2] == ["status", "event Scaling"]
+    made = {"create job-0", "create job-1", "event WorkersCreated"}
+    assert set(world.calls[2:-1]) == {*made, "target", "delete job-9"}
+    assert world.calls.index("target") < world.calls.index("delete job-9"), "a leaving worker reads it before"
     assert world.calls[-1] == "delete job"
     assert state.status == EVERYTHING.status
     assert {pod.name for pod, _ in state.created.values()} == {"job-0", "job-1"}
+
+
+def test_no_pod_waits_for_the_target_or_for_a_secret_that_its_job_has(world, execute):
+    world.issued = True
+    world.errors["target"] = EtcdUnavailable("etcd:2379", "write", "down")
+    with pytest.raises(EtcdUnavailable):
+        execute(EVERYTHING, vault=world)
+    assert {"create job-0", "create job-1", "keep creating"} <= set(world.calls)
+    assert "delete job-9" not in world.calls
+    assert world.calls.index("create job-0") < world.calls.index("keep creating")
+
+
+def test_first_pods_of_a_job_come_after_their_credentials(world, execute):
+    execute(EVERYTHING, vault=world)
+    assert world.calls.index("keep creating") < world.calls.index("create job-0")
+
+
+def test_a_refused_secret_is_reported_beside_the_pods_that_were_created(world, execute):
+    world.issued = True
+    world.errors["keep creating"] = ApiError("write", 403, "Forbidden", "no")
+    state = execute(Plan(create=(0, 1)), vault=world)
+    assert state.refusal.kind is RefusalKind.CREDENTIALS
+    assert (len(state.created), state.unborn) == (2, ())
 
 
 # ---- the label by which the API server compares workers with their job -----------------------------------------------
@@ -159,7 +189,6 @@ def test_a_worker_of_a_silent_node_is_deleted_only_if_it_is_still_not_ready(worl
     [
         ("status", ApiError("write", 0, "", "down")),
         ("status", ApiError("write", 409, "Conflict", "the object has been modified")),
-        ("target", EtcdUnavailable("etcd:2379", "write", "down")),
     ],
 )
 def test_no_action_follows_if_the_record_could_not_be_written(world, execute, call, error):
@@ -169,10 +198,10 @@ def test_no_action_follows_if_the_record_could_not_be_written(world, execute, ca
     assert world.calls[-1] == call
 
 
-def test_ordinals_are_kept_for_their_pods_if_etcd_fails(world, execute):
-    world.errors["target"] = EtcdUnavailable("etcd:2379", "write", "down")
+def test_ordinals_are_kept_for_their_pods_if_their_creation_fails(world, execute):
+    world.errors["create job-0"] = ApiError("create", 0, "Unreachable", "down")
     state = LoopState()
-    with pytest.raises(EtcdUnavailable):
+    with pytest.raises(ApiError):
         execute(EVERYTHING, state)
     assert state.unborn == EVERYTHING.create, "else each attempt during an outage uses up further numbers"
     execute(EVERYTHING, state)
@@ -182,7 +211,7 @@ def test_ordinals_are_kept_for_their_pods_if_etcd_fails(world, execute):
 def test_start_is_one_event(world, execute):
     plan = Plan(target=TARGET, create=(0,), events=(JobEvent("TargetSet", "2 workers desired"),))
     execute(plan)
-    assert world.calls == ["target", "event TargetSet", "create job-0"]
+    assert world.calls == ["event TargetSet", "create job-0", "target"]
 
 
 def test_status_is_written_only_if_the_job_is_unchanged(world, execute):

@@ -10,8 +10,10 @@ from datetime import UTC, datetime
 import pytest
 
 from conditions import until
+from elastrain.api.job import Condition
 from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Policy
 from elastrain_operator.model import Pod
+from elastrain_operator.policy.size import wanted
 from elastrain_operator.reconcile import capacity as capacity_module
 from elastrain_operator.reconcile.capacity import Capacity
 
@@ -212,3 +214,15 @@ def test_time_in_which_the_thread_does_not_run_costs_no_rest():
     assert waiting < 0.05
     _, working = capacity_module.timed(sum, range(1_000_000))
     assert working > 0.001
+
+
+def test_a_new_operator_lets_the_reported_growth_stand_until_it_has_looked_at_the_cluster():
+    """Else each restart of the operator would write the status of each job twice."""
+    told = Condition(
+        type="Grown", status="False", reason="NoRoom", message="3 of 4", last_transition_time=NOW.isoformat()
+    )
+    first = Capacity(Policy(), lambda uid: None).share_of("a")
+    assert wanted.grown([told], False, first, 3, 4) is None
+    assert wanted.grown([], False, first, 3, 4).reason == "CapacityUnknown"
+    failed = replace(first, is_answer=True)
+    assert wanted.grown([told], False, failed, 3, 4).reason == "CapacityUnknown", "a failed look is said"

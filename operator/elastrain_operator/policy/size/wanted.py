@@ -27,13 +27,16 @@ def wanted(spec: JobSpec, status: JobStatus, share: Share | None) -> int:
 
 
 def grown(old: Iterable[Condition], suspended: bool, share: Share | None, desired: int, cap: int) -> Claim | None:
-    """The condition that explains why the job is not larger; None: no explanation applies, now or before."""
+    """The condition that explains why the job is not larger; None: it stays as it is, or no explanation has ever
+    applied."""
     kind = ConditionType.GROWN
     if suspended or share is None:
         if not any(c.type == kind for c in old):
             return None
         text = "suspend is true" if suspended else "this operator does not share the cluster out"
         return Claim(kind, "Unknown", "Suspended" if suspended else "NotShared", text)
+    if not share.is_answer and any(c.type == kind for c in old):
+        return None
     if share.size is None:
         return Claim(kind, "Unknown", share.reason, share.message)
     return Claim(kind, "True" if desired >= cap else "False", share.reason, share.message)
