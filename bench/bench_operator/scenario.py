@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench_operator.cluster import NAMESPACE, ControlPlane, until
+from bench_operator.cluster import NAMESPACE, ControlPlane
 from bench_operator.members import RunningPods
 from bench_operator.results import Cost, Idle, Rescale, Restart, Run
 from bench_operator.systems import SYSTEMS, Slim, System
@@ -74,7 +74,9 @@ class _Scenario:
         delete = self._cost("delete", self._delete, 0)
         if isinstance(self._system, Slim):
             system = self._system
-            until(lambda: not system.records(), self._settings.limit, "the records of all jobs are swept", every=1)
+            system.until(
+                lambda: not system.records(), self._settings.limit, "the records of all jobs are swept", every=1
+            )
         return Run(
             system=name,
             jobs=len(self._jobs),
@@ -149,13 +151,15 @@ class _Scenario:
         system.start_operator()
         pods = {f"{name}-{workers - 1}" for name in some}
         made = lambda: system.audit.created_pods(mark)  # noqa: E731
-        until(lambda: pods <= made().keys(), self._settings.limit, f"{len(pods)} pods for changed specs are created")
+        system.until(
+            lambda: pods <= made().keys(), self._settings.limit, f"{len(pods)} pods for changed specs are created"
+        )
 
         def planned_all() -> bool:  # kopf renews this answer every ten seconds
             state = system.health()
             return state.get("jobs") == jobs and state.get("unplanned") == 0
 
-        until(planned_all, self._settings.limit, f"the new operator has planned all {jobs} jobs", every=1)
+        system.until(planned_all, self._settings.limit, f"the new operator has planned all {jobs} jobs", every=1)
         created = made()
         return Restart(
             changed=len(pods),
@@ -174,13 +178,15 @@ class _Scenario:
         used = system.by_process()
         began = time.monotonic()
         act()
-        until(lambda: self._pods.count == pods, limit, f"{what}: {pods} pods run", every=0.05)
+        system.until(lambda: self._pods.count == pods, limit, f"{what}: {pods} pods run", every=0.05)
         seconds = self._pods.last_change - began
         spent = {name: round(total - used.get(name, 0.0), 2) for name, total in system.by_process().items()}
         if pods:
-            until(lambda: system.settled(len(self._jobs)), limit, f"{what}: the status of all jobs is Running", every=2)
+            system.until(
+                lambda: system.settled(len(self._jobs)), limit, f"{what}: the status of all jobs is Running", every=2
+            )
         else:
-            until(lambda: self._left() == 0, limit, f"{what}: no pod is left", every=1)
+            system.until(lambda: self._left() == 0, limit, f"{what}: no pod is left", every=1)
         time.sleep(QUIET_SECONDS)
         return Cost(
             seconds=round(seconds, 2),

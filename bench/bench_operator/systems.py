@@ -8,10 +8,12 @@ import secrets
 import sys
 import urllib.request
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bench_harness.processes import cpu_of, free_ports
+from bench_harness.program import Failed
 from bench_harness.secure_etcd import SecureEtcd
 from bench_operator import policies
 from bench_operator.audit import Audit
@@ -54,6 +56,21 @@ class System(ABC):
     def start(self) -> None:
         """Start it and wait until it serves."""
 
+    def until(self, condition: Callable[[], object], seconds: float, what: str, every: float = 0.2) -> None:
+        """Wait. Raises ``Failed`` if it takes longer, or if the system's process ends."""
+
+        def met() -> object:
+            self.check()
+            return condition()
+
+        until(met, seconds, what, every)
+
+    def check(self) -> None:
+        """Raises ``Failed`` with the end of its log if its process has ended."""
+        if not self.plane.processes.runs(self.process):
+            log = (self.plane.directory / f"{self.process}.log").read_text(errors="replace")[-2000:]
+            raise Failed(f"{self.process} has ended by itself:\n{log}")
+
     @abstractmethod
     def close(self) -> None:
         """End processes that the control plane does not end."""
@@ -67,7 +84,8 @@ class System(ABC):
         return None
 
     def cpu(self) -> float:
-        """Processor seconds of its process so far."""
+        """Processor seconds of its process so far. Raises ``Failed`` if it has ended."""
+        self.check()
         return cpu_of(self.plane.pid(self.process))
 
     def by_process(self) -> dict[str, float]:
@@ -151,7 +169,7 @@ class Slim(System):
     def start(self) -> None:
         self._etcd.start()
         self.start_operator()
-        until(self.health, START_SECONDS, "the operator serves")
+        self.until(self.health, START_SECONDS, "the operator serves")
 
     def start_operator(self) -> None:
         """Start it and do not wait."""

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 FINDS = {
     "a_step_is_committed_without_all_ranks": "promise 3",
     "a_worker_is_deleted_before_its_drain": "promise 1",
-    "ended_generations_are_never_told": "are in the generation: it is",
+    "ended_generations_are_never_told": "the job trains: its last step was committed",
     "ordinals_are_used_again": "an ordinal never names two pods",
     "a_removed_label_is_a_deletion": "a worker without labels is not lost",
     "pods_are_attributed_by_their_labels": "a worker without labels is not lost",

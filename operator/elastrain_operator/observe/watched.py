@@ -38,9 +38,12 @@ class Watched:
         self.pods = Pods(on_pod, on_stray)
         self.unlabelled = Unlabelled(kube, self.pods)
         served = namespaces or ("",)
-        self._job_kind = Kind(
-            "jobs", tuple(map(jobs_path, served)), known=jobs, forget=lambda uid: on_job_gone(jobs()[uid])
-        )
+
+        def forget(uid: str) -> None:
+            if (job := jobs().get(uid)) is not None:  # else the watch has shown its deletion meanwhile
+                on_job_gone(job)
+
+        self._job_kind = Kind("jobs", tuple(map(jobs_path, served)), known=jobs, forget=forget)
         self._pod_kind = Kind(
             "worker pods",
             tuple(map(pods_path, served)),

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import typer
 
 import operator_scale
 from bench_harness.machine import machine
+from bench_harness.program import Failed
 from bench_harness.tables import markdown
 from bench_operator.audit import Audit
 from bench_operator.report import goals, notes, tables
 from bench_operator.results import Cost, Idle, Report, Rescale, Restart, Run
 from bench_operator.scenario import Settings
+from bench_operator.systems import Slim
 
 SETTINGS = Settings(nodes=600, workers=4, idle=60, limit=60, secret=False, profile=False)
 PATCH = "patch elastictrainingjobs/status"
@@ -129,3 +132,14 @@ def test_sizes_that_cannot_be_run_are_refused(given, capsys):
         operator_scale.choose_sizes(given, SETTINGS)
     assert left.value.exit_code == 2
     assert f"--jobs {given!r}" in capsys.readouterr().err
+
+
+def test_a_phase_ends_at_once_with_the_log_if_the_operator_has_ended(tmp_path):
+    (tmp_path / "operator-1.log").write_text("the lease could not be renewed\n")
+    ended = SimpleNamespace(directory=tmp_path, processes=SimpleNamespace(runs=lambda name: False))
+    system = object.__new__(Slim)
+    system.plane, system.process = ended, "operator-1"
+    with pytest.raises(Failed, match="operator-1 has ended by itself:\nthe lease could not be renewed"):
+        system.until(lambda: False, 1200.0, "all pods run")
+    ended.processes.runs = lambda name: True
+    system.until(lambda: True, 1200.0, "all pods run")

@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+from elastrain.api.keys import JobKeys
 from elastrain_operator.kube.client import ApiError
 from elastrain_operator.observe import vanished
 from elastrain_operator.observe.vanished import Kind, Search
+from elastrain_operator.observe.watched import Watched
 
 NEVER = 3600.0
 
@@ -101,3 +103,22 @@ def test_search_is_regular_if_nothing_is_listed(world):
     world.known |= {"gone"}
     searched(world, 0.01, nudged=False)
     assert world.known == {"one", "two"}
+
+
+class Gone:
+    """The API server's lists: while jobs are listed, the watch shows that one of them is deleted."""
+
+    def __init__(self, jobs: dict[str, JobKeys]) -> None:
+        self._jobs = jobs
+
+    async def uids(self, path, what, query):
+        self._jobs.pop("gone", None)
+        return set()
+
+
+def test_a_job_whose_deletion_the_watch_shows_during_the_search_ends_nothing():
+    """Else the operator's process would end."""
+    jobs, told = {"gone": JobKeys("ns", "a", "gone"), "missed": JobKeys("ns", "b", "missed")}, []
+    watched = Watched(Gone(jobs), (), NEVER, jobs=lambda: jobs, on_job=print, on_job_gone=told.append, on_pod=print)
+    asyncio.run(watched._search.search())
+    assert told == [JobKeys("ns", "b", "missed")]
