@@ -107,11 +107,15 @@ class Kueue:
             time.sleep(0.1)
         self._install_webhooks()
 
-    def stop(self) -> None:
-        """End it, and take its webhooks away."""
+    def close(self) -> None:
+        """End it."""
         if self._process is not None:
             self._process.close()
             self._process = None
+
+    def stop(self) -> None:
+        """End it, and take its webhooks away."""
+        self.close()
         names = ("validatingwebhookconfiguration/kueue", "mutatingwebhookconfiguration/kueue")
         self._kubectl("delete", *names, "--ignore-not-found")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Protocol
@@ -30,6 +31,8 @@ from elastrain_operator.kueue.model import (
 )
 from elastrain_operator.model import JobRef
 
+PARALLEL = 16
+"""Workloads of one job that are written at a time."""
 ATTEMPTS = 5
 """Attempts of one write of a status: Kueue writes to the same object."""
 REQUEUED = frozenset({"Preempted", "NodeFailures"})
@@ -55,22 +58,32 @@ class Writer:
     async def execute(
         self, job: JobRef, request: Request, view: View, template: Mapping[str, Any], writes: tuple[Write, ...]
     ) -> None:
-        """Execute ``writes`` in order. Raises ``ApiError``; the next pass decides again.
+        """Execute ``writes``, those of one Workload in order. Raises ``ApiError``; the next pass decides again.
 
         Quota goes back only if the API server itself shows no pod that is charged to the Workload: the watch of pods
         may not show one yet whose creation this process, or the one before it, has asked for.
         """
-        held: frozenset[str] | None = None
+        frees = any(isinstance(w, (Delete, Release)) for w in writes)
+        held = await self._held(job) if frees else frozenset()
+        limit, by_name = asyncio.Semaphore(PARALLEL), dict[str, list[Write]]()
         for write in writes:
-            if isinstance(write, Create):
-                await self._create(job, request, view, template, write)
-                continue
-            if isinstance(write, (Delete, Release)):
-                held = await self._held(job) if held is None else held
-                if write.name in held:
-                    log.info("a pod of the Workload exists", job=job.name, workload=write.name)
-                    continue
-            await self._write(job, write)
+            if write.name in held and isinstance(write, (Delete, Release)):
+                log.info("a pod of the Workload exists", job=job.name, workload=write.name)
+            else:
+                by_name.setdefault(write.name, []).append(write)
+
+        async def follow(some: list[Write]) -> None:
+            async with limit:
+                for write in some:
+                    if isinstance(write, Create):
+                        await self._create(job, request, view, template, write)
+                    else:
+                        await self._write(job, write)
+
+        results = await asyncio.gather(*map(follow, by_name.values()), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
 
     async def _held(self, job: JobRef) -> frozenset[str]:
         """Workloads to which a pod of the job is charged that has not ended."""

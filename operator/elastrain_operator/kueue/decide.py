@@ -68,10 +68,13 @@ class _Scene:
         self.request, self.view, self.holders, self.memory, self.now = request, view, holders, memory, now
         self.base = next((w for w in view.workloads if w.index == 0), None)
         self.extras = sorted((w for w in view.workloads if w.index > 0), key=lambda w: w.index)
+        self._charged: dict[str, list[Holder]] = {}
+        for holder in holders:
+            self._charged.setdefault(holder.workload, []).append(holder)
 
-    def pods(self, workload: Workload) -> tuple[Holder, ...]:
+    def pods(self, workload: Workload) -> Sequence[Holder]:
         """Those charged to it."""
-        return tuple(h for h in self.holders if h.workload == workload.name)
+        return self._charged.get(workload.name, ())
 
     @cached_property
     def moves(self) -> bool:

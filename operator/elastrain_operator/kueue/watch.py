@@ -40,6 +40,7 @@ class Watch:
                 retry_delays=RETRY_DELAYS,
             )  # fmt: skip
 
+        self._of_job: dict[str, dict[str, Workload]] = {}  # by UID; empty: those that MultiKueue has mirrored
         self._on_job, self._on_queues = on_job, on_queues
         served = namespaces or ("",)
         self._workloads = [kept("workloads", "Workloads of Kueue", _labelled, n) for n in served]
@@ -68,13 +69,9 @@ class Watch:
 
     def workloads(self, job: JobRef, base: str) -> tuple[Workload, ...]:
         """The Workloads of a job: those with its UID, and the one named ``base``, which MultiKueue may have made."""
-        prefix = f"{job.namespace}/"
-        return tuple(
-            workload
-            for kept in self._workloads
-            for key, (uid, workload) in kept.values.items()
-            if uid == job.uid or key == prefix + base
-        )
+        own = self._of_job.get(job.uid, {})
+        mirrored = self._of_job.get("", {}).get(f"{job.namespace}/{base}")
+        return (*own.values(), mirrored) if mirrored else tuple(own.values())
 
     def view(self, job: JobRef, request: Request, pod_class: str) -> View:
         """What concerns one job. ``pod_class``: the ``priorityClassName`` of its template."""
@@ -98,8 +95,14 @@ class Watch:
             return int(classes[f"/{pod_class}"][0])
         return next((value for value, is_default in classes.values() if is_default), 0)
 
-    def _workload_changed(self, _key: str, before: Any, after: Any) -> None:
+    def _workload_changed(self, key: str, before: Any, after: Any) -> None:
         uid = (after or before)[0]
+        kept = self._of_job.setdefault(uid, {})
+        kept.pop(key, None)
+        if after:
+            kept[key] = after[1]
+        elif not kept:
+            del self._of_job[uid]
         if uid:
             self._on_job(uid)
         else:

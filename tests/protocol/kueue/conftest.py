@@ -36,46 +36,71 @@ def kueue_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]
             yield server
 
 
-@pytest.fixture(scope="session")
-def installed(kueue_plane: ApiServer, helm: Run) -> list[dict[str, Any]]:
+def install(server: ApiServer, helm: Run, *values: str) -> list[dict[str, Any]]:
     """The chart's rights and admission policies, in force. Returns all objects."""
     show = [f"--show-only=templates/{name}.yaml" for name in SHOWN]
-    made = helm("template", "x", "charts/elastrain", *SETTINGS, "--kube-version=1.34.0", *show)
+    settings = (*SETTINGS, *(f"--set={value}" for value in values))
+    made = helm("template", "x", "charts/elastrain", *settings, "--kube-version=1.34.0", *show)
     assert made.returncode == 0, made.stderr
     objects = [o for o in yaml.safe_load_all(made.stdout) if o]
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "operator", "namespace": NAMESPACE}}
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    applied = kueue_plane.kubectl("apply", "-f", "-", document=yaml.safe_dump_all([space, account, *objects]))
+    applied = server.kubectl("apply", "-f", "-", document=yaml.safe_dump_all([space, account, *objects]))
     assert applied.returncode == 0, applied.stderr
     return objects
+
+
+def kueue_of(server: ApiServer, objects: list[dict[str, Any]], home: Path) -> Kueue:
+    """Kueue with its own rights and those that the chart's ``objects`` give it; not started."""
+    [role] = [o for o in objects if o["kind"] == "ClusterRole" and o["metadata"]["name"] == "operator-kueue"]
+    [binding] = [o for o in objects if o["kind"] == "ClusterRoleBinding" and o["metadata"]["name"] == "operator-kueue"]
+    [subject] = binding["subjects"]
+    assert f"system:serviceaccount:{subject['namespace']}:{subject['name']}" == ACCOUNT
+    return Kueue(server, home, role["rules"])
+
+
+def access_of(server: ApiServer, path: Path) -> Path:
+    """A kubeconfig, at ``path``, with a token of the chart's service account."""
+    token = server.kubectl("create", "token", "operator", f"--namespace={NAMESPACE}", "--duration=2h").stdout
+    config = yaml.safe_load(server.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token.strip()}
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.fixture(scope="session")
+def installed(kueue_plane: ApiServer, helm: Run) -> list[dict[str, Any]]:
+    """The chart's objects on the control plane."""
+    return install(kueue_plane, helm)
 
 
 @pytest.fixture(scope="session")
 def kueue(
     kueue_plane: ApiServer, installed: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kueue]:
-    """Kueue, as a process. A test that starts it with another configuration starts it again as it was."""
-    [role] = [o for o in installed if o["kind"] == "ClusterRole" and o["metadata"]["name"] == "operator-kueue"]
-    [binding] = [
-        o for o in installed if o["kind"] == "ClusterRoleBinding" and o["metadata"]["name"] == "operator-kueue"
-    ]
-    [subject] = binding["subjects"]
-    assert f"system:serviceaccount:{subject['namespace']}:{subject['name']}" == ACCOUNT
-    process = Kueue(kueue_plane, tmp_path_factory.mktemp("kueue"), role["rules"])
+    """Kueue, as a process. ``configured`` starts it with another configuration."""
+    process = kueue_of(kueue_plane, installed, tmp_path_factory.mktemp("kueue"))
     process.start()
     yield process
-    process.stop()
+    process.close()
+
+
+@pytest.fixture
+def configured(kueue: Kueue) -> Iterator[Callable[..., None]]:
+    """``configured(**configuration)`` restarts Kueue with it; afterwards it is as before."""
+
+    def start(**more: Any) -> None:
+        kueue.stop()
+        kueue.start(**more)
+
+    yield start
+    start()
 
 
 @pytest.fixture(scope="session")
 def operator_access(kueue_plane: ApiServer, installed: list[dict[str, Any]], tmp_path_factory: Any) -> Path:
-    """A kubeconfig with a token of the chart's service account."""
-    token = kueue_plane.kubectl("create", "token", "operator", f"--namespace={NAMESPACE}", "--duration=2h").stdout
-    config = yaml.safe_load(kueue_plane.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": token.strip()}
-    path = tmp_path_factory.mktemp("operator") / "kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    return Path(path)
+    """The operator's kubeconfig."""
+    return access_of(kueue_plane, Path(tmp_path_factory.mktemp("operator") / "kubeconfig"))
 
 
 class Operator:
