@@ -22,7 +22,7 @@ class SlowVolume:
         self.may_end = threading.Event()
         self.trees: list[Any] = []
 
-    def save(self, tree: Any, *, step: int, generation: int, lineage: str, pace: Any = None) -> Checkpoint:
+    def save(self, tree: Any, *, step: int, generation: int, lineage: str, pace: Any = None, **_: Any) -> Checkpoint:
         self.trees.append(tree)
         assert self.may_end.wait(30) or pace is None
         return Checkpoint(step, generation, lineage, self.where)

@@ -67,12 +67,16 @@ class OneFile:
     """A format that writes no tensors: the test looks at directories only."""
 
     @staticmethod
-    def save(state: Any, create: Any, pace: Any = None, *, syncs: bool, where: str) -> None:
+    def write(state: Any, create: Any, pace: Any, writers: Any, *, syncs: bool, where: str) -> None:
         with create("state") as file:
             file.write(str(state).encode())
 
     @staticmethod
-    def load(opened: Any, where: str) -> str:
+    def finish(parts: Any, create: Any, *, syncs: bool, where: str) -> None:
+        """Nothing to add."""
+
+    @staticmethod
+    def load(opened: Any, where: str, cut: Any) -> str:
         with opened("state") as file:
             return file.read().decode()
 

@@ -10,9 +10,11 @@ import pytest
 from elastrain.elastic.checkpoint import CheckpointKeeper
 from elastrain.elastic.membership.world import World
 
+REPLICAS = cast("Any", SimpleNamespace(votes=False))
+
 
 def alone() -> World:
-    return World(cast("Any", None), cast("Any", None), {}, CheckpointKeeper())
+    return World(cast("Any", None), REPLICAS, {}, CheckpointKeeper())
 
 
 def test_the_loss_is_that_of_the_last_step_committed_by_a_peer():
@@ -44,7 +46,7 @@ def test_callbacks_run_before_a_state_with_their_effects_is_adopted():
         def load_state_dict(self, value: int) -> None:
             self.value = value
 
-    ahead, behind = (World(cast("Any", None), cast("Any", None), {"n": Counter()}, CheckpointKeeper()) for _ in "ab")
+    ahead, behind = (World(cast("Any", None), REPLICAS, {"n": Counter()}, CheckpointKeeper()) for _ in "ab")
     ahead.commit(2.5, 1, None)
     ahead._tracked["n"].value = 1  # its callback
     counter = cast("Counter", behind._tracked["n"])

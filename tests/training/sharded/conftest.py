@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from elastrain.api import names
 from elastrain.api.keys import JobKeys
-from elastrain.api.settings import RankSettings
+from elastrain.api.settings import CheckpointSpec, RankSettings
 from elastrain.data.audit import verify
 from elastrain.etcd.server import EtcdServer
 from real_job import Job
@@ -27,13 +28,27 @@ class ShardedJob(Job):
 
     nproc = SHARDS
 
-    def start(self, *workers: str, steps: int = 40, delay: float = 0.3, **options: str) -> None:
+    def start(
+        self,
+        *workers: str,
+        steps: int = 40,
+        delay: float = 0.3,
+        checkpoint: CheckpointSpec | None = None,
+        **options: str,
+    ) -> None:
         command = [sys.executable, str(SCRIPT), str(self.folder), str(steps), str(delay)]
-        environment = {names.ENV_NPROC: str(self.nproc), **self.settings().to_environment()}
+        settings = self.settings().model_copy(update={"checkpoint": checkpoint})
+        environment = {names.ENV_NPROC: str(self.nproc), "SHARDS": str(settings.shards), **settings.to_environment()}
         super().start(*workers, command=command, **environment, **options)
 
     def settings(self) -> RankSettings:
-        return RankSettings(shards=SHARDS)
+        return RankSettings(shards=self.nproc)
+
+    def kill_all(self) -> None:
+        """Agents and ranks, at once."""
+        for worker in self.workers.values():
+            worker.signal(signal.SIGKILL)
+            worker.process.wait(10)
 
     def pids(self, worker: str) -> dict[str, int]:
         """Of its ranks' newest processes, by local rank."""
@@ -55,7 +70,7 @@ class ShardedJob(Job):
         paths = self.ask(what, *ranks, step=step)
         self.wait(f"{ranks} to {what}", lambda: not any(path.exists() for path in paths))
 
-    def finish(self, *workers: str) -> dict[str, list[dict]]:
+    def finish(self, *workers: str, shards: int = SHARDS) -> dict[str, list[dict]]:
         """Let them run freely to the end; what the ranks of each group have saved, by shard."""
         import torch
 
@@ -91,6 +106,7 @@ def job(warm: Warm, tmp_path: Path, etcd_factory: Callable[[], EtcdServer], job_
     job = ShardedJob(warm, tmp_path, etcd_factory(), job_keys)
     yield job
     job.close()
+    shutil.rmtree(names.node_memory(job_keys.uid), ignore_errors=True)
 
 
 @pytest.fixture

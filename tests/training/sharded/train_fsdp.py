@@ -3,13 +3,17 @@
 What a rank does once if the test has left it ``<worker>.<local rank>.<order>``, with a step from which on: it dies in a
 forward (``die-in-forward``), in a backward (``die-in-backward``) or as it gives its state (``die-as-source``); its
 connections end before its vote (``cut-before-vote``), or after it, so that it misses the result (``cut-after-vote``).
+It dies as it writes its part of a checkpoint (``die-in-save``) or when all parts are there (``die-before-commit``), or
+its disk is full (``disk-full``).
 """
 
+import errno
 import os
 import signal
 import socket
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -18,6 +22,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 
 import elastrain
+from elastrain.elastic.checkpoint.digests import DigestingWriter
+from elastrain.elastic.checkpoint.folder import NewFolder
+from elastrain.elastic.checkpoint.pace import Pace
 from elastrain.elastic.comm.communicator import Communicator
 from elastrain.elastic.comm.control_vector import ControlInputs
 from elastrain.elastic.membership.control import Summed
@@ -92,16 +99,38 @@ def die_as_source() -> None:
     WholeStateSender._serve = serve_and_die
 
 
+def disturb_saves() -> None:
+    rest, complete, create = Pace.rest, NewFolder.complete, NewFolder.create
+
+    def rest_and_die(pace: Pace) -> None:
+        die("die-in-save")
+        rest(pace)
+
+    def die_first(folder: NewFolder) -> None:
+        die("die-before-commit")
+        complete(folder)
+
+    def full(folder: NewFolder, file: str) -> AbstractContextManager[DigestingWriter]:
+        if ordered("disk-full"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
+        return create(folder, file)
+
+    Pace.rest, NewFolder.complete, NewFolder.create = rest_and_die, die_first, full
+
+
 def main() -> None:
     global job
     die_as_source()
+    disturb_saves()
     with elastrain.join() as job:
         model = net()
-        for layer in (model[1], model):
+        whole = os.environ.get("SHARDS") == "1"
+        for layer in () if whole else (model[1], model):
             fully_shard(layer, mesh=job.mesh)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         model = job.wrap(model, optimizer=optimizer)
-        cut_connections(model)
+        if not whole:
+            cut_connections(model)
         commits: list[int] = []
         norms: list[float] = []
         job.on_commit(lambda: commits.append(job.step))
@@ -115,10 +144,10 @@ def main() -> None:
             optimizer.step()
             if job.committed:
                 norms.append(norm.item())
-    local_state = {name: p.to_local() for name, p in model.module.state_dict().items()}
+    local_state = {name: p if whole else p.to_local() for name, p in model.module.state_dict().items()}
     torch.save(
         {
-            "place": job.mesh.get_coordinate()[0],
+            "place": 0 if whole else job.mesh.get_coordinate()[0],
             "pid": os.getpid(),
             "state": local_state,
             "commits": commits,

@@ -135,8 +135,9 @@ NPROC_IS_FIXED = Rule(
 """Otherwise old and new workers would share a generation until the last old one is lost, at an unintended world
 size."""
 
-_SHARDED = "has(self.parallelism) && string(self.parallelism.shards) != '1'"
-_IN_GROUPS = f"{_SHARDED} && string(self.parallelism.shards) != 'all'"
+_IN_GROUPS = (
+    "has(self.parallelism) && string(self.parallelism.shards) != '1' && string(self.parallelism.shards) != 'all'"
+)
 
 SHARDS_FIT = Rule(
     field="parallelism.shards",
@@ -146,10 +147,11 @@ SHARDS_FIT = Rule(
     " && int(self.nprocPerNode) % int(self.parallelism.shards) == 0)",
 )
 
-SHARDS_WITHOUT_CHECKPOINT = Rule(
+ALL_SHARDS_WITHOUT_CHECKPOINT = Rule(
     field="parallelism.shards",
-    words="must be 1 in a job with spec.checkpoint: durable checkpoints of sharded models are not supported yet",
-    cel=f"!({_SHARDED}) || !has(self.checkpoint)",
+    words="must be a number in a job with spec.checkpoint: durable checkpoints of one copy over all ranks are not "
+    "supported yet",
+    cel="!(has(self.parallelism) && string(self.parallelism.shards) == 'all') || !has(self.checkpoint)",
 )
 
 SHARDS_ARE_FIXED = Rule(

@@ -80,7 +80,7 @@ class Job:
         self._wrapped = 0
         """Models given to :meth:`wrap`."""
         settings = session.welcome.settings
-        levels = levels_of(settings.checkpoint, node_memory(os.environ)) if settings.checkpoint else ()
+        levels = levels_of(settings.checkpoint, node_memory(os.environ, settings.shards), settings.shards)
         self._world = world_for(session, strategy, self._tracked, CheckpointKeeper(levels))
         self._audit = _audit_log(settings.audit_dir)
         self._loop = Loop(session, strategy, heartbeat, self._world, self._audit, tracked=self._tracked)

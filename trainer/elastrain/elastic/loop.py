@@ -179,9 +179,8 @@ class Loop:
     ) -> None:
         """A backward of a step that may count."""
         communicator = self._world.communicator
-        assert communicator is not None
+        assert communicator is not None and self._buffers is not None
         if step.share.learner:
-            assert self._buffers is not None
             summed: Summed | None = self._learning.gradients(communicator, self._buffers)
         else:
             learners = self._world.share != self._world.place.share
@@ -193,6 +192,7 @@ class Loop:
                 stop=self._stop_asked,
                 counted=0.5 if 0 < step.counted < step.done else float(step.counted > 0),
                 count=step.count,
+                save=self._world.vote_on_checkpoint(),
             )
             summed = self._strategy.backward(
                 loss, unscaled, part, inputs, communicator, last=step.complete, retain_graph=retain_graph
@@ -361,7 +361,7 @@ class Loop:
         if not step.incomplete:
             self._call_back(step)
         self.step = None
-        self._world.committed()
+        self._world.committed(step.saves)
 
     def settle(self) -> None:
         """Return in a healthy generation, at a step boundary. Raises :class:`Drained`."""

@@ -56,6 +56,8 @@ class Step:
     """Losses of the step were means in some calls and sums over a count in others: there is no mean of both."""
     loss: float = 0.0
     """Mean loss over the global batch."""
+    saves: int = 0
+    """The sum of the ranks' votes on a checkpoint after this step."""
     stops: bool = False
     """Training ends with this step: a rank has asked for it."""
 
@@ -81,6 +83,7 @@ class Step:
         self.loss = summed.sums[control.LOSS] * self.factor
         self.learning = summed.sums[control.LEARNING] > 0
         self.stops = summed.sums[control.STOP] > 0
+        self.saves = int(summed.sums[control.SAVE])
 
     def take(self, count: int | None) -> Slice:
         """The next micro-batch, or the last one again, runs backward, with this count or a mean.

@@ -63,7 +63,8 @@ class ParallelismSpec(ApiModel):
     """Ranks that hold one copy of the model together, a *group*; the script shards it by
     `fully_shard(…, mesh=job.mesh)`. 1: each rank holds a whole copy. A number must divide `nprocPerNode`, so that a
     worker is one group or several and the job grows and shrinks by whole groups. `all`: the ranks of all workers hold
-    one copy, which is sharded anew when their number changes. Not together with `checkpoint` yet. May only change while
+    one copy, which is sharded anew when their number changes. `all` does not go
+    together with `checkpoint` yet. May only change while
     ``suspend`` is true."""
     max_redone_steps: NonNegativeInt = 20
     """With `shards: all`: most committed steps that are repeated after a rank is lost. Each rank copies its shard to
@@ -164,9 +165,9 @@ class JobSpec(ApiModel):
     def _groups_are_whole(cls, value: ParallelismSpec | None, info: ValidationInfo) -> ParallelismSpec | None:
         if value is None or value.shards == 1:
             return value
-        if info.data.get("checkpoint") is not None:
-            raise rule_broken(rules.SHARDS_WITHOUT_CHECKPOINT.words, value.shards)
         if value.shards == ALL:
+            if info.data.get("checkpoint") is not None:
+                raise rule_broken(rules.ALL_SHARDS_WITHOUT_CHECKPOINT.words, value.shards)
             return value
         nproc = info.data.get("nproc_per_node", value.shards)  # absent: invalid, which has an error of its own
         if not isinstance(nproc, int) or nproc % value.shards:

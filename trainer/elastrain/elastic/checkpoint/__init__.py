@@ -4,15 +4,21 @@ from elastrain.elastic.checkpoint.decide import Checkpoint
 from elastrain.elastic.checkpoint.keeper import CheckpointKeeper
 from elastrain.elastic.checkpoint.levels import Level, levels_of, node_memory
 from elastrain.elastic.checkpoint.pace import Pace
+from elastrain.elastic.checkpoint.resume import Ranks
 from elastrain.elastic.checkpoint.tier import StaleLineage, Tier, tier_at
+from elastrain.elastic.checkpoint.writers import ALONE, Cut, Writers
 
 __all__ = [
+    "ALONE",
     "Checkpoint",
     "CheckpointKeeper",
+    "Cut",
     "Level",
     "Pace",
+    "Ranks",
     "StaleLineage",
     "Tier",
+    "Writers",
     "levels_of",
     "node_memory",
     "tier_at",

@@ -6,23 +6,44 @@ import errno
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, _EmptyStateDictLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemBase
-from torch.distributed.checkpoint.planner import WriteItem
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    create_default_global_save_plan,
+)
+from torch.distributed.checkpoint.filesystem import FileSystemBase, _StoragePrefix
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.utils import _pytree
 
 from elastrain.elastic.checkpoint.digests import DigestingWriter
 from elastrain.elastic.checkpoint.pace import Pace
+from elastrain.elastic.checkpoint.structure import Entry, Path, Sharded, is_part, placeholder
+from elastrain.elastic.checkpoint.writers import ALONE, WHOLE, Cut, Writers, chunk
+from elastrain.elastic.state.parts import Part
 
 Create = Callable[[str], AbstractContextManager[DigestingWriter]]
 """Creates a file by its name."""
@@ -33,36 +54,63 @@ _TEMPORARY = ".tmp"
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
-def save(
-    state: dict[str, Any], create: Create, pace: Pace | None = None, *, syncs: bool = True, where: str = ""
-) -> None:
-    """Write the files of ``state``, resting between two tensors by ``pace``. ``syncs``: flush each file to the disk.
+def write(
+    state: dict[str, Any],
+    create: Create,
+    pace: Pace | None = None,
+    writers: Writers = ALONE,
+    *,
+    syncs: bool = True,
+    where: str = "",
+) -> Written:
+    """Write the file of this rank's part of ``state``, resting between two tensors by ``pace``.
 
-    ``where``: for errors. Raises ``OSError`` with the system's own reason.
+    ``syncs``: flush the file to the disk. ``where``: for errors. :func:`finish` completes the checkpoint. Raises
+    ``OSError`` with the system's own reason.
     """
-    planner = _Paced(pace) if pace is not None else None
-    writer = dcp.FileSystemWriter("", sync_files=syncs)
-    writer.fs = _Files(create=create)
-    try:
-        dcp.save(_take_apart(state), storage_writer=writer, planner=planner, no_dist=True)
-    except CheckpointException as e:
-        raise _os_error(e, where) from e
+    source = _Source(state, writers, pace or Pace(share=1.0))
+    plan = SavePlan(source.items, storage_data=_StoragePrefix(f"__{writers.number}_"))
+    with _os_errors(where):
+        return Written(source.items, _writer(create, syncs=syncs).write_data(plan, source).wait())
 
 
-def load(opened: Callable[[str], BinaryIO], where: str = "") -> Any:
-    """The tree that :func:`save` wrote; tensors on the CPU. ``opened``: opens a file by its name.
+def finish(parts: Sequence[Written], create: Create, *, syncs: bool = True, where: str = "") -> None:
+    """Write the metadata of a checkpoint of which all ``parts`` are written. Raises ``OSError``."""
+    _, metadata = create_default_global_save_plan([SavePlan(part.items) for part in parts])
+    metadata.planner_data = {name: (name,) for name in metadata.state_dict_metadata}
+    with _os_errors(where):
+        _writer(create, syncs=syncs).finish(metadata, [part.results for part in parts])
 
-    Raises ``OSError`` for missing and damaged files, and other errors for a damaged structure.
+
+def load(opened: Callable[[str], BinaryIO], where: str = "", cut: Cut = WHOLE) -> Any:
+    """The tree that :func:`write` wrote; tensors on the CPU. ``opened``: opens a file by its name.
+
+    With several shards, of the tensors that are sharded only the part is read that ``cut`` describes, as a
+    :class:`~elastrain.elastic.state.parts.Part`. Raises ``OSError`` for missing and damaged files, and other errors for
+    a damaged structure.
     """
-    entries: dict[str, Any] = {}
     reader = dcp.FileSystemReader("")
     reader.fs = _Files(opened=opened)
-    # The planner of torch's own format converter: it needs no existing tree to fill.
-    try:
-        _load_state_dict(entries, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
-    except CheckpointException as e:  # no Exception: callers would not catch it
-        raise _os_error(e, where) from e
-    return _assemble(entries)
+    with _os_errors(where):
+        reading = _Reading(reader)
+        tree = pickle.loads(reading.bytes_of(_STRUCTURE))  # noqa: S301 - written by this job's own ranks
+        placed = _pytree.tree_map_with_path(lambda path, leaf: _placed(path, leaf, reading, cut), tree)
+        reading.read()
+    return placed
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one rank has written, for the metadata of the checkpoint."""
+
+    items: list[WriteItem]
+    results: list[WriteResult]
+
+
+def _writer(create: Create, *, syncs: bool) -> dcp.FileSystemWriter:
+    writer = dcp.FileSystemWriter("", sync_files=syncs)
+    writer.fs = _Files(create=create)
+    return writer
 
 
 class _Files(FileSystemBase):
@@ -106,61 +154,138 @@ class _Files(FileSystemBase):
         raise NotImplementedError(f"no file is replaced: {path}")
 
 
-def _os_error(e: CheckpointException, path: str) -> OSError:
-    """The file system's own error; EIO with the first cause if there is none.
-
-    DCP wraps it in an exception that lists ranks. torch's zip writer hides it behind an error of its own ("unexpected
-    pos"), raised while the first one was handled.
-    """
-    causes: list[BaseException] = [failure[0] for failure in e.failures.values()]
-    for cause in causes:
-        if isinstance(cause, OSError):
-            return OSError(cause.errno, cause.strerror, cause.filename or path)
-        causes += [c for c in (cause.__cause__, cause.__context__) if c is not None]
-    return OSError(errno.EIO, str(causes[0]).strip().split("\n", maxsplit=1)[0], path)
+@contextmanager
+def _os_errors(path: str) -> Iterator[None]:
+    """torch's zip writer hides the error of the file system behind one of its own ("unexpected pos"), raised while the
+    first one was handled."""
+    try:
+        yield
+    except OSError as e:
+        raise OSError(e.errno or errno.EIO, e.strerror or str(e), e.filename or path) from e
+    except RuntimeError as e:
+        raise _cause(e, path) from e
 
 
-class _Paced(DefaultSavePlanner):
-    """DCP calls it for each tensor just before writing it."""
+def _cause(error: BaseException, path: str) -> OSError:
+    """The system's own error; EIO with the text of ``error`` if there is none."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return OSError(errno.EIO, str(error).strip().split("\n", maxsplit=1)[0], path)
+    return OSError(cause.errno, cause.strerror, cause.filename or path)
 
-    def __init__(self, pace: Pace) -> None:
+
+class _Source(DefaultSavePlanner):
+    """What this rank writes. DCP calls it for each tensor just before writing it."""
+
+    def __init__(self, state: dict[str, Any], writers: Writers, pace: Pace) -> None:
         super().__init__()
-        self._pace = pace
+        self._pace, self._data = pace, dict[str, Any]()
+        self.items: list[WriteItem] = []
+        structure = _pytree.tree_map_with_path(lambda p, x: self._add(p, x, writers), state, is_leaf=is_part)
+        if writers.commits:
+            self._data[_STRUCTURE] = pickle.dumps(structure)  # bytes: its integer keys would become strings
+            self.items.append(WriteItem(MetadataIndex(_STRUCTURE), WriteItemType.BYTE_IO))
         pace.begin()
+
+    def _add(self, path: Path, leaf: Any, writers: Writers) -> Any:
+        stands_for = placeholder(path, leaf)
+        if stands_for is leaf:
+            return leaf
+        name, tensor, shape = stands_for.name, leaf, tuple(getattr(leaf, "shape", ()))
+        offsets, sizes = [0] * len(shape), list(shape)
+        if isinstance(leaf, Part):
+            tensor = leaf.local
+            offsets, sizes = chunk(shape, leaf.dim, writers.shard, writers.shards)
+        of_its_own = not writers.attempt  # no other rank's part has the name of an empty one
+        if 0 not in sizes or tensor is leaf or writers.shard == 0 or of_its_own:
+            self._data[name] = tensor
+            part = TensorWriteData(
+                ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)),
+                TensorProperties.create_from_tensor(tensor),
+                torch.Size(shape),
+            )
+            index = MetadataIndex(name, torch.Size(offsets))
+            self.items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=part))
+        return stands_for
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | BytesIO:
         self._pace.rest()
-        return super().resolve_data(write_item)
+        data = self._data[write_item.index.fqn]
+        if isinstance(data, bytes):
+            stream = BytesIO()
+            torch.save(data, stream)
+            return stream
+        return cast("torch.Tensor", data)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """The placeholder of a tensor in the saved structure."""
+class _Reading(DefaultLoadPlanner):
+    """Reads parts of tensors."""
 
-    name: str
+    def __init__(self, reader: dcp.FileSystemReader) -> None:
+        super().__init__()
+        self._reader, self._items = reader, list[ReadItem]()
+        self._homes: dict[str, torch.Tensor] = {}
+        self._bytes = b""
+        self.saved: Any = reader.read_metadata()
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return tuple(self._of(name).size)
+
+    def tensor(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+        """The home of a part, which :meth:`read` fills."""
+        saved = self._of(name)
+        home = self._homes[name] = torch.empty(tuple(sizes), dtype=saved.properties.dtype)
+        if 0 not in sizes:
+            wanted = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+            self._items += create_read_items_for_chunk_list(name, saved, [wanted])
+        return home
+
+    def bytes_of(self, name: str) -> bytes:
+        index = MetadataIndex(name)
+        nothing = torch.Size((0,))
+        self._items.append(ReadItem(LoadItemType.BYTE_IO, index, nothing, index, nothing, nothing))
+        self.read()
+        return self._bytes
+
+    def read(self) -> None:
+        self._reader.set_up_storage_reader(self.saved, is_coordinator=True)
+        self._reader.read_data(LoadPlan(self._items), self).wait()
+        self._items = []
+
+    def _of(self, name: str) -> TensorStorageMetadata:
+        saved = self.saved.state_dict_metadata[name]
+        if not isinstance(saved, TensorStorageMetadata):
+            raise ValueError(f"{name} is no tensor")
+        return saved
+
+    # -- called by DCP's reader --------------------------------------------------------------------------------------
+    def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
+        self._bytes = torch.load(value, weights_only=False)
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        home = self._homes[read_item.dest_index.fqn]
+        for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            home = home.narrow(dim, start, length)
+        return home
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """It was written in place."""
 
 
 _STRUCTURE = "structure"
+_Entry = Entry
+"""By this name earlier versions have saved it."""
 
 
-def _take_apart(tree: Any) -> dict[str, Any]:
-    """Named tensors (``model/0.weight``), and the structure that holds them.
-
-    DCP itself would turn the integer keys of optimizer states into strings, which the optimizer ignores.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-
-    def entry(path: tuple[Any, ...], leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        name = "/".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path)
-        tensors[name] = leaf
-        return _Entry(name)
-
-    structure = _pytree.tree_map_with_path(entry, tree)
-    return {**tensors, _STRUCTURE: pickle.dumps(structure)}  # bytes: DCP would split a tree again
-
-
-def _assemble(entries: dict[str, Any]) -> Any:
-    structure = pickle.loads(entries[_STRUCTURE])  # noqa: S301 - written by this job's own ranks
-    return _pytree.tree_map(lambda x: entries[x.name] if isinstance(x, _Entry) else x, structure)
+def _placed(path: Path, leaf: Any, reading: _Reading, cut: Cut) -> Any:
+    """A tensor, or a part of one, to be read for a placeholder; anything else as it is."""
+    if not isinstance(leaf, Entry | Sharded):
+        return leaf
+    shape = reading.shape_of(leaf.name)
+    dim = leaf.dim if isinstance(leaf, Sharded) else cut.dim_of(path, shape)
+    if cut.shards == 1 or dim is None:
+        return reading.tensor(leaf.name, [0] * len(shape), shape)
+    stride = leaf.stride if isinstance(leaf, Sharded) else torch.empty(shape, device="meta").stride()
+    return Part(reading.tensor(leaf.name, *chunk(shape, dim, cut.shard, cut.shards)), dim, shape, tuple(stride))

@@ -27,6 +27,9 @@ class Checkpoint:
     lineage: str
     path: str
     """Its directory or URL."""
+    shard: int = 0
+    """The part of the model in it, of ``shards``: of a copy in the memory of a rank's node."""
+    shards: int = 1
 
     @property
     def order(self) -> tuple[int, int]:
@@ -75,6 +78,58 @@ def due(
     by_steps = every_steps is not None and step // every_steps > saved_step // every_steps
     by_time = every_seconds is not None and now - saved_at >= every_seconds
     return by_steps or by_time
+
+
+BUSY = 1 << 3
+"""What a rank that cannot save adds to the votes of all ranks: more than rank 0, whose bits are the tiers, adds."""
+
+
+def wanted(votes: int, tiers: int) -> list[int]:
+    """The tiers to which all ranks save now, by the sum of their votes; none if one of them cannot save."""
+    return [] if votes >= BUSY else [tier for tier in range(tiers) if votes & 1 << tier]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A checkpoint from which a job can resume, and how."""
+
+    tier: int
+    """Number of the tier, the fastest first."""
+    order: tuple[int, int]
+    """As of :attr:`Checkpoint.order`."""
+    loads: dict[int, Checkpoint]
+    """What each rank loads that has to; one rank for each shard."""
+
+
+def candidates(
+    found: Sequence[Sequence[Checkpoint]],
+    memories: Sequence[Sequence[Checkpoint]],
+    shards: Sequence[int],
+) -> list[Candidate]:
+    """All ways to resume, in the order in which they are tried: the newest first, a faster tier before a slower one.
+
+    ``found``: by tier, the complete checkpoints that all ranks see. ``memories``: by rank, those in the memory of its
+    node. ``shards``: by rank, the shard of the model that it holds. A rank loads only from the memory of its own node:
+    all shards of one step must have a holder, and are tried with each holder in turn.
+    """
+    parts = range(max(shards) + 1)
+    firsts = [list(shards).index(part) for part in parts]
+    all_ways = [
+        Candidate(tier, checkpoint.order, dict.fromkeys(firsts, checkpoint))
+        for tier, complete in enumerate(found)
+        for checkpoint in complete
+    ]
+    held: dict[tuple[str, int], list[tuple[int, Checkpoint]]] = {}
+    for rank, complete in enumerate(memories):
+        for checkpoint in complete:
+            if (checkpoint.shard, checkpoint.shards) == (shards[rank], len(parts)):
+                held.setdefault((checkpoint.lineage, checkpoint.step), []).append((rank, checkpoint))
+    for copies in held.values():
+        by_part = [[copy for copy in copies if copy[1].shard == part] for part in parts]
+        for turn in range(max(map(len, by_part)) if all(by_part) else 0):
+            loads = dict(copies_of[min(turn, len(copies_of) - 1)] for copies_of in by_part)
+            all_ways.append(Candidate(0, copies[0][1].order, loads))
+    return sorted(all_ways, key=lambda way: (-way.order[0], -way.order[1], way.tier))
 
 
 def newest_first(found: Sequence[Sequence[Checkpoint]]) -> list[tuple[int, Checkpoint]]:

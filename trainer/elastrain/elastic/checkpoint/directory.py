@@ -15,19 +15,17 @@ directory one wins.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
 from elastrain.elastic.checkpoint.decide import STEP, Checkpoint
-from elastrain.elastic.checkpoint.store import DESCRIPTION, RANDOM, Listing, partial_of, step_of
+from elastrain.elastic.checkpoint.store import DESCRIPTION, RANDOM, Listing, describe, partial_of, step_of
 
 _COMPLETE = re.compile(rf"{STEP.pattern}(\.[0-9a-f.-]+)?")
 _PARTIAL = re.compile(rf"\.{STEP.pattern}\.((?P<lineage>.*)\.)?{RANDOM}")
@@ -58,22 +56,29 @@ class DirectoryStore:
             file.seek(start)
             return file.read(-1 if end is None else end - start)
 
-    def replace(self, path: str, text: str) -> None:
+    def files(self, folder: str) -> set[str]:
+        """As of ``Store``."""
+        try:
+            return {path.name for path in (self.path / folder).iterdir()}
+        except FileNotFoundError:
+            return set()
+
+    def replace(self, path: str, content: bytes) -> None:
         """As of ``Store``."""
         final = self.path / path
         if final.parent == self.path:  # a partial folder that is gone was swept by a later writer
             self.path.mkdir(parents=True, exist_ok=True)
         partial = final.with_name(f".{final.name}.{_random()}")
-        with partial.open("w") as f:
-            f.write(text)
+        with partial.open("wb") as f:
+            f.write(content)
             f.flush()
             os.fsync(f.fileno())
         partial.replace(final)
 
-    def begin(self, checkpoint: Checkpoint) -> str:
+    def begin(self, checkpoint: Checkpoint, attempt: str = "") -> str:
         """As of ``Store``."""
-        name = f".{_final(checkpoint)}.{checkpoint.lineage}.{_random()}"
-        (self.path / name).mkdir(parents=True)
+        name = f".{_final(checkpoint)}.{checkpoint.lineage}.{attempt or _random()}"
+        (self.path / name).mkdir(parents=True, exist_ok=bool(attempt))
         return name
 
     @contextmanager
@@ -86,8 +91,8 @@ class DirectoryStore:
         """As of ``Store``. Another checkpoint of the step stays, under another name, until it is one too many."""
         directory, name = self.path / partial, _final(checkpoint)
         description = directory / DESCRIPTION
-        with description.open("w") as file:  # in place: a partial directory is not read
-            file.write(json.dumps({**asdict(checkpoint), "path": name}))
+        with description.open("wb") as file:  # in place: a partial directory is not read
+            file.write(describe(checkpoint, name))
             file.flush()
             os.fsync(file.fileno())
         if (self.path / name).exists():

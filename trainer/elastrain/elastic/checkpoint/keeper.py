@@ -10,11 +10,12 @@ from typing import Any
 
 import structlog
 
-from elastrain.api.records import CheckpointState, Resumed
-from elastrain.elastic.checkpoint.cold_start import Evidence, why_stop
-from elastrain.elastic.checkpoint.decide import Checkpoint, newest_first
+from elastrain.api.records import CheckpointState
+from elastrain.elastic.checkpoint.decide import BUSY, Checkpoint, newest_first, wanted
 from elastrain.elastic.checkpoint.levels import Level
-from elastrain.elastic.checkpoint.tier import Tier, Unreadable
+from elastrain.elastic.checkpoint.resume import ColdStart, Ranks, survey
+from elastrain.elastic.checkpoint.structure import divided
+from elastrain.elastic.checkpoint.writers import ALONE, WHOLE, Cut, Writers
 from elastrain.elastic.state import capture
 
 FINISH_SECONDS = 300.0
@@ -30,7 +31,8 @@ class CheckpointKeeper:
     Every rank has one, and rank 0 saves; with the node's memory as a tier, one rank of each worker saves to it. A
     checkpoint is written to the fastest tier, and copied from there to the slower ones that are due. Each tier has at
     most one save at a time, in a thread. A failed save does not stop training: :attr:`result` reports it, and the next
-    interval tries again. Memory: one copy of the state, from the first save to :meth:`forget`.
+    interval tries again. The ranks of a sharded model save together: each its part, to each tier, after a step on which
+    all have agreed. Memory: one copy of the state, from the first save to :meth:`forget`.
     """
 
     def __init__(self, levels: Sequence[Level] = ()) -> None:
@@ -44,88 +46,33 @@ class CheckpointKeeper:
         """The newest checkpoint and the last save, for the job's status; None if this rank knows of none."""
         self._reporting = threading.Lock()
         self._copy: Any = None
+        self._together = 0, 0
+        """Step and generation of the last save that all ranks have agreed on."""
 
     # -- load --------------------------------------------------------------------------------------------------------
-    def resume(self, load: Callable[[Any], None], *, saved_step: int, reached: int, torn: bool) -> None:
+    def resume(
+        self,
+        load: Callable[[Any], None],
+        *,
+        saved_step: int,
+        reached: int,
+        torn: bool,
+        ranks: Ranks | None = None,
+        cut: Cut = WHOLE,
+    ) -> list[int]:
         """Load the newest checkpoint that can be read, by ``load(tree)``, and begin a new lineage.
 
-        For one rank of a cold start, a generation in which no rank holds state. Without a checkpoint the job begins at
-        step 0. Raises ``RuntimeError`` if it must not (:func:`~elastrain.elastic.checkpoint.cold_start.why_stop`, which
-        describes the arguments), the errors of ``load``, and ``OSError`` if ``spec.checkpoint.path`` cannot be read or
-        written.
+        For all ranks of a cold start, a generation in which no rank holds state. ``ranks``: default: this one alone.
+        ``cut``: the part of the state that this rank loads, if it does. Returns the ranks that hold the state then, by
+        shard: those that have loaded, or the first ones if the job begins at step 0. Raises as of
+        :class:`~elastrain.elastic.checkpoint.resume.ColdStart`.
         """
-        before = self._durable[0].tier.lineage if self._durable else None
-        surveys, unreadable = self._survey()
-        found = _load_newest(surveys, unreadable, load)
-        if found is None:
-            self._may_begin(before, unreadable, saved_step=saved_step, reached=reached, torn=torn)
-        if not self._durable:
-            return
-        self._begin_lineage(before, {c.lineage for _, complete in surveys for c in complete})
-        where = self._durable[0].tier.where
-        if found is None:
-            log.info("no checkpoint yet, training begins at step 0", path=where, repeated=reached)
-            return
-        for one in unreadable:
-            if one.name:
-                one.tier.set_aside(one.name)
-        tier, loaded = found
-        log.info("resumed from checkpoint", tier=tier.name, path=loaded.path, step=loaded.step, lineage=loaded.lineage)
-        if loaded.step < saved_step:
-            log.warning("newer checkpoints are lost", step=loaded.step, newest=saved_step, path=where)
-        bad = [(one.tier, one.name) for one in unreadable]
-        readable = ((surveys[i][0], c) for i, c in newest_first([complete for _, complete in surveys]))
-        durable = next((c for t, c in readable if t.outlives_pods and (t, c.name) not in bad), None)
-        self.result = CheckpointState(
-            step=durable.step if durable else 0,
-            path=durable.path if durable else "",
-            resumed=Resumed(step=loaded.step, tier=tier.name, path=loaded.path),
-        )
-
-    def _survey(self) -> tuple[list[tuple[Tier, list[Checkpoint]]], list[Unreadable]]:
-        """The complete checkpoints of each tier, and what cannot be read.
-
-        Raises ``OSError`` for ``spec.checkpoint.path``: without it no lineage can begin.
-        """
-        surveys, unreadable = [], list[Unreadable]()
-        for level in self._levels:
-            try:
-                complete, damaged = level.tier.survey()
-            except OSError as e:
-                if level is self._durable[0]:
-                    raise
-                log.warning("checkpoints of a tier cannot be read", tier=level.tier.name, error=str(e))
-                complete, damaged = [], [Unreadable(level.tier, "", str(e))]
-            surveys.append((level.tier, complete))
-            unreadable += damaged
-        return surveys, unreadable
-
-    def _may_begin(
-        self, before: str | None, unreadable: Sequence[Unreadable], *, saved_step: int, reached: int, torn: bool
-    ) -> None:
-        """No checkpoint was loaded. Raises ``RuntimeError`` if training must not begin at step 0."""
-        path = " and ".join(level.tier.where for level in self._durable) or None
-        tried = tuple((one.name or one.tier.where, one.reason) for one in unreadable if one.tier.outlives_pods)
-        if why := why_stop(Evidence(path, before is not None, tried, saved_step, reached, torn)):
-            raise RuntimeError(why)
-
-    def _begin_lineage(self, before: str | None, seen: set[str]) -> None:
-        """In all tiers that can be written; a save takes over the others."""
-        first, others = self._durable[0].tier, [x.tier for x in self._levels if x is not self._durable[0]]
-        away = list[Tier]()
-        for tier in others:
-            try:
-                seen.add(tier.lineage or "")
-            except OSError as e:
-                log.warning("checkpoints of a tier cannot be read", tier=tier.name, error=str(e))
-                away.append(tier)
-        self.lineage = first.begin_lineage(before, seen)
-        for tier in others:
-            try:
-                if tier not in away:
-                    tier.adopt(self.lineage)
-            except OSError as e:
-                log.warning("checkpoints of a tier cannot be written", tier=tier.name, error=str(e))
+        start = ColdStart(self._levels, ranks or Ranks(), cut)
+        tree, sources = start.choose(saved_step=saved_step, reached=reached, torn=torn)
+        if tree is not None:
+            load(tree)
+        self.lineage, self.result = start.lineage, start.result
+        return sources
 
     def take_over(self) -> None:
         """This rank is rank 0 now: learn, in a thread, which checkpoint is the newest. It belongs into reports."""
@@ -143,10 +90,10 @@ class CheckpointKeeper:
             self._report(step=newest.step, path=newest.path)
 
     def newest_step(self) -> int:
-        """Committed steps of the newest checkpoint; 0 if there is none."""
+        """Committed steps of the newest checkpoint that this rank sees; 0 if there is none."""
         if not self._levels:
             return 0
-        surveys, _ = self._survey()
+        surveys, _ = survey(self._levels)
         return next((c.step for _, c in newest_first([complete for _, complete in surveys])), 0)
 
     # -- save --------------------------------------------------------------------------------------------------------
@@ -158,19 +105,50 @@ class CheckpointKeeper:
         levels = self._levels if leads else [level for level in self._levels if level.is_memory]
         if not levels or levels[0].busy:
             return
-        now, wanted, before = time.monotonic(), list[Level](), False
+        now, ready, before = time.monotonic(), list[Level](), False
         for level in levels:
             before = level.due(step, now, before=before) and not level.busy
-            wanted += [level] * before
-        if not wanted:
+            ready += [level] * before
+        if not ready:
             return
-        fastest, slower = levels[0], [level for level in wanted if level is not levels[0]]
-        for level in {id(x): x for x in (fastest, *wanted)}.values():
+        fastest, slower = levels[0], [level for level in ready if level is not levels[0]]
+        for level in {id(x): x for x in (fastest, *ready)}.values():
             level.attempt(step, now)
         state = self._copy = capture.copied(tree(), self._copy, device="cpu")
         checkpoint = Checkpoint(step, generation, self.lineage, "")
         fastest.run(lambda: self._spread(state, checkpoint, fastest, slower))
 
+    # -- by all ranks together -----------------------------------------------------------------------------------------
+    def vote(self, step: int, *, leads: bool) -> int:
+        """This rank's part of the sum by which all ranks decide whether to save together after ``step`` committed
+        steps (:func:`~elastrain.elastic.checkpoint.decide.wanted`). ``leads``: this is rank 0."""
+        if any(level.busy for level in self._levels):
+            return BUSY
+        now, votes, before = time.monotonic(), 0, False
+        for number, level in enumerate(self._levels if leads else ()):
+            before = level.due(step, now, before=before)
+            votes |= before << number
+        return votes
+
+    def after_vote(self, votes: int, step: int, generation: int, tree: Callable[[], Any], writers: Writers) -> None:
+        """Begin to save this rank's part of ``tree()`` to the tiers that all ranks have agreed on."""
+        levels = [self._levels[number] for number in wanted(votes, len(self._levels))]
+        if not levels:
+            return
+        self._together = step, generation
+        for level in levels:
+            level.attempt(step, time.monotonic())
+        whole = levels[0].is_memory
+        state = self._copy = capture.copied(tree() if whole else divided(tree(), writers), self._copy, device="cpu")
+        checkpoint = Checkpoint(step, generation, self.lineage, "")
+        for level in levels:
+            if level.is_memory:
+                level.run(partial(self._save, state, checkpoint, level, writers.for_itself()))
+            else:
+                mine = divided(state, writers) if whole else state
+                level.run(partial(self._save, mine, checkpoint, level, writers))
+
+    # -- in the background -----------------------------------------------------------------------------------------
     def _spread(self, state: Any, checkpoint: Checkpoint, fastest: Level, slower: Sequence[Level]) -> None:
         """Save to the fastest tier, and copy from there; past a memory that is full, to the next tier directly."""
         saved = self._save(state, checkpoint, fastest)
@@ -181,28 +159,44 @@ class CheckpointKeeper:
             for level in slower:
                 level.run(partial(self._promote, saved, fastest, level))
 
-    def _save(self, state: Any, checkpoint: Checkpoint, level: Level, *, paced: bool = True) -> Checkpoint | None:
-        pace = level.pace if paced else None
+    def _save(
+        self, state: Any, checkpoint: Checkpoint, level: Level, writers: Writers = ALONE, *, paced: bool = True
+    ) -> Checkpoint | None:
+        def write() -> Checkpoint | None:
+            return level.tier.save(
+                state,
+                step=checkpoint.step,
+                generation=checkpoint.generation,
+                lineage=checkpoint.lineage,
+                pace=level.pace if paced else None,
+                writers=writers,
+                patience=level.patience,
+            )
 
-        def write() -> Checkpoint:
-            at = {"step": checkpoint.step, "generation": checkpoint.generation}
-            return level.tier.save(state, **at, lineage=checkpoint.lineage, pace=pace)
-
-        return self._attempt("saving", checkpoint.step, level, write)
+        return self._attempt("saving", checkpoint.step, level, write, reports=writers.commits)
 
     def _promote(self, saved: Checkpoint, source: Level, level: Level) -> None:
         self._attempt("copying", saved.step, level, lambda: level.tier.copy(saved, source.tier, level.pace))
 
-    def _attempt(self, what: str, step: int, level: Level, write: Callable[[], Checkpoint]) -> Checkpoint | None:
-        """Returns the checkpoint, or None and reports why not."""
+    def _attempt(
+        self, what: str, step: int, level: Level, write: Callable[[], Checkpoint | None], *, reports: bool = True
+    ) -> Checkpoint | None:
+        """Returns the checkpoint; None on a rank that does not commit it, and after a failure.
+
+        ``reports``: this rank reports a failure. The one that commits does.
+        """
         began, tier = time.monotonic(), level.tier
         try:
             saved = write()
         except Exception as e:
             log.error("checkpoint failed", step=step, tier=tier.name, path=tier.where, error=str(e))
-            self._note(level, error=f"{what} step {step} to {tier.where}: {e}")
+            if reports:
+                self._note(level, error=f"{what} step {step} to {tier.where}: {e}")
             return None
         seconds = round(time.monotonic() - began, 2)
+        if saved is None:
+            log.info("part of a checkpoint saved", step=step, tier=tier.name, seconds=seconds)
+            return None
         log.info("checkpoint saved", step=step, tier=tier.name, path=saved.path, seconds=seconds)
         self._note(level, saved)
         return saved
@@ -218,17 +212,24 @@ class CheckpointKeeper:
         with self._reporting:
             self.result = (self.result or CheckpointState()).model_copy(update=changes)
 
-    def save_now(self, step: int, generation: int, tree: Callable[[], Any]) -> bool:
+    def save_now(self, step: int, generation: int, tree: Callable[[], Any], writers: Writers = ALONE) -> bool:
         """Save ``tree()`` durably and return when the save is done or has failed; waits for running saves first.
 
-        Returns False, at once, for a job without checkpoints.
+        ``writers``: all of them call it. Returns False, at once, for a job without checkpoints.
         """
         if not self._durable:
             return False
         self._wait(None)
+        if self._together == (step, generation):
+            return True  # all ranks know: none of them writes it again
         first, *others = self._durable
-        saved = self._save(tree(), Checkpoint(step, generation, self.lineage, ""), first, paced=False)
-        for level in others:
+        checkpoint = Checkpoint(step, generation, self.lineage, "")
+        together = bool(writers.attempt)
+        for level in self._durable if together else [first]:
+            level.attempt(step, time.monotonic())
+            mine = divided(tree(), writers) if together else tree()
+            saved = self._save(mine, checkpoint, level, writers, paced=False)
+        for level in () if together else others:
             if saved is not None:
                 level.pace.hurry()
                 self._promote(saved, first, level)
@@ -252,25 +253,8 @@ class CheckpointKeeper:
             level.join(None if end is None else max(0.0, end - time.monotonic()))
 
     def forget(self) -> None:
-        """This rank is not rank 0: its report is void. Release the copy of the state, unless this rank saves to its
-        node's memory; a running save releases it when it ends."""
+        """This rank is not rank 0: its report is void. Release the copy of the state, unless this rank saves all the
+        same; a running save releases it when it ends."""
         self.result = None
-        if not any(level.is_memory for level in self._levels):
+        if not any(level.is_memory for level in self._levels) and self._together == (0, 0):
             self._copy = None
-
-
-def _load_newest(
-    surveys: Sequence[tuple[Tier, list[Checkpoint]]], unreadable: list[Unreadable], load: Callable[[Any], None]
-) -> tuple[Tier, Checkpoint] | None:
-    """Load the newest checkpoint that can be read, and return it with its tier. Adds the others to ``unreadable``."""
-    for index, checkpoint in newest_first([complete for _, complete in surveys]):
-        tier = surveys[index][0]
-        try:
-            tree = tier.load(checkpoint)
-        except Exception as e:  # torch raises many kinds for damaged files
-            log.error("checkpoint cannot be read", tier=tier.name, path=checkpoint.path, error=str(e)[:300])
-            unreadable.append(Unreadable(tier, checkpoint.name, f"{type(e).__name__}: {e}"))
-            continue
-        load(tree)
-        return tier, checkpoint
-    return None

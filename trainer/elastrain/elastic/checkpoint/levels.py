@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from elastrain.api import names
-from elastrain.api.settings import CheckpointSpec, Interval
+from elastrain.api.settings import CheckpointSpec, Interval, Shards
 from elastrain.elastic.checkpoint.decide import due
 from elastrain.elastic.checkpoint.directory import DirectoryStore
+from elastrain.elastic.checkpoint.folder import Patience
 from elastrain.elastic.checkpoint.pace import Pace
 from elastrain.elastic.checkpoint.tier import MEMORY, Tier, tier_at
 
@@ -21,7 +22,7 @@ class Level:
     def __init__(self, tier: Tier, interval: Interval | None) -> None:
         """``interval``: None: due whenever the level before it is."""
         self.tier, self._interval = tier, interval
-        self.pace = Pace()
+        self.pace, self.patience = Pace(), Patience()
         self._saved_step, self._saved_at = 0, time.monotonic()
         self._thread: threading.Thread | None = None
 
@@ -32,8 +33,8 @@ class Level:
 
     @property
     def busy(self) -> bool:
-        """Whether a thread works for it."""
-        return self._thread is not None and self._thread.is_alive()
+        """Whether a thread works for it. One that waits for the parts of other ranks does not."""
+        return self._thread is not None and self._thread.is_alive() and not self.patience.waits
 
     def due(self, step: int, now: float, *, before: bool) -> bool:
         """Whether to save after ``step`` committed steps. ``before``: whether the level before it is due."""
@@ -43,13 +44,21 @@ class Level:
         return due(*every, step=step, saved_step=self._saved_step, now=now, saved_at=self._saved_at)
 
     def attempt(self, step: int, now: float) -> None:
-        """A save begins, successful or not."""
+        """A save begins, successful or not. The one before waits for no part any more."""
+        self.patience.end()
         self._saved_step, self._saved_at = step, now
-        self.pace = Pace()
+        self.pace, self.patience = Pace(), Patience()
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Start a thread."""
-        self._thread = threading.Thread(target=work, name=f"elastrain-{self.tier.name}", daemon=True)
+    def run(self, work: Callable[[], object]) -> None:
+        """Start a thread, which waits for the one before."""
+        before = self._thread
+
+        def after() -> None:
+            if before is not None:
+                before.join()
+            work()
+
+        self._thread = threading.Thread(target=after, name=f"elastrain-{self.tier.name}", daemon=True)
         self._thread.start()
 
     def hurry(self) -> None:
@@ -62,26 +71,33 @@ class Level:
             self._thread.join(seconds)
 
 
-def levels_of(spec: CheckpointSpec, memory: Path | None = None) -> list[Level]:
+def levels_of(spec: CheckpointSpec | None, memory: Path | None = None, shards: Shards = 1) -> list[Level]:
     """The levels of a job, the fastest first. ``memory``: this rank's directory in its node's memory, if it has one.
+
+    ``shards``: of the model. While some ranks save a step to their memory, others may have done so: of a sharded model
+    the step before is kept too.
 
     Raises ``RuntimeError`` if the library for an object store is not installed.
     """
+    if spec is None:
+        return []
     levels = [Level(tier_at(spec.path, spec.keep), spec)]
     if spec.memory is not None and memory is not None:
-        levels.insert(0, Level(Tier(MEMORY, DirectoryStore(memory), keep=1), spec.memory))
+        levels.insert(0, Level(Tier(MEMORY, DirectoryStore(memory), keep=1 if shards == 1 else 2), spec.memory))
     if (archive := spec.archive) is not None:
         own = archive if archive.every_steps or archive.every_seconds else None
         levels.append(Level(tier_at(archive.path, archive.keep), own))
     return levels
 
 
-def node_memory(environment: Mapping[str, str]) -> Path | None:
-    """Where the first rank of each worker saves to its node's memory; None: another rank, or no worker of a job.
+def node_memory(environment: Mapping[str, str], shards: Shards = 1) -> Path | None:
+    """Where this rank saves to its node's memory; None: it does not, or is no worker of a job.
 
-    The worker's agent deletes it at its end.
+    Of each worker the first rank does, and of a sharded model each rank. The worker's agent deletes it at its end.
     """
     uid, worker = environment.get(names.ENV_JOB_UID), environment.get(names.ENV_WORKER)
-    if not uid or not worker or environment.get(names.ENV_LOCAL_RANK, "0") != "0":
+    local = environment.get(names.ENV_LOCAL_RANK, "0")
+    if not uid or not worker or (shards == 1 and local != "0"):
         return None
-    return Path(names.node_memory(uid)) / worker
+    folder = Path(names.node_memory(uid)) / worker
+    return folder if shards == 1 else folder / local

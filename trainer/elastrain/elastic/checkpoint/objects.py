@@ -23,12 +23,10 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -36,7 +34,7 @@ import fsspec
 import structlog
 
 from elastrain.elastic.checkpoint.decide import STEP, Checkpoint
-from elastrain.elastic.checkpoint.store import DESCRIPTION, LINEAGE, RANDOM, Listing, partial_of
+from elastrain.elastic.checkpoint.store import DESCRIPTION, LINEAGE, RANDOM, Listing, describe, partial_of
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -86,14 +84,20 @@ class ObjectStore:
             data: bytes = self._fs.cat_file(self._path(path), **part)
         return data
 
-    def replace(self, path: str, text: str) -> None:
+    def files(self, folder: str) -> set[str]:
+        """As of ``Store``."""
+        with self._errors(folder):
+            return {path.rsplit("/", maxsplit=1)[-1] for path in self._fs.find(self._path(folder))}
+
+    def replace(self, path: str, content: bytes) -> None:
         """As of ``Store``."""
         with self._errors(path):
-            self._fs.pipe_file(self._path(path), text.encode())
+            self._fs.pipe_file(self._path(path), content)
 
-    def begin(self, checkpoint: Checkpoint) -> str:
+    def begin(self, checkpoint: Checkpoint, attempt: str = "") -> str:
         """As of ``Store``."""
-        return f"step-{checkpoint.step:09d}.{checkpoint.lineage or '0-000000000000'}.{uuid.uuid4().hex[:8]}"
+        lineage, attempt = checkpoint.lineage or "0-000000000000", attempt or uuid.uuid4().hex[:8]
+        return f"step-{checkpoint.step:09d}.{lineage}.{attempt}"
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
@@ -103,9 +107,9 @@ class ObjectStore:
 
     def publish(self, partial: str, checkpoint: Checkpoint) -> str:
         """As of ``Store``."""
-        written = self._files(partial)
-        self.replace(f"{partial}/{DESCRIPTION}", json.dumps({**asdict(checkpoint), "path": partial}))
-        if not written <= self._files(partial):  # a later writer has swept it
+        written = self.files(partial)
+        self.replace(f"{partial}/{DESCRIPTION}", describe(checkpoint, partial))
+        if not written <= self.files(partial):  # a later writer has swept it
             self.discard(partial)
             raise FileNotFoundError(errno.ENOENT, "was deleted while it was written", f"{self.where}/{partial}")
         return partial
@@ -120,9 +124,9 @@ class ObjectStore:
     def set_aside(self, name: str) -> str:
         """As of ``Store``."""
         try:
-            description = self.read(f"{name}/{DESCRIPTION}").decode(errors="replace")
+            description = self.read(f"{name}/{DESCRIPTION}")
         except FileNotFoundError:
-            description = ""
+            description = b""
         self.replace(f"{name}/{_ASIDE}", description)
         self._remove(f"{name}/{DESCRIPTION}")
         return name
@@ -130,13 +134,9 @@ class ObjectStore:
     def delete(self, name: str) -> None:
         """As of ``Store``."""
         self._remove(f"{name}/{DESCRIPTION}")
-        for file in self._files(name):
+        for file in self.files(name):
             self._remove(f"{name}/{file}")
         self._remove(f"{name}/{DESCRIPTION}")  # a writer that was still at work may have added it
-
-    def _files(self, folder: str) -> set[str]:
-        with self._errors(folder):
-            return {path.rsplit("/", maxsplit=1)[-1] for path in self._fs.find(self._path(folder))}
 
     def _remove(self, path: str) -> None:
         try:

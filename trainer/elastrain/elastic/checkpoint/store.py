@@ -6,9 +6,10 @@ whenever its writer is killed.
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import BinaryIO, Protocol
 
 from elastrain.elastic.checkpoint.decide import STEP, Checkpoint, Partial
@@ -46,12 +47,16 @@ class Store(Protocol):
         """The bytes of a file. ``path``: relative. Raises ``FileNotFoundError``."""
         ...
 
-    def replace(self, path: str, text: str) -> None:
-        """Write a small file: a reader sees the old or the new text, also after a crash."""
+    def files(self, folder: str) -> set[str]:
+        """Names of the files in a folder; empty if it does not exist."""
         ...
 
-    def begin(self, checkpoint: Checkpoint) -> str:
-        """The name of a new partial folder."""
+    def replace(self, path: str, content: bytes) -> None:
+        """Write a small file: a reader sees the old or the new content, also after a crash."""
+        ...
+
+    def begin(self, checkpoint: Checkpoint, attempt: str = "") -> str:
+        """The name of a partial folder: of the one of this ``attempt``, or a new one."""
         ...
 
     def create(self, path: str) -> AbstractContextManager[BinaryIO]:
@@ -73,6 +78,14 @@ class Store(Protocol):
     def delete(self, name: str) -> None:
         """Delete a folder; one whose deletion is cut off is not complete."""
         ...
+
+
+def describe(checkpoint: Checkpoint, name: str) -> bytes:
+    """The content of :data:`DESCRIPTION`. Earlier versions do not know the fields of a shard."""
+    fields = {**asdict(checkpoint), "path": name}
+    if checkpoint.shards == 1:
+        del fields["shard"], fields["shards"]
+    return json.dumps(fields).encode()
 
 
 def step_of(name: str) -> str:

@@ -1,6 +1,7 @@
 """One tier of a job's checkpoints: a place in which they are complete or absent, and never those of a replaced job.
 
-One rank writes, since replicas are equal. The format does not contain the world size, so any world loads it.
+One rank writes where replicas are equal. The ranks of a sharded model write together
+(:mod:`elastrain.elastic.checkpoint.writers`). The format does not contain the world size, so any world loads it.
 
 **Lineages** (:mod:`elastrain.elastic.checkpoint.decide`). The name of the lineage travels with the training state; the
 file ``LINEAGE`` of each tier holds it too. A save by an earlier lineage is refused: ranks that were cut off while the
@@ -13,8 +14,7 @@ import errno
 import io
 import json
 import uuid
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,10 +23,12 @@ import structlog
 
 from elastrain.elastic.checkpoint import decide, digests
 from elastrain.elastic.checkpoint.decide import Checkpoint, Partial
-from elastrain.elastic.checkpoint.digests import DigestingWriter, FileDigest
+from elastrain.elastic.checkpoint.digests import FileDigest
 from elastrain.elastic.checkpoint.directory import DirectoryStore
+from elastrain.elastic.checkpoint.folder import NewFolder, Patience
 from elastrain.elastic.checkpoint.pace import Pace
 from elastrain.elastic.checkpoint.store import DESCRIPTION, Store
+from elastrain.elastic.checkpoint.writers import ALONE, WHOLE, Cut, Writers
 
 log = structlog.get_logger(__name__)
 
@@ -86,9 +88,12 @@ class Tier:
                 damaged.append(Unreadable(self, name, f"{DESCRIPTION}: {e}"))
         return sorted(complete, key=lambda c: c.order, reverse=True), damaged
 
-    def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """The saved tree; tensors on the CPU. Raises ``OSError`` if a digest differs, and others for a damaged tree."""
-        state: dict[str, Any] = self._format.load(self._reader(checkpoint), checkpoint.path)
+    def load(self, checkpoint: Checkpoint, cut: Cut = WHOLE) -> dict[str, Any]:
+        """The saved tree, or the part of it that ``cut`` describes; tensors on the CPU.
+
+        Raises ``OSError`` if a digest differs, and others for a damaged tree.
+        """
+        state: dict[str, Any] = self._format.load(self._reader(checkpoint), checkpoint.path, cut)
         return state
 
     def _reader(self, checkpoint: Checkpoint) -> Callable[[str], BinaryIO]:
@@ -136,27 +141,42 @@ class Tier:
 
     def adopt(self, lineage: str) -> None:
         """From now on, saves of earlier lineages are refused here."""
-        self._store.replace(_LINEAGE, lineage)
+        self._store.replace(_LINEAGE, lineage.encode())
 
     def save(
-        self, state: dict[str, Any], *, step: int, generation: int, lineage: str, pace: Pace | None = None
-    ) -> Checkpoint:
+        self,
+        state: dict[str, Any],
+        *,
+        step: int,
+        generation: int,
+        lineage: str,
+        pace: Pace | None = None,
+        writers: Writers = ALONE,
+        patience: Patience | None = None,
+    ) -> Checkpoint | None:
         """Write ``state`` durably, then delete what is no longer needed. ``pace``: default: no rests.
 
+        ``writers``: all ranks that write the checkpoint; this one writes its part, and waits for the others if it
+        commits, with ``patience``. Returns None on a rank that does not.
+
         A step that this lineage has saved already is not written again: replicas are equal. On a full disk, leftovers
-        are deleted, and the save is tried once more. Raises :class:`StaleLineage` without writing, and ``OSError`` with
-        the system's own reason. On any failure the partial checkpoint is removed and all complete ones stay.
+        are deleted, and the write is tried once more. Raises :class:`StaleLineage` without writing, and ``OSError``
+        with the system's own reason. On any failure the partial checkpoint is removed and all complete ones stay.
         """
+        how: Any = {"syncs": self._store.syncs, "where": self.where}
 
-        def write(folder: _NewFolder) -> None:
-            self._format.save(state, folder.create, pace, syncs=self._store.syncs, where=self.where)
+        def write(folder: NewFolder) -> None:
+            mine = self._format.write(state, folder.create, pace, writers, **how)
+            if parts := folder.parts(mine, patience or Patience()):
+                self._format.finish(parts, folder.create, **how)
 
-        return self._add(Checkpoint(step, generation, lineage, ""), write)
+        part = {} if writers.attempt else {"shard": writers.shard, "shards": writers.shards}
+        return self._add(Checkpoint(step, generation, lineage, "", **part), write, writers)
 
-    def copy(self, checkpoint: Checkpoint, source: Tier, pace: Pace | None = None) -> Checkpoint:
+    def copy(self, checkpoint: Checkpoint, source: Tier, pace: Pace | None = None) -> Checkpoint | None:
         """The same as :meth:`save`, for a checkpoint of another tier, which stays until it is copied."""
 
-        def write(folder: _NewFolder) -> None:
+        def write(folder: NewFolder) -> None:
             opened = source._reader(checkpoint)
             for file in source._digests(checkpoint):
                 with opened(file) as original, folder.create(file) as copy:
@@ -171,34 +191,37 @@ class Tier:
         finally:
             source._held.remove(checkpoint)
 
-    def _add(self, checkpoint: Checkpoint, write: Callable[[_NewFolder], None]) -> Checkpoint:
+    def _add(
+        self, checkpoint: Checkpoint, write: Callable[[NewFolder], None], writers: Writers = ALONE
+    ) -> Checkpoint | None:
         self._refuse_stale(checkpoint.lineage)
         if same := self._saved(checkpoint):
             return same
+        folder = NewFolder(self._store, checkpoint, writers)
         try:
-            saved = self._write(checkpoint, write)
-        except OSError as e:
-            if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._make_room(checkpoint):
-                raise
-            saved = self._write(checkpoint, write)
-        self._tidy(saved)
-        return saved
-
-    def _write(self, checkpoint: Checkpoint, write: Callable[[_NewFolder], None]) -> Checkpoint:
-        folder = _NewFolder(self._store, checkpoint)
-        published = False
-        try:
-            write(folder)
+            self._write(folder, checkpoint, write)
+            if not writers.commits:
+                return None
             folder.complete()
             self._refuse_stale(checkpoint.lineage)
             if same := self._saved(checkpoint):  # by another rank, meanwhile
+                self._store.discard(folder.name)
                 return same
             name = self._store.publish(folder.name, checkpoint)
-            published = True
-        finally:
-            if not published:
-                self._store.discard(folder.name)
-        return replace(checkpoint, path=f"{self.where}/{name}")
+        except BaseException as e:
+            folder.abandon(e)
+            raise
+        saved = replace(checkpoint, path=f"{self.where}/{name}")
+        self._tidy(saved)
+        return saved
+
+    def _write(self, folder: NewFolder, checkpoint: Checkpoint, write: Callable[[NewFolder], None]) -> None:
+        try:
+            write(folder)
+        except OSError as e:
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._make_room(checkpoint):
+                raise
+            write(folder)
 
     def _saved(self, checkpoint: Checkpoint) -> Checkpoint | None:
         wanted = (checkpoint.step, checkpoint.lineage)
@@ -260,25 +283,6 @@ class Tier:
         if why:
             log.info("checkpoint deleted", path=f"{self.where}/{name}", why=why)
         return True
-
-
-class _NewFolder:
-    """The files of a checkpoint that is being written, and their digests."""
-
-    def __init__(self, store: Store, checkpoint: Checkpoint) -> None:
-        self.name = store.begin(checkpoint)
-        self._store, self._digests = store, dict[str, FileDigest]()
-
-    @contextmanager
-    def create(self, file: str) -> Iterator[DigestingWriter]:
-        with self._store.create(f"{self.name}/{file}") as raw:
-            with DigestingWriter(raw) as stream:
-                yield stream
-            self._digests[file] = stream.digest
-
-    def complete(self) -> None:
-        """All files are written: add their digests."""
-        self._store.replace(f"{self.name}/{digests.FILE}", digests.to_json(self._digests))
 
 
 def tier_at(path: str, keep: int) -> Tier:

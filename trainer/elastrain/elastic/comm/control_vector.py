@@ -41,11 +41,13 @@ class ControlInputs:
     """1 if the script has given a count with each loss of this step; 0: with none; 0.5: with some."""
     count: int = 0
     """Their sum."""
+    save: int = 0
+    """This rank's vote on a checkpoint after this step."""
 
     @property
     def known(self) -> list[float]:
         """The values from ``control.LEARNING`` on, which no device computes."""
-        return [float(self.learning), float(self.stop), self.counted, *control.digits(self.count)]
+        return [float(self.learning), float(self.stop), self.counted, *control.digits(self.count), float(self.save)]
 
 
 class Published:

@@ -24,7 +24,9 @@ COUNTED = SLOTS + 4
 """Index of the number of ranks whose script gives a count with its losses (:meth:`elastrain.Job.backward`)."""
 COUNT_LOW, COUNT_HIGH = SLOTS + 5, SLOTS + 6
 """Indices of the sum of the counts, in two digits: float32 adds those of 4,096 ranks exactly, up to 2**36 in all."""
-SIZE = COUNT_HIGH + 1
+SAVE = SLOTS + 7
+"""Index of the votes on a checkpoint that all ranks write together (:mod:`elastrain.elastic.checkpoint.decide`)."""
+SIZE = SAVE + 1
 
 _DIGIT = 1 << 12
 

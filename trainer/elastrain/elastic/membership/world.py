@@ -23,6 +23,7 @@ from elastrain.elastic.membership.calls import Calls
 from elastrain.elastic.membership.entry import Entry, EntryRow, has_joiners, smaller
 from elastrain.elastic.membership.position import LoopOver, Position
 from elastrain.elastic.membership.report import Reporter, Switch, Times
+from elastrain.elastic.membership.saving import Saving
 from elastrain.elastic.membership.session import Session, Withdrawn, close_in_background
 from elastrain.elastic.state import capture
 from elastrain.elastic.state.capture import Stateful
@@ -70,6 +71,7 @@ class World:
         self._traces = tracing.recorder(lambda: self.place.rank)
         self._reporter = Reporter(on_rescale=self._traces)
         self._handover = Handover(tracked, self._tree, self._load)
+        self._saving = Saving(keeper, tracked, self._tree, together=strategy.votes)
         self._calls = Calls()
         self.position = Position(session, keeper.newest_step)
         """Of this rank's script among its loops."""
@@ -184,10 +186,13 @@ class World:
         self._agreed = agreed
         self._reporter.committed(time.monotonic(), loss)
 
-    def committed(self) -> None:
-        """The state is that of the committed step: save and report it if it is time."""
-        if self._has_state:
-            self._keeper.after_step(self.step, self.number, self._tree, leads=self.place.rank == 0)
+    def vote_on_checkpoint(self) -> int:
+        """As of :meth:`Saving.vote`, for the step that is being computed."""
+        return self._saving.vote(self.step + 1)
+
+    def committed(self, saves: int = 0) -> None:
+        """The state is that of the committed step: save and report it if it is time. ``saves``: the ranks' votes."""
+        self._saving.after_step(saves, self.step, holds=self._has_state)
         if self.place.rank != 0:
             return
         if self._reporter.due(time.monotonic()) or self.step == self.position.loop_end or self.stopped:
@@ -230,8 +235,7 @@ class World:
         self.settle()
         while self.exchange(Kind.END) is None:
             self.settle()  # in the next generation
-        if self.place.rank == 0:
-            self._save_now()
+        self._save_now(healthy=True)
 
     def close(self) -> None:
         """Finish a running save, and send the outstanding traces of the last rescale; both bounded."""
@@ -264,13 +268,9 @@ class World:
         self.communicator = None
 
     def stop_for(self, generation: Generation) -> None:
-        """Adopt a generation without a place for this rank: keep the state and wait, or be told to exit."""
-        # If all ranks stop, only their memory holds the state. In a healthy generation rank 0 saves it. After a loss
-        # the ranks cannot tell which of them is first, and writing the same step twice is harmless.
-        saves = self.communicator is None or self.place.rank == 0
-        # Not outside of a loop: the code there would run again on a state that it may have changed already.
-        if not generation.size and saves and not self._calls.count:
-            self._save_now()
+        """Adopt a generation without a place for this rank: keep the state, save it if all stop, and wait."""
+        if not generation.size and not self._calls.count:  # outside of a loop code may have changed the state already
+            self._save_now(healthy=self.communicator is not None)
         self.number = generation.number
         self._leave()
         self._session.adopt(generation.number, self.step)
@@ -295,7 +295,7 @@ class World:
         self.place = Place(generation.number, communicator.rank, communicator.world_size)
         self.share = entry.shares.get(communicator.rank, self.place.share)
         self.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
-        (self._keeper.forget if self.place.rank else self._keeper.take_over)()
+        self._saving.enter(entry.shards, self.place)
         self._session.adopt(generation.number, self.step, complete=self._has_state)
         times = Times(
             last_commit=self._broken_at if self._calls.count else self._reporter.last_commit, broken=self._broken_at,
@@ -319,7 +319,7 @@ class World:
         another loop.
         """
         entry = self.position.meet(communicator, lambda: self.entry_row(communicator.of))
-        self._begin(entry, communicator)
+        entry = self._begin(entry, communicator)
         transfer = entry.transfer(communicator.rank, self._strategy.holders)
         if communicator.rank in entry.sources and transfer.receivers:
             self._handover.send(communicator, transfer, in_portions=entry.in_portions)
@@ -369,16 +369,16 @@ class World:
             self._held = True
             self._session.adopt(self.number, self.step)
 
-    def _begin(self, entry: Entry, communicator: Communicator) -> None:
-        """If no rank holds state, continue from the newest checkpoint, or begin with this rank's own state.
+    def _begin(self, entry: Entry, communicator: Communicator) -> Entry:
+        """If no rank holds state, continue from the newest checkpoint, or begin with the first rank's own state.
 
-        Raises ``RuntimeError`` if it must do neither (:mod:`elastrain.elastic.checkpoint.cold_start`).
+        Returns the entry by which the others receive it. Raises as of :meth:`Saving.resume`.
         """
-        if entry.cold and communicator.rank == 0:
-            torn = self._handover.torn
-            self._keeper.resume(self._load, saved_step=entry.saved_step, reached=entry.reached, torn=torn)
-            if self.position.has_left(self.step):
-                self.position.give_way(communicator, [0], anew=True)
+        if entry.cold:
+            entry = self._saving.resume(entry, communicator, self._load, torn=self._handover.torn)
+            if communicator.rank in entry.sources and self.position.has_left(self.step):
+                self.position.give_way(communicator, [communicator.rank], anew=True)
+        return entry
 
     def _tree(self) -> dict[str, Any]:
         position = {
@@ -405,16 +405,16 @@ class World:
         capture.restore(self._tracked, tree["tracked"])
 
     # -- reports -----------------------------------------------------------------------------------------------------
-    def _save_now(self) -> None:
-        """Save a durable checkpoint before this rank may end, and report its result."""
-        if self._has_state and self._keeper.save_now(self.step, self.number, self._tree):
+    def _save_now(self, *, healthy: bool) -> None:
+        """Save before this rank may end, and report the result. As of :meth:`Saving.save_now`."""
+        if self._has_state and self._saving.save_now(self.step, healthy=healthy) and not (healthy and self.place.rank):
             self._report()
 
     def _report(self) -> None:
         if self._generation is None or (order := self.position.order) is None:
             return  # this process has committed nothing
-        end, result = self.position.loop_end, self._keeper.result
+        at, result = self.position.loop_end, self._keeper.result
         progress = self._reporter.progress(
-            self._generation, step=self.step, order=order, loop_end=end, checkpoint=result
+            self._generation, step=self.step, order=order, loop_end=at, checkpoint=result
         )
         self._session.send(Report(progress=progress))

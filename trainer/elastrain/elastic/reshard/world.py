@@ -60,8 +60,8 @@ class OneCopyWorld(World):
         assert self.model is not None
         self._due = self._snapshots.committed(self.step, self.model.copying) and agreed is None
 
-    def committed(self) -> None:
-        super().committed()
+    def committed(self, saves: int = 0) -> None:
+        super().committed(saves)
         if self._due:
             self._take()
 
@@ -102,12 +102,12 @@ class OneCopyWorld(World):
         new = dict(zip(stayers, Origin(self.step, shards, held).places(), strict=True))
         self._move(Change([(p,) for p in places], shards, [new.get(r) for r in range(len(staying))]), communicator)
 
-    def _begin(self, entry: Entry, communicator: Communicator) -> None:
-        super()._begin(entry, communicator)
+    def _begin(self, entry: Entry, communicator: Communicator) -> Entry:
+        entry = super()._begin(entry, communicator)
         origin = entry.origin
         assert origin is not None
         if not origin.snapshot:
-            return
+            return entry
         if origin.step < self._loop_began or self.position.has_left(origin.step):
             self.position.start_anew(communicator, f"the script has left the loop of step {origin.step}")
         log.warning("steps are repeated from a snapshot", reached=entry.reached, step=origin.step)
@@ -115,6 +115,7 @@ class OneCopyWorld(World):
             rescales = self._reporter.rescales
             self._load(capture.copied(self._snapshots.of(origin.step, origin.shards).rest))
             self._reporter.rescales = rescales
+        return entry
 
     def _synchronise(self, communicator: Communicator) -> Entry:
         entry = super()._synchronise(communicator)

@@ -6,9 +6,9 @@ The state moves between ranks that hold the same part, so only the local tensor 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -88,6 +88,27 @@ def put(tree: Any, home: Any, objects: Iterable[object]) -> Any:
         )
 
     return _pytree.tree_map_with_path(assemble, tree, is_leaf=_is_part)
+
+
+def dim_of(objects: Mapping[str, object], path: tuple[Any, ...], shape: Sequence[int]) -> int | None:
+    """The dimension along which this rank's model shards the tensor at ``path`` of the tracked ``objects``; None: none.
+
+    For a state that was saved whole: parameters go by their names, and a tensor of an optimizer is sharded like the
+    parameter to which it belongs, if it has that shape.
+    """
+    keys = [getattr(key, "key", getattr(key, "idx", None)) for key in path]
+    if keys[:1] != ["tracked"] or len(keys) < 3:
+        return None
+    owner, parameter = objects.get(str(keys[1])), None
+    if isinstance(owner, nn.Module) and len(keys) == 3:
+        parameter = owner.state_dict(keep_vars=True).get(keys[2])
+    elif isinstance(owner, torch.optim.Optimizer) and keys[2] == "state" and len(keys) == 5:
+        numbered = dict(enumerate(p for group in owner.param_groups for p in group["params"]))
+        parameter = numbered.get(cast("int", keys[3]))
+    if parameter is None or not is_sharded(parameter.data) or tuple(parameter.shape) != tuple(shape):
+        return None
+    (placement,) = parameter.data.placements
+    return int(placement.dim)
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

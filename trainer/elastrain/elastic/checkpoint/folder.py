@@ -1,0 +1,142 @@
+"""The folder of a checkpoint that is being written, by one rank or by several.
+
+Ranks that write parts of one checkpoint meet in its folder and nowhere else, so that training never waits for them.
+Each hands in a note when its part is there: the entries of the metadata and the digests, or why there is none. The rank
+that commits waits for all notes, with a bound.
+"""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from elastrain.elastic.checkpoint import digests
+from elastrain.elastic.checkpoint.decide import Checkpoint
+from elastrain.elastic.checkpoint.digests import DigestingWriter, FileDigest
+from elastrain.elastic.checkpoint.store import Store
+from elastrain.elastic.checkpoint.writers import ALONE, Writers
+
+if TYPE_CHECKING:
+    from elastrain.elastic.checkpoint.dcp import Written
+
+log = structlog.get_logger(__name__)
+
+LEAST_SECONDS = 30.0
+TIMES_LONGER = 3.0
+"""Parts are of equal size: other ranks need about as long as this one, from the same step on. It waits for them at
+least so many seconds, and so many times its own."""
+_LOOKS = 0.02, 1.0
+"""Shortest and longest pause between two looks, in seconds."""
+
+
+class Patience:
+    """Of the rank that commits one save. Any thread."""
+
+    def __init__(self) -> None:
+        self.waits = False
+        """Whether this rank has written its part and waits for those of others."""
+        self._over = threading.Event()
+
+    def end(self) -> None:
+        """All other ranks are about to write another checkpoint: a part that is missing now never comes."""
+        self._over.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Returns whether to go on waiting."""
+        return not self._over.wait(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """Of a part that is written."""
+
+    written: Written
+    digests: dict[str, FileDigest]
+
+
+class NewFolder:
+    """The files of a checkpoint that is being written, and their digests."""
+
+    def __init__(self, store: Store, checkpoint: Checkpoint, writers: Writers = ALONE) -> None:
+        self.name = store.begin(checkpoint, writers.attempt)
+        self._store, self._writers = store, writers
+        self._digests = dict[str, FileDigest]()
+        self._began = time.monotonic()
+
+    @contextmanager
+    def create(self, file: str) -> Iterator[DigestingWriter]:
+        """Write a file."""
+        with self._store.create(f"{self.name}/{file}") as raw:
+            with DigestingWriter(raw) as stream:
+                yield stream
+            self._digests[file] = stream.digest
+
+    def parts(self, mine: Written, patience: Patience) -> list[Written]:
+        """All parts of the checkpoint, by the number of their writer, on the rank that commits; empty on any other.
+
+        ``mine``: written. Raises ``OSError`` if a part is missing.
+        """
+        if not self._writers.attempt:
+            return [mine]
+        if not self._writers.commits:
+            self._hand_in(pickle.dumps(_Note(mine, self._digests)))
+            return []
+        found, limit = self._gather(), max(LEAST_SECONDS, TIMES_LONGER * (time.monotonic() - self._began))
+        ended, pause = time.monotonic() + limit, _LOOKS[0]
+        patience.waits = True
+        while (missing := self._writers.count - 1 - len(found)) and time.monotonic() < ended and patience.wait(pause):
+            pause = min(2 * pause, _LOOKS[1])
+            found = self._gather()
+        patience.waits = False
+        if missing:
+            raise OSError(
+                errno.EIO,
+                f"{missing} of {self._writers.count} parts were not written within {limit:.0f} s, or before the next "
+                "save: their ranks were lost or are slow",
+                f"{self._store.where}/{self.name}",
+            )
+        for note in found.values():
+            self._digests.update(note.digests)
+        written = {self._writers.number: mine, **{number: note.written for number, note in found.items()}}
+        return [written[number] for number in sorted(written)]
+
+    def complete(self) -> None:
+        """All files are written: add their digests."""
+        self._store.replace(f"{self.name}/{digests.FILE}", digests.to_json(self._digests).encode())
+
+    def abandon(self, error: BaseException) -> None:
+        """The checkpoint will not be complete. Raises nothing."""
+        if self._writers.commits:
+            self._store.discard(self.name)
+            return
+        try:
+            self._hand_in(pickle.dumps(str(error)))
+        except OSError as e:
+            log.warning("the rank that commits is not told why a part is missing", error=str(e))
+
+    def _hand_in(self, note: bytes) -> None:
+        self._store.replace(f"{self.name}/{_note_of(self._writers.number)}", note)
+
+    def _gather(self) -> dict[int, _Note]:
+        """The notes that are there, by number. Raises ``OSError`` with the reason of a part that will be missing."""
+        files, found = self._store.files(self.name), dict[int, _Note]()
+        for number in range(self._writers.count):
+            if _note_of(number) in files:
+                raw = self._store.read(f"{self.name}/{_note_of(number)}")
+                note = pickle.loads(raw)  # noqa: S301 - written by this job's own ranks
+                if not isinstance(note, _Note):
+                    raise OSError(errno.EIO, f"part {number} was not written: {note}")
+                found[number] = note
+        return found
+
+
+def _note_of(number: int) -> str:
+    return f"part-{number:05d}"

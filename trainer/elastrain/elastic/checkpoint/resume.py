@@ -1,0 +1,213 @@
+"""How all ranks of a cold start choose the checkpoint to resume from, and load it.
+
+Rank 0 reads what the durable tiers hold, and every rank says what the memory of its node holds. Rank 0 names one
+checkpoint after the other, the newest first, until all ranks that have to load it could. So each rank loads the same
+step, and a copy in any node's memory is used.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from elastrain.api.records import CheckpointState, Resumed
+from elastrain.elastic.checkpoint.cold_start import Evidence, why_stop
+from elastrain.elastic.checkpoint.decide import Candidate, Checkpoint, candidates
+from elastrain.elastic.checkpoint.levels import Level
+from elastrain.elastic.checkpoint.tier import Tier, Unreadable
+from elastrain.elastic.checkpoint.writers import WHOLE, Cut
+
+log = structlog.get_logger(__name__)
+
+
+def _alone(mine: bytes) -> list[bytes]:
+    return [mine]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The ranks of a cold start. Default: this one alone."""
+
+    rank: int = 0
+    shards: Sequence[int] = (0,)
+    """By rank: the shard of the model that it holds."""
+    gather: Callable[[bytes], list[bytes]] = _alone
+    """What all ranks contribute, by rank."""
+
+
+@dataclass(slots=True)
+class ColdStart:
+    """One cold start, on one rank.
+
+    Raises ``RuntimeError`` if training must not begin at step 0 (:mod:`elastrain.elastic.checkpoint.cold_start`), and
+    ``OSError`` if ``spec.checkpoint.path`` cannot be read or written, both on rank 0; and the errors of ``gather``.
+    """
+
+    levels: Sequence[Level]
+    ranks: Ranks
+    cut: Cut = WHOLE
+    lineage: str = ""
+    """The new one, after :meth:`choose`."""
+    result: CheckpointState | None = None
+    """For the job's status, on rank 0; None: it has no checkpoint."""
+    _unreadable: list[Unreadable] = field(default_factory=list)
+    _surveys: list[tuple[Tier, list[Checkpoint]]] = field(default_factory=list)
+    _before: str | None = None
+
+    def choose(self, *, saved_step: int, reached: int, torn: bool) -> tuple[Any, list[int]]:
+        """Returns the tree that this rank has loaded, None if it has loaded nothing; and the ranks that hold the state
+        then, by shard. The arguments are those of :class:`~elastrain.elastic.checkpoint.cold_start.Evidence`."""
+        durable = self._durable
+        if self._leads:
+            self._before = durable[0].tier.lineage if durable else None
+            self._surveys, self._unreadable = survey(self.levels)
+        memories = [pickle.loads(raw) for raw in self.ranks.gather(pickle.dumps(self._in_memory()))]  # noqa: S301
+        ways = iter(candidates(self._in_durable(), memories, self.ranks.shards) if self._leads else ())
+        tree, way = self._load_first(ways)
+        if self._leads and way is None:
+            self._may_begin(saved_step=saved_step, reached=reached, torn=torn)
+        if self._leads and durable:
+            self._begin_lineage()
+            self._report(way, saved_step, reached)
+        self.lineage = pickle.loads(self.ranks.gather(pickle.dumps(self.lineage))[0])  # noqa: S301
+        if way is None:
+            return None, [list(self.ranks.shards).index(shard) for shard in range(max(self.ranks.shards) + 1)]
+        return tree, sorted(way.loads, key=lambda rank: self.ranks.shards[rank])
+
+    @property
+    def _leads(self) -> bool:
+        return self.ranks.rank == 0
+
+    @property
+    def _durable(self) -> list[Level]:
+        return [level for level in self.levels if not level.is_memory]
+
+    @property
+    def _memory(self) -> Tier | None:
+        return next((level.tier for level in self.levels if level.is_memory), None)
+
+    def _in_memory(self) -> list[Checkpoint]:
+        """Complete copies in the memory of this rank's node."""
+        try:
+            return self._memory.complete() if self._memory is not None else []
+        except OSError as e:
+            log.warning("checkpoints of a tier cannot be read", tier="memory", error=str(e))
+            return []
+
+    def _in_durable(self) -> list[list[Checkpoint]]:
+        """By tier, with an empty list for the memory: its number is 0 on every rank."""
+        return [[], *(complete for tier, complete in self._surveys if tier.outlives_pods)]
+
+    def _tier(self, number: int) -> Tier | None:
+        return self._memory if number == 0 else self._durable[number - 1].tier
+
+    # -- load --------------------------------------------------------------------------------------------------------
+    def _load_first(self, ways: Any) -> tuple[Any, Candidate | None]:
+        """The first of ``ways``, which rank 0 has, that all ranks can load that have to; and this rank's tree."""
+        while True:
+            mine = pickle.dumps(next(ways, None)) if self._leads else b""
+            way: Candidate | None = pickle.loads(self.ranks.gather(mine)[0])  # noqa: S301
+            if way is None:
+                return None, None
+            tree, reason = self._try(way)
+            reasons = [raw.decode() for raw in self.ranks.gather(reason.encode())]
+            if not any(reasons):
+                return tree, way
+            if self._leads:
+                self._pass_over(way, next(filter(None, reasons)))
+
+    def _try(self, way: Candidate) -> tuple[Any, str]:
+        """This rank's tree, and why it could not be loaded."""
+        tier, checkpoint = self._tier(way.tier), way.loads.get(self.ranks.rank)
+        if checkpoint is None:
+            return None, ""
+        try:
+            if tier is None:
+                raise RuntimeError("this rank has no such tier")
+            return tier.load(checkpoint, self.cut), ""
+        except Exception as e:  # torch raises many kinds for damaged files
+            log.error("checkpoint cannot be read", path=checkpoint.path, error=str(e)[:300])
+            return None, f"{type(e).__name__}: {e}"
+
+    def _pass_over(self, way: Candidate, reason: str) -> None:
+        tier = self._tier(way.tier)
+        if tier is not None and (way.tier or self.ranks.rank in way.loads):
+            checkpoint = next(iter(way.loads.values()))
+            self._unreadable.append(Unreadable(tier, checkpoint.name, reason))
+
+    # -- on rank 0 ---------------------------------------------------------------------------------------------------
+    def _may_begin(self, *, saved_step: int, reached: int, torn: bool) -> None:
+        """No checkpoint was loaded. Raises ``RuntimeError`` if training must not begin at step 0."""
+        path = " and ".join(level.tier.where for level in self._durable) or None
+        tried = tuple((one.name or one.tier.where, one.reason) for one in self._unreadable if one.tier.outlives_pods)
+        if why := why_stop(Evidence(path, self._before is not None, tried, saved_step, reached, torn)):
+            raise RuntimeError(why)
+
+    def _begin_lineage(self) -> None:
+        """In all tiers that can be written; a save takes over the others."""
+        seen = {c.lineage for _, complete in self._surveys for c in complete}
+        first, others = self._durable[0].tier, [x.tier for x in self.levels if x is not self._durable[0]]
+        away = list[Tier]()
+        for tier in others:
+            try:
+                seen.add(tier.lineage or "")
+            except OSError as e:
+                log.warning("checkpoints of a tier cannot be read", tier=tier.name, error=str(e))
+                away.append(tier)
+        self.lineage = first.begin_lineage(self._before, seen)
+        for tier in others:
+            try:
+                if tier not in away:
+                    tier.adopt(self.lineage)
+            except OSError as e:
+                log.warning("checkpoints of a tier cannot be written", tier=tier.name, error=str(e))
+
+    def _report(self, way: Candidate | None, saved_step: int, reached: int) -> None:
+        where = self._durable[0].tier.where
+        if way is None:
+            log.info("no checkpoint yet, training begins at step 0", path=where, repeated=reached)
+            return
+        for one in self._unreadable:
+            if one.name:
+                one.tier.set_aside(one.name)
+        loaded, name = next(iter(way.loads.values())), self._durable[way.tier - 1].tier.name if way.tier else "memory"
+        log.info("resumed from checkpoint", tier=name, path=loaded.path, step=loaded.step, lineage=loaded.lineage)
+        if loaded.step < saved_step:
+            log.warning("newer checkpoints are lost", step=loaded.step, newest=saved_step, path=where)
+        bad = [(one.tier, one.name) for one in self._unreadable]
+        readable = [
+            (c.order, -number, c)
+            for number, (tier, complete) in enumerate(self._surveys)
+            for c in complete
+            if tier.outlives_pods and (tier, c.name) not in bad
+        ]
+        newest = max(readable, key=lambda each: each[:2])[2] if readable else None
+        self.result = CheckpointState(
+            step=newest.step if newest else 0,
+            path=newest.path if newest else "",
+            resumed=Resumed(step=loaded.step, tier=name, path=loaded.path),
+        )
+
+
+def survey(levels: Sequence[Level]) -> tuple[list[tuple[Tier, list[Checkpoint]]], list[Unreadable]]:
+    """The complete checkpoints of each tier, and what cannot be read.
+
+    Raises ``OSError`` for ``spec.checkpoint.path``: without it no lineage can begin.
+    """
+    surveys, unreadable = [], list[Unreadable]()
+    first = next((level for level in levels if not level.is_memory), None)
+    for level in levels:
+        try:
+            complete, damaged = level.tier.survey()
+        except OSError as e:
+            if level is first:
+                raise
+            log.warning("checkpoints of a tier cannot be read", tier=level.tier.name, error=str(e))
+            complete, damaged = [], [Unreadable(level.tier, "", str(e))]
+        surveys.append((level.tier, complete))
+        unreadable += damaged
+    return surveys, unreadable

@@ -1,0 +1,70 @@
+"""The structure of a saved tree: placeholders where its tensors were, which DCP writes by their names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from elastrain.elastic.checkpoint.writers import Writers
+from elastrain.elastic.state.parts import Part
+
+Path = tuple[Any, ...]
+"""Of a leaf in a tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The placeholder of a tensor."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """That of a tensor that is sharded."""
+
+    name: str
+    dim: int
+    stride: tuple[int, ...]
+
+
+def is_part(leaf: Any) -> bool:
+    """For walks over a tree of which parts are leaves."""
+    return isinstance(leaf, Part)
+
+
+def name_of(path: Path) -> str:
+    """``model/0.weight``."""
+    return "/".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path)
+
+
+def placeholder(path: Path, leaf: Any) -> Any:
+    """Of a tensor or a part; anything else as it is.
+
+    DCP itself would turn the integer keys of optimizer states into strings, which the optimizer ignores.
+    """
+    if isinstance(leaf, Part):
+        return Sharded(name_of(path), leaf.dim, leaf.stride)
+    return Entry(name_of(path)) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def divided(tree: Any, writers: Writers) -> Any:
+    """``tree`` with placeholders for the tensors that other ``writers`` write. Ranks of the first shard write those
+    that are not sharded."""
+    sizes: dict[str, int] = {}
+
+    def measure(path: Path, leaf: Any) -> Any:
+        if isinstance(leaf, Part) or (isinstance(leaf, torch.Tensor) and writers.shard == 0):
+            sizes[name_of(path)] = (leaf.local if isinstance(leaf, Part) else leaf).nbytes
+        return leaf
+
+    _pytree.tree_map_with_path(measure, tree, is_leaf=is_part)
+    mine = writers.takes(sizes)
+
+    def keep(path: Path, leaf: Any) -> Any:
+        return leaf if name_of(path) in mine else placeholder(path, leaf)
+
+    return _pytree.tree_map_with_path(keep, tree, is_leaf=is_part)

@@ -1,0 +1,82 @@
+"""With which ranks this one saves, and resumes: alone, since replicas are equal, or with all that hold shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from elastrain.data.share import Place
+from elastrain.elastic.checkpoint import ALONE, CheckpointKeeper, Cut, Ranks, Writers
+from elastrain.elastic.comm.communicator import Communicator
+from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.membership.entry import Entry
+from elastrain.elastic.state import parts
+from elastrain.elastic.state.capture import Stateful
+
+
+class Saving:
+    """For the training thread."""
+
+    def __init__(
+        self, keeper: CheckpointKeeper, tracked: Mapping[str, Stateful], tree: Callable[[], Any], *, together: bool
+    ) -> None:
+        """``tree()``: this rank's state. ``together``: all ranks write each checkpoint."""
+        self._keeper, self._tracked, self._tree, self._together = keeper, tracked, tree, together
+        self._shards: Sequence[int] = [0]
+        self._place = Place(0, 0, 1)
+
+    def enter(self, shards: Sequence[int], place: Place) -> None:
+        """A generation begins. ``shards``: by rank, the part of the model that it holds."""
+        self._shards, self._place = shards, place
+        (self._keeper.forget if place.rank else self._keeper.take_over)()
+
+    def vote(self, step: int) -> int:
+        """This rank's vote on a checkpoint after ``step`` committed steps, which all ranks write together."""
+        return self._keeper.vote(step, leads=self._place.rank == 0) if self._together else 0
+
+    def after_step(self, votes: int, step: int, *, holds: bool) -> None:
+        """Begin to save if it is time. ``votes``: of all ranks. ``holds``: this rank has the whole state."""
+        number, leads = self._place.generation, self._place.rank == 0
+        if self._together:
+            self._keeper.after_vote(votes, step, number, self._tree, self._writers(step))
+        elif holds:
+            self._keeper.after_step(step, number, self._tree, leads=leads)
+
+    def save_now(self, step: int, *, healthy: bool) -> bool:
+        """Save durably, and return when it is done or has failed. Returns whether there is a result to report.
+
+        ``healthy``: all ranks of the generation do so; else it is not known which are left. In a healthy generation of
+        replicas rank 0 saves. After a loss the ranks cannot tell which of them is first, and writing the same step
+        twice is harmless.
+        """
+        if healthy and self._place.rank and not self._together:
+            return False
+        writers = self._writers(step)
+        if not healthy and self._together:
+            writers = writers.of_one_group(self._attempt(step))
+        return self._keeper.save_now(step, self._place.generation, self._tree, writers)
+
+    def resume(self, entry: Entry, communicator: Communicator, load: Callable[[Any], None], *, torn: bool) -> Entry:
+        """No rank holds state: continue from the newest checkpoint, or begin with the state of the first rank.
+
+        Returns the entry by which the others receive the state. Raises ``GenerationBroken``, and ``RuntimeError`` if
+        the job must do neither (:mod:`elastrain.elastic.checkpoint.cold_start`).
+        """
+        shards, rank = entry.shards, communicator.rank
+        sources = self._keeper.resume(
+            load,
+            saved_step=entry.saved_step,
+            reached=entry.reached,
+            torn=torn,
+            ranks=Ranks(rank, shards, lambda mine: communicator.all_gather_bytes(mine, Kind.ENTRY)),
+            cut=Cut(shards[rank], max(shards) + 1, partial(parts.dim_of, self._tracked)),
+        )
+        return replace(entry, sources=sources, receivers=[r for r in range(len(shards)) if r not in sources])
+
+    def _writers(self, step: int) -> Writers:
+        return Writers.of(self._shards, self._place.rank, self._attempt(step)) if self._together else ALONE
+
+    def _attempt(self, step: int) -> str:
+        return f"{self._place.generation}/{step}"
