@@ -77,6 +77,13 @@ def test_no_wall_clock_is_read():
     assert (first.trace, first.events) == (again.trace, again.events)
 
 
+@pytest.mark.parametrize("seed", [2006, 2014, 2022, 2030])
+def test_all_holds_if_an_old_snapshot_of_etcd_is_restored(seed):
+    result = simulate(seed)
+    assert not result.failure
+    assert result.faults["restore an old snapshot"] == 1
+
+
 @pytest.mark.parametrize("bug", FINDS)
 def test_a_bug_is_found(bug):
     assert bug in BUGS

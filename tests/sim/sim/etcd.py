@@ -21,6 +21,15 @@ class _Lease:
     deadline: float = 0.0
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """What `etcdctl snapshot restore` brings back: the data of a moment, and the leases with their full time."""
+
+    revision: int
+    kvs: dict[str, KeyValue]
+    ttls: dict[int, float]
+
+
 @dataclass
 class Watcher:
     """One watch of several ranges, of which each is sent what is newer than its revision."""
@@ -115,7 +124,13 @@ class Etcd:
         return watcher
 
     # ---- faults ------------------------------------------------------------------------------------------------------
-    def crash(self, *, lose: bool = False) -> None:
+    def snapshot(self) -> Snapshot:
+        """Its data now."""
+        ttls = {number: lease.ttl for number, lease in self.leases.items()}
+        return Snapshot(self.revision, dict(self.kvs), ttls)
+
+    def crash(self, *, lose: bool = False, restore: Snapshot | None = None) -> None:
+        """``restore``: it comes back with this old data."""
         self.up = False
         watchers, self._watchers = self._watchers, []
         for watcher in watchers:
@@ -127,6 +142,14 @@ class Etcd:
             self.lost = True
             self.kvs, self.leases, self._history = {}, {}, []
             self.revision, self._compacted = 1, 0
+        if restore is not None:
+            self.lost = True
+            self.kvs, self._history = dict(restore.kvs), []
+            self.revision = self._compacted = restore.revision
+            self.leases = {number: _Lease(ttl) for number, ttl in restore.ttls.items()}
+            for key, kv in self.kvs.items():
+                if kv.lease in self.leases:
+                    self.leases[kv.lease].keys.add(key)
 
     def start(self) -> None:
         """Again: leases get their full time anew, as after an election of etcd's own."""
