@@ -105,7 +105,7 @@ def test_the_model_is_that_of_one_process_after_a_storm(one_copy, events) -> Non
             deaths[victim := chance.choice(may_die)] += 1
             job.order(what, (victim, 0))
         else:
-            job.order("cut-after-vote", (chance.choice(running), 0))
+            job.order(what if what.startswith("cut") else "cut-after-vote", (chance.choice(running), 0))
         generation = job.together(*running, after=generation)
     assert_same_model({"all": job.parts(*running)}, steps)
     assert job.redone() <= job.max_redone_steps * sum(deaths.values())

@@ -63,7 +63,8 @@ class Verdict:
     repeated: int = 0
     """Samples consumed more than once within an epoch."""
     redone: int = 0
-    """Steps that were committed again by a later generation (after a restart from a checkpoint)."""
+    """Steps that were committed again by a later generation (after a restart from a checkpoint, or with ``shards: all``
+    after the loss of a rank)."""
     problems: tuple[str, ...] = ()
     """Every contradiction found, one line each, at most 20."""
     pids: dict[str, tuple[int, ...]] = field(default_factory=dict)
