@@ -34,7 +34,7 @@ test: ## linters, types, and the tests that need no cluster: unit, protocol, tra
 
 nightly: ## what CI leaves out: nightly tests, 20 times the property tests, all examples, long outages, another Kubernetes
 	@scripts/dev-env
-	@scripts/get-s3
+	@scripts/get-s3 && scripts/get-kueue
 	@$(PYTEST) -m "nightly or hypothesis" --hypothesis-profile=nightly --override-ini=timeout=1800 --durations=10
 	@$(MAKE) --no-print-directory nightly-e2e
 

@@ -60,7 +60,7 @@ QUEUE_SECONDS = Histogram(
     registry=REGISTRY,
 )
 KUEUE_EVICTIONS = Counter(
-    "elastrain_kueue_evictions",
+    "elastrain_operator_kueue_evictions",
     "Workloads that Kueue took back. By kind (base: the whole job, extra: one replica) and Kueue's reason.",
     ["kind", "reason"],
     registry=REGISTRY,
