@@ -85,16 +85,15 @@ class _Scene:
         short = base.count < request.minimum * request.pods
         return base.finished or base.shape != request.shape or short or base.queue != request.queue
 
-    @cached_property
-    def placed(self) -> bool:
-        """Whether all flavors of the base are known."""
-        return self.base is not None and all(f in self.view.flavors for f in self.base.flavors)
+    def placed(self, workload: Workload) -> bool:
+        """Whether all its flavors are known. Without them no pod is created; those that exist stay."""
+        return all(f in self.view.flavors for f in workload.flavors)
 
     @cached_property
     def on(self) -> Workload | None:
         """The base, if its pods may exist."""
         base = self.base
-        runs = base is not None and base.runs and not self.moves and self.placed and not self.request.suspend
+        runs = base is not None and base.runs and not self.moves and not self.request.suspend
         return base if runs else None
 
     @cached_property
@@ -209,7 +208,7 @@ def _remember(scene: _Scene) -> Memory:
 
 def _seats(scene: _Scene, running: Iterable[Workload]) -> Iterable[Seat]:
     """Vacant places. A leaving pod holds its own until it is gone."""
-    for workload in running:
+    for workload in filter(scene.placed, running):
         vacant = workload.count - len(scene.pods(workload))
         for _ in range(vacant):
             yield Seat(workload.name, _placement(scene, workload), workload.topology)
@@ -297,7 +296,7 @@ def _extra_writes(scene: _Scene, memory: Memory) -> Iterable[Write]:
             yield Change(extra.name, extra.uid, priority=priority)
         if extra.runs:
             yield from _readiness(scene, extra)
-    if memory.until is not None and memory.until > scene.now:
+    if (memory.until is not None and memory.until > scene.now) or not scene.placed(base):
         return
     missing = min(scene.most - len(scene.kept), scene.ahead - len([w for w in scene.kept if not w.reserved]))
     for index in _free(scene, missing):

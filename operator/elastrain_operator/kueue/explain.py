@@ -81,6 +81,12 @@ def _on(has: Standing) -> Why:
     """The minimum is admitted."""
     request, queue = has.request, has.view.queue
     name = _queue(request, has.view)
+    unread = [f for f in has.on.flavors if f not in has.view.flavors] if has.on else []
+    if unread:
+        text = (
+            f"{name} admits the job on ResourceFlavor {', '.join(unread)}, which does not exist: no worker is created"
+        )
+        return Why(reason="FlavorMissing", message=text)
     if has.size >= request.wanted:
         return Why(reason="AtMax", message=f"{name} admits {headcount(has.size)}, all that the job asks for")
     have = f"{name} admits {has.size} of {headcount(request.wanted)}"
@@ -119,7 +125,8 @@ def _not_on(has: Standing, base: Workload) -> Why:
             ),
         )
     if base.runs:
-        return _not_used(has, base)
+        text = "the job's queue, template or minReplicas has changed; workers leave, and it queues again"
+        return Why(reason="Moves", message=f"{name}: {text}")
     if base.reserved:
         return Why(
             reason="AdmissionCheck", message=f"{name} has reserved quota, and waits for its admission checks{said}"
@@ -130,18 +137,3 @@ def _not_on(has: Standing, base: Workload) -> Why:
 def _queue(request: Request, view: View) -> str:
     of = f" (ClusterQueue {view.queue.cluster_queue})" if view.queue and view.queue.cluster_queue else ""
     return f"queue {request.queue}{of}"
-
-
-def _not_used(has: Standing, base: Workload) -> Why:
-    """The base is admitted, and the job cannot use it."""
-    name = _queue(has.request, has.view)
-    unread = [f for f in base.flavors if f not in has.view.flavors]
-    if unread:
-        return Why(
-            reason="FlavorMissing",
-            message=f"{name} admits the job on ResourceFlavor {', '.join(unread)}, which does not exist",
-        )
-    return Why(
-        reason="Moves",
-        message=f"{name}: the job's queue, template or minReplicas has changed; workers leave, and it queues again",
-    )

@@ -191,6 +191,12 @@ def test_nothing_starts_or_stops_while_kueue_is_unknown() -> None:
     assert (made.share.size, made.share.release, made.writes, made.seats) == (2, frozenset(), (), ())
 
 
+def test_a_missing_flavor_stops_no_worker_and_starts_none() -> None:
+    made = decided(BASE, pods=PODS[:1], flavors={})
+    assert (made.share.size, made.share.reason, made.share.release) == (2, "FlavorMissing", frozenset())
+    assert (made.seats, [w for w in made.writes if isinstance(w, Create)]) == ((), [])
+
+
 def test_workers_go_on_for_a_while_without_their_workload_then_leave() -> None:
     made = decided(job=dataclasses.replace(JOB, size=2))
     assert (made.share.size, made.share.release, made.writes) == (2, frozenset(), ())
