@@ -22,6 +22,7 @@ LANES: dict[str, tuple[str, ...]] = {
         "tests/protocol/api/test_autoscaler.py",
         "tests/protocol/api/test_advice.py",
         "tests/protocol/api/test_stolen_token.py",
+        "tests/protocol/api/test_stolen_token_pods.py",
         "tests/protocol/api/test_worker_label.py",
         "tests/protocol/client/",
         "tests/protocol/dashboard/test_dashboard_on_apiserver.py",

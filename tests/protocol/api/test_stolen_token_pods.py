@@ -1,0 +1,228 @@
+"""What a stolen token of the operator can do with pods: attacks on a real API server."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from charts import Run
+from conditions import eventually
+from elastrain.api import names
+from elastrain_operator.pod import manifest as manifests
+from stolen_token import CONFIG, MERGE, PLAIN, TEMPLATE, Body, Stolen, altered, trainer
+
+if TYPE_CHECKING:
+    from control_plane import ApiServer
+
+pytestmark = pytest.mark.apiserver
+
+
+# ---- the operator's own work is accepted -----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"preflight": {}},
+        {"preflight": {"pairs": {}}},
+        {"sharedMemory": "none"},
+        {"template": PLAIN},
+    ],
+    ids=["template", "preflight", "pairs", "no shared memory", "plain"],
+)
+def test_workers_of_jobs_are_accepted(stolen: Stolen, spec: Body) -> None:
+    job, parsed = stolen.job(f"job-{time.monotonic_ns()}", **{"template": TEMPLATE, **spec})
+    assert not stolen.create(manifests.pod(job, parsed, 0, CONFIG))
+    assert not stolen.create(manifests.pod(job, parsed, 17, CONFIG, ("node-a",), stands_by=True))
+
+
+# ---- attacks --------------------------------------------------------------------------------------------------------
+ATTACKS: dict[str, tuple[Callable[[Body], object], str]] = {
+    "no owner": (lambda p: p["metadata"].pop("ownerReferences"), "an ElasticTrainingJob, with its labels"),
+    "another owner": (lambda p: p["metadata"]["ownerReferences"][0].update(kind="Job"), "an ElasticTrainingJob"),
+    "two owners": (
+        lambda p: p["metadata"]["ownerReferences"].append({**p["metadata"]["ownerReferences"][0], "controller": False}),
+        "an ElasticTrainingJob",
+    ),
+    "another uid": (
+        lambda p: (
+            p["metadata"]["ownerReferences"][0].update(uid="00000000-0000-0000-0000-000000000000"),
+            p["metadata"]["labels"].update({names.LABEL_JOB_UID: "00000000-0000-0000-0000-000000000000"}),
+        ),
+        "first digit",
+    ),
+    "another name": (lambda p: p["metadata"].update(name="coredns-0"), "its name"),
+    "privileged": (lambda p: trainer(p).update(securityContext={"privileged": True}), "pod-security.kubernetes.io"),
+    "all capabilities": (
+        lambda p: trainer(p).update(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}),
+        "pod-security.kubernetes.io",
+    ),
+    "host's files": (
+        lambda p: p["spec"]["volumes"].append({"name": "scratch2", "hostPath": {"path": "/"}}),
+        "pod-security.kubernetes.io",
+    ),
+    "host's network": (lambda p: p["spec"].update(hostNetwork=True), "pod-security.kubernetes.io"),
+    "host's processes": (lambda p: p["spec"].update(hostPID=True), "pod-security.kubernetes.io"),
+    "another service account": (lambda p: p["spec"].update(serviceAccountName="powerful"), "template"),
+    "a node without the scheduler": (
+        lambda p: p["spec"].update(nodeName="control-plane"),
+        "pod-security.kubernetes.io",
+    ),
+    "another secret": (
+        lambda p: p["spec"]["volumes"].append({"name": "theirs", "secret": {"secretName": "foreign"}}),
+        "template",
+    ),
+    "another secret under a known name": (
+        lambda p: p["spec"]["volumes"][1].update(secret={"secretName": "foreign"}),
+        "template",
+    ),
+    "another kind of volume under a known name": (
+        lambda p: (p["spec"]["volumes"][2].pop("emptyDir"), p["spec"]["volumes"][2].update(configMap={"name": "x"})),
+        "template",
+    ),
+    "a secret as an API token": (
+        lambda p: p["spec"]["volumes"].append(
+            {"name": "kube-api-access-x", "projected": {"sources": [{"secret": {"name": "foreign"}}]}}
+        ),
+        "template",
+    ),
+    "a secret in a projection": (
+        lambda p: p["spec"]["volumes"][3]["projected"]["sources"].append({"secret": {"name": "foreign"}}),
+        "template",
+    ),
+    "a secret as a variable": (
+        lambda p: trainer(p)["env"].append(
+            {"name": "X", "valueFrom": {"secretKeyRef": {"name": "foreign", "key": "password"}}}
+        ),
+        "template",
+    ),
+    "a secret as all variables": (
+        lambda p: trainer(p)["envFrom"].append({"secretRef": {"name": "foreign"}}),
+        "template",
+    ),
+    "another job's credentials": (
+        lambda p: next(v for v in p["spec"]["volumes"] if v["name"] == "elastrain-etcd")["secret"].update(
+            secretName="first-etcd-00000000"
+        ),
+        "template",
+    ),
+    "template": (lambda p: trainer(p).update(image="evil:1"), "template"),
+    "another command": (lambda p: trainer(p).update(command=["sh", "-c", "evil"]), "template"),
+    "another argument": (lambda p: trainer(p).update(args=["--evil"]), "template"),
+    "another container": (
+        lambda p: p["spec"]["containers"].append({"name": "evil", "image": "trainer:1"}),
+        "template",
+    ),
+    "another check": (
+        lambda p: p["spec"]["initContainers"].append(
+            {"name": "elastrain-preflight", "image": "trainer:1", "command": ["sh", "-c", "evil"]}
+        ),
+        "template",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), ATTACKS.values(), ids=ATTACKS.keys())
+def test_pod_that_is_no_worker_of_its_job_is_refused(
+    stolen: Stolen, worker: Body, change: Callable[[Body], object], words: str
+) -> None:
+    refusal = stolen.create(altered(worker, change))
+    assert words in refusal or "those of its job's template" in refusal, "one of several policies answers"
+
+
+@pytest.mark.parametrize("what", ["another service account", "another secret", "a secret as a variable"])
+def test_worker_without_the_label_is_refused_if_it_uses_more_than_its_job(stolen: Stolen, what: str) -> None:
+    """With the label, too, if no job of its namespace uses such objects."""
+    job, spec = stolen.job(f"job-{time.monotonic_ns()}", PLAIN, f"{stolen.release}-plain")
+    worker = manifests.pod(job, spec, 0, CONFIG)
+    assert names.LABEL_USES not in worker["metadata"]["labels"], "it costs no comparison"
+    worker["spec"].setdefault("volumes", [])
+    stripped = altered(worker, ATTACKS[what][0])
+    assert "elastrain.dev/uses" in stolen.create(stripped)
+    stripped["metadata"]["labels"][names.LABEL_USES] = job.uid[0]
+    assert "no params found" in stolen.create(stripped)
+
+
+def test_no_pod_uses_objects_of_a_namespace_without_jobs(stolen: Stolen, worker: Body) -> None:
+    """Such as kube-system, or that of the release: their service accounts, Secrets and claims stay out of reach."""
+    for namespace in (stolen.release, f"{stolen.release}-empty"):
+        there = altered(worker, lambda p, n=namespace: p["metadata"].update(namespace=n))
+        assert "no params found" in stolen.create(there)
+
+
+def test_an_invented_job_gives_no_access_to_the_host(stolen: Stolen, worker: Body) -> None:
+    def invent(pod: Body) -> None:
+        pod["metadata"]["name"] = "invented-3"
+        pod["metadata"]["labels"][names.LABEL_JOB] = "invented"
+        pod["metadata"]["ownerReferences"][0]["name"] = "invented"
+
+    invented = altered(worker, invent)
+    assert not stolen.create(invented), "this is left: docs/operations.md says so"
+    for change in ("privileged", "host's files", "host's network", "host's processes", "all capabilities"):
+        assert "pod-security.kubernetes.io" in stolen.create(altered(invented, ATTACKS[change][0])), change
+
+
+def test_workers_use_the_host_if_their_template_and_their_namespace_say_so(stolen: Stolen) -> None:
+    template = copy.deepcopy(TEMPLATE)
+    template["spec"]["volumes"].append({"name": "lustre", "hostPath": {"path": "/lustre"}})
+    template["spec"] |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    job, spec = stolen.job(f"job-{time.monotonic_ns()}", template)
+    worker = manifests.pod(job, spec, 0, CONFIG)
+    assert "pod-security.kubernetes.io/enforce=privileged" in stolen.create(worker)
+    label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "privileged"}}}
+    path = f"/api/v1/namespaces/{job.namespace}"
+    stolen.admin.merge(path, label)
+    try:
+        eventually(lambda: not stolen.create(worker), what="the API server reads the namespace's label", pause=0.1)
+        other = next(n for n, v in enumerate(worker["spec"]["volumes"]) if v["name"] == "lustre")
+        root = altered(worker, lambda p: p["spec"]["volumes"][other].update(hostPath={"path": "/"}))
+        assert "template" in stolen.create(root)
+    finally:
+        stolen.admin.merge(path, {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": None}}})
+
+
+def test_only_annotations_of_a_worker_are_changed(stolen: Stolen) -> None:
+    job, spec = stolen.job(f"job-{time.monotonic_ns()}")
+    worker = manifests.pod(job, spec, 0, CONFIG)
+    pods = f"/api/v1/namespaces/{job.namespace}/pods"
+    assert not stolen.attempt("POST", pods, worker)
+    path = f"{pods}/{worker['metadata']['name']}"
+    note = {"metadata": {"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}}}
+    assert not stolen.attempt("PATCH", path, note, MERGE)
+    image = {"spec": {"containers": [{"name": "trainer", "image": "evil:1"}]}}
+    assert "only annotations" in stolen.attempt("PATCH", path, image, "application/strategic-merge-patch+json")
+    assert "only annotations" in stolen.attempt("PATCH", path, {"metadata": {"labels": {"team": "b"}}}, MERGE)
+    assert "ElasticTrainingJob owns" in stolen.attempt("PATCH", path, {"metadata": {"ownerReferences": None}}, MERGE)
+    theirs = {"metadata": {"name": "unrelated"}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}}
+    stolen.admin.call("POST", stolen.admin.pods_path, theirs)
+    assert "ElasticTrainingJob owns" in stolen.attempt("PATCH", f"{stolen.admin.pods_path}/unrelated", note, MERGE)
+
+
+def test_namespaces_are_opened_by_a_label_if_the_values_name_one(
+    stolen: Stolen, apiserver: ApiServer, helm: Run, tmp_path: Path
+) -> None:
+    other = Stolen(
+        apiserver, helm, tmp_path, "--set=rbac.namespaceLabel=elastrain.dev/jobs", "--set=fullnameOverride=second"
+    )
+    try:
+        job, spec = other.job("labelled")
+        worker, plain = manifests.pod(job, spec, 0, CONFIG), other.job("plain", PLAIN)
+        refused = "with the label elastrain.dev/jobs"
+        eventually(
+            lambda: refused in other.create(worker), within=30, what="the API server reads the policies", pause=0.1
+        )
+        assert not other.create(manifests.pod(*plain, 0, CONFIG)), "it uses nothing of its namespace"
+        other.admin.merge(f"/api/v1/namespaces/{job.namespace}", {"metadata": {"labels": {"elastrain.dev/jobs": ""}}})
+        eventually(lambda: not other.create(worker), within=30, what="the namespace is open", pause=0.1)
+    finally:
+        other.remove()
+
+
+def test_pods_of_others_are_not_deleted(stolen: Stolen) -> None:
+    pod = {"metadata": {"name": "theirs"}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}}
+    stolen.admin.call("POST", stolen.admin.pods_path, pod)
+    assert "an ElasticTrainingJob owns" in stolen.attempt("DELETE", f"{stolen.admin.pods_path}/theirs")
