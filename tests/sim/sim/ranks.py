@@ -56,7 +56,7 @@ class Rank:
         self.process = Process(world.clock, f"{agent.worker}/{local_rank}.{incarnation}", agent.process.place)
         self.member = ""
         self.step = 0
-        self.state = 0
+        self.state = self.by = 0
         self.has_state = False
         self.comm: Comm | None = None
         self._old: Comm | None = None
@@ -291,7 +291,7 @@ class Rank:
             return
         row = EntryRow(
             step=self.step if self.has_state else -1, size=self.size, reached=max(self.step, self._reached),
-            saved_step=0, layout=1, structure=0, overlaps=0, in_portions=0,
+            saved_step=0, layout=1, structure=0, overlaps=0, in_portions=0, by=self.by,
         )  # fmt: skip
 
         def table(rows: dict[int, Any]) -> None:
@@ -313,7 +313,7 @@ class Rank:
             if self.comm is not comm:
                 return
             if mine in entry.receivers or entry.cold:
-                self.step, self.state = step, state
+                self.step, self.state, self.by = step, state, rows[source][0].by
             self.has_state = True
             self._entered(generation, comm)
 
@@ -377,7 +377,7 @@ class Rank:
         self._sums += 1
         self.step += 1
         self._commits += 1
-        self.state = digest(self.state, samples)
+        self.state, self.by = digest(self.state, samples), comm.generation.number
         self._agreed = agreed
         self.world.note_commit(self, comm, parts)
         now = self.world.clock.now
