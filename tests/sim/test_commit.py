@@ -23,7 +23,7 @@ AT_NIGHT = {
     "device, frozen": Bounds(DEVICE, generations=2),
     "device, three ranks": Bounds(DEVICE, ranks=3, steps=1, generations=2, freezes=0, losses=0),
     "shards": Bounds(SHARDED, shards=2, steps=1),
-    "two groups of two shards": Bounds(SHARDED, ranks=4, shards=2, steps=1, generations=2, **CALM),
+    "three groups of one": Bounds(SHARDED, ranks=3, steps=1, generations=2, **CALM),
 }
 MIXED = "a step is committed only with the complete gradients of all ranks"
 TWO = "two generations never train at once"
