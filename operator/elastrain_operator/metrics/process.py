@@ -129,6 +129,8 @@ for _outcome in ("done", "failed"):
     PLANS.labels(_outcome)
 for _source in ("api", "etcd", "operator"):
     ERRORS.labels(_source)
+for _kind in ("base", "extra"):
+    KUEUE_EVICTIONS.labels(_kind, "Preempted")
 
 
 def text() -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from charts import Manifests, Render
+from charts import Manifests, Render, operator
 from elastrain_operator.kueue.apply import CLUSTER_PERMISSIONS, PERMISSIONS
 
 GROUPS = {"kueue.x-k8s.io", "scheduling.k8s.io"}
@@ -22,7 +22,7 @@ def test_operator_has_exactly_the_rights_that_it_uses(rendered: Render) -> None:
     jobs = {k: v for k, v in granted(manifests, "demo-elastrain").items() if k[0] in GROUPS}
     assert jobs == PERMISSIONS
     assert granted(manifests, "demo-elastrain-queues") == CLUSTER_PERMISSIONS
-    [container] = next(m for m in manifests if m["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
+    [container] = operator(manifests)["spec"]["template"]["spec"]["containers"]
     assert {"name": "ELASTRAIN_KUEUE", "value": "true"} in container["env"]
 
 
