@@ -100,7 +100,9 @@ def issue(name: str, hosts: Iterable[str], authority: Pair, now: datetime) -> Pa
     key = ec.generate_private_key(ec.SECP256R1())
     names = x509.SubjectAlternativeName([_general(host) for host in sorted(hosts)])
     uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-    by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())  # type: ignore[arg-type]
+    # The CA's own word: Helm's (Go) derives it from the key in another way, and clients refuse one that differs.
+    identifier = signer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
     made = (
         _builder(_name(name), signer.subject, key, now, CERTIFICATE_DAYS)
         .add_extension(names, critical=False)
