@@ -91,8 +91,8 @@ class Watch:
             value: int | None = self._classes.values.get(f"/{name}")
             return value
         classes = self._pod_classes.values
-        if pod_class in {key.lstrip("/") for key in classes}:
-            return int(classes[f"/{pod_class}"][0])
+        if found := classes.get(f"/{pod_class}"):
+            return int(found[0])
         return next((value for value, is_default in classes.values() if is_default), 0)
 
     def _workload_changed(self, key: str, before: Any, after: Any) -> None:
