@@ -33,16 +33,16 @@ def test_the_model_is_that_of_a_fixed_size_run_if_the_job_is_scaled_up_and_down(
     grown = job.wait_size(3, RESCALE)
     job.wait_steps(20)
     assert first.items() <= grown.items(), "growing replaced a pod that was there"
-    last = job.status["lastRescale"]
+    last = job.wait_rescale(3)
     # In one change, or in two where the new pods are ready further apart than the leader waits.
     assert last["from"] in (1, 2)
-    assert (last["to"], last["reason"], last["lostSteps"]) == (3, "Grow", 0)
+    assert (last["reason"], last["lostSteps"]) == ("Grow", 0)
 
     job.scale(2)
     shrunk = job.wait_size(2, RESCALE)
     assert shrunk.items() <= grown.items(), "shrinking replaced a pod that should have stayed"
-    last = job.status["lastRescale"]
-    assert (last["from"], last["to"], last["reason"], last["lostSteps"]) == (3, 2, "Drain", 0)
+    last = job.wait_rescale(2)
+    assert (last["from"], last["reason"], last["lostSteps"]) == (3, "Drain", 0)
 
     job.wait_condition("Succeeded", timeout=180)
     assert job.status["phase"] == "Succeeded"

@@ -118,6 +118,18 @@ class Job:
         eventually(f"{workers} workers of {self.name} train", trains, timeout, self.summary)
         return self.workers
 
+    def wait_rescale(self, to: int, timeout: float = 30) -> dict[str, Any]:
+        """Until the leader's report of the rescale to so many ranks is in the status; returns it.
+
+        Members report the generation that they adopt, the leader the rescale that it has measured: two records.
+        """
+
+        def last() -> dict[str, Any]:
+            return self.status.get("lastRescale", {})
+
+        eventually(f"{self.name} reports a rescale to {to}", lambda: last().get("to") == to, timeout, self.summary)
+        return last()
+
     def wait_steps(self, more: int, timeout: float = 60) -> int:
         """Until so many more steps are committed than now; returns the step."""
         goal = self.step + more
