@@ -124,11 +124,11 @@ class Job:
         Members report the generation that they adopt, the leader the rescale that it has measured: two records.
         """
 
-        def last() -> dict[str, Any]:
-            return self.status.get("lastRescale", {})
+        def reported() -> dict[str, Any]:
+            last: dict[str, Any] = self.status.get("lastRescale", {})
+            return last if last.get("to") == to else {}
 
-        eventually(f"{self.name} reports a rescale to {to}", lambda: last().get("to") == to, timeout, self.summary)
-        return last()
+        return eventually(f"{self.name} reports a rescale to {to}", reported, timeout, self.summary)
 
     def wait_steps(self, more: int, timeout: float = 60) -> int:
         """Until so many more steps are committed than now; returns the step."""
