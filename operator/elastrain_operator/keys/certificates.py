@@ -100,17 +100,24 @@ def issue(name: str, hosts: Iterable[str], authority: Pair, now: datetime) -> Pa
     key = ec.generate_private_key(ec.SECP256R1())
     names = x509.SubjectAlternativeName([_general(host) for host in sorted(hosts)])
     uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-    # The CA's own word: Helm's (Go) derives it from the key in another way, and clients refuse one that differs.
-    identifier = signer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
     made = (
         _builder(_name(name), signer.subject, key, now, CERTIFICATE_DAYS)
         .add_extension(names, critical=False)
         .add_extension(uses, critical=False)
-        .add_extension(by, critical=False)
+        .add_extension(_identifier(signer), critical=False)
         .sign(_signing(signing), hashes.SHA256())
     )
     return _pair(made, key)
+
+
+def _identifier(authority: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    """The CA's own word: Helm's (Go) derives it from the key in another way, and clients refuse one that differs. Of a
+    CA that says nothing, clients take any (RFC 5280, 4.2.1.1)."""
+    try:
+        own = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        own = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)
 
 
 def _signing(key: object) -> CertificateIssuerPrivateKeyTypes:
