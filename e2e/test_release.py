@@ -15,9 +15,7 @@ from harness.commands import ROOT, eventually, kubectl_json
 from harness.example import digits
 from harness.jobs import RESCALE, Audit, Job
 
-# Nightly until a whole CI has run it again: issued certificates name their CA's key as that CA does now, and with that
-# the upgrade from the previous chart passes on a kubelet.
-pytestmark = [pytest.mark.alone, pytest.mark.nightly]
+pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(scope="module")
