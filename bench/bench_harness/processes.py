@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,6 +20,8 @@ from elastrain.agent.process.supervisor import become_reaper
 from elastrain.tether import tethered
 
 HOST = "127.0.0.1"
+PORTS = range(12000, 32000)
+"""Below those that Linux gives to outgoing connections: a port that is free now stays free until a server binds it."""
 END_SECONDS = 10.0
 """For killed processes to vanish."""
 
@@ -120,12 +123,15 @@ def cpu_of(pid: int) -> float:
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of loopback that are free now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+    """Distinct unused TCP ports of loopback."""
+    chosen: list[int] = []
+    for port in random.Random().sample(PORTS, len(PORTS)):  # not the seed that hypothesis sets
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind((HOST, port))
+            chosen.append(port)
+        if len(chosen) == count:
+            return chosen
+    raise OSError(f"of the ports {PORTS}, fewer than {count} are free on {HOST}")
 
 
 def _tree(pid: int) -> list[psutil.Process]:

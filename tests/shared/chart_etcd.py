@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench_harness.processes import free_ports
 from charts import Manifests, keys, one
 from conditions import eventually
-from control_plane import etcd_program, free_ports
+from control_plane import etcd_program
 from elastrain.etcd import EtcdConfig
 from elastrain_operator.keys import certificates
 

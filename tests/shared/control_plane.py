@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -21,13 +19,12 @@ from typing import Any, NoReturn
 import pytest
 import yaml
 
+from bench_harness.processes import free_ports
 from elastrain.api.crd import crd
 
 CACHE = Path(os.environ.get("ELASTRAIN_CACHE", Path.home() / ".cache/elastrain")) / "bin"
 TOKEN = "of-the-test"
 START_SECONDS = 60
-PORTS = range(12000, 32000)
-"""Below those that Linux gives to outgoing connections: what is free now is free when a server gets to it."""
 
 
 @dataclass(frozen=True)
@@ -73,18 +70,6 @@ def _missing(reason: str, require: str, built_by: str) -> NoReturn:
     if os.environ.get(require) == "1":
         pytest.fail(f"{require}=1, but {reason}", pytrace=False)
     pytest.skip(f"{reason} ({built_by} builds it)")
-
-
-def free_ports(count: int) -> list[int]:
-    """Distinct unused TCP ports of 127.0.0.1."""
-    chosen: list[int] = []
-    for port in random.Random().sample(PORTS, len(PORTS)):  # not the seed that hypothesis sets
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind(("127.0.0.1", port))
-            chosen.append(port)
-        if len(chosen) == count:
-            return chosen
-    raise OSError(f"of the ports {PORTS}, fewer than {count} are free on 127.0.0.1")
 
 
 @contextlib.contextmanager

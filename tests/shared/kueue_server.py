@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from control_plane import CACHE, ApiServer, _missing, free_ports, program, running
+from bench_harness.processes import free_ports
+from control_plane import CACHE, ApiServer, _missing, program, running
 from raw_cluster import Cluster
 
 KIND = "ElasticTrainingJob.v1alpha1.elastrain.dev"

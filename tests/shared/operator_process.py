@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from control_plane import ApiServer, free_ports
+from bench_harness.processes import free_ports
+from control_plane import ApiServer
 from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, CLUSTER_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 from raw_cluster import Cluster
 

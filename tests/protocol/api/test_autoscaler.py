@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from control_plane import free_ports, program, running
+from bench_harness.processes import free_ports
+from control_plane import program, running
 from elastrain.api import names
 
 if TYPE_CHECKING:
