@@ -87,12 +87,20 @@ class _Sharing:
         return grant
 
     def run(self) -> None:
+        self._reserve()
         self._keep_minima()
         self._let_in()
         for priority in sorted({s.job.priority for s in self._queue}, reverse=True):
             self._share_out([s for s in self._queue if s.job.priority == priority and s.let_in and not s.coming])
         if self._policy.pending:
             self._ask_for_minima()
+
+    def _reserve(self) -> None:
+        """Room for the pods that Kueue has admitted; spares leave for it, workers do not."""
+        for kind, count in self._snapshot.reserved:
+            left = count
+            while left and (self.room.place(kind) or self._displace(kind, lambda _uid, _picked: False)):
+                left -= 1
 
     # ---- rule 1 ------------------------------------------------------------------------------------------------------
     def _keep_minima(self) -> None:
@@ -214,7 +222,7 @@ class _Sharing:
         asks = grant.job.admitted and not at_once and (may is not None or self.room.has_spares)
         if self.room.place(grant.job.kind, at_once=at_once):
             grant.fresh += 1
-        elif asks and self._displace(grant, may):
+        elif asks and self._displace(grant.job.kind, may):
             grant.waits += 1
         else:
             grant.stop = Stop.NO_ROOM
@@ -231,11 +239,11 @@ class _Sharing:
         self._use(grant, worker.demand)
         return True
 
-    def _displace(self, grant: Grant, may: May | None) -> bool:
+    def _displace(self, kind: Kind, may: May | None) -> bool:
         """Displace spares, or if that is not enough, workers that ``may`` be displaced."""
-        gone = self.room.give_back(grant.job.kind, self._rank) if self.room.has_spares else None
+        gone = self.room.give_back(kind, self._rank) if self.room.has_spares else None
         if gone is None and may is not None:
-            gone = self.room.displace(grant.job.kind, may, self._rank)
+            gone = self.room.displace(kind, may, self._rank)
         for loose in gone or ():
             other = self._grants[loose.uid]
             if self._saved is not None and loose.uid not in self._saved:

@@ -198,6 +198,8 @@ class Snapshot:
     jobs: tuple[Job, ...] = ()
     leaving: tuple[Held, ...] = ()
     """What leaving workers still hold: of jobs that shrink, have ended or were suspended."""
+    reserved: tuple[tuple[Kind, int], ...] = ()
+    """Pods that Kueue has admitted and that are not bound yet, by kind: their room is not shared out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def decide(request: Request, view: View, holders: Sequence[Holder], memory: Memo
     if view.problem:
         return _unknown(scene)
     if request.ended:
-        return Decision(Share(0, "Ended", request.ended), writes=tuple(_finish(scene)), memory=memory)
+        return Decision(Share(0, "Ended", request.ended), unbound=(), writes=tuple(_finish(scene)), memory=memory)
     return _go_on(scene)
 
 
@@ -183,6 +183,7 @@ def _go_on(scene: _Scene) -> Decision:
     return Decision(
         share=Share(size, reason, message, release=release),
         seats=tuple(_seats(scene, running)),
+        unbound=tuple(_unbound(scene, running)),
         writes=(*_base_writes(scene), *_extra_writes(scene, memory)),
         memory=memory,
         preempted=scene.evicted,
@@ -212,6 +213,14 @@ def _seats(scene: _Scene, running: Iterable[Workload]) -> Iterable[Seat]:
         vacant = workload.count - len(scene.pods(workload))
         for _ in range(vacant):
             yield Seat(workload.name, _placement(scene, workload), workload.topology)
+
+
+def _unbound(scene: _Scene, running: Iterable[Workload]) -> Iterable[tuple[Placement, int]]:
+    """Admitted pods that hold no node's room yet."""
+    for workload in filter(scene.placed, running):
+        missing = workload.count - sum(h.bound for h in scene.pods(workload))
+        if missing > 0:
+            yield _placement(scene, workload), missing
 
 
 def _placement(scene: _Scene, workload: Workload) -> Placement:

@@ -10,14 +10,16 @@ import structlog
 
 from elastrain.api.job import JobSpec, JobStatus
 from elastrain_operator import clock
+from elastrain_operator.allocation.model import Kind
 from elastrain_operator.kube.errors import ApiError
-from elastrain_operator.kueue import parse
+from elastrain_operator.kueue import parse, render
 from elastrain_operator.kueue.apply import Calls, Writer
 from elastrain_operator.kueue.decide import decide, governs
 from elastrain_operator.kueue.model import Decision, Holder, Memory, Ready, Request, View
 from elastrain_operator.kueue.watch import Watch
 from elastrain_operator.metrics import process as metrics
 from elastrain_operator.model import JobEvent, JobRef, Observed, Severity
+from elastrain_operator.observe import nodes
 from elastrain_operator.policy.ending import verdict as verdicts
 from elastrain_operator.policy.size import victims
 
@@ -39,6 +41,20 @@ class Turn:
         """``observed`` with the size and the places that Kueue gives."""
         return replace(observed, share=self.decision.share, seats=self.decision.seats)
 
+    def unbound(self, spec: JobSpec) -> Mapping[Kind, int] | None:
+        """The admitted pods that are on no node yet, as the allocator counts them; None: unknown."""
+        if self.decision.unbound is None:
+            return None
+        found: dict[Kind, int] = {}
+        for placement, count in self.decision.unbound:
+            pod = {**spec.template, "spec": render.placed(spec.template.get("spec") or {}, placement)}
+            try:
+                kind = nodes.kind(pod)
+            except (AttributeError, KeyError, TypeError, ValueError):
+                return {}  # no valid pod: the API server refuses it, and no node has it
+            found[kind] = found.get(kind, 0) + count
+        return found
+
 
 class Desk:
     """Decides about the queued jobs of one operator."""
@@ -59,7 +75,7 @@ class Desk:
         view = self._watch.view(job, request, _pod_class(spec))
         order = {p.name: n for n, p in enumerate(victims.order(observed.pods, observed.coordination, None))}
         holders = [
-            Holder(p.name, p.workload, p.ready and not p.terminating, order.get(p.name, 0))
+            Holder(p.name, p.workload, p.ready and not p.terminating, bool(p.node), order.get(p.name, 0))
             for p in (*observed.pods, *observed.strangers)
             if not p.over
         ]

@@ -145,6 +145,8 @@ class Holder:
     workload: str
     """That it is charged to; empty: none."""
     ready: bool = False
+    bound: bool = True
+    """It is on a node."""
     leaves_first: int = 0
     """Its place in the order in which workers leave; 0 leaves first."""
 
@@ -248,6 +250,8 @@ class Decision:
     """Its size, the workers that leave first, and why it is not larger."""
     seats: tuple[Seat, ...] = ()
     """A place for each pod that may be created now."""
+    unbound: tuple[tuple[Placement, int], ...] | None = None
+    """Admitted pods that are not on a node yet, by place; None: unknown."""
     writes: tuple[Write, ...] = ()
     memory: Memory = Memory()
     preempted: tuple[Workload, ...] = ()

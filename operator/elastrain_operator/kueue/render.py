@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastrain.api import names
-from elastrain_operator.kueue.model import API_VERSION, GROUP, POD_SET, QUEUE_LABEL, WORKLOAD_NOTE, Create, Seat
+from elastrain_operator.kueue.model import (
+    API_VERSION,
+    GROUP,
+    POD_SET,
+    QUEUE_LABEL,
+    WORKLOAD_NOTE,
+    Create,
+    Placement,
+    Seat,
+)
 from elastrain_operator.model import JobRef
 from elastrain_operator.pod.manifest import owned
 
@@ -91,17 +100,23 @@ def workload(
     return {"apiVersion": API_VERSION, "kind": "Workload", "metadata": metadata, "spec": spec}
 
 
+def placed(pod: Mapping[str, Any], placement: Placement) -> Body:
+    """The spec of a pod with the node selector and the tolerations of its place."""
+    spec = dict(pod)
+    if placement.selector:
+        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **dict(placement.selector)}
+    if placement.tolerations:
+        spec["tolerations"] = [*(spec.get("tolerations") or []), *map(dict, placement.tolerations)]
+    return spec
+
+
 def seated(manifest: Body, seat: Seat) -> Body:
     """The pod of a queued job, with the place that its Workload's admission gives it. It never queues by itself."""
     placement, metadata = seat.placement, manifest["metadata"]
     labels = {k: v for k, v in metadata["labels"].items() if k != QUEUE_LABEL}
     labels |= dict(placement.labels)
     notes = {**metadata.get("annotations", {}), **dict(placement.annotations), WORKLOAD_NOTE: seat.workload}
-    spec = dict(manifest["spec"])
-    if placement.selector:
-        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **dict(placement.selector)}
-    if placement.tolerations:
-        spec["tolerations"] = [*(spec.get("tolerations") or []), *map(dict, placement.tolerations)]
+    spec = placed(manifest["spec"], placement)
     if seat.topology:
         labels[f"{GROUP}/podset"] = POD_SET
         spec["schedulingGates"] = [*(spec.get("schedulingGates") or []), {"name": TOPOLOGY_GATE}]

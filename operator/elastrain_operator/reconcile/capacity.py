@@ -14,7 +14,7 @@ import structlog
 from elastrain_operator import clock
 from elastrain_operator.allocation import promise as promises
 from elastrain_operator.allocation.allocate import allocate
-from elastrain_operator.allocation.model import Claims, Held, Job, Node, Policy, Share, Snapshot
+from elastrain_operator.allocation.model import Claims, Held, Job, Kind, Node, Policy, Share, Snapshot
 from elastrain_operator.model import Pod
 from elastrain_operator.waiting import until
 
@@ -65,6 +65,8 @@ class Capacity:
         self._promises = promises.Promises()
         self._pods: dict[str, tuple[str, Held]] = {}
         """Bound worker pods by UID, each with the UID of its job: they hold room even if no job claims them."""
+        self._reserved: dict[str, Mapping[Kind, int]] = {}
+        """By UID of a job: its pods that Kueue has admitted and that are not bound yet."""
         self._changed = asyncio.Event()
         self._unknown = Share(None, "CapacityUnknown", "the cluster is unknown yet", is_answer=False)
 
@@ -76,6 +78,7 @@ class Capacity:
         """A job's current claims."""
         before = self._claims.get(uid)
         self._claims[uid] = claims
+        self._reserved.pop(uid, None)
         if claims.speed is not None:
             speeds = self._speeds.setdefault(uid, {})
             speeds.pop(claims.speed[0], None)  # the newest goes to the end
@@ -88,8 +91,20 @@ class Capacity:
         if claims.differs(before):
             self.nudge()
 
+    def reserve(self, uid: str, admitted: Mapping[Kind, int] | None) -> None:
+        """Kueue decides the job's size; ``admitted``: its pods that are not bound yet. None: unknown, as before."""
+        self._drop(uid)
+        if admitted is not None and admitted != self._reserved.get(uid, {}):
+            self._reserved[uid] = admitted
+            self.nudge()
+
     def forget(self, uid: str) -> None:
-        """A job is gone, or Kueue decides its size."""
+        """A job is gone."""
+        self._drop(uid)
+        if self._reserved.pop(uid, None):
+            self.nudge()
+
+    def _drop(self, uid: str) -> None:
         if uid not in self._claims:
             return
         for known in (self._claims, self._shares, self._resized, self._speeds):
@@ -152,7 +167,8 @@ class Capacity:
         jobs = tuple(self._job(c, cluster, now) for c in self._claims.values() if c.job)
         leaving = [held for c in self._claims.values() for held in c.leaving]
         leaving += [held for job, held in self._pods.values() if job not in self._claims]
-        return Snapshot(cluster.nodes(now), jobs, tuple(leaving))
+        reserved = [item for kinds in self._reserved.values() for item in kinds.items()]
+        return Snapshot(cluster.nodes(now), jobs, tuple(leaving), tuple(reserved))
 
     def _distribute(self, jobs: Iterable[Job], shares: Mapping[str, Share], now: datetime) -> None:
         text = NEW_EXPLANATIONS

@@ -249,7 +249,7 @@ class JobLoop:
         before = state.remember(decided)
         self.meter.saw(self.job, decided.status or status, observed, before, state.usage)
         if self._capacity and turn:
-            self._capacity.forget(self.job.uid)  # its pods hold room, and it takes none
+            self._capacity.reserve(self.job.uid, turn.unbound(spec))
         elif self._capacity and decided.claims:
             self._capacity.claim(self.job.uid, decided.claims)
         await self._executor.execute(self.job, spec, decided, state)
