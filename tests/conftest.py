@@ -25,9 +25,9 @@ from elastrain.etcd.server import EtcdServer
 from elastrain.etcd.wire import messages
 from lanes import Lanes, comes_last, place
 from tiers import Tiers
-from warm import warm
+from warm import light, warm
 
-__all__ = ["warm"]
+__all__ = ["light", "warm"]
 
 ROOT = Path(__file__).parents[1]
 KUBERNETES = "1.34.0"  # `helm template` contacts no cluster, and would assume an old version

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -17,6 +16,7 @@ from bench_harness.processes import free_ports
 from control_plane import ApiServer
 from elastrain_operator.kube.client import CAPACITY_PERMISSIONS, CLUSTER_PERMISSIONS, LEASE_PERMISSIONS, PERMISSIONS
 from raw_cluster import Cluster
+from warm import Warm
 
 
 def operator_account(apiserver: ApiServer, path: Path, namespace: str = "") -> Path:
@@ -53,16 +53,21 @@ class OperatorProcess:
     """``python -m elastrain_operator`` against the API server, with only its declared permissions."""
 
     def __init__(
-        self, kubeconfig: Path, log: Path, *flags: str, program: tuple[str, ...] = ("-m", "elastrain_operator")
+        self,
+        warm: Warm,
+        kubeconfig: Path,
+        log: Path,
+        *flags: str,
+        program: tuple[str, ...] = ("-m", "elastrain_operator"),
     ) -> None:
-        """``program``: arguments of Python."""
+        """``program``: arguments of Python; it runs as a fork of ``warm``."""
         self.log = log
+        warm.imports("elastrain_operator.leader.process")
         environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         argv = [sys.executable, *program, "--drain-extra=1", *flags]
         self.health_port, self.metrics_port = free_ports(2)
         argv += [f"--health-port={self.health_port}", f"--metrics-port={self.metrics_port}"]
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(argv, env=environ, stdout=out, stderr=subprocess.STDOUT)
+        self.process = warm.start(argv, environ, log.open("ab"))
 
     def health(self) -> dict[str, Any]:
         """The answer to the liveness probe."""

@@ -1,4 +1,4 @@
-"""Python programs that use torch, as forks of one process that has imported it: a rank starts in 20 ms, not in 2 s."""
+"""Python programs as forks of one process that has imported what they import: a rank starts in 20 ms, not in 2 s."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ import pytest
 PROGRAM = Path(__file__).with_name("warm_process.py")
 IMPORT_SECONDS = 100.0
 FORK_SECONDS = 30.0
+RANKS = ("torch", "torch._dynamo", "torch.distributed.checkpoint", "elastrain.agent.runtime", "elastrain.elastic")
+"""What ranks with torch and their agents import; ``torch._dynamo`` is imported by every optimizer at its first step."""
 
 
 class WarmProcess:
@@ -58,13 +60,14 @@ class WarmProcess:
 
 
 class Warm:
-    """The warm process (``warm_process.py``)."""
+    """A warm process (``warm_process.py``)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        """It has imported ``modules``."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(theirs.fileno())],
+                [sys.executable, str(PROGRAM), str(theirs.fileno()), *modules],
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -98,6 +101,14 @@ class Warm:
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Warm]:
     """``warm.start([sys.executable, SCRIPT, ...], env, out)``: starts programs that need torch."""
-    process = Warm()
+    process = Warm(*RANKS)
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="session")
+def light() -> Iterator[Warm]:
+    """The same for programs without torch: agents of fake ranks, and operators."""
+    process = Warm("elastrain.agent.runtime")
     yield process
     process.close()

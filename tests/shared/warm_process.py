@@ -1,9 +1,9 @@
-"""The warm process: it has imported torch, elastrain's runtime and the agent, and runs programs of the tests as forks.
+"""The warm process: it has imported what programs of the tests import, and runs them as forks.
 
-Run by ``warm.py`` with one argument, the file descriptor of a socket. A request is JSON with two file descriptors: the
-program's output, and a socket that gets the pid and then the exit code. Without descriptors it is the name of a module
-to import. A fork equals an execution: own session, environment, working directory, ``sys.argv``. The product's zygote
-does the same, and its code is used here.
+Run by ``warm.py`` with the file descriptor of a socket, and the modules to import. A request is JSON with two file
+descriptors: the program's output, and a socket that gets the pid and then the exit code. Without descriptors it is the
+name of a further module. A fork equals an execution: own session, environment, working directory, ``sys.argv``. The
+product's zygote does the same, and its code is used here.
 """
 
 from __future__ import annotations
@@ -20,12 +20,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-import torch._dynamo  # what every optimizer imports at its first step
-import torch.distributed.checkpoint  # noqa: F401
-
-import elastrain.agent.runtime
-import elastrain.elastic  # noqa: F401
 from elastrain.agent.process import forker, zygote
 from elastrain.tether import die_with_parent
 
@@ -122,6 +116,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
+    zygote._import(sys.argv[2:])
     zygote._settle()
     link.send(zygote.READY)
     if (program := serve(link)) is not None:

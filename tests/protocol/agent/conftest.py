@@ -15,12 +15,15 @@ from elastrain.api import names
 from elastrain.api.keys import JobKeys
 from elastrain.api.records import Termination
 from local_fixtures import FAKE_RANK
+from warm import Warm, WarmProcess
 
 
 class Worker:
     """One agent, and the files that it and its ranks write."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], trail: Path, termination: Path) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes] | WarmProcess, trail: Path, termination: Path
+    ) -> None:
         self.name = name
         self.process = process
         self._trail = trail
@@ -46,7 +49,9 @@ class Worker:
 
 
 @pytest.fixture
-def start(request: pytest.FixtureRequest, job_keys: JobKeys, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+def start(
+    request: pytest.FixtureRequest, light: Warm, job_keys: JobKeys, tmp_path: Path
+) -> Iterator[Callable[..., Worker]]:
     """Start an agent: ``start("a", FAKE_RANK_STEPS=50)``; or with another command, code or etcd (``where``)."""
     workers: list[Worker] = []
 
@@ -70,8 +75,13 @@ def start(request: pytest.FixtureRequest, job_keys: JobKeys, tmp_path: Path) -> 
             "FAKE_RANK_TRAIL": str(directory),
             **{k: str(v) for k, v in variables.items()},
         }
-        program = [sys.executable, *(["-c", code] if code else ["-m", "elastrain", "agent", "--"])]
-        process = subprocess.Popen([*program, *(command or (sys.executable, str(FAKE_RANK)))], env=environment)
+        rank = command or (sys.executable, str(FAKE_RANK))
+        process: subprocess.Popen[bytes] | WarmProcess
+        if code:
+            process = subprocess.Popen([sys.executable, "-c", code, *rank], env=environment)
+        else:
+            agent = [sys.executable, "-m", "elastrain", "agent", "--", *rank]
+            process = light.start(agent, environment, os.fdopen(os.dup(1), "wb"))
         workers.append(Worker(name, process, directory, termination))
         return workers[-1]
 

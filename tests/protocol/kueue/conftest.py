@@ -19,6 +19,7 @@ from kueue_server import ACCOUNT, Kueue, built, garbage_collector, install_crds
 from kueue_world import World
 from operator_process import OperatorProcess
 from played import Played
+from warm import Warm
 
 NAMESPACE = "elastrain"
 SETTINGS = ("--set=kueue.enabled=true,fullnameOverride=operator,capacity.enabled=false", f"--namespace={NAMESPACE}")
@@ -106,14 +107,14 @@ def operator_access(kueue_plane: ApiServer, installed: list[dict[str, Any]], tmp
 class Operator:
     """The operator of all namespaces: ``start()``, ``kill()``, ``process``."""
 
-    def __init__(self, access: Path, etcd: EtcdServer, folder: Path) -> None:
-        self._access, self._etcd, self._folder = access, etcd, folder
+    def __init__(self, warm: Warm, access: Path, etcd: EtcdServer, folder: Path) -> None:
+        self._warm, self._access, self._etcd, self._folder = warm, access, etcd, folder
         self.process: OperatorProcess | None = None
 
     def start(self) -> OperatorProcess:
         if self.process is None or not self.process.is_running:
             flags = (f"--etcd-endpoints={self._etcd.endpoint}", "--kueue")
-            self.process = OperatorProcess(self._access, self._folder / "operator.log", *flags)
+            self.process = OperatorProcess(self._warm, self._access, self._folder / "operator.log", *flags)
         return self.process
 
     def kill(self) -> None:
@@ -123,9 +124,9 @@ class Operator:
 
 @pytest.fixture(scope="session")
 def operator(
-    operator_access: Path, etcd: EtcdServer, kueue: Kueue, tmp_path_factory: pytest.TempPathFactory
+    light: Warm, operator_access: Path, etcd: EtcdServer, kueue: Kueue, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Operator]:
-    found = Operator(operator_access, etcd, tmp_path_factory.mktemp("kueue-operator"))
+    found = Operator(light, operator_access, etcd, tmp_path_factory.mktemp("kueue-operator"))
     found.start()
     yield found
     if found.process is not None:

@@ -19,6 +19,7 @@ from operator_fixtures import make_spec, now, pod_body, quick_loops, terminated
 from operator_process import OperatorProcess, operator_account
 from played import Played
 from raw_cluster import Cluster
+from warm import Warm
 
 __all__ = ["make_spec", "now", "pod_body", "quick_loops", "terminated"]
 
@@ -49,6 +50,7 @@ def shared_operators() -> list[OperatorProcess]:
 
 @pytest.fixture(scope="session")
 def operator_process(
+    light: Warm,
     operator_kubeconfig: Path,
     etcd: EtcdServer,
     shared_operators: list[OperatorProcess],
@@ -61,7 +63,7 @@ def operator_process(
 
     def start() -> OperatorProcess:
         if not (started and started[-1].is_running):
-            started.append(OperatorProcess(operator_kubeconfig, log, f"--etcd-endpoints={etcd.endpoint}"))
+            started.append(OperatorProcess(light, operator_kubeconfig, log, f"--etcd-endpoints={etcd.endpoint}"))
         return started[-1]
 
     def stop() -> None:
@@ -78,6 +80,7 @@ def operator_process(
 def operator_factory(
     apiserver: ApiServer,
     cluster: Cluster,
+    light: Warm,
     operator_kubeconfig: Path,
     shared_operators: list[OperatorProcess],
     tmp_path: Path,
@@ -94,7 +97,7 @@ def operator_factory(
         flags = (f"--etcd-endpoints={etcd.endpoint}", f"--namespaces={namespace}", *more)
         kubeconfig = operator_kubeconfig if "--capacity" in more else namespaced
         log = tmp_path / f"operator-{len(started)}.log"
-        started.append(OperatorProcess(kubeconfig, log, *flags, **how))
+        started.append(OperatorProcess(light, kubeconfig, log, *flags, **how))
         return started[-1]
 
     yield start
