@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the project's images and puts them onto the cluster's nodes: operator and etcd onto all nodes, the
-# trainer onto the workers. Each tag names the image's content, so what has not changed is neither loaded again nor
+# Builds the project's images, and one of Kueue, and puts them onto the cluster's nodes: operator and etcd onto all nodes,
+# the trainer onto the workers, Kueue onto the control plane. Each tag names the image's content, so what has not changed is neither loaded again nor
 # mistaken for something newer. Writes their names to $CACHE/$CLUSTER-images.env, for the tests.
 #   images.sh build      images.sh load      images.sh      both
 set -euo pipefail
@@ -108,6 +108,16 @@ etcd_image() {
     rm -rf "$context"
 }
 
+kueue_image() {
+    local built context
+    built=$("$ROOT/scripts/get-kueue")
+    context=$(mktemp -d)
+    cp "$built/kueue" "$context/manager"
+    printf 'FROM scratch\nCOPY manager /manager\nUSER 65532:65532\nENTRYPOINT ["/manager"]\n' >"$context/Dockerfile"
+    docker_build -t elastrain-e2e/kueue:new "$context"
+    rm -rf "$context"
+}
+
 build() {
     local target
     serve_wheels
@@ -122,19 +132,23 @@ build() {
             --build-arg TRAINER_IMAGE=elastrain-e2e/trainer:new "$ROOT/examples/09-horovod"
     fi
     timed "build the image etcd" etcd_image
+    timed "build the image kueue" kueue_image
     docker image prune -f --filter until=24h >/dev/null # younger ones are stages that the next build takes up again
 }
 
 load() {
-    local operator trainer etcd
+    local operator trainer etcd kueue
     operator=$(named elastrain-e2e/operator)
     trainer=$(named elastrain-e2e/trainer)
     etcd=$(named elastrain-e2e/etcd)
+    kueue=$(named elastrain-e2e/kueue)
     # A member of etcd is on each node; a container of its pod is of the operator's image.
     onto "$operator" "$CLUSTER-control-plane" "$CLUSTER-worker" "$CLUSTER-worker2"
     onto "$etcd" "$CLUSTER-control-plane" "$CLUSTER-worker" "$CLUSTER-worker2"
     onto "$trainer" "$CLUSTER-worker" "$CLUSTER-worker2"
-    printf '%s=%s\n' OPERATOR_IMAGE "$operator" TRAINER_IMAGE "$trainer" ETCD_IMAGE "$etcd" >"$CACHE/$CLUSTER-images.env"
+    onto "$kueue" "$CLUSTER-control-plane"
+    printf '%s=%s\n' OPERATOR_IMAGE "$operator" TRAINER_IMAGE "$trainer" ETCD_IMAGE "$etcd" KUEUE_IMAGE "$kueue" \
+        >"$CACHE/$CLUSTER-images.env"
 }
 
 case ${1:-both} in

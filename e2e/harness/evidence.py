@@ -23,11 +23,13 @@ def collect(folder: Path, namespace: str | None) -> str:
         "etcd-log": ["logs", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=etcd", "-c", "etcd", "--prefix"],
         "etcd": ["exec", "-n", NAMESPACE, "elastrain-etcd-0", "--", *etcdctl(), "get", "--prefix", "/elastrain/"],
     }
+    commands["kueue"] = ["logs", "-n", "kueue-system", "-l", "app.kubernetes.io/name=kueue", "--tail=2000"]
     if namespace:
         commands |= {
             "pods": ["get", "pods", "-n", namespace, "-o", "wide"],
             "pods-yaml": ["get", "pods", "-n", namespace, "-o", "yaml"],
             "jobs": ["get", "etj", "-n", namespace, "-o", "yaml"],
+            "workloads": ["get", "workloads.kueue.x-k8s.io", "-n", namespace, "-o", "yaml"],
             "events": ["get", "events", "-n", namespace, "--sort-by=.lastTimestamp"],
         }
         names = run("kubectl", "get", "pods", "-n", namespace, "-o", "name", check=False).stdout.split()
@@ -36,7 +38,7 @@ def collect(folder: Path, namespace: str | None) -> str:
         done = run("kubectl", *command, check=False)
         text = done.stdout + done.stderr
         (folder / f"{title}.txt").write_text(text)
-        if title != "pods-yaml":
+        if title not in ("pods-yaml", "workloads"):
             told.append(f"---- {title} ----\n" + "\n".join(text.splitlines()[-_TAIL:]))
     return "\n".join([*told, f"(all of it: {folder})"])
 
