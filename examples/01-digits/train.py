@@ -1,8 +1,8 @@
 """Handwritten digits (8x8 pixels, 1,797 of them, shipped with scikit-learn), trained by however many workers there are.
 
 A plain PyTorch script with a handful of changed lines, marked (*). Options: --epochs, --batch-size, --lr, --seed;
---step-seconds, which slows every step down so that a person can watch a rescale; and --losses, which keeps what
-``demo.py`` draws.
+--step-seconds, which slows every step down so that a person can watch a rescale; and, for ``demo.py``, --until, which
+ends the training early, and --losses, which keeps what it draws.
 """
 
 import argparse
@@ -27,6 +27,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--step-seconds", type=float, default=0.0, help="least time that one step takes")
+    parser.add_argument("--until", default="", help="a file: training ends when it exists")
     parser.add_argument("--losses", default="", help="folder for the loss of each step")
     return parser.parse_args()
 
@@ -79,6 +80,8 @@ def main() -> None:
         for images, labels in job.steps(
             loader, epochs=args.epochs
         ):  # (*) instead of the two loops over epochs, batches
+            if args.until and Path(args.until).exists():
+                job.stop()  # after this step, on all ranks
             began = time.monotonic()
             loss = nn.functional.cross_entropy(model(images), labels)
             job.backward(loss)  # (*) instead of loss.backward()
