@@ -121,6 +121,39 @@ def test_the_difference_is_reported_if_etcd_lost_its_data(etcd_factory, heard, e
         watch.close()
 
 
+def test_the_difference_is_reported_if_a_restored_etcd_reached_the_watchs_revision(etcd_factory, heard, eventually):
+    server = etcd_factory()
+    saved = server.data_dir / "saved"
+    with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as client:
+        client.put("/x/a", b"1")
+        server.kill()
+        shutil.copytree(server.data_dir / "data", saved)
+        server.start()
+        away, go_on = threading.Event(), threading.Event()
+
+        def slow(batch: Batch) -> None:
+            heard.on_events(batch)
+            if heard.keys.get("/x/a") == b"2":
+                away.set()
+                assert go_on.wait(60)
+
+        watch = client.watch_prefix("/x/", slow, heard.on_state)
+        eventually(lambda: heard.keys == {"/x/a": b"1"})
+        last = client.put("/x/a", b"2")
+        assert away.wait(5)
+        server.kill()
+        shutil.rmtree(server.data_dir / "data")
+        shutil.move(saved, server.data_dir / "data")
+        server.start()
+        with EtcdClient(EtcdConfig.of(server.endpoint)) as other:
+            assert other.put("/x/a", b"of the restored etcd") == last
+            other.put("/x/b", b"1")
+        go_on.set()
+        restored = {"/x/a": b"of the restored etcd", "/x/b": b"1"}
+        eventually(lambda: heard.keys == restored, within=10.0, what="the records of the restored etcd")
+        watch.close()
+
+
 def test_a_watch_is_renewed_if_etcd_falls_silent(etcd_factory, heard, eventually):
     server = etcd_factory()
     with EtcdClient(EtcdConfig.of(server.endpoint), timeout=1.0) as client:

@@ -177,7 +177,7 @@ class LeaseKeeper:
 
 
 class WatchKeeper:
-    """A watch for ever: listed, followed, resumed, listed again where history is gone."""
+    """A watch for ever: listed, followed, listed again after each broken stream."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class WatchKeeper:
         self._ranges = self._wanted = tuple(ranges)
         self._on_batch, self._on_state, self._lag = on_batch, on_state, lag
         self._known: dict[str, int] = {}
-        self._listed = self._closed = False
+        self._closed = False
         self._revision = 0
         self._reported: bool | None = None
         self._stream: Stream | None = None
@@ -212,24 +212,23 @@ class WatchKeeper:
     def _turn(self) -> None:
         if self._closed:
             return
-        if self._wanted != self._ranges:
-            self._ranges, self._listed = self._wanted, False
+        ranges = self._ranges = self._wanted
         etcd = self._client.etcd
-        if self._listed:
-            stream = Stream(self._client.network, PLACE, self._client.process, self._take, self._ended, self._lag)
-            ranges, revision = self._ranges, self._revision
+        self._client.call("list", lambda: (ranges, *etcd.list_ranges(ranges)), self._list, self._failed)
 
-            def failed(error: EtcdError) -> None:
-                stream.close()
-                self._failed(error)
+    def _follow(self) -> None:
+        etcd = self._client.etcd
+        stream = Stream(self._client.network, PLACE, self._client.process, self._take, self._ended, self._lag)
+        ranges, revision = self._ranges, self._revision
 
-            def request() -> Watcher:
-                return etcd.watch(ranges, [revision] * len(ranges), stream)
+        def failed(error: EtcdError) -> None:
+            stream.close()
+            self._failed(error)
 
-            self._client.call("watch", request, lambda w: self._followed(w, stream), failed)
-        else:
-            ranges = self._ranges
-            self._client.call("list", lambda: (ranges, *etcd.list_ranges(ranges)), self._list, self._failed)
+        def request() -> Watcher:
+            return etcd.watch(ranges, [revision] * len(ranges), stream)
+
+        self._client.call("watch", request, lambda w: self._followed(w, stream), failed)
 
     def _list(self, answer: tuple[tuple[Range, ...], list[KeyValue], int]) -> None:
         ranges, kvs, revision = answer
@@ -238,13 +237,16 @@ class WatchKeeper:
         if ranges != self._wanted:
             self._turn()
             return
-        events: list[Event] = [Put(kv) for kv in kvs if self._known.get(kv.key) != kv.mod_revision]
-        listed = {kv.key: kv.mod_revision for kv in kvs}
+        listed = {kv.key: hash(kv) for kv in kvs}
+        events: list[Event] = [Put(kv) for kv in kvs if self._known.get(kv.key) != listed[kv.key]]
         events += [Delete(key, revision) for key in self._known if key not in listed]
-        self._known, self._revision, self._listed = listed, revision, True
+        self._known, self._revision = listed, revision
         self._report(True, None)
         self._on_batch(Batch(tuple(events), revision, snapshot=True, ranges=ranges))
-        self._turn()
+        if ranges == self._wanted:
+            self._follow()
+        else:
+            self._turn()
 
     def _followed(self, _: Watcher, stream: Stream) -> None:
         if self._closed or self._wanted != self._ranges:
@@ -261,7 +263,7 @@ class WatchKeeper:
         self._revision = revision
         for event in events:
             if isinstance(event, Put):
-                self._known[event.kv.key] = event.kv.mod_revision
+                self._known[event.kv.key] = hash(event.kv)
             else:
                 self._known.pop(event.key, None)
         self._report(True, None)
@@ -275,7 +277,6 @@ class WatchKeeper:
         if self._closed:
             return
         if isinstance(error, Compacted):
-            self._listed = False
             self._turn()
             return
         self._report(False, error)

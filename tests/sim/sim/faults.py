@@ -46,7 +46,7 @@ class Faults:
         and by randomness of their own: the other seeds keep their faults."""
         rng, over, remainder = Random(self.world.seed), first, self.world.seed % 8
         chosen = rng.sample(sorted(NEIGHBOURS), 2) if remainder in NEIGHBOURS_OF else ()
-        for kind in RESTORE if remainder in RESTORED and self.world.seed >= RESTORED_FROM else chosen:
+        for kind in RESTORE if remainder in RESTORED else chosen:
             when = rng.uniform(first, last)
             lasts = min(rng.choice((2.0, 7.0, 25.0)) * rng.uniform(0.5, 1.5), last - when)
             self.world.clock.at(when, self._cause, kind, lasts)
@@ -359,8 +359,6 @@ NEIGHBOURS_OF = frozenset({0, 5})
 RESTORE: dict[str, Callable[[World], object]] = {"restore an old snapshot": restore_an_old_snapshot}
 RESTORED = frozenset({6})
 """Remainders of the seeds (modulo 8) in which that happens."""
-RESTORED_FROM = 2000
-"""The first such seed. Open: of 209 schedules one did not settle (Rescaling without end, with a frozen worker)."""
 OUTAGES = frozenset(
     f.__name__.replace("_", " ")
     for f in (

@@ -1,4 +1,4 @@
-"""etcd v3 for agents and the operator: bounded calls, leases that survive outages, and watches that resume.
+"""etcd v3 for agents and the operator: bounded calls, leases that survive outages, and watches without end.
 
 Thread-safe and without asyncio: an asyncio program runs calls in a thread and forwards callbacks to its loop. The
 errors are :class:`EtcdUnavailable` (retry), :class:`EtcdDenied` (do not retry) and their base :class:`EtcdError`.

@@ -51,7 +51,7 @@ class Batch:
     """Revision of etcd after these events."""
     snapshot: bool = False
     """The events lead from the state reported before to a full list at ``revision`` (the first batch, and after a
-    compaction). Reported even if empty."""
+    broken stream). Reported even if empty."""
     ranges: tuple[Range, ...] = ()
     """Ranges of a snapshot."""
 
@@ -82,9 +82,9 @@ Sift = Callable[[KeyValue], KeyValue | None]
 class Watch:
     """Calls ``on_events`` with a snapshot of the ranges, then with every change, from one thread.
 
-    Changes within a range arrive in order; changes of two ranges may overtake each other. A broken stream resumes at
-    the last revisions, so no change is missed or repeated. If that history was compacted, or etcd has lost its data,
-    the watch lists the ranges again and reports the difference, deletions included. ``on_state`` reports the first
+    Changes within a range arrive in order; changes of two ranges may overtake each other. After a broken stream the
+    watch lists the ranges again and reports the difference, deletions included: no record is missed or repeated. It
+    resumes at no revision, since a restored etcd may have reached it with other records. ``on_state`` reports the first
     failure of an outage and its end. An exception of a callback is logged with its trace, and the watch continues.
     """
 
@@ -109,8 +109,7 @@ class Watch:
         self._on_state = on_state
         self._progress_seconds = progress_seconds
         self._silence_seconds = silence_seconds
-        self._known: dict[str, int] = {}  # key -> mod_revision, to find keys that a new list lacks
-        self._listed = False  # False: nothing listed yet, or history is gone
+        self._known: dict[str, int] = {}  # key -> hash of its record, to find what a new list changes or lacks
         self._revisions: list[int] = []  # of the last change, by range
         self._index: dict[int, int] = {}  # etcd's watch id -> range
         self._heard = 0.0
@@ -146,17 +145,13 @@ class Watch:
     def _run(self) -> None:
         while not self._closed.is_set():
             with self._lock:
-                if self._wanted != self._ranges:
-                    self._ranges, self._listed = self._wanted, False
+                self._ranges = self._wanted
             try:
-                if not self._listed:
-                    self._list()
+                self._list()
                 self._follow()
             except Compacted:
-                self._listed = False
                 continue
             except TooLarge:  # a list in pages has only the last content of each key
-                self._listed = False
                 self._closed.wait(_RETRY_SECONDS)
             except EtcdError as error:
                 if self._closed.is_set() or self._client.wire.closed:
@@ -172,12 +167,11 @@ class Watch:
 
     def _list(self) -> None:
         kvs, revision = self._listed_now()
-        events: list[Event] = [Put(kv) for kv in kvs if self._known.get(kv.key) != kv.mod_revision]
-        listed = {kv.key: kv.mod_revision for kv in kvs}
+        listed = {kv.key: hash(kv) for kv in kvs}
+        events: list[Event] = [Put(kv) for kv in kvs if self._known.get(kv.key) != listed[kv.key]]
         events += [Delete(key, revision) for key in self._known if key not in listed]
         self._known = listed
         self._revisions = [revision] * len(self._ranges)
-        self._listed = True
         self._report(WatchState(connected=True))
         self._deliver(Batch(tuple(events), revision, snapshot=True, ranges=self._ranges))
 
@@ -244,7 +238,7 @@ class Watch:
             kv = self._sift(kv)
         if kv is None:
             return None
-        self._known[kv.key] = kv.mod_revision
+        self._known[kv.key] = hash(kv)
         return Put(kv)
 
     def _requests(self, ended: threading.Event) -> Iterator[Any]:
