@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.api.records import UNREADABLE
+from elastrain.api.records import UNREADABLE, Target
 from elastrain.rendezvous.decide import Nothing, Propose, Wait
 
 PHASES = ["hibernating", UNREADABLE]
@@ -43,3 +43,37 @@ def test_after_a_loss_the_others_continue_and_it_joins_again_once_it_is_ready(jo
     while not isinstance(job.run(), Propose):
         job.pass_time(1.0)
     assert job.workers() == ["a", "b"]
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("phase", PHASES)
+def test_others_do_not_begin_without_the_state_if_only_such_a_member_may_hold_it(job, phase, stops):
+    job.target = Target(min=1, max=2, desired=2)
+    job.train("a")
+    if stops:  # the operator asks it to leave: it saves what it has, and stays until it is told to end
+        job.target = Target(min=1, max=2, desired=2, leaving=("a",))
+        job.run()
+        job.adopt()
+        job.target = Target(min=1, max=2, desired=2)
+    else:
+        job.fail("a")
+    job.set("a", phase=phase)
+    job.join("b")
+    for _ in range(5):
+        job.pass_time(100.0)
+        job.run()
+    assert job.workers() != ["b"]
+    assert "a may hold the training state" in job.decide().reason
+    job.ready("a")
+    job.run()
+    assert job.workers() == ["a", "b"]
+
+
+def test_others_begin_if_such_a_member_is_known_to_hold_no_state(job):
+    job.train("a")
+    job.join("b", "c")
+    job.set("b", phase="hibernating")
+    job.suspects.add("a")
+    while not isinstance(job.run(), Propose):
+        job.pass_time(1.0)
+    assert job.workers() == ["c"]

@@ -242,8 +242,11 @@ def _unplanned(view: View, memory: DecisionState, now: float, timing: Timing, la
     return _propose_or_stop(view, stayers, joiners)
 
 
-def _for_state(view: View, memory: DecisionState, now: float, timing: Timing) -> Wait | None:
-    """All members that hold the training state were lost unplanned: wait for one of them, bounded."""
+def _for_state(view: View, memory: DecisionState, now: float, timing: Timing) -> Wait | Nothing | None:
+    """All members that hold the training state were lost unplanned: wait for one of them, bounded. Or a live member
+    that may hold it cannot be read, and no other one holds it: nothing is decided until it can be, or is gone."""
+    if view.generation and view.unread and not any(map(view.holds, (*view.stayers, *view.joiners))):
+        return Nothing(f"{_names(view.unread)} may hold the training state, with a phase that this version cannot read")
     bound = _since(memory.change_since, now) + timing.holder
     if not view.lost or not view.may_return or now >= bound:
         return None

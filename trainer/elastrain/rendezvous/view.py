@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from elastrain.api.records import Closed, Generation, Phase, Target
+from elastrain.api.records import UNREADABLE, Closed, Generation, Phase, Target
 from elastrain.jobstate import RegisteredMember
 
 
@@ -170,6 +170,12 @@ class View:
         anew = {m.record.worker for m in self.alive.values()}
         over = left | self.suspects
         return tuple(m.worker for m in last.members if m.id not in over and m.worker not in anew)
+
+    @cached_property
+    def unread(self) -> tuple[RegisteredMember, ...]:
+        """Live members that may hold the training state, with a phase that this version does not know."""
+        strange = (m for m in self.alive.values() if not isinstance(m.record.phase, Phase))
+        return tuple(m for m in strange if m.record.phase == UNREADABLE or m.record.holds or self.adopted_by(m))
 
     @property
     def training(self) -> bool:
