@@ -169,6 +169,17 @@ def test_job_is_finishing_while_workers_of_that_time_run():
     assert verdict.finishing([pod(0)], Coordination(members=(said,)))
 
 
+def test_job_is_not_finishing_for_a_worker_whose_ranks_have_started_again():
+    """Rank 0 was killed after the last step: the others have ended, and only new workers can complete the job."""
+    trained = builders.generation(1, "job-0", "job-1")
+    first = Member(id=trained.members[0].id, worker="job-0", address="a")
+    anew = first.model_copy(update={"id": "job-0.anew"})
+    pods = [pod(0), ended(1, FINISHED)]
+    assert verdict.finishing(pods, Coordination(generation=trained, members=(first,)))
+    assert verdict.finishing(pods, Coordination(generation=trained)), "it may register again"
+    assert not verdict.finishing(pods, Coordination(generation=trained, members=(anew,)))
+
+
 def test_failure_quotes_the_newest_script_error():
     old = Loss(ended(0, ago=50), Cause.USER, "ScriptFailed", "old")
     new = Loss(ended(1, ago=5), Cause.USER, "ScriptFailed", "new", log_tail="last line")

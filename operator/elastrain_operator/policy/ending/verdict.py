@@ -53,7 +53,8 @@ def finishing(pods: Sequence[Pod], members: Coordination | None) -> bool:
 
     This ends when no worker of that time is left. If rank 0's worker was lost, new workers then complete the job. The
     workers of that time share the generation of one that has finished; without a generation (stock torchrun) they are
-    those that were observed before its end.
+    those that were observed before its end. A worker that has registered anew since is none of them: its ranks have
+    started again, and wait for others.
     """
     if members and any(m.phase is Phase.FINISHED for m in members.members):
         return True
@@ -61,8 +62,9 @@ def finishing(pods: Sequence[Pod], members: Coordination | None) -> bool:
     running = [p for p in pods if p.started and not p.ending]
     if not ended or not members or not members.generation:
         return any(p.seen <= max(ended.values()) for p in running) if ended else False
-    placed = {m.worker for m in members.generation.members}
-    return not placed.isdisjoint(ended) and any(p.name in placed for p in running)
+    placed = {m.worker: m.id for m in members.generation.members}
+    anew = {m.worker for m in members.members if placed.get(m.worker, m.id) != m.id}
+    return not ended.keys().isdisjoint(placed) and any(p.name in placed.keys() - anew for p in running)
 
 
 def is_finished(pod: Pod) -> bool:
