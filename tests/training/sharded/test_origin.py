@@ -18,7 +18,7 @@ ROW = EntryRow(step=7, size=2, reached=7, saved_step=0, layout=0, structure=5, o
 @st.composite
 def held(draw: st.DrawFn, least: int = 0) -> Held:
     shards = draw(st.integers(1, 3))
-    return Held(draw(st.integers(least, 3)), shards, draw(st.integers(0, shards - 1)))
+    return Held(draw(st.integers(least, 3)), shards, draw(st.integers(0, shards - 1)), draw(st.integers(1, 2)))
 
 
 @st.composite
@@ -35,7 +35,7 @@ def test_the_newest_whole_state_is_taken_and_every_shard_of_it_has_a_holder(tabl
         return
     assert {shard for parts in origin.held for shard in parts} == set(range(origin.shards))
     for row, parts in zip(table, origin.held, strict=True):
-        assert set(parts) <= set(row.of(origin.step, origin.shards, snapshot=origin.snapshot))
+        assert set(parts) <= set(row.of(origin.copy, snapshot=origin.snapshot))
     assert sorted(origin.places()) == list(range(len(table)))
     for row in table:  # one rank that holds a newer state on its own would be taken instead
         assert all(kept.shards > 1 or kept.step <= origin.step for kept in row.snapshots)
@@ -48,6 +48,7 @@ def test_the_newest_whole_state_is_taken_and_every_shard_of_it_has_a_holder(tabl
         ([Held(8, 2, 0), Held(8, 2, 1), NOTHING], 8, 2, False),  # a joiner
         ([Held(8, 2, 0), Held(7, 2, 1)], FRESH, 0, False),  # of different steps
         ([Held(8, 2, 0), Held(8, 3, 1)], FRESH, 0, False),  # of different placements
+        ([Held(8, 2, 0, by=4), Held(8, 2, 1, by=5)], FRESH, 0, False),  # of a step that two generations committed
         ([Held(8, 3, 0), Held(8, 3, 1), Held(FRESH, 1, 0)], FRESH, 0, False),  # a fresh state does not replace another
         ([Held(FRESH, 2, 1), Held(FRESH, 2, 0)], FRESH, 2, False),  # the start
         ([Held(FRESH, 2, 0), Held(FRESH, 2, 0)], FRESH, 0, False),
@@ -87,3 +88,19 @@ def test_joiners_receive_what_is_not_sharded_from_ranks_with_the_state() -> None
 def test_all_ranks_start_anew_if_no_whole_state_is_left() -> None:
     entry = Entry.of([replace(ROW, shards=3, shard=0), replace(ROW, step=-1, shards=1)], "all")
     assert entry.torn == [0, 1]
+
+
+def test_shards_of_one_step_make_no_whole_if_two_generations_committed_it() -> None:
+    """A rank that had lost its place returns; the others have repeated its last step without it."""
+    returned, repeated = replace(ROW, shards=2, shard=0, by=4), replace(ROW, shards=2, shard=1, by=5)
+    assert Entry.of([returned, repeated], "all").torn == [0, 1]
+    joined = Entry.of([returned, repeated, replace(repeated, shard=0)], "all")
+    assert (joined.torn, joined.sources, joined.receivers) == ([], [1, 2], [0])
+
+
+def test_a_snapshot_of_a_step_is_not_completed_by_one_of_another_generation() -> None:
+    old = replace(ROW, shards=3, first_step=6, first_shards=3, by=4)
+    rows = [replace(old, first_shard=0, first_by=4), replace(old, shard=2, first_shard=2, first_by=5)]
+    assert Entry.of(rows, "all").torn == [0, 1]
+    same = Entry.of([replace(row, first_by=4) for row in rows], "all")
+    assert (same.torn, same.origin and same.origin.copy) == ([], (6, 4, 3))

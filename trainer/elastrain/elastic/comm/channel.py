@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import Any
 
 CONNECT_SECONDS = 30.0
@@ -27,13 +27,14 @@ _TOKEN_BYTES = 16
 _RANK_BYTES = 4
 
 
+@unique
 class Purpose(IntEnum):
     """The purpose of a connection, sent in its first bytes. Two ranks have at most one connection for each."""
 
     STATE = 0
     SUMS = 1
     MATES = 2
-    SNAPSHOT = 2
+    SNAPSHOT = 3
 
 
 class Channels:

@@ -46,9 +46,11 @@ class EntryRow:
     """The same: committed steps of a snapshot that it has; -1: of none."""
     first_shards: int = 0
     first_shard: int = 0
+    first_by: int = 0
     second_step: int = -1
     second_shards: int = 0
     second_shard: int = 0
+    second_by: int = 0
     """Another one."""
     voted: int = 0
     """As of :class:`elastrain.elastic.membership.verdict.Row`."""
@@ -69,9 +71,9 @@ class EntryRow:
     @property
     def holdings(self) -> Holdings:
         """What it can give, with ``shards: all``."""
-        first = Held(self.first_step, self.first_shards, self.first_shard)
-        second = Held(self.second_step, self.second_shards, self.second_shard)
-        return Holdings(Held(self.step, self.shards, self.shard), [s for s in (first, second) if s.shards])
+        first = Held(self.first_step, self.first_shards, self.first_shard, self.first_by)
+        second = Held(self.second_step, self.second_shards, self.second_shard, self.second_by)
+        return Holdings(Held(self.step, self.shards, self.shard, self.by), [s for s in (first, second) if s.shards])
 
 
 _NONE = (-1, 0)

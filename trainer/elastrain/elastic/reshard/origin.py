@@ -14,6 +14,8 @@ from elastrain.elastic.reshard.plan import assign
 
 FRESH = -1
 """Instead of a step: the state with which the script of a process begins."""
+Copy = tuple[int, int, int]
+"""One state in one placement: committed steps, the generation by whose votes they were committed, number of shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,14 @@ class Held:
     shards: int
     """Of the placement; 0: it holds nothing."""
     shard: int
+    by: int = 0
+    """The generation by whose votes the last step was committed, or in which training began. A rank that lost its place
+    may hold a step that the others have repeated without it: shards of two such states make no whole."""
+
+    @property
+    def copy(self) -> Copy:
+        """What it is a shard of."""
+        return self.step, self.by, self.shards
 
     @property
     def neighbour(self) -> int:
@@ -41,11 +51,11 @@ class Holdings:
     snapshots: Sequence[Held] = ()
     """Those that it can give."""
 
-    def of(self, step: int, shards: int, *, snapshot: bool) -> tuple[int, ...]:
-        """The shards of one state, its own first."""
+    def of(self, copy: Copy, *, snapshot: bool) -> tuple[int, ...]:
+        """Its shards of ``copy``, its own first."""
         if not snapshot:
-            return (self.live.shard,) if (self.live.step, self.live.shards) == (step, shards) else ()
-        own = [held for held in self.snapshots if (held.step, held.shards) == (step, shards)]
+            return (self.live.shard,) if self.live.copy == copy else ()
+        own = [held for held in self.snapshots if held.copy == copy]
         return tuple(dict.fromkeys((held.shard, held.neighbour))) if (held := next(iter(own), None)) else ()
 
 
@@ -61,8 +71,15 @@ class Origin:
     """By rank: the shards that it can give, its own one first. Empty: it receives its state."""
     snapshot: bool = False
     """Whether it is a snapshot: committed steps after it are repeated."""
-    kept: tuple[int, int] | None = None
-    """Step and number of shards of the newest whole snapshot."""
+    kept: Copy | None = None
+    """The newest whole snapshot."""
+    by: int = 0
+    """As of :class:`Held`."""
+
+    @property
+    def copy(self) -> Copy:
+        """The state, in its old placement."""
+        return self.step, self.by, self.shards
 
     @property
     def lost(self) -> bool:
@@ -73,18 +90,19 @@ class Origin:
     def of(cls, table: Sequence[Holdings]) -> Origin:
         """The newest whole state of ``table``, by rank; the live one rather than a snapshot of the same step.
 
-        Shards of different steps or placements make no whole. A fresh state counts only if no rank holds another.
+        Shards of different states or placements make no whole. A fresh state counts only if no rank holds another.
         """
-        live = {(row.live.step, row.live.shards, False) for row in table if row.live.shards}
-        kept = {(held.step, held.shards, True) for row in table for held in row.snapshots}
+        live = {(row.live.copy, False) for row in table if row.live.shards}
+        kept = {(held.copy, True) for row in table for held in row.snapshots}
         states = live | kept
-        if any(step != FRESH for step, _, _ in states):
-            states = {state for state in states if state[0] != FRESH}
+        if any(copy[0] != FRESH for copy, _ in states):
+            states = {(copy, snapshot) for copy, snapshot in states if copy[0] != FRESH}
         found = cls(FRESH, 0, ((),) * len(table))
-        for step, shards, snapshot in sorted(states, key=lambda s: (s[0], not s[2], s[1])):
-            held = tuple(row.of(step, shards, snapshot=snapshot) for row in table)
+        for copy, snapshot in sorted(states, key=lambda s: (s[0][:2], not s[1], s[0])):
+            step, by, shards = copy
+            held = tuple(row.of(copy, snapshot=snapshot) for row in table)
             if {shard for parts in held for shard in parts} == set(range(shards)):
-                found = cls(step, shards, held, snapshot, (step, shards) if snapshot else found.kept)
+                found = cls(step, shards, held, snapshot, copy if snapshot else found.kept, by)
         return found
 
     def places(self) -> list[int]:

@@ -21,7 +21,7 @@ import torch
 from elastrain.elastic.comm import channel
 from elastrain.elastic.comm.channel import Purpose
 from elastrain.elastic.comm.communicator import Communicator
-from elastrain.elastic.reshard.origin import Held
+from elastrain.elastic.reshard.origin import Copy, Held
 from elastrain.elastic.reshard.plan import bounds
 from elastrain.elastic.reshard.remesh import ShardedTensor
 from elastrain.elastic.state import capture, digest
@@ -83,19 +83,17 @@ class Snapshots:
         """Those that are complete on this rank, at most two."""
         return [snapshot.held for snapshot in self._kept if snapshot.complete]
 
-    def of(self, step: int, shards: int) -> Snapshot:
+    def of(self, copy: Copy) -> Snapshot:
         """One of :attr:`held`."""
-        return next(s for s in self._kept if s.complete and (s.held.step, s.held.shards) == (step, shards))
+        return next(s for s in self._kept if s.complete and s.held.copy == copy)
 
-    def enter(
-        self, communicator: Communicator, places: Sequence[int], step: int, counts: tuple[int, int] | None
-    ) -> None:
+    def enter(self, communicator: Communicator, places: Sequence[int], step: int, counts: Copy | None) -> None:
         """A generation begins, with ``step`` committed steps. All ranks call it.
 
-        ``counts``: step and shards of the newest snapshot that the ranks have as a whole. Raises ``GenerationBroken``.
+        ``counts``: the newest snapshot that the ranks have as a whole. Raises ``GenerationBroken``.
         """
         self._end()
-        self._kept = [s for s in self._kept if s.complete and (s.held.step, s.held.shards) == counts]
+        self._kept = [s for s in self._kept if s.complete and s.held.copy == counts]
         self._counts, self._step = counts[0] if counts else step, step
         if not self._most or communicator.world_size == 1:
             return
@@ -119,10 +117,8 @@ class Snapshots:
         self._kept, self._spare = [newest], next(iter(older), self._spare)
         return step - self._taken >= self._every
 
-    def take(
-        self, tensors: Sequence[ShardedTensor], rest: Any, shards: int, shard: int, step_seconds: float | None
-    ) -> None:
-        """Copy the present state, and begin to send it. ``rest``: the tree without the sharded tensors.
+    def take(self, held: Held, tensors: Sequence[ShardedTensor], rest: Any, step_seconds: float | None) -> None:
+        """Copy the present state ``held``, and begin to send it. ``rest``: the tree without the sharded tensors.
 
         ``step_seconds``: expected time of a step; None: not known. All ranks of a generation call it after the same
         steps.
@@ -130,8 +126,7 @@ class Snapshots:
         if (ring := self._ring) is None:
             return
         self._wait(ring)
-        self._taken, self._hurry = self._step, threading.Event()
-        held = Held(self._step, shards, shard)
+        self._taken, self._hurry = held.step, threading.Event()
         snapshot = self._room(held, tensors)
         snapshot.rest = capture.copied(rest, device="cpu")
         for copy, tensor in zip(snapshot.own, tensors, strict=True):

@@ -21,7 +21,7 @@ from elastrain.elastic.membership.entry import Entry, EntryRow
 from elastrain.elastic.membership.session import Session
 from elastrain.elastic.membership.world import World
 from elastrain.elastic.reshard.move import Change, Source
-from elastrain.elastic.reshard.origin import Origin
+from elastrain.elastic.reshard.origin import FRESH, Held, Origin
 from elastrain.elastic.reshard.remesh import ShardedTensor, sharded_tensors
 from elastrain.elastic.reshard.snapshots import Snapshots
 from elastrain.elastic.state import capture, digest
@@ -70,9 +70,8 @@ class OneCopyWorld(World):
         self._snapshots.wait()  # a rank that ends after the loop would cut it off
 
     def _take(self) -> None:
-        self._snapshots.take(
-            sharded_tensors(self._tracked), self._tree(), *self._shards.placement, self._reporter.step_seconds
-        )
+        held = Held(self.step, *self._shards.placement, self.position.ballot.by)
+        self._snapshots.take(held, sharded_tensors(self._tracked), self._tree(), self._reporter.step_seconds)
 
     # -- changes of generation ---------------------------------------------------------------------------------------
 
@@ -106,6 +105,8 @@ class OneCopyWorld(World):
         entry = super()._begin(entry, communicator)
         origin = entry.origin
         assert origin is not None
+        if origin.step == FRESH and not self.step:  # not from a checkpoint
+            self.position.ballot.by = communicator.generation
         if not origin.snapshot:
             return entry
         if origin.step < self._loop_began or self.position.has_left(origin.step):
@@ -113,7 +114,7 @@ class OneCopyWorld(World):
         log.warning("steps are repeated from a snapshot", reached=entry.reached, step=origin.step)
         if origin.held[communicator.rank]:
             rescales = self._reporter.rescales
-            self._load(capture.copied(self._snapshots.of(origin.step, origin.shards).rest))
+            self._load(capture.copied(self._snapshots.of(origin.copy).rest))
             self._reporter.rescales = rescales
         return entry
 
@@ -136,7 +137,7 @@ class OneCopyWorld(World):
 
     def _from_snapshot(self, origin: Origin) -> Source:
         def rows(number: int, tensor: ShardedTensor, shard: int) -> torch.Tensor:
-            return self._snapshots.of(origin.step, origin.shards).rows(number, shard)
+            return self._snapshots.of(origin.copy).rows(number, shard)
 
         return rows
 
@@ -162,7 +163,12 @@ class OneCopyWorld(World):
         shards, shard = self._shards.placement
         kept: dict[str, int] = {}
         for name, held in zip(("first", "second"), self._snapshots.held, strict=False):
-            kept |= {f"{name}_step": held.step, f"{name}_shards": held.shards, f"{name}_shard": held.shard}
+            kept |= {
+                f"{name}_step": held.step,
+                f"{name}_shards": held.shards,
+                f"{name}_shard": held.shard,
+                f"{name}_by": held.by,
+            }
         return replace(super().entry_row(generation), shards=shards, shard=shard, **kept)
 
     def _tree(self) -> dict[str, Any]:
