@@ -33,6 +33,7 @@ PARTS = {
     "vouch": (Bounds(TCP, kills=0), TWO),
     "vouch, second hop": (Bounds(TCP, kills=0), TWO),
     "generation of the state": (Bounds(TCP, kills=0, freezes=0), "a generation begins with one state on all its ranks"),
+    "vote in its step": (Bounds(SHARDED, shards=2, **CALM), "no state is lost without the loss of a rank"),
     "late commit": (Bounds(SHARDED, shards=2, **CALM), "no state is lost without the loss of a rank"),
 }
 """Of the rule: a world in which the search finds a counterexample without it, and the promise that it breaks."""
@@ -71,3 +72,19 @@ def test_the_counterexample_without_votes_is_the_known_hole_of_aborted_kernels()
         "the sums of 1 end with old data",
         "1 commits",
     )
+
+
+def test_a_vote_that_is_read_in_the_next_step_lets_a_rank_count_a_step_that_another_does_not() -> None:
+    late = {"without": frozenset({"vote in its step"})}
+    lost = search(Bounds(SHARDED, shards=2, **CALM, **late))
+    assert lost.trace == (
+        "0 begins its sums",
+        "0 gives its generation up",
+        "1 begins its sums",
+        "the sums of 1 end",
+        "1 votes and commits",
+        "1 gives its generation up",
+        "generation 2 of (0, 1)",
+        "generation 2 begins",
+    )
+    assert search(Bounds(DEVICE, **CALM, **late)).broken == MIXED

@@ -46,6 +46,9 @@ def _train(bounds: Bounds, world: World, number: int, rank: Rank) -> Iterator[Ne
     elif rank.stage is Stage.SUMMED:
         if "vote" in bounds.without:
             yield f"{number} commits", _decide(bounds, world, number)
+        elif "vote in its step" in bounds.without:  # it is read before the next one
+            if g not in rank.history or all(world.sent & bounds.bit(g, step - 1, 1, p, number) for p in peers):
+                yield f"{number} votes and commits", _decide(bounds, _vote(bounds, world, number, peers), number)
         else:
             yield f"{number} votes", _vote(bounds, world, number, peers)
     elif rank.stage is Stage.VOTED and have(1):
