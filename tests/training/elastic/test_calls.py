@@ -122,6 +122,29 @@ def test_a_rank_that_misses_a_result_receives_it_from_the_others(world, expected
     assert [r["sums"] for r in final["a"]["results"]] == [r["sums"] for r in final["b"]["results"]]
 
 
+@pytest.mark.parametrize("every", ["", "4"], ids=["after a loop", "in a pause of it"])
+def test_a_rank_that_stood_by_in_an_evaluation_follows_the_others_if_they_have_gone_on(world, expected, every):
+    start(world, "a", EVERY=every or "0", HOLD=str(STEPS + 1))
+    start(world, "b", EVERY=every or "0")
+    world.propose("a", "b")
+    let_pass(world, "evaluate")
+    at(world, "batch0", "a", "b")
+    world.ranks["b"].renew()  # a mate of it was killed
+    let_pass(world, *POINTS)
+    broken(world, "a")
+    world.propose("a")
+    at(world, "body", "a")
+    world.ready("b")
+    world.propose("a", "b")
+    let_pass(world, "body")
+    world.adopted("a", "b")
+    final = world.finished("a", "b")
+    assert_same(final["a"], expected)
+    last = [final[rank]["results"][-1] for rank in "ab"]
+    assert [r["sums"] for r in last] == [last[0]["sums"]] * 2
+    assert last[1]["reduced"][0] == [2, 2], "the rank did not take part again"
+
+
 def test_a_rank_that_has_to_leave_leaves_between_two_batches(world, expected):
     start(world, "a", "b")
     world.propose("a", "b")

@@ -52,15 +52,16 @@ class Member:
         size = self.group.size(self.round)
         return Place(size, self.rank, size)
 
-    def settle(self) -> None:
+    def meets(self) -> bool:
         if self.rank >= self.group.size(self.round):
             raise Left
+        return True
 
     def computes(self) -> None:
         self.computed += 1
 
     def exchange(self, _kind: Any, mine: bytes) -> list[bytes]:
-        self.settle()
+        self.meets()
         rows = self.group.rows[self.round]
         rows[self.rank] = mine
         self.group.barriers[self.round].wait(PATIENCE)

@@ -43,7 +43,8 @@ class Phase(StrEnum):
     BETWEEN = "after a loop", "between two loops, and after the last"
     PASSED = (
         "after a loop that was over before",
-        "the same in a process that has joined later: it runs alone, `job.rank` is -1, and nothing of it counts",
+        "the same in a process that has joined later, or stood by while the job went on: it runs alone, `job.rank` is "
+        "-1, and nothing of it counts",
     )
     LEAVING = "after Drained", "`finally` blocks of a worker that leaves, and scripts that catch `Drained`"
 

@@ -35,8 +35,8 @@ class Ranks(Protocol):
     def place(self) -> Place:
         """This rank's place among them."""
 
-    def settle(self) -> None:
-        """Return in a healthy generation; this may change :attr:`place`. Raises ``Drained``."""
+    def meets(self) -> bool:
+        """Return in a healthy generation; False: this rank is alone. May change :attr:`place`. Raises ``Drained``."""
 
     def exchange(self, kind: Kind, mine: bytes) -> list[bytes]:
         """``mine`` of every rank, by rank. It may change :attr:`place`. Raises ``Drained``."""
@@ -135,8 +135,7 @@ class Evaluation:
         place: Place | None = None
         mine: Iterator[tuple[int, Any]] = iter(())
         shape = (len(self._batches), self._batches.samples)
-        while self._sums.next < len(self._batches):
-            ranks.settle()
+        while self._sums.next < len(self._batches) and ranks.meets():
             if place != ranks.place:
                 place = ranks.place
                 mine = self._mine(range(self._sums.next, len(self._batches))[place.rank :: place.world_size])
@@ -150,7 +149,7 @@ class Evaluation:
                         "evaluate the same data".format(*rows[0][0], rank, *other)
                     )
             self._sums.take({number: terms for _, row in rows for number, terms in row.items()})
-        return self._sums.result()
+        return self._sums.result() if self._sums.next else self.first()
 
     def first(self) -> dict[str, Any]:
         """The sums of the first batch, if nothing depends on them."""

@@ -310,12 +310,12 @@ class Job:
         """
         self._loop.contract.acts(Call.MEET, "job.all_reduce()")
         mine = reduction.encode(value, op)
-        return reduction.reduce(self._loop.exchange(Kind.REDUCE, mine), value)
+        return reduction.reduce(self._loop.between.exchange(Kind.REDUCE, mine), value)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """``value`` of every rank, by rank: anything that can be pickled, up to 16 MiB. As :meth:`all_reduce`."""
         self._loop.contract.acts(Call.MEET, "job.all_gather_object()")
-        rows = self._loop.exchange(Kind.GATHER, pickle.dumps(value))
+        rows = self._loop.between.exchange(Kind.GATHER, pickle.dumps(value))
         return [pickle.loads(row) for row in rows]  # noqa: S301 - from ranks of the same job
 
     def evaluate(self, loader: Any, fn: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
@@ -335,7 +335,7 @@ class Job:
         self._strategy.check_evaluation()
         modules = [obj for obj in (self._world.model, *self._tracked.values()) if isinstance(obj, nn.Module)]
         evaluation = Evaluation(Batches(loader), fn, modules)
-        return evaluation.first() if self._loop.phase is Phase.PASSED else evaluation.run(self._loop)
+        return evaluation.first() if self._loop.phase is Phase.PASSED else evaluation.run(self._loop.between)
 
     def stop(self) -> None:
         """End training early, on all ranks at the same step: :meth:`steps` ends, and does not begin again.

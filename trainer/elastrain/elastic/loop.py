@@ -22,8 +22,9 @@ from elastrain.data.loader import ElasticLoader
 from elastrain.data.order import Slice
 from elastrain.data.rng import Kept
 from elastrain.data.share import Place, Share
+from elastrain.elastic.between import Between
 from elastrain.elastic.comm.control_vector import ControlInputs
-from elastrain.elastic.comm.header import Kind, RanksDiverged
+from elastrain.elastic.comm.header import RanksDiverged
 from elastrain.elastic.contract import Call, Contract, Phase
 from elastrain.elastic.learning import Learning
 from elastrain.elastic.membership import control
@@ -32,7 +33,6 @@ from elastrain.elastic.membership.heartbeat import Heartbeat
 from elastrain.elastic.membership.position import LoopOver
 from elastrain.elastic.membership.session import ExitRequested, Session
 from elastrain.elastic.membership.world import World
-from elastrain.elastic.pauses import Pauses
 from elastrain.elastic.several import SeveralBackwards
 from elastrain.elastic.state import transfer
 from elastrain.elastic.state.buffers import Buffers
@@ -88,9 +88,8 @@ class Loop:
         self._stop_asked = self._left = False
         self._in_body = False
         """Whether code of the script runs between the beginning of a loop body and the end of its commit."""
-        self._passed = False
-        """Whether the job had left the last loop of the script before."""
-        self._pauses = Pauses()
+        self.between = Between(world, heartbeat, self.settle)
+        """The script between its steps."""
         self._unfinished: Step | None = None
         """The last step, if it was discarded and its peers may have committed it."""
         world.on_adopt = self._adopt
@@ -102,9 +101,9 @@ class Loop:
             return Phase.LEAVING
         if self._in_body and self.step is not None:
             return self.step.phase
-        if self._pauses.running:
+        if self.between.pauses.running:
             return Phase.PAUSE
-        if self._passed:
+        if self.between.passed:
             return Phase.PASSED
         return Phase.SETUP if self._loader is None else Phase.BETWEEN
 
@@ -123,8 +122,7 @@ class Loop:
         try:
             yield from self._run(loader, total)
         except LoopOver:
-            self._heartbeat.outside()
-            self._passed = True
+            self.between.leave_behind()
 
     def _run(self, loader: ElasticLoader, total: int) -> Iterator[Any]:
         """As :meth:`run`. Raises :class:`LoopOver` if the job has left the loop in which this rank waits for it."""
@@ -138,17 +136,20 @@ class Loop:
         while True:
             self.settle()
             over = self._world.stopped or self._world.step >= total
-            if not (over or self._pauses.due(self._world.step)):
+            if not (over or self.between.pauses.due(self._world.step)):
                 yield from self._compute(loader)
             elif self._world.leave_loop():
                 self._heartbeat.outside()
-                self._pauses.run(self._world.step)
+                self.between.pauses.run(self._world.step)
                 if over:
                     return
+                if self.between.passed:
+                    self._begin_loop(loader, total)
+                    self._world.say_ready()
 
     def _begin_loop(self, loader: ElasticLoader, total: int) -> None:
         """Raises :class:`LoopOver`."""
-        self._passed = False
+        self.between.passed = False
         if not self._world.begin_loop(loader.order, total):
             raise LoopOver
 
@@ -226,26 +227,7 @@ class Loop:
     def every(self, steps: int, function: Callable[[], None]) -> None:
         """As of :meth:`Job.every`."""
         self.contract.acts(Call.SET_UP, "job.every()")
-        self._pauses.add(steps, function)
-
-    def computes(self) -> None:
-        """This rank begins a batch of an evaluation."""
-        self._heartbeat.body(self.place.generation, self.place.world_size)
-
-    def exchange(self, kind: Kind, mine: bytes) -> list[bytes]:
-        """``mine`` of every rank, by rank, outside of a step. A lost rank is waited for no longer than in a step.
-
-        In code after a loop that was over before this process joined: of this rank alone. Raises :class:`Drained`.
-        """
-        if self._passed:
-            return [mine]
-        while True:
-            self.settle()
-            self._heartbeat.waits()
-            result = self._world.exchange(kind, mine)
-            self._heartbeat.outside()
-            if result is not None:
-                return result
+        self.between.pauses.add(steps, function)
 
     def stop(self) -> None:
         """As of :meth:`Job.stop`. A learner's body does not run on samples that count: it cannot end training."""
@@ -363,8 +345,8 @@ class Loop:
         self.step = None
         self._world.committed(step.saves)
 
-    def settle(self) -> None:
-        """Return in a healthy generation, at a step boundary. Raises :class:`Drained`."""
+    def settle(self, *, between: bool = False) -> None:
+        """Return in a healthy generation, at a step boundary. As of :meth:`World.settle`; raises :class:`Drained`."""
         if self._left:
             raise Drained(0)  # the script has caught the first one
         self._heartbeat.runtime()
@@ -372,7 +354,7 @@ class Loop:
         if self._unfinished is not None:
             self._discard()
         try:
-            self._world.settle()
+            self._world.settle(between=between)
         except ExitRequested as e:
             raise self.drained(str(e)) from None
 

@@ -38,6 +38,8 @@ class EntryRow:
     """As of :attr:`elastrain.elastic.state.trained.TrainedSet.digest`."""
     calls: int = 0
     """Exchanges outside of steps since its last committed step (:mod:`elastrain.elastic.membership.calls`)."""
+    between: int = 0
+    """1: its script is in a call between two steps, where it can receive no state."""
     shard: int = 0
     """The part of the model that it holds."""
     shards: int = 0
@@ -102,7 +104,8 @@ class Entry:
     loop_end: int
     """Of the loop in which the ranks are that send their state."""
     late: list[int]
-    """Ranks that need state, and whose scripts are in an earlier loop: they catch up, and the others wait for them."""
+    """Ranks that need state, and whose scripts are in an earlier loop or between two steps: they catch up, and the
+    others wait for them."""
     misplaced: list[int]
     """Ranks whose scripts cannot continue with the others': they need state, and the ranks that have it are between two
     loops or in an earlier loop; or they lack more than one exchange outside of steps."""
@@ -143,7 +146,7 @@ class Entry:
             saved_step=max(row.saved_step for row in table),
             same_layout=_same_layout(table),
             loop_end=loop_end,
-            late=[r for r in receivers if table[r].loop_end < loop_end],
+            late=[r for r in receivers if table[r].loop_end < loop_end or table[r].between],
             misplaced=sorted(
                 [r for r in receivers if table[ahead].calls or (table[r].step < 0 and table[r].loop_end > loop_end)]
                 + [r for r, calls in lacking.items() if calls > 1]

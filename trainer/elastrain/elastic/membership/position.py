@@ -152,7 +152,9 @@ class Position:
 
         ``entering``: the generation whose ranks wait for it. If it takes too long, this rank withdraws.
         """
-        self._job, self._passed, self._joins = max(self._job, loop_end), max(self._passed, self.loop_end), True
+        self._job, self._joins = max(self._job, loop_end), True
+        if self.loop_end < loop_end:  # else it is between two steps of that loop
+            self._passed = max(self._passed, self.loop_end)
         self._entering = entering
         self._timer = threading.Timer(self._seconds, self._withdraw)
         self._timer.daemon = True

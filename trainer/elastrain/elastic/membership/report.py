@@ -72,11 +72,19 @@ class Reporter:
     step_seconds: float | None = None
     on_rescale: Callable[[Switch, float], None] | None = None
     """Called with each change of generation, and the time of its first commit."""
+    broken_at: float | None = None
+    """When this rank found its last generation broken; None in a healthy one."""
     _last_commit: float | None = None
     _in_loop: bool = False
     """Whether the time since the last commit is that of a step."""
     _last_report: float = float("-inf")
     _switch: Switch | None = None
+
+    def times(self, heard: float, connected: float, entered: float, synchronised: float, *, between: bool) -> Times:
+        """Of the way into a generation. ``between``: from code between two steps, whose time is no pause."""
+        broken, self.broken_at = self.broken_at, None
+        since = broken if between else self._last_commit
+        return Times(since, broken, heard, connected, entered, synchronised)
 
     def entered(self, switch: Switch) -> None:
         self._switch = switch
@@ -85,11 +93,6 @@ class Reporter:
         """The joiners have received their state while the first step was computed."""
         if self._switch is not None and at > self._switch.times.synchronised:
             self._switch = replace(self._switch, times=replace(self._switch.times, synchronised=at))
-
-    @property
-    def last_commit(self) -> float | None:
-        """When this rank last committed a step; None before the first."""
-        return self._last_commit
 
     def committed(self, now: float, loss: float) -> None:
         """A step was committed."""

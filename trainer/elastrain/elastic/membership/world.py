@@ -22,7 +22,7 @@ from elastrain.elastic.membership import tracing
 from elastrain.elastic.membership.calls import Calls
 from elastrain.elastic.membership.entry import Entry, EntryRow, has_joiners, smaller
 from elastrain.elastic.membership.position import LoopOver, Position
-from elastrain.elastic.membership.report import Reporter, Switch, Times
+from elastrain.elastic.membership.report import Reporter, Switch
 from elastrain.elastic.membership.saving import Saving
 from elastrain.elastic.membership.session import Session, Withdrawn, close_in_background
 from elastrain.elastic.state import capture
@@ -66,8 +66,8 @@ class World:
         self._generation: Generation | None = None
         self.number = 0  # of the newest generation that was adopted, or given up
         self._agreed: int | None = None
-        self._broken_at: float | None = None
         self._held = False  # the state, except for shards
+        self._between = False  # whether the script is in a call between two steps
         self._traces = tracing.recorder(lambda: self.place.rank)
         self._reporter = Reporter(on_rescale=self._traces)
         self._handover = Handover(tracked, self._tree, self._load)
@@ -112,12 +112,14 @@ class World:
         """From now on a generation may include this rank. Raises ``ValueError`` as of :meth:`ElasticModule.offer`."""
         self.position.say_ready(self.model, self.step)
 
-    def settle(self) -> None:
+    def settle(self, *, between: bool = False) -> None:
         """Return in a healthy generation: at once in the steady state, after an agreed switch, or after a loss.
 
-        Raises :class:`LoopOver` if its script has to go on to the loop that the others are in, ``ExitRequested`` if it
-        has to leave, ``AgentLost`` or ``MessageFailed`` if its agent sends no more messages that it can read.
+        ``between``: the script is in a call between two steps. Raises :class:`LoopOver` if it has to go on to the step
+        that the others are in, ``ExitRequested`` if it has to leave, ``AgentLost`` or ``MessageFailed`` if its agent
+        sends no more messages that it can read.
         """
+        self._between = between
         while True:
             if self.communicator is not None and self.communicator.over is not None:
                 self.give_up(self.communicator, self.communicator.over)
@@ -253,7 +255,7 @@ class World:
         self._handover.end()
         if self.model is not None and self.model.learner is not None:
             self.model.learner.cancel()
-        self._broken_at = communicator.broken_at
+        self._reporter.broken_at = communicator.broken_at
         self._session.send(Broken(generation=communicator.generation, step=self.step, error=cause))
         self.number = max(self.number, communicator.generation)
         if communicator is not self.communicator:
@@ -297,14 +299,10 @@ class World:
         self.trained.enter(agreed=bool(entry.shares))  # without learners, the first step compares the sets
         self._saving.enter(entry.shards, self.place)
         self._session.adopt(generation.number, self.step, complete=self._has_state)
-        times = Times(
-            last_commit=self._broken_at if self._calls.count else self._reporter.last_commit, broken=self._broken_at,
-            heard=self._session.heard_at(generation.number), connected=communicator.connected_at,
-            entered=entered, synchronised=synchronised,
-        )  # fmt: skip
-        self._broken_at = None
+        heard, between = self._session.heard_at(generation.number), self._calls.count > 0
+        times = self._reporter.times(heard, communicator.connected_at, entered, synchronised, between=between)
         self._reporter.entered(Switch(generation, entry.from_size, self.step, max(0, entry.reached - self.step), times))
-        if self._calls.count:
+        if between:
             self._reporter.resumed(time.monotonic())
         log.info(
             "generation entered", generation=generation.number, reason=generation.reason, rank=communicator.rank,
@@ -354,6 +352,7 @@ class World:
             loop_end=self.position.loop_end,
             trained=self.trained.digest,
             calls=self._calls.count,
+            between=int(self._between),
             shard=self._session.shard,
             **self.position.ballot.row(self.step),
         )

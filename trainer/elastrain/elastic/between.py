@@ -1,0 +1,63 @@
+"""Code of the script between two steps: pauses of the loop, code after it, and what all ranks exchange there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elastrain.data.share import Place
+from elastrain.elastic.comm.header import Kind
+from elastrain.elastic.membership.heartbeat import Heartbeat
+from elastrain.elastic.membership.position import LoopOver
+from elastrain.elastic.membership.world import World
+from elastrain.elastic.pauses import Pauses
+
+
+class Between:
+    """One rank's script between its steps. For the training thread."""
+
+    def __init__(self, world: World, heartbeat: Heartbeat, settle: Callable[..., None]) -> None:
+        """``settle(between=True)``: as of :meth:`World.settle`; raises ``Drained``."""
+        self.passed = False
+        """Whether the job has gone on without this rank: its script runs alone up to its next step."""
+        self.pauses = Pauses()
+        self._world, self._heartbeat, self._settle = world, heartbeat, settle
+
+    @property
+    def place(self) -> Place:
+        """This rank's place in the generation in force; rank -1 of 1 if the job has gone on without it."""
+        return self._world.place
+
+    def leave_behind(self) -> None:
+        """The job has gone on without this rank."""
+        self._heartbeat.outside()
+        self.passed = True
+
+    def meets(self) -> bool:
+        """Return in a healthy generation; or False if this rank meets no other before its next step.
+
+        The others may have gone on while it was in no generation. It cannot receive their state here: the script would
+        go on with the code of an earlier step. Raises ``Drained``.
+        """
+        if not self.passed:
+            try:
+                self._settle(between=True)
+            except LoopOver:
+                self.leave_behind()
+        return not self.passed
+
+    def computes(self) -> None:
+        """This rank begins a batch of an evaluation."""
+        self._heartbeat.body(self.place.generation, self.place.world_size)
+
+    def exchange(self, kind: Kind, mine: bytes) -> list[bytes]:
+        """``mine`` of every rank, by rank; of this rank alone if it meets no other. Raises ``Drained``.
+
+        A lost rank is waited for no longer than in a step.
+        """
+        while self.meets():
+            self._heartbeat.waits()
+            result = self._world.exchange(kind, mine)
+            self._heartbeat.outside()
+            if result is not None:
+                return result
+        return [mine]
