@@ -8,12 +8,11 @@ from typing import Annotated, Literal
 import typer
 
 from bench_harness import program
-from bench_harness.machine import Machine, machine
-from bench_harness.stats import Model
-from bench_harness.tables import Table
-from bench_steady.analysis import GOAL, Comparison, Interval
+from bench_harness.machine import machine
+from bench_steady.analysis import Comparison
 from bench_steady.case import Case
 from bench_steady.drive import drive
+from bench_steady.report import NOTE, Report, table
 
 CASES = (
     (Case(workload="perceptron", ranks=2, baseline="ddp", block=4, quads=16, starts=8), 0.16),
@@ -58,37 +57,6 @@ Examples:
 )
 
 
-class Report(Model):
-    """Everything."""
-
-    machine: Machine
-    comparisons: tuple[Comparison, ...]
-
-
-def table(report: Report) -> Table:
-    header = ("case", "step", "wall %", f"≤ {GOAL:.1%}", "wall µs", "cpu %", "cpu µs a rank", "agent cpu", "etcd cpu")
-    rows = [
-        (
-            c.case.name,
-            f"{1000 * c.step:.2f} ms",
-            spread(c.ratio, 100, ".2f"),
-            c.verdict,
-            spread(c.micros, 1, ".0f"),
-            spread(c.cpu_ratio, 100, ".2f"),
-            spread(c.cpu_micros, 1, ".0f"),
-            "–" if c.agent_cpu is None else f"{c.agent_cpu:.2%}",
-            "–" if c.etcd_cpu is None else f"{c.etcd_cpu:.2%}",
-        )
-        for c in report.comparisons
-    ]
-    return Table("Extra cost of a step", header, tuple(rows))
-
-
-def spread(interval: Interval, scale: float, form: str) -> str:
-    low, median, high = (format(scale * v, form) for v in (interval.low, interval.median, interval.high))
-    return f"{median} ({low} to {high})"
-
-
 def main(
     *,
     cases: Annotated[str, typer.Option(help="Which, in this order; 'all': every one.")] = "all",
@@ -113,7 +81,7 @@ def main(
             done.append(drive(case, output.logs / name, limit, devices))
             output.keep(Report(machine=facts, comparisons=tuple(done)))
     report = Report(machine=facts, comparisons=tuple(done))
-    output.show([table(report)], ["Median over quads (95 % bootstrap interval).", *facts.lines])
+    output.show([table(report)], [NOTE, *facts.lines])
 
 
 if __name__ == "__main__":

@@ -24,16 +24,27 @@ class Agents:
     """One job. A context manager that runs its etcd; the caller starts the agents."""
 
     def __init__(
-        self, directory: Path, program: str, *, checkpoint_every: int | None = None, lease_ttl: int | None = None
+        self,
+        directory: Path,
+        program: str,
+        *,
+        checkpoint_every: int | None = None,
+        lease_ttl: int | None = None,
+        nproc: int = 1,
+        settings: RankSettings | None = None,
     ) -> None:
-        """``program``: the module that each rank runs. Without ``checkpoint_every`` (steps) there are neither
-        checkpoints nor an audit log. ``lease_ttl``: seconds; None: the default."""
+        """``program``: the module that each of an agent's ``nproc`` ranks runs. Without ``checkpoint_every`` (steps)
+        there are neither checkpoints nor an audit log. ``lease_ttl``: seconds; None: the default. ``settings``: others
+        of the ranks."""
         self.audit = directory / "audit"
         self._directory = directory
         self._program = program
         self._checkpoint_every = checkpoint_every
         self._lease_ttl = lease_ttl
+        self._nproc = nproc
+        self._settings = settings or RankSettings()
         self._keys = JobKeys("bench", "job", directory.name)
+        self.uid = self._keys.uid
 
     def __enter__(self) -> Self:
         self._etcd = EtcdServer()
@@ -66,9 +77,11 @@ class Agents:
             names.ENV_TERMINATION_LOG: str(self._directory / f"{name}.termination.json"),
             ENV_AGENT_LOG: str(self._directory / f"{name}.agent.log"),
         }
+        settings = self._settings
         if self._checkpoint_every is not None:
             spec = CheckpointSpec(path=str(self._directory / "checkpoints"), every_steps=self._checkpoint_every)
-            environment |= RankSettings(checkpoint=spec, audit_dir=str(self.audit)).to_environment()
+            settings = settings.model_copy(update={"checkpoint": spec, "audit_dir": str(self.audit)})
+        environment |= {names.ENV_NPROC: str(self._nproc), **settings.to_environment()}
         if self._lease_ttl is not None:
             environment[names.ENV_LEASE_TTL] = str(self._lease_ttl)
         rank = [sys.executable, "-m", self._program]

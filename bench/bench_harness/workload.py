@@ -10,6 +10,8 @@ import os
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 
 from bench_harness.names import ENV_DEVICE, ENV_STATE_MIB
@@ -59,6 +61,16 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer]:
     if tables := int(os.environ.get(ENV_STATE_MIB, "0")) // TABLE_MIB:
         model = FineTuned(tables, model)
     model.to(device())
+    return model, torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+
+
+def build_sharded(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The same, each layer sharded by FSDP2 over ``mesh``."""
+    model, _ = build()
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return model, torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 
 
