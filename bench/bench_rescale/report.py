@@ -14,7 +14,8 @@ from bench_rescale.growth import FEWEST, leaks, per_cycle
 from bench_rescale.results import EventResult, Phases, Report, RunResult, Undisturbed
 
 FEWEST_RUNS = 3
-REFERENCE = "elastrain"
+JUDGED = ("elastrain", "elastrain-hsdp")
+"""Systems with goals."""
 
 
 def tables(report: Report) -> list[Table]:
@@ -87,16 +88,17 @@ def events_table(runs: Sequence[RunResult], title: str) -> Table:
 
 
 def goals_table(runs: Sequence[RunResult], lease_ttl: float, title: str) -> Table:
-    """Of elastrain only."""
+    """Of :data:`JUDGED` only."""
     rows = []
-    ours = by_system(runs).get(REFERENCE, [])
-    for events in by_label(ours).values():
-        for judged in judge(events, over_runs(ours), lease_ttl):
-            spread = judged.measured
-            figures = ("–", "–") if spread is None else (f"{spread.median:.2f}", f"{spread.max:.2f}")
-            words = f"{judged.goal.figure} ≤ {judged.goal.words}"
-            rows.append((_name(events[0]), words, f"{judged.bound:.2f}", *figures, judged.kept))
-    return Table(title, ("event", "goal", "bound s", "median s", "max s", "kept"), tuple(rows), left=2)
+    for system, ours in by_system(runs).items():
+        for events in by_label(ours).values() if system in JUDGED else ():
+            for judged in judge(events, over_runs(ours), lease_ttl):
+                spread = judged.measured
+                figures = ("–", "–") if spread is None else (f"{spread.median:.2f}", f"{spread.max:.2f}")
+                words = f"{judged.goal.figure} ≤ {judged.goal.words}"
+                rows.append((_name(events[0]), system, words, f"{judged.bound:.2f}", *figures, judged.kept))
+    header = ("event", "system", "goal", "bound s", "median s", "max s", "kept")
+    return Table(title, header, tuple(rows), left=3)
 
 
 def phases_table(runs: Sequence[RunResult], title: str) -> Table:

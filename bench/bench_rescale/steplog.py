@@ -18,6 +18,9 @@ ENV_NODE = "RESCALE_BENCH_NODE"
 ENV_CHECKPOINT = "RESCALE_BENCH_CHECKPOINT"
 """A file; for systems whose checkpoints are the script's business."""
 ENV_CHECKPOINT_EVERY = "RESCALE_BENCH_CHECKPOINT_EVERY"
+ENV_SHARDING = "RESCALE_BENCH_SHARDING"
+ENV_SAVER = "RESCALE_BENCH_SAVER"
+"""How torch's distributed checkpoints are made (``train_dcp``)."""
 ENV_SHARDS = "RESCALE_BENCH_SHARDS"
 """Parts of the data; for systems that cut it by a fixed number."""
 
@@ -69,14 +72,14 @@ class StepLogs:
     """Reader of all the logs of a run while they grow."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._read: dict[Path, int] = {}
         self.lines: list[Line] = []
         """All lines read so far; in order of time for each process."""
 
     def poll(self) -> list[Line]:
         """Read what is new and return all :attr:`lines`. A line that is being written is left for the next time."""
-        for path in sorted(self._directory.glob("*.jsonl")):
+        for path in sorted(self.directory.glob("*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
                 whole, newline, _ = file.read().rpartition(b"\n")

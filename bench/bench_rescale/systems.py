@@ -18,7 +18,15 @@ from bench_harness.processes import HOST, free_ports, popen
 from bench_rescale import history
 from bench_rescale.events import NEED_AGENTS, Event
 from bench_rescale.results import Samples
-from bench_rescale.steplog import ENV_CHECKPOINT, ENV_CHECKPOINT_EVERY, ENV_SHARDS, Line
+from bench_rescale.steplog import (
+    ENV_CHECKPOINT,
+    ENV_CHECKPOINT_EVERY,
+    ENV_SAVER,
+    ENV_SHARDING,
+    ENV_SHARDS,
+    Line,
+)
+from elastrain.api.settings import RankSettings
 from elastrain.data import audit
 
 
@@ -97,6 +105,9 @@ class Torchrun(System):
     about = "stock torchrun, c10d rendezvous, defaults but for restarts allowed and no shared store"
     conf: ClassVar[str] = ""
     flags: ClassVar[tuple[str, ...]] = ()
+    program: ClassVar[str] = "bench_rescale.train_torchrun"
+    nproc: ClassVar[int] = 1
+    """Ranks of a node."""
 
     def __init__(self, directory: Path, settings: Settings) -> None:
         super().__init__(directory, settings)
@@ -104,11 +115,17 @@ class Torchrun(System):
 
     def node(self, number: int) -> tuple[list[str], dict[str, str]]:
         conf = ",".join(filter(None, [f"is_host={'true' if number == 0 else 'false'}", self.conf]))
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{MAX_NODES}", "--nproc-per-node=1"]
-        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={HOST}:{self._port}", f"--rdzv-conf={conf}"]
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{MAX_NODES}"]
+        command += [
+            f"--nproc-per-node={self.nproc}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={HOST}:{self._port}",
+            f"--rdzv-conf={conf}",
+        ]
         # Without restarts the first lost worker ends the job.
-        command += ["--rdzv-id=bench", f"--local-addr={HOST}", "--max-restarts=100", *self.flags]
-        return [*command, "-m", "bench_rescale.train_torchrun"], {
+        command += [f"--rdzv-endpoint={HOST}:{self._port}", "--rdzv-id=bench", f"--local-addr={HOST}"]
+        command += ["--max-restarts=100", *self.flags]
+        return [*command, "-m", self.program], {
             **self.environment(number),
             "GLOO_SOCKET_IFNAME": "lo",
             # With its shared store (the default of torch 2.13) a node that joins later never learns the master's
@@ -130,16 +147,41 @@ class TorchrunTuned(Torchrun):
     flags = ("--monitor-interval=0.1",)
 
 
+class TorchrunFsdp(TorchrunTuned):
+    about = "FSDP2 over all ranks, torchrun tuned as above, DCP in the background"
+    program = "bench_rescale.train_dcp"
+    sharding: ClassVar[str] = "all"
+
+    def node(self, number: int) -> tuple[list[str], dict[str, str]]:
+        command, environment = super().node(number)
+        folder = {ENV_CHECKPOINT: str(self.directory / "checkpoints")}
+        return command, environment | folder | {ENV_SHARDING: self.sharding, ENV_SAVER: "thread"}
+
+
+class TorchrunHsdp(TorchrunFsdp):
+    about = "the same with two ranks a node, which hold the model together; nodes replicate each other (HSDP)"
+    nproc = 2
+    sharding = "node"
+
+
 class Elastrain(System):
     about = "elastrain, in process, its default settings"
+    program: ClassVar[str] = "bench_rescale.train_elastrain"
+    nproc: ClassVar[int] = 1
+    """Ranks of a node."""
+    ranks: ClassVar[RankSettings] = RankSettings()
+    saves: ClassVar[bool] = True
+    """Whether it writes durable checkpoints."""
 
     def __init__(self, directory: Path, settings: Settings) -> None:
         super().__init__(directory, settings)
         self.agents = Agents(
             directory,
-            "bench_rescale.train_elastrain",
-            checkpoint_every=settings.checkpoint_every,
+            self.program,
+            checkpoint_every=settings.checkpoint_every if self.saves else None,
             lease_ttl=settings.lease_ttl,
+            nproc=self.nproc,
+            settings=self.ranks.model_copy(update={"audit_dir": str(directory / "audit")}),
         )
 
     @classmethod
@@ -173,6 +215,20 @@ class Elastrain(System):
 
     def rescales(self) -> list[dict[str, object]]:
         return self.agents.rescales()
+
+
+class ElastrainHsdp(Elastrain):
+    about = "elastrain with parallelism.shards: 2, two ranks a node (HSDP)"
+    program = "bench_rescale.train_elastrain_sharded"
+    nproc = 2
+    ranks = RankSettings(shards=2)
+
+
+class ElastrainOneCopy(Elastrain):
+    about = "elastrain with parallelism.shards: all, at most 20 steps redone after a loss; no durable checkpoints"
+    program = "bench_rescale.train_elastrain_sharded"
+    ranks = RankSettings(shards="all")
+    saves = False
 
 
 class TorchftTuned(System):
@@ -244,8 +300,12 @@ class TorchftTuned(System):
 
 SYSTEMS: Mapping[str, type[System]] = {
     "elastrain": Elastrain,
+    "elastrain-hsdp": ElastrainHsdp,
+    "elastrain-one-copy": ElastrainOneCopy,
     "torchrun-default": Torchrun,
     "torchrun-tuned": TorchrunTuned,
+    "torchrun-fsdp": TorchrunFsdp,
+    "torchrun-hsdp": TorchrunHsdp,
     "torchft-tuned": TorchftTuned,
 }
 

@@ -281,7 +281,7 @@ def test_phases_are_medians_over_the_rescales_of_the_same_kind() -> None:
 def test_a_goal_is_judged_with_the_undisturbed_step_of_the_same_system() -> None:
     runs = [run(0.2, 3), run(0.4, 3)]
     rows = report.goals_table(runs, 2.0, "").rows
-    assert rows[0] == ("grow 2→3", "stall ≤ one step + 0.1 s", "0.13", "0.30", "0.40", "no")
+    assert rows[0] == ("grow 2→3", "elastrain", "stall ≤ one step + 0.1 s", "0.13", "0.30", "0.40", "no")
     assert rows[1][-1] == "yes"
     assert report.goals_table([r.model_copy(update={"system": "other"}) for r in runs], 2.0, "").rows == ()
 
