@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help demo storm test nightly nightly-e2e simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics gpu seeded clean-cluster docs docs-serve reference
+.PHONY: help demo storm test nightly nightly-e2e simulate lint e2e cluster lock sbom bench bench-steady bench-rendezvous bench-operator bench-numerics bench-sharded bench-checkpoint gpu seeded clean-cluster docs docs-serve reference
 
 help: ## what there is to make (this list)
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +109,14 @@ bench: ## the cost of a rescale, beside stock torchrun: half an hour (docs/bench
 bench-steady: ## the cost of a step while nothing happens, beside plain DDP: 25 minutes
 	@scripts/dev-env
 	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/steady_state.py
+
+bench-sharded: ## the cost of a step of a sharded model, of its vote and snapshots, beside plain FSDP2: 15 minutes
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/sharded_steps.py
+
+bench-checkpoint: ## what a checkpoint costs, takes and saves, beside torch's asynchronous ones: half an hour
+	@scripts/dev-env
+	@etcd=$$(scripts/get-etcd); ELASTRAIN_ETCD=$$etcd $(PY) bench/checkpoint.py
 
 bench-numerics: ## the cost of bitwise numerics: ten minutes (docs/numerics.md)
 	@scripts/dev-env

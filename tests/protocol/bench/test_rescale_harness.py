@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 import typer
 
+import checkpoint
 import rescale
+import sharded_steps
 from bench_harness.processes import Load
 from bench_rescale.events import DEFAULT, EVENTS, SCENARIOS, Event, kind, labels, sizes
-from bench_rescale.steplog import ENV_LOGS, ENV_NODE, StepLog, StepLogs
+from bench_rescale.steplog import ENV_LOGS, ENV_NODE, ENV_SHARDING, StepLog, StepLogs
+from bench_rescale.systems import SYSTEMS, Settings
+from elastrain.api import names
+from elastrain.api.settings import RankSettings
 
 BENCH = Path(__file__).parents[3] / "bench"
 
@@ -106,9 +111,37 @@ print(agent, log.read_text())
 
 
 @pytest.mark.parametrize(
+    ("nproc", "system"), [(2, "elastrain-hsdp"), (2, "torchrun-hsdp"), (1, "elastrain-one-copy"), (1, "torchrun-fsdp")]
+)
+def test_a_node_of_a_sharded_system_has_the_ranks_of_one_group(tmp_path: Path, nproc: int, system: str) -> None:
+    with SYSTEMS[system](tmp_path, Settings()) as running:
+        command, environment = running.node(0)
+    if system.startswith("torchrun"):
+        assert f"--nproc-per-node={nproc}" in command
+        assert environment[ENV_SHARDING] == ("node" if nproc > 1 else "all")
+    else:
+        assert environment[names.ENV_NPROC] == str(nproc)
+        assert RankSettings.model_validate_json(environment[names.ENV_RANK_SETTINGS]).shards in {2, "all"}
+
+
+@pytest.mark.parametrize(
+    ("main", "options", "words"),
+    [
+        (checkpoint.main, {"systems": "dcp,torch"}, "--systems: 'torch' must be one of elastrain, elastrain-memory"),
+        (sharded_steps.main, {"cases": "groups-9x9"}, "--cases: 'groups-9x9' must be one of groups-1x2, groups-2x2"),
+    ],
+)
+def test_another_benchmark_refuses_a_wrong_option_alike(main, options: dict[str, str], words: str, capsys) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        main(**options)
+    assert ended.value.exit_code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"systems": "torchrun"}, "--systems: 'torchrun' must be one of elastrain, torchrun-default"),
+        ({"systems": "torchrun"}, "--systems: 'torchrun' must be one of elastrain, elastrain-hsdp"),
         ({"events": "grow,boom"}, "--events: 'boom' must be one of grow, grow-many"),
         ({"events": "grow-many,grow"}, "grow after 1 events: 9 nodes, must be 1 to 8"),
         ({"scenarios": "calm"}, "--scenarios: 'calm' must be one of default, kill-first"),
